@@ -78,4 +78,5 @@ def chapter(records, *claims):
         grids=tuple({name: (value,) for name, value in cell.items()} for cell in cells),
         comparisons=tuple(comparison_of(claim) for claim in claims or (CLAIM,)),
     )
-    return report.chapter(experiment, [{r.seed: r for r in records if r.cell == cell} for cell in cells])
+    results = [{r.seed: r for r in records if r.cell == cell} for cell in cells]
+    return report.Chapter(experiment=experiment, results=results)

@@ -28,6 +28,7 @@ from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, newest, pack, read, write
 from ops.lab.runner import Runner, duration
 from ops.lab.schedule import current, due, left_out, load
+from ops.lab.statistics import findings
 
 RECORDS = Path("runs/lab")
 PUBLISHED = Path("docs/results/records.jsonl.xz")
@@ -198,7 +199,7 @@ def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, A
                 if each.interval is None or not math.isfinite(each.interval.half_width)
                 else each.interval.half_width,
             }
-            for each in report.chapter(experiment, results).findings
+            for each in findings(experiment, results)
         ],
     }
 
@@ -239,7 +240,7 @@ def _report(args: argparse.Namespace) -> int:
     for path in paths:
         experiment = load(path)
         results = current(experiment, [record for record in records if record.experiment == experiment.name])
-        chapters.append(report.chapter(experiment, results))
+        chapters.append(report.Chapter(experiment=experiment, results=results))
         counting += list({run.key: run for runs in results for run in runs.values()}.values())
     if left := len(newest(records)) - len(counting):
         print(f"atoll: {left} records are left out: they are of no experiment here as it is now", file=sys.stderr)

@@ -47,17 +47,15 @@ class Chapter:
     Attributes:
         experiment: What is asked.
         results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
-        findings: What its claims have come to.
     """
 
     experiment: Experiment
     results: Sequence[Mapping[int, Record]]
-    findings: tuple[Finding, ...]
 
-
-def chapter(experiment: Experiment, results: Sequence[Mapping[int, Record]]) -> Chapter:
-    """Judges the claims of an experiment."""
-    return Chapter(experiment=experiment, results=results, findings=findings(experiment, results))
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What its claims have come to."""
+        return findings(self.experiment, self.results)
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -201,13 +199,18 @@ def loss_plot(of: Chapter) -> bytes:
 
     Cells with more lines than can be told apart are left out from the last one on.
     """
+    import numpy as np
+
     with _drawing((6.2, 3.6)) as (figure, axes):
         for i, (name, runs) in enumerate(list(_lines(of).items())[:LINES]):
-            xs, mean, low, high = _over_seeds(runs)
-            if xs:
-                colour = COLOURS[i % len(COLOURS)]
-                axes.plot(xs, mean, color=colour, linestyle=_STYLES[i % len(_STYLES)], linewidth=1.3, label=name)
-                axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+            points = min(len(run.curve) for run in runs)
+            curves = np.array([run.curve[-points:] for run in runs])  # seeds, points, (tokens, seconds, loss)
+            xs, losses = curves[:, :, 0].mean(axis=0) / 1e6, curves[:, :, 2]
+            colour = COLOURS[i % len(COLOURS)]
+            axes.plot(
+                xs, losses.mean(axis=0), color=colour, linestyle=_STYLES[i % len(_STYLES)], linewidth=1.3, label=name
+            )
+            axes.fill_between(xs, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.18, linewidth=0)
         axes.set(xlabel="tokens trained (millions)", ylabel="held-out loss", title=of.experiment.name)
         if axes.get_legend_handles_labels()[1]:
             axes.legend()
@@ -248,23 +251,6 @@ def _lines(of: Chapter) -> dict[str, list[Record]]:
         if runs:
             lines.setdefault(label(cell, names), []).extend(runs)
     return lines
-
-
-def _over_seeds(records: Sequence[Record]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Returns tokens in millions, mean, lowest and highest loss, at the points of the first seed that all reached.
-
-    The first point of a run may be far above the others, at initialisation; without tokens it is left out.
-    """
-    import numpy as np
-
-    curves = [[(row[0] / 1e6, row[2]) for row in record.curve if row[0] > 0] for record in records]
-    curves = [points for points in curves if points and all(math.isfinite(loss) for _, loss in points)]
-    if not curves:
-        return [], [], [], []
-    first, last = max(points[0][0] for points in curves), min(points[-1][0] for points in curves)
-    xs = sorted({x for x, _ in curves[0] if first <= x <= last} | {first, last})
-    losses = np.array([np.interp(xs, [x for x, _ in points], [y for _, y in points]) for points in curves])
-    return xs, losses.mean(axis=0).tolist(), losses.min(axis=0).tolist(), losses.max(axis=0).tolist()
 
 
 @contextmanager

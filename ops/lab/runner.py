@@ -125,8 +125,8 @@ class Runner:
             what = {
                 "settings": resolved(run.settings),
                 "seed": run.seed,
-                "experiment": run.experiment,
-                "fields": dict(run.fields),
+                "experiment": self.experiment.name,
+                "cell": dict(run.cell),
             }
             with mapped(f"cannot write to {scratch}", definite=True):
                 for left_over in (result, log):
@@ -140,7 +140,7 @@ class Runner:
             )
             child = Child(spec, log, now_s=time.monotonic())
             self._running.append(_Running(run=run, child=child, slot=slot, result=result))
-            self.say(f"{_name(run)}: begins")
+            self.say(f"{self._name(run)}: begins")
 
     def _take_in(self, *, stopped: bool = False) -> bool:
         """Keeps the records of runs that have ended, and says so; returns whether one has.
@@ -160,7 +160,7 @@ class Runner:
                 self._failed.add(each.run.key)
                 why = f"failed with status {status}: {each.child.error() or 'it said nothing'}"
                 why = f"killed by signal {-status}, by hand or for want of memory" if status < 0 else why
-                self.say(f"{_name(each.run)}: {why}; the same command tries it again")
+                self.say(f"{self._name(each.run)}: {why}; the same command tries it again")
         return bool(ended)
 
     def keep(self, record: Record, run: Run) -> None:
@@ -173,7 +173,7 @@ class Runner:
             append(self.directory, record)
         except Unavailable:
             path = path_of(self.directory, self.experiment.name)
-            self.say(f"{_name(run)}: has ended, and this line belongs to {path}:\n{record.to_json()}")
+            self.say(f"{self._name(run)}: has ended, and this line belongs to {path}:\n{record.to_json()}")
             raise
         self._records.append(record)
         self._succeeded = True
@@ -183,7 +183,7 @@ class Runner:
         left = [each for each in due(self.experiment, self._records) if each.key not in self._failed]
         left_s = sum(estimate_s(each, self._records) for each in left) / self.jobs
         rest = f"{len(left)} to go, about {duration(left_s)}"
-        self.say(f"{_name(run)}: {loss} in {duration(record.wall_s)}; {rest}")
+        self.say(f"{self._name(run)}: {loss} in {duration(record.wall_s)}; {rest}")
 
     def _say_progress(self) -> None:
         for each in self._running:
@@ -194,13 +194,16 @@ class Runner:
                 told = next((line for line in reversed(end_of(each.child.log)) if "so far" in line), "")
                 if told not in ("", each.told):
                     each.told, each.spoken_s = told, elapsed_s
-                    self.say(f"{_name(each.run)}: {told.strip()}, after {duration(elapsed_s)}")
+                    self.say(f"{self._name(each.run)}: {told.strip()}, after {duration(elapsed_s)}")
 
     def _say_end(self, over: str, left: int) -> None:
         told = [f"{len(self._failed)} runs failed"] if self._failed else []
         told += [over] if over else []
         told += [f"{left} runs are left"] if left else []
         self.say(f"{self.experiment.name}: {'; '.join(told) or 'complete'}")
+
+    def _name(self, run: Run) -> str:
+        return f"{self.experiment.name}: {label(run.cell)}, seed {run.seed}"
 
 
 def estimate_s(run: Run, records: Sequence[Record]) -> float:
@@ -252,7 +255,3 @@ def _environment(accelerator: bool) -> dict[str, str]:
     path = os.pathsep.join(each for each in (os.getcwd(), *sys.path) if each)
     ours = {"PYTHONPATH": path} | compilation_cache() | heap_that_stays()
     return ours if accelerator else ours | one_thread_environment()
-
-
-def _name(run: Run) -> str:
-    return f"{run.experiment}: {label(run.fields)}, seed {run.seed}"

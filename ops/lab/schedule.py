@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import NamedTuple
 
 from broker.process.settings import nearest
 from broker.wire.errors import ConfigError
@@ -35,12 +36,10 @@ from ops.lab.settings import CellSettings, key_of
 from ops.lab.statistics import TOLERANCE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run: of which experiment and cell, with all settings and the seed, and the key of its record."""
+class Run(NamedTuple):
+    """One run: its cell, all of its settings, its seed, and the key of its record."""
 
-    experiment: str
-    fields: Cell
+    cell: Cell
     settings: CellSettings
     seed: int
     key: str
@@ -58,18 +57,7 @@ def runs_of(experiment: Experiment) -> list[list[Run]]:
     for cell, count in zip(cells, seeds, strict=True):
         settings = experiment.settings_of(cell)
         sources = sources_of(settings)
-        runs.append(
-            [
-                Run(
-                    experiment=experiment.name,
-                    fields=cell,
-                    settings=settings,
-                    seed=seed,
-                    key=key_of(settings, seed, sources),
-                )
-                for seed in range(count)
-            ]
-        )
+        runs.append([Run(cell, settings, seed, key_of(settings, seed, sources)) for seed in range(count)])
     return runs
 
 

@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import fmean, stdev
 from typing import Any, assert_never
 
 from scipy.special import stdtr, stdtrit
 
-from ops.lab.experiment import Comparison, Equal, Experiment, Kind, Pairing, label, varying
+from ops.lab.experiment import Comparison, Equal, Experiment, Kind, label, varying
 from ops.lab.records import Record
 
 #: Chance of a false "better". A two-sided interval of 95 % misses on one side in this share of the cases.
@@ -62,17 +63,10 @@ def interval(values: Sequence[float]) -> Interval:
     n = len(values)
     if n == 0:
         raise ValueError("an interval needs at least one value")
-    mean = math.fsum(values) / n
     if n == 1:
-        return Interval(mean=mean, half_width=math.inf, count=1)
+        return Interval(mean=values[0], half_width=math.inf, count=1)
     quantile = float(stdtrit(n - 1, 1 - ONE_SIDED))
-    return Interval(mean=mean, half_width=quantile * _standard_error(values), count=n)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    n = len(values)
-    mean = math.fsum(values) / n
-    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (n - 1) / n)
+    return Interval(mean=fmean(values), half_width=quantile * stdev(values) / math.sqrt(n), count=n)
 
 
 def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
@@ -96,8 +90,8 @@ def p_better(differences: Sequence[float], margin: float) -> float:
     """
     if len(differences) < 2:
         raise ValueError("a p-value needs at least two differences")
-    above = math.fsum(differences) / len(differences) + margin
-    error = _standard_error(differences)
+    above = fmean(differences) + margin
+    error = stdev(differences) / math.sqrt(len(differences))
     if error == 0:
         return 0.0 if above < 0 else 1.0
     return float(stdtr(len(differences) - 1, above / error))
@@ -158,7 +152,8 @@ def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) ->
         shown = dict.fromkeys((*comparison.by, *varying(pairing.group for pairing in pairings)))
         for pairing in sorted(pairings, key=lambda each: [_rank(each.group.get(name)) for name in shown]):
             finding = Finding(comparison=comparison, group=pairing.group, name=label(pairing.group, shown))
-            found.append(_judged(finding, *_sides(pairing, results)))
+            # A file that was checked has one cell on each side.
+            found.append(_judged(finding, results[pairing.candidates[0]], results[pairing.baselines[0]]))
     family = [i for i, finding in enumerate(found) if finding.p_value is not None]
     stands = holm([found[i].p_value or 0.0 for i in family])
     for i, stand in zip(family, stands, strict=True):
@@ -166,11 +161,6 @@ def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) ->
             reason = f"holds by itself (p = {found[i].p_value:.2g}), not as one of {len(family)} claims (Holm)"
             found[i] = replace(found[i], verdict=Verdict.INCONCLUSIVE, reason=reason)
     return tuple(found)
-
-
-def _sides(pairing: Pairing, results: Sequence[Mapping[int, Record]]) -> list[Mapping[int, Record]]:
-    """Returns the runs of a pairing's candidate and of its baseline: a file that was checked has one cell of each."""
-    return [results[cells[0]] for cells in (pairing.candidates, pairing.baselines)]
 
 
 def _rank(value: Any) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             cell_settings(job["settings"]),
             job["seed"],
             experiment=job["experiment"],
-            fields=job["fields"],
+            varied=job["cell"],
             say=lambda line: print(line, flush=True),
         )
     except ConfigError as err:
@@ -61,7 +61,7 @@ def run_cell(
     seed: int,
     *,
     experiment: str = "",
-    fields: Mapping[str, Any] | None = None,
+    varied: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Record:
     """Trains one cell and returns the record of it.
@@ -72,7 +72,7 @@ def run_cell(
         cell: What to run.
         seed: Of parameters, data order and virtual time.
         experiment: For the record.
-        fields: The settings in which the cells of the experiment differ, for the record.
+        varied: The settings in which the cells of the experiment differ, for the record.
         say: Told at every point of the loss curve but the last how far the run has come.
 
     Raises:
@@ -103,7 +103,7 @@ def run_cell(
     last = (float(outcome.tokens), round(outcome.virtual_s, 3), held_out_loss(quick, outcome.params))
     return Record(
         experiment=experiment,
-        cell=dict(fields or {}),
+        cell=dict(varied or {}),
         key=key,
         seed=seed,
         loss=loss,

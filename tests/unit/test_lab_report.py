@@ -27,7 +27,7 @@ def published():
     for path in EXPERIMENTS:
         experiment = load(path.relative_to(ROOT))
         records = read(ROOT / command.PUBLISHED, experiment.name)
-        chapters.append(report.chapter(experiment, current(experiment, records)))
+        chapters.append(report.Chapter(experiment=experiment, results=current(experiment, records)))
     return chapters
 
 

@@ -43,7 +43,7 @@ def made(experiment, tmp_path, said):
 
 
 def record_of(run, **changes):
-    return replace(record(3.0, seed=run.seed, **run.fields), key=run.key, **changes)
+    return replace(record(3.0, seed=run.seed, **run.cell), key=run.key, **changes)
 
 
 def test_a_record_that_is_kept_is_in_its_file_and_its_run_no_longer_due(made, said):

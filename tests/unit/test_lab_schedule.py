@@ -64,8 +64,8 @@ def write(tmp_path):
 
 def record_of(run, loss=1.0):
     return Record(
-        experiment=run.experiment,
-        cell=run.fields,
+        experiment="trial",
+        cell=run.cell,
         key=run.key,
         seed=run.seed,
         loss=loss,
@@ -80,7 +80,7 @@ def record_of(run, loss=1.0):
 def test_every_cell_gets_its_first_seed_before_any_gets_its_second_until_nothing_is_left(write):
     experiment, records = write(PLAIN), []
     expected = [("decoupled", 0), ("diloco", 0), ("decoupled", 1), ("diloco", 1)]
-    assert [(run.fields["mode"], run.seed) for run in due(experiment, [])] == expected
+    assert [(run.cell["mode"], run.seed) for run in due(experiment, [])] == expected
     while left := due(experiment, records):
         assert len(left) == len(expected) - len(records)
         records.append(record_of(left[0]))
@@ -98,7 +98,7 @@ def test_a_claim_that_asks_for_more_seeds_gets_them_for_the_cells_that_it_compar
     text = PLAIN.replace('mode = ["decoupled", "diloco"]', 'mode = ["decoupled", "diloco", "data-parallel"]')
     experiment = write(text + "seeds = 5\n")
     runs = due(experiment, [])
-    counts = [sum(run.fields["mode"] == mode for run in runs) for mode in ("decoupled", "diloco", "data-parallel")]
+    counts = [sum(run.cell["mode"] == mode for run in runs) for mode in ("decoupled", "diloco", "data-parallel")]
     assert counts == [5, 5, 2]
     assert [run.seed for run in due(experiment.limited(1), [])] == [0, 0, 0]
 
