@@ -26,9 +26,10 @@ from broker.wire.errors import ConfigError
 from ops.lab import report
 from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, newest, pack, read, write
-from ops.lab.runner import Runner, duration
+from ops.lab.runner import Runner
 from ops.lab.schedule import current, due, left_out, load
 from ops.lab.statistics import findings
+from ops.text import age
 
 RECORDS = Path("runs/lab")
 PUBLISHED = Path("docs/results/records.jsonl.xz")
@@ -208,7 +209,7 @@ def _told(row: dict[str, Any]) -> str:
     others = f"; {row['left_out']} records do not count" if row["left_out"] else ""
     lines = [
         f"{row['experiment']}: {row['question']}",
-        f"  {row['runs']} runs in {duration(row['spent_s'])} of processor time; {row['due']} due{others}",
+        f"  {row['runs']} runs in {age(row['spent_s'])} of processor time; {row['due']} due{others}",
     ]
     for each in row["cells"]:
         loss = "" if each["loss"] is None else f", mean loss {each['loss']:.4f}"

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aggregator.store import replacing
+from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
 from broker.process.settings import from_sources
 from broker.wire.errors import ConfigError
 from islands.tasks.task import Params
+from ops.text import finite
 
 #: Fields that records had once: they are dropped when a record is read.
 _FORMER = {"loss_se", "sequences", "blocks", "staleness_histogram", "gantt", "autocorrelation", "train_s", "stage"}
@@ -120,7 +122,7 @@ class Record:
 
     def to_json(self) -> str:
         """Returns the record as one line without its end; numbers that are not finite become null."""
-        table = {each.name: _finite(getattr(self, each.name)) for each in fields(self)}
+        table = {each.name: finite(getattr(self, each.name)) for each in fields(self)}
         return json.dumps(table, allow_nan=False, separators=(",", ":"))
 
     @classmethod
@@ -179,14 +181,9 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         Unavailable: It was not written, or may not have been.
     """
-
-    def whole(fd: int) -> None:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-
     with mapped(f"cannot write {path}", definite=True):
         path.parent.mkdir(parents=True, exist_ok=True)
-    replacing.replace(path, whole)
+    replacing.replace(path, lambda fd: write_all(fd, memoryview(content)))
 
 
 def read(place: Path, experiment: str | None = None) -> tuple[Record, ...]:
@@ -227,15 +224,3 @@ def pack(records: Iterable[Record]) -> bytes:
         bare = replace(record, curve=curve, wasted={}, build={}, cpu_s=record.spent_s)
         lines.append(f"{bare.to_json()}\n")
     return lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME)
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): _finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-        case _:
-            return value

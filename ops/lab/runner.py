@@ -26,6 +26,7 @@ from ops.lab.schedule import Run, due, left_out
 from ops.lab.settings import resolved
 from ops.processes.child_process import Child, ProcessSpec, end_of, stop_in_order
 from ops.processes.numeric import compilation_cache, heap_that_stays, one_thread_environment
+from ops.text import age
 
 LOOK_EVERY_S = 0.5
 STOP_WITHIN_S = 3.0
@@ -182,8 +183,8 @@ class Runner:
         loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
         left = [each for each in due(self.experiment, self._records) if each.key not in self._failed]
         left_s = sum(estimate_s(each, self._records) for each in left) / self.jobs
-        rest = f"{len(left)} to go, about {duration(left_s)}"
-        self.say(f"{self._name(run)}: {loss} in {duration(record.wall_s)}; {rest}")
+        rest = f"{len(left)} to go, about {age(left_s)}"
+        self.say(f"{self._name(run)}: {loss} in {age(record.wall_s)}; {rest}")
 
     def _say_progress(self) -> None:
         for each in self._running:
@@ -194,7 +195,7 @@ class Runner:
                 told = next((line for line in reversed(end_of(each.child.log)) if "so far" in line), "")
                 if told not in ("", each.told):
                     each.told, each.spoken_s = told, elapsed_s
-                    self.say(f"{self._name(each.run)}: {told.strip()}, after {duration(elapsed_s)}")
+                    self.say(f"{self._name(each.run)}: {told.strip()}, after {age(elapsed_s)}")
 
     def _say_end(self, over: str, left: int) -> None:
         told = [f"{len(self._failed)} runs failed"] if self._failed else []
@@ -210,14 +211,6 @@ def estimate_s(run: Run, records: Sequence[Record]) -> float:
     """Returns about how long a run will take, from a mean step of the records; 0 if there are none."""
     rates = [r.wall_s / (int(r.settings["steps"]) * int(r.settings["islands"])) for r in records if r.wall_s]
     return run.settings.steps * run.settings.islands * sum(rates) / max(1, len(rates))
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration in one or two units."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 @contextmanager
