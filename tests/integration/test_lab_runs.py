@@ -60,45 +60,38 @@ def here(*arguments):
 @pytest.mark.timeout(300)
 def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path, capsys):
     records = tmp_path / "records"
-    arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", records, "--jobs", "1"]
-    with subprocess.Popen(
-        [*map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    arguments = ["run", experiment, "--records", records, "--jobs", "1", "--max-seeds", "1"]
+    whole = [sys.executable, "-m", "ops", "lab", *map(str, arguments)]
+    with subprocess.Popen(whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "begins" in line:
-                break
-        for line in process.stdout:
-            if "3 to go" in line:  # one run is done
-                break
-        assert "begins" in process.stdout.readline()
+        begun = 0
+        while begun < 2:  # the first run is done, and the second is on its way
+            begun += "begins" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(timeout=40) == 130
     assert "stopped" in rest
     assert "Traceback" not in rest
     kept = read(records, "stopped")
-    assert 1 <= len(kept) < 4
+    assert len(kept) == 1
 
-    done = lab("run", experiment, "--records", records)
+    done = lab(*arguments)
     assert done.returncode == 0, done.stderr
     assert "complete" in done.stdout
-    found = read(records, "stopped")
-    assert len(found) == 4
-    assert found[: len(kept)] == kept
+    assert read(records, "stopped")[:1] == kept
 
     assert here("show", experiment, "--records", records, "--json") == 0
     row = json.loads(capsys.readouterr().out)
-    assert (row["experiment"], row["runs"], row["due"]) == ("stopped", 4, 0)
+    assert (row["experiment"], row["runs"], row["due"]) == ("stopped", 2, 2)
     (claim,) = row["claims"]
-    assert (claim["verdict"], claim["seeds"], claim["margin"]) == ("holds", 2, 0.5)
-    assert abs(claim["difference"]) + claim["half_width"] < 0.5
+    assert (claim["verdict"], claim["seeds"], claim["margin"]) == ("inconclusive", 1, 0.5)
+    assert abs(claim["difference"]) < 0.5
 
     page = tmp_path / "results.md"
     assert here("report", "--records", records, "--out", page, "--experiments", tmp_path) == 0
     text = page.read_text()
     assert "Does a run that was stopped go on?" in text
-    assert f"{100 * claim['difference']:+.2f} % ± {100 * claim['half_width']:.2f} %" in text
+    assert f"{100 * claim['difference']:+.2f} %" in text
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["stopped-claims.svg", "stopped-loss.svg"]
 
 
