@@ -82,14 +82,14 @@ def _plain(value: Any) -> Any:
 
 
 class Kind(StrEnum):
-    """What a comparison claims about candidate / baseline - 1."""
+    """The claim of a comparison, on candidate / baseline - 1."""
 
     NOT_WORSE = "not-worse"  # at most the margin
     BETTER = "better"  # below minus the margin
 
 
 class Equal(StrEnum):
-    """What the runs of a pair have in common."""
+    """The quantity that the runs of a pair have in common."""
 
     TOKENS = "tokens"  # trained, by all islands together
     TIME = "time"  # virtual
@@ -163,7 +163,7 @@ def comparison_of(table: Mapping[str, Any]) -> Comparison:
 
 
 class Pairing(NamedTuple):
-    """What a claim compares: the fields that both sides share, and the numbers of the cells of each."""
+    """One comparison of a claim: the fields that both sides share, and the numbers of the cells of each."""
 
     group: Cell
     candidates: list[int]
@@ -218,7 +218,7 @@ class Experiment:
 
     @property
     def command(self) -> str:
-        """What regenerates its records."""
+        """The command that makes its records."""
         return f"python3 -m ops lab run {shlex.quote(self.path.as_posix())}"
 
     def cells(self) -> list[dict[str, Any]]:
@@ -243,7 +243,7 @@ class Experiment:
         return cell_settings(values)
 
     def pairings(self, comparison: Comparison) -> list[Pairing]:
-        """Returns what a claim compares: a pairing for each combination of what it neither selects nor ignores.
+        """Returns the comparisons of a claim: one for each group of what it neither selects nor ignores.
 
         A field that only one side has is no difference: data-parallel training has no quorum, and serves for all.
         """

@@ -271,7 +271,7 @@ class _Pace:
 
     @property
     def journey_s(self) -> float:
-        """Of the slowest journey there and back."""
+        """Seconds of the slowest journey there and back."""
         return 2 * self._cell.longest_delay_s
 
     def busy_s(self, num_bytes: float) -> float:
@@ -285,5 +285,5 @@ def _data(task: Task, cell: CellSettings, index: int, seed: int) -> Iterator[Bat
 
 
 def _on_the_way(t: int, cell: CellSettings) -> bool:
-    """Whether a point of the loss curve is due after step ``t``."""
+    """Says whether a point of the loss curve is due after step ``t``."""
     return t < cell.steps and (t * cell.evaluations) // cell.steps > ((t - 1) * cell.evaluations) // cell.steps

@@ -157,7 +157,7 @@ def newest(records: Iterable[Record]) -> tuple[Record, ...]:
 
 
 def path_of(directory: Path, experiment: str) -> Path:
-    """Where the records of an experiment are."""
+    """Returns the file of an experiment's records."""
     return directory / f"{experiment}.jsonl"
 
 

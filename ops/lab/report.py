@@ -54,7 +54,7 @@ class Chapter:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What its claims have come to."""
+        """The verdicts on its claims."""
         return findings(self.experiment, self.results)
 
 

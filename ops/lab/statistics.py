@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, stdev
-from typing import Any, assert_never
+from typing import Any, NamedTuple
 
 from scipy.special import stdtr, stdtrit
 
@@ -27,7 +27,7 @@ TOLERANCE = 0.01
 
 
 class Verdict(StrEnum):
-    """What the data say about a claim."""
+    """The verdict of the data on a claim."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -35,13 +35,11 @@ class Verdict(StrEnum):
     IDENTICAL = "identical"  # what was compared changed nothing, so nothing was tested
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A mean, the half-width of the interval around it (infinite for one value), and the number of values."""
+class Interval(NamedTuple):
+    """A mean, and the half-width of the interval around it, which is infinite for one value."""
 
     mean: float
     half_width: float
-    count: int
 
     @property
     def low(self) -> float:
@@ -55,41 +53,27 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Returns the mean of independent values with Student's two-sided 95 % interval.
-
-    Raises:
-        ValueError: There are no values.
-    """
+    """Returns the mean of independent values, one at least, with Student's two-sided 95 % interval."""
     n = len(values)
-    if n == 0:
-        raise ValueError("an interval needs at least one value")
     if n == 1:
-        return Interval(mean=values[0], half_width=math.inf, count=1)
-    quantile = float(stdtrit(n - 1, 1 - ONE_SIDED))
-    return Interval(mean=fmean(values), half_width=quantile * stdev(values) / math.sqrt(n), count=n)
+        return Interval(values[0], math.inf)
+    return Interval(fmean(values), float(stdtrit(n - 1, 1 - ONE_SIDED)) * stdev(values) / math.sqrt(n))
 
 
 def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
     """Says whether a claim holds for every value in the interval, for none, or for some."""
-    low, high = found.low, found.high
-    match kind:
-        case Kind.NOT_WORSE:
-            holds, fails = high <= margin, low > margin
-        case Kind.BETTER:
-            holds, fails = high < -margin, low >= -margin
-        case _:
-            assert_never(kind)
+    if kind is Kind.BETTER:
+        holds, fails = found.high < -margin, found.low >= -margin
+    else:
+        holds, fails = found.high <= margin, found.low > margin
     return Verdict.HOLDS if holds else Verdict.FAILS if fails else Verdict.INCONCLUSIVE
 
 
 def p_better(differences: Sequence[float], margin: float) -> float:
-    """Returns the chance of a mean this low if the truth were -margin: the one-sided p-value of a "better" claim.
+    """Returns the one-sided p-value of a "better" claim, from two differences at least.
 
-    Raises:
-        ValueError: There are fewer than two differences.
+    It is the chance of a mean this low if the truth were -margin.
     """
-    if len(differences) < 2:
-        raise ValueError("a p-value needs at least two differences")
     above = fmean(differences) + margin
     error = stdev(differences) / math.sqrt(len(differences))
     if error == 0:
@@ -116,7 +100,7 @@ def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the records say about a claim in one group of cells.
+    """The verdict on a claim in one group of cells.
 
     Attributes:
         comparison: The claim.

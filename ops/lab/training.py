@@ -61,7 +61,7 @@ def values_of(tensors: Iterable[TensorSpec], vector: Vector) -> Iterator[tuple[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What the work needs to know of a cell, beside the task.
+    """The settings of a cell that an island's training depends on, beside the task.
 
     Attributes:
         kinds: Of tensors, over those of the task.
@@ -210,7 +210,7 @@ class TrainingAggregator:
         return made.digest
 
     def persist(self, commit: Commit) -> None:
-        """What was made last is durable."""
+        """Makes durable what was made last."""
         made = self._pending[commit.fragment_id]
         assert made.digest == commit.digest
         self._durable[commit.fragment_id] = made.state

@@ -30,7 +30,7 @@ from ops import cli
 from ops.lab import decoupled, lockstep
 from ops.lab.records import Outcome, Record
 from ops.lab.schedule import sources_of
-from ops.lab.settings import HOLDS_OUT, CellSettings, Mode, cell_settings, key_of, resolved
+from ops.lab.settings import CellSettings, Mode, cell_settings, key_of, resolved
 
 #: A loss so many times what it was before the first step, or early on if that was less, is of a run that went wrong.
 FAR_ABOVE = 1.5
@@ -125,7 +125,7 @@ def run_cell(
 
 
 def diverged(outcome: Outcome, loss: float, begins_at: float) -> bool:
-    """Whether training went wrong.
+    """Says whether training went wrong.
 
     * The loss is not a number, or far above the loss of the untrained model, or above the first point of the curve if
       that is lower.
@@ -150,7 +150,7 @@ def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:
     """Returns the task's options; a task that can be told how much to hold out is."""
     options = dict(cell.options)
     known = inspect.signature(task_function(cell.task)).parameters
-    if known.keys() >= HOLDS_OUT and "held_out_tokens" not in options:
+    if known.keys() >= {"context", "held_out_tokens"} and "held_out_tokens" not in options:
         context = options.get("context", known["context"].default)
         options["held_out_tokens"] = sequences * int(context)
     return options

@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Change(StrEnum):
-    """What became of a process."""
+    """A change in the life of a process."""
 
     STARTED = "started"
     DIED = "died"  # and will be restarted
