@@ -15,7 +15,6 @@ CLAIM = {
     "claim": "Decoupled is within 1 % of synchronous DiLoCo",
     "candidate": {"mode": "decoupled"},
     "baseline": {"mode": "diloco"},
-    "by": ["islands"],
     "margin": 0.01,
     "kind": "not-worse",
     "ignore": ["task.learning_rate"],

@@ -99,14 +99,14 @@ class Equal(StrEnum):
 class Comparison:
     """A claim about two kinds of cells of an experiment: a table ``[[compare]]``.
 
+    There is a verdict for each value of a field that is neither selected nor ignored.
+
     Attributes:
         claim: In one sentence.
         candidate: Fields of a cell, which select it.
         baseline: The same of what it is compared with.
         kind: What is claimed.
         margin: Of candidate / baseline - 1: what still counts as equal, or has to be gained to count as better.
-        by: Fields to list verdicts by. There is a verdict for each of their values, and for each value of any other
-            field in which cells of the candidate differ.
         equal: What runs of a pair must have in common for a verdict.
         ignore: Fields in which candidate and baseline may differ: rates that were chosen for each.
         published: What was published for candidate / baseline - 1.
@@ -120,7 +120,6 @@ class Comparison:
     kind: Kind
     margin: float = 0.0
     equal: Equal = Equal.TOKENS
-    by: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     published: float | None = None
     source: str = ""
@@ -140,9 +139,6 @@ class Comparison:
             raise ConfigError("baseline", dict(self.baseline), "selects the same cells as candidate; change one")
         if not 0 <= self.margin < 1:
             raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
-        for name in self.by:
-            if name in self.ignore or name in self.candidate:
-                raise ConfigError("by", name, "is fixed or ignored by the same comparison; leave it out of one of them")
         if self.published is not None and not self.source:
             raise ConfigError("source", self.source, "must say where the published figure stands")
 

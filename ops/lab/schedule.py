@@ -193,9 +193,8 @@ def _check_claim(experiment: Experiment, comparison: Comparison) -> None:
     """Checks that a claim has cells on both sides, and one baseline for each group."""
     if max(comparison.seeds, experiment.seeds) < 2:
         raise ConfigError("compare.seeds", comparison.seeds, "must be at least 2 for a claim: one seed decides nothing")
-    for field in ("by", "ignore"):
-        for name in getattr(comparison, field):
-            _check_known(f"compare.{field}", name, _axes(experiment))
+    for name in comparison.ignore:
+        _check_known("compare.ignore", name, _axes(experiment))
     cells = experiment.cells()
     for side in ("candidate", "baseline"):
         selector = getattr(comparison, side)

@@ -133,7 +133,7 @@ def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) ->
     found = []
     for comparison in experiment.comparisons:
         pairings = experiment.pairings(comparison)
-        shown = dict.fromkeys((*comparison.by, *varying(pairing.group for pairing in pairings)))
+        shown = varying(pairing.group for pairing in pairings)
         for pairing in sorted(pairings, key=lambda each: [_rank(each.group.get(name)) for name in shown]):
             finding = Finding(comparison=comparison, group=pairing.group, name=label(pairing.group, shown))
             # A file that was checked has one cell on each side.

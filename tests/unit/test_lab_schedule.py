@@ -189,7 +189,7 @@ ONE_GRID = "[grid]\nislands = [2]"
         (PLAIN.replace('{ mode = "decoupled" }', '{ mode = "decopled" }'), "compare.candidate"),
         (PLAIN.replace('{ mode = "diloco" }', '{ mode = "decoupled", islands = 2 }'), "compare.baseline"),
         (PLAIN.replace('kind = "not-worse"', ""), "kind"),
-        (PLAIN + 'by = ["mdoe"]', "compare.by = 'mdoe'"),
+        (PLAIN + 'by = ["mode"]', "by"),
         (PLAIN + 'ignore = ["options"]', "compare.ignore"),
         (PLAIN + "[variants.rule]\na = { keep = 0.0 }", "variants = 'rule'"),
         (PLAIN.replace("[[grid]]", "[[grid]]\nsync_intervall = [5]"), "grid = 'sync_intervall'"),

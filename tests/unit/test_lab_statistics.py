@@ -85,7 +85,6 @@ def only(table, records):
         ({"candidate": {}}, "candidate", "select"),
         ({"candidate": {"mode": {}}}, "candidate.mode", "text"),
         ({"candidate": {"mode": "diloco"}}, "baseline", "same cells"),
-        ({"by": ["mode"]}, "by", "leave it out"),
         ({"source": ""}, "source", "where"),
     ],
 )
@@ -96,7 +95,7 @@ def test_a_wrong_comparison_is_refused_with_field_and_cure(change, field, cure):
     assert cure in refused.value.cure
 
 
-def test_there_is_a_verdict_for_each_value_of_by_and_of_what_it_does_not_name_in_order():
+def test_there_is_a_verdict_for_each_value_of_what_is_neither_selected_nor_ignored_in_order():
     found = findings([*pairs(0.002, islands=16), *pairs(0.03, islands=2), *pairs(0.0, seeds=(0,), islands=4)])
     assert [(each.name, each.verdict) for each in found] == [
         ("islands 2", Verdict.FAILS),
