@@ -111,7 +111,7 @@ class Comparison:
         ignore: Fields in which candidate and baseline may differ: rates that were chosen for each.
         published: What was published for candidate / baseline - 1.
         source: Where the claim was published; empty for claims of our own.
-        seeds: How many are run of both sides; 0: as many as of every cell. It is judged by all that both have.
+        seeds: How many are run of both sides; 0: as many as of every cell. Those that both have judge it.
     """
 
     claim: str

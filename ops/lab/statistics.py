@@ -134,7 +134,7 @@ def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) ->
     for comparison in experiment.comparisons:
         pairings = experiment.pairings(comparison)
         shown = varying(pairing.group for pairing in pairings)
-        for pairing in sorted(pairings, key=lambda each: [_rank(each.group.get(name)) for name in shown]):
+        for pairing in pairings:
             finding = Finding(comparison=comparison, group=pairing.group, name=label(pairing.group, shown))
             # A file that was checked has one cell on each side.
             found.append(_judged(finding, results[pairing.candidates[0]], results[pairing.baselines[0]]))
@@ -145,11 +145,6 @@ def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) ->
             reason = f"holds by itself (p = {found[i].p_value:.2g}), not as one of {len(family)} claims (Holm)"
             found[i] = replace(found[i], verdict=Verdict.INCONCLUSIVE, reason=reason)
     return tuple(found)
-
-
-def _rank(value: Any) -> tuple[Any, ...]:
-    """Sorts numbers by size, then text."""
-    return (0, value) if isinstance(value, int | float) else (1, str(value))
 
 
 def _judged(finding: Finding, ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> Finding:
