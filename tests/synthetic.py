@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ops.lab import report
+from ops.lab.experiment import Experiment, comparison_of
 from ops.lab.records import Record
 
-SETTINGS = {"steps": 1500, "step_times_s": [1.0, 1.2], "task": "islands.language:task", "task.context": 128}
+SETTINGS = {"steps": 1500, "islands": 2, "step_times_s": [1.0, 1.2], "task": "islands.language:task"}
 
 # The table of a ``[[compare]]``.
 CLAIM = {
     "claim": "Decoupled is within 1 % of synchronous DiLoCo",
     "candidate": {"mode": "decoupled"},
     "baseline": {"mode": "diloco"},
-    "by": ["islands"],
     "margin": 0.01,
     "kind": "not-worse",
     "ignore": ["task.learning_rate"],
@@ -22,29 +25,23 @@ CLAIM = {
 SEEDS = (0, 1, 2)
 
 
-def record(loss=3.0, *, seed=0, stage="final", tokens=1_000_000, experiment="parity", **cell):
+def record(loss=3.0, *, seed=0, tokens=1_000_000, experiment="parity", **cell):
     """One record; a cell's field ``a__b`` is ``a.b``."""
     named = {name.replace("__", "."): value for name, value in cell.items()}
     return Record(
         experiment=experiment,
-        stage=stage,
         cell=named,
-        key=f"{stage}-{tokens}-{sorted(named.items())}-{seed}",
+        key=f"{tokens}-{sorted(named.items())}-{seed}",
         seed=seed,
         loss=loss,
-        bytes_per_token=4.0,
         tokens=tokens,
         merged_tokens=tokens - 1000,
         virtual_s=1500.0,
         wall_s=60.0,
-        train_s=45.0,
         rounds=480,
-        parameters=10_000_000,
         curve=tuple((tokens * k // 5, 300.0 * k, loss * (5 / k) ** 0.1) for k in range(1, 6)),
         participation=0.9,
-        staleness={"mean": 0.6, "p50": 0.5, "p90": 1.0, "max": 3.0},
         wasted={"stale": 500, "left": 500},
-        cosine=0.1,
         settings=SETTINGS,
         code="0.1.0",
         corpus="c0ffee",
@@ -61,3 +58,24 @@ def pairs(gap_share, *, seeds=SEEDS, base=3.0, spread=0.0005, **cell):
         rows.append(record(baseline, seed=seed, mode="diloco", **cell))
         rows.append(record(baseline * (1 + gap_share + offset), seed=seed, mode="decoupled", **cell))
     return rows
+
+
+def chapter(records, *claims):
+    """The chapter of an experiment whose cells are those of the records."""
+    cells = []
+    for each in records:
+        if each.cell not in cells:
+            cells.append(each.cell)
+    experiment = Experiment(
+        name="parity",
+        path=Path("mine/parity.toml"),
+        question="Does it lose anything?",
+        notes="",
+        seeds=3,
+        budget_minutes=1.0,
+        base={},
+        grids=tuple({name: (value,) for name, value in cell.items()} for cell in cells),
+        comparisons=tuple(comparison_of(claim) for claim in claims or (CLAIM,)),
+    )
+    results = [{r.seed: r for r in records if r.cell == cell} for cell in cells]
+    return report.Chapter(experiment=experiment, results=results)

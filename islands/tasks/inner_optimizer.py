@@ -237,7 +237,6 @@ def jax_task(
         kinds=kinds or {},
         unit_axes=unit_axes or {},
         describe=f"{num_parameters:,} parameters" + (f", {describe}" if describe else ""),
-        pure=True,
     )
 
 

@@ -82,8 +82,6 @@ class Task:
         corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
         metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
-        pure: Whether ``train`` is a function of its arguments alone, which JAX can trace. Then the laboratory may run
-            steps in a row as one computation (:mod:`ops.lab.strides`); it takes what ``jax.jit`` returns for pure.
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -99,7 +97,6 @@ class Task:
     bytes_per_token: float = 0.0
     corpus: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
-    pure: bool = False
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.

@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import statistics
 import sys
 import time
 from collections import Counter
@@ -22,13 +23,13 @@ from aggregator.store.layout import mapped
 from broker.process import flags
 from broker.process.signals import Interrupted, Signals
 from broker.wire.errors import ConfigError
-from islands.tasks.options import find_module, module_and_function
 from ops.lab import report
 from ops.lab.experiment import Experiment, label
-from ops.lab.records import Record, Stage, newest, pack, read
-from ops.lab.runner import Runner, duration
-from ops.lab.schedule import agenda, current, left_out, load
-from ops.lab.worker import digest_of, digests_of_texts, is_own
+from ops.lab.records import Record, newest, pack, read, write
+from ops.lab.runner import Runner
+from ops.lab.schedule import current, due, left_out, load
+from ops.lab.statistics import findings
+from ops.text import age
 
 RECORDS = Path("runs/lab")
 PUBLISHED = Path("docs/results/records.jsonl.xz")
@@ -37,10 +38,10 @@ EXPERIMENTS = Path("examples/lab")
 
 _SHOW_EPILOG = """example: python3 -m ops lab show examples/lab/parity.toml --records docs/results/records.jsonl.xz
 
---json prints for each experiment: experiment, question, runs, tuning_runs, spent_s (processor time), due,
-due_after_them, left_out (records that do not count), tuned (cell, setting, value, interior: neither the smallest nor
-the largest that was tried) and claims, each with claim, where, kind, margin, verdict, reason, seeds, difference
-(relative: candidate / baseline - 1; null without a pair) and half_width (of its 95 % interval; null with one pair)."""
+--json prints for each experiment: experiment, question, runs, spent_s (processor time), due, left_out (records that do
+not count), cells, each with cell, seeds and loss (mean over seeds, of runs that did not diverge), and claims, each with
+claim, where, kind, margin, verdict, reason, seeds, difference (relative: candidate / baseline - 1; null without a pair)
+and half_width (of its 95 % interval; null with one pair)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help=f"their files (default: {EXPERIMENTS})"
     )
     written.add_argument("--pack", type=flags.path, metavar="FILE.xz", help="write the records that count there, too")
-    written.add_argument("--json", action="store_true", help="print what was written as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,22 +112,6 @@ def run(args: argparse.Namespace) -> int:
             return _show(args)
         case _:
             return _report(args)
-
-
-def as_they_are(experiment: Experiment) -> Experiment:
-    """Returns the experiment with the digests that its tasks have now: records of an older form do not count.
-
-    Of the modules that tasks are named by, and of the text that ours is given; what modules import is known once a run
-    has seen it.
-    """
-    cells = [experiment.settings_of(cell) for cell in experiment.cells()]
-    names = {module_and_function(cell.task)[0] for cell in cells}
-    found = {name: find_module(name, [os.getcwd(), *sys.path]) for name in names}  # where runs look, too
-    paths = {name: Path(spec.origin) for name, spec in found.items() if spec is not None and spec.origin is not None}
-    modules = {name: digest_of([path]) for name, path in paths.items() if is_own(path)}
-    given = {(cell.task, str(cell.options.get("data"))): cell for cell in cells}  # of hundreds most have the same
-    texts = {name: digest for cell in given.values() for name, digest in digests_of_texts(cell).items()}
-    return replace(experiment, sources=modules | texts)
 
 
 # --- run ------------------------------------------------------------------------------------------------------------
@@ -149,8 +133,8 @@ def _run(args: argparse.Namespace) -> int:
     complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
     loaded = [load(path) for path in args.experiments]  # what is wrong in any is said before the first hour is spent
     with Signals() as signals:
-        for each in loaded:
-            experiment = whole = as_they_are(each)
+        for whole in loaded:
+            experiment = whole
             if args.budget is not None:
                 experiment = replace(experiment, budget_minutes=args.budget)
             if args.max_seeds is not None:
@@ -165,16 +149,12 @@ def _run(args: argparse.Namespace) -> int:
             )
             try:
                 ended = runner.run(signals.check)
-                complete &= ended
             except Interrupted:
-                print(
-                    f"{experiment.name}: stopped; what was finished is kept, and the same command goes on", flush=True
-                )
+                print(f"{whole.name}: stopped; what was finished is kept, and the same command goes on", flush=True)
                 return 130
-            if args.max_seeds is not None and ended:
-                left = agenda(whole, read(args.records, whole.name))
-                if more := len(left.due) + left.later:
-                    print(f"{whole.name}: at least {more} more runs without --max-seeds", flush=True)
+            complete &= ended
+            if ended and (more := len(due(whole, read(args.records, whole.name)))):
+                print(f"{whole.name}: {more} more runs without --max-seeds", flush=True)
     return 0 if complete else 1
 
 
@@ -185,7 +165,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.records != RECORDS and not args.records.exists():
         raise ConfigError("--records", str(args.records), "is not there: give the place that lab run was given")
     for path in args.experiments:
-        experiment = as_they_are(load(path))
+        experiment = load(path)
         row = standing(experiment, read(args.records, experiment.name))
         print(json.dumps(row) if args.json else _told(row), flush=True)
     return 0
@@ -193,22 +173,19 @@ def _show(args: argparse.Namespace) -> int:
 
 def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, Any]:
     """Returns where an experiment stands, as plain JSON values: what was run, what is left, what it says so far."""
-    counting, left = current(experiment, records), agenda(experiment, records)
-    runs = {record.key for record in counting if record.stage is Stage.FINAL}
-    setting = "" if experiment.tune is None else experiment.tune.name
+    results = current(experiment, records)
+    cells = []
+    for cell, runs in zip(experiment.cells(), results, strict=True):
+        losses = [run.loss for run in runs.values() if not run.diverged]
+        cells.append({"cell": cell, "seeds": len(runs), "loss": statistics.fmean(losses) if losses else None})
     return {
         "experiment": experiment.name,
         "question": experiment.question,
-        "runs": len(runs),
-        "tuning_runs": len({record.key for record in counting if record.stage is Stage.TUNE}),
+        "runs": len({run.key for runs in results for run in runs.values()}),
         "spent_s": round(sum(record.spent_s for record in newest(records)), 2),
-        "due": len(left.due),
-        "due_after_them": left.later,
+        "due": len(due(experiment, records)),
         "left_out": left_out(experiment, records),
-        "tuned": [
-            {"cell": dict(group), "setting": setting, "value": each.best, "interior": each.interior}
-            for group, each in left.tuned.items()
-        ],
+        "cells": cells,
         "claims": [
             {
                 "claim": each.comparison.claim,
@@ -223,22 +200,20 @@ def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, A
                 if each.interval is None or not math.isfinite(each.interval.half_width)
                 else each.interval.half_width,
             }
-            for each in report.chapter(experiment, counting).findings
+            for each in findings(experiment, results)
         ],
     }
 
 
 def _told(row: dict[str, Any]) -> str:
-    later = f", at least {row['due_after_them']} after them" if row["due_after_them"] else ""
     others = f"; {row['left_out']} records do not count" if row["left_out"] else ""
     lines = [
         f"{row['experiment']}: {row['question']}",
-        f"  {row['runs']} runs and {row['tuning_runs']} tuning runs in {duration(row['spent_s'])} of processor time; "
-        f"{row['due']} due{later}{others}",
+        f"  {row['runs']} runs in {age(row['spent_s'])} of processor time; {row['due']} due{others}",
     ]
-    for each in row["tuned"]:
-        edge = "" if each["interior"] else ", at the edge of what was tried"
-        lines.append(f"  {label(each['cell'])}: {each['setting']} = {each['value']:g}{edge}")
+    for each in row["cells"]:
+        loss = "" if each["loss"] is None else f", mean loss {each['loss']:.4f}"
+        lines.append(f"  {label(each['cell'])}: {each['seeds']} seeds{loss}")
     for each in row["claims"]:
         where = f" [{label(each['where'])}]" if each["where"] else ""
         figures = "" if each["difference"] is None else f" {100 * each['difference']:+.2f} %"
@@ -265,43 +240,21 @@ def _report(args: argparse.Namespace) -> int:
     chapters, counting = [], []
     for path in paths:
         experiment = load(path)
-        mine = [record for record in records if record.experiment == experiment.name]
-        chapters.append(report.chapter(experiment, current(experiment, mine)))
-        keys = {(record.stage, record.key) for record in chapters[-1].records}
-        counting += [record for record in newest(mine) if (record.stage, record.key) in keys]
-    if len(counting) < len(newest(records)):
-        left = len(newest(records)) - len(counting)
+        results = current(experiment, [record for record in records if record.experiment == experiment.name])
+        chapters.append(report.Chapter(experiment=experiment, results=results))
+        counting += list({run.key: run for runs in results for run in runs.values()}.values())
+    if left := len(newest(records)) - len(counting):
         print(f"atoll: {left} records are left out: they are of no experiment here as it is now", file=sys.stderr)
     with mapped(f"cannot read {out}", definite=True):
         before = out.read_text(encoding="utf-8") if out.exists() else ""
     page = report.filled(before, chapters) if "<!-- lab " in before else report.page_of(chapters, out.stem)
     drawn = report.plots(page, chapters)
     for file, svg in drawn.items():
-        _write(out.parent / out.stem / file, svg)
-    _write(out, page.encode())
+        write(out.parent / out.stem / file, svg)
+    write(out, page.encode())
     if args.pack is not None:
-        _write(args.pack, pack(counting))
+        write(args.pack, pack(counting))
     verdicts = Counter(str(finding.verdict) for each in chapters for finding in each.findings)
-    written = {
-        "out": str(out),
-        "experiments": len(chapters),
-        "records": len(counting),
-        "plots": sorted(drawn),
-        "verdicts": dict(sorted(verdicts.items())),
-    }
     told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())) or "no claims"
-    plain = f"{out}: {len(chapters)} experiments, {len(counting)} runs, {len(drawn)} plots; {told}"
-    print(json.dumps(written) if args.json else plain)
+    print(f"{out}: {len(chapters)} experiments, {len(counting)} runs, {len(drawn)} plots; {told}")
     return 0
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Replaces a file at once or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with mapped(f"cannot write {path}", definite=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)

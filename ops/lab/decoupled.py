@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from aggregator.merge.outer_step import make_outer_step
 from broker.wire.errors import ConfigError
@@ -15,17 +13,13 @@ from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Params, Task
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings
-from ops.lab.strides import Strides
-from ops.lab.training import Merges, Rule, Training, kinds_of
+from ops.lab.training import Durable, Judge, Rule, Training, kinds_of, values_of
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
 
 #: A run that has not ended by so many times its expected duration has a bug in it.
 PATIENCE = 20.0
-
-#: Judges parameters on the way: a few sequences.
-Judge = Callable[[Params], float]
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
@@ -52,12 +46,10 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         fleet_tokens=fleet_tokens,
         total_tokens=total_tokens,
     )
-    strides = Strides(task)
     outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
-    training = Training(task, rule, strides, outer_step)
-    journal = Journal()
+    training = Training(task, rule, outer_step)
     plan = plan_of(cell, seed, total_tokens, per_step)
-    simulation = Simulation(plan, training, journal.note, watching=False)
+    simulation = Simulation(plan, training, _forget, watching=False)
 
     curve: list[Point] = []
     expected_s = total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
@@ -69,8 +61,8 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
             return trained(simulation) >= due or simulation.ended()
 
         simulation.queue.run_until(PATIENCE * expected_s, reached)
-        if training.merges.durable:
-            params = global_params(like, simulation.disk.manifest, training.merges)
+        if training.durable:
+            params = global_params(like, simulation.disk.manifest, training.durable)
             curve.append(Point(trained(simulation), simulation.queue.now_s, judge(params)))
     if not simulation.run(PATIENCE * expected_s):
         cure = (
@@ -83,17 +75,14 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     ledger = simulation.aggregator.core.run.ledger
     tokens = ledger.books().tokens()
     return Outcome(
-        params=global_params(like, simulation.disk.manifest, training.merges),
+        params=global_params(like, simulation.disk.manifest, training.durable),
         curve=curve,
         tokens=tokens["trained"],
         merged_tokens=tokens["merged"],
         wasted={str(cause): count for cause, count in tokens["wasted"].items()},
         virtual_s=simulation.queue.now_s,
-        train_s=strides.train_s,
-        rounds=journal.rounds,
+        rounds=sum(state.version for state in training.durable.values()),
         participation=ledger.participation().participation or 0.0,
-        staleness=spread_of(journal.staleness),
-        cosine=training.merges.cosine,
     )
 
 
@@ -143,36 +132,15 @@ def trained(simulation: Simulation) -> int:
     return sum(island.tokens for island in simulation.islands.values())
 
 
-def global_params(like: Params, manifest: FragmentManifest | None, merges: Merges) -> Params:
+def global_params(like: Params, manifest: FragmentManifest | None, durable: Durable) -> Params:
     """Returns the durable global parameters in the task's structure and dtypes."""
     assert manifest is not None
     placed = dict(flatten(like))
-    for p, state in merges.durable.items():
-        start = 0
-        for tensor in manifest.fragments[p]:
-            value = state.params[start : start + tensor.size].reshape(tensor.shape)
-            placed[tensor.name] = np.asarray(value).astype(placed[tensor.name].dtype)
-            start += tensor.size
+    for p, state in durable.items():
+        for name, value in values_of(manifest.fragments[p], state.params):
+            placed[name] = value.astype(placed[name].dtype)
     return unflatten(like, placed)
 
 
-@dataclass(slots=True)
-class Journal:
-    """The merged contributions, as the aggregator's decisions name them."""
-
-    rounds: int = 0
-    staleness: list[float] = field(default_factory=list)
-
-    def note(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
-        """Takes one decision."""
-        if name == "version.committed":
-            self.rounds += 1
-            self.staleness += [merged["staleness"] for merged in fields["contributions"]]
-
-
-def spread_of(values: Sequence[float]) -> dict[str, float]:
-    """Returns mean, p50, p90 and max; nothing for nothing."""
-    if not values:
-        return {}
-    p50, p90 = np.percentile(values, [50, 90])
-    return {"mean": float(np.mean(values)), "p50": float(p50), "p90": float(p90), "max": float(max(values))}
+def _forget(now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
+    """Keeps no trace of decisions: a run makes millions."""

@@ -8,27 +8,25 @@ budget_minutes = 60                  processor time after which no further run i
 [run]                                settings of every cell (ops.lab.settings)
 [grid] or [[grid]]                   settings with a list of values: their product is the cells
 [variants.NAME."a name"]             values of a grid's axis NAME that stand for several settings each
-[tune]                               a setting that is tuned for each group of cells before the cells are run
 [[compare]]                          claims, which may ask for more seeds of the cells that they compare
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.process import toml
 from broker.process.settings import from_sources, refuse_unknown, setting
 from broker.wire.errors import ConfigError
 from ops.lab.settings import CellSettings, cell_settings
 
-_TABLES = ("run", "grid", "variants", "tune", "compare")
+_TABLES = ("run", "grid", "variants", "compare")
 
 #: Dotted setting -> scalar, or list of such.
 Cell = Mapping[str, Any]
@@ -80,19 +78,18 @@ def _plain(value: Any) -> Any:
     return tuple(_plain(each) for each in value) if isinstance(value, list | tuple) else value
 
 
-# --- claims and tuning ----------------------------------------------------------------------------------------------
+# --- claims ----------------------------------------------------------------------------------------------------------
 
 
 class Kind(StrEnum):
-    """What a comparison claims about candidate / baseline - 1."""
+    """The claim of a comparison, on candidate / baseline - 1."""
 
     NOT_WORSE = "not-worse"  # at most the margin
     BETTER = "better"  # below minus the margin
-    EQUAL = "equal"  # between minus and plus the margin
 
 
 class Equal(StrEnum):
-    """What the runs of a pair have in common."""
+    """The quantity that the runs of a pair have in common."""
 
     TOKENS = "tokens"  # trained, by all islands together
     TIME = "time"  # virtual
@@ -102,19 +99,19 @@ class Equal(StrEnum):
 class Comparison:
     """A claim about two kinds of cells of an experiment: a table ``[[compare]]``.
 
+    There is a verdict for each value of a field that is neither selected nor ignored.
+
     Attributes:
         claim: In one sentence.
         candidate: Fields of a cell, which select it.
         baseline: The same of what it is compared with.
         kind: What is claimed.
         margin: Of candidate / baseline - 1: what still counts as equal, or has to be gained to count as better.
-        by: Fields to list verdicts by. There is a verdict for each of their values, and for each value of any other
-            field in which cells of the candidate differ.
         equal: What runs of a pair must have in common for a verdict.
-        ignore: Fields in which candidate and baseline may differ: rates that were tuned for each.
+        ignore: Fields in which candidate and baseline may differ: rates that were chosen for each.
         published: What was published for candidate / baseline - 1.
         source: Where the claim was published; empty for claims of our own.
-        seeds: How many are run of both sides; 0: as many as of every cell. It is judged by all that both have.
+        seeds: How many are run of both sides; 0: as many as of every cell. Those that both have judge it.
     """
 
     claim: str
@@ -123,7 +120,6 @@ class Comparison:
     kind: Kind
     margin: float = 0.0
     equal: Equal = Equal.TOKENS
-    by: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     published: float | None = None
     source: str = ""
@@ -143,11 +139,6 @@ class Comparison:
             raise ConfigError("baseline", dict(self.baseline), "selects the same cells as candidate; change one")
         if not 0 <= self.margin < 1:
             raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
-        if self.kind is Kind.EQUAL and self.margin == 0:
-            raise ConfigError("margin", self.margin, "must be above 0: no two runs are exactly equal")
-        for name in self.by:
-            if name in self.ignore or name in self.candidate:
-                raise ConfigError("by", name, "is fixed or ignored by the same comparison; leave it out of one of them")
         if self.published is not None and not self.source:
             raise ConfigError("source", self.source, "must say where the published figure stands")
 
@@ -167,44 +158,12 @@ def comparison_of(table: Mapping[str, Any]) -> Comparison:
         raise ConfigError(name, err.value, f"{err.cure}{of}") from err
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tune:
-    """How a setting is tuned.
+class Pairing(NamedTuple):
+    """One comparison of a claim: the fields that both sides share, and the numbers of the cells of each."""
 
-    Attributes:
-        name: Dotted name of the setting.
-        values: Those of the first rung, growing.
-        by: Fields of the cells, of one grid at least; there is one best value for each combination of theirs.
-        rungs: Shares of the full number of steps, growing; a run on a shorter rung has its whole schedule in it.
-        keep: How many values go on from one rung to the next, and from the last rung to its other seeds.
-        extend: How many values are tried beyond an edge of the last rung.
-        seed: Of tuning runs, the first one of the last rung's: none of those that are reported.
-        seeds: Of the last rung.
-    """
-
-    name: str
-    values: tuple[Any, ...]
-    by: tuple[str, ...] = ("mode",)
-    rungs: tuple[float, ...] = (1.0,)
-    keep: int = 3
-    extend: int = 2
-    seed: int = 1000
-    seeds: int = 1
-
-    def __post_init__(self) -> None:
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in self.values)
-        if not numbers or len(self.values) < 2 or list(self.values) != sorted(set(self.values)):
-            raise ConfigError("tune.values", self.values, "must be two or more growing numbers")
-        if not self.rungs or list(self.rungs) != sorted(set(self.rungs)) or not self.rungs[0] > 0 or self.rungs[-1] > 1:
-            raise ConfigError("tune.rungs", self.rungs, "must be growing shares of the steps, such as [0.25, 1.0]")
-        if self.keep < 2:
-            raise ConfigError("tune.keep", self.keep, "must be at least 2: the best of one has no neighbours")
-        if self.seeds < 1:
-            raise ConfigError("tune.seeds", self.seeds, "must be at least 1")
-        if self.extend < 0:
-            raise ConfigError("tune.extend", self.extend, "must be 0 or more values beyond an edge")
-        if not self.by:
-            raise ConfigError("tune.by", self.by, 'must name the fields that a rate is tuned for, such as ["mode"]')
+    group: Cell
+    candidates: list[int]
+    baselines: list[int]
 
 
 # --- experiments ----------------------------------------------------------------------------------------------------
@@ -234,9 +193,7 @@ class Experiment:
         base: Settings of every cell.
         grids: Axis -> values, for each grid.
         variants: Axis -> name -> settings.
-        tune: What is tuned first, if anything.
         comparisons: What is claimed.
-        sources: Module of a task of one's own, or path of text -> digest as it is now; empty where records alone count.
     """
 
     name: str
@@ -248,15 +205,7 @@ class Experiment:
     base: dict[str, Any]
     grids: tuple[Mapping[str, tuple[Any, ...]], ...]
     variants: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    tune: Tune | None = None
     comparisons: tuple[Comparison, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        most = max(self.seeds, *(comparison.seeds for comparison in self.comparisons), 0)
-        if self.tune is not None and self.tune.seed < most:
-            cure = f"must be at least {most}, the seeds that there may be: no reported run may have chosen its own rate"
-            raise ConfigError("tune.seed", self.tune.seed, cure)
 
     def limited(self, seeds: int) -> Experiment:
         """Returns the experiment with so many seeds for every cell at most, whatever it plans."""
@@ -265,11 +214,11 @@ class Experiment:
 
     @property
     def command(self) -> str:
-        """What regenerates its records."""
+        """The command that makes its records."""
         return f"python3 -m ops lab run {shlex.quote(self.path.as_posix())}"
 
     def cells(self) -> list[dict[str, Any]]:
-        """Returns the fields of every cell, without what is tuned."""
+        """Returns the fields of every cell."""
         cells: list[dict[str, Any]] = []
         for grid in self.grids:
             for values in itertools.product(*grid.values()):
@@ -278,8 +227,8 @@ class Experiment:
                     cells.append(cell)
         return cells
 
-    def settings_of(self, cell: Cell, more: Mapping[str, Any] | None = None) -> CellSettings:
-        """Returns the settings of a cell; ``more`` wins over it, and it over ``[run]``.
+    def settings_of(self, cell: Cell) -> CellSettings:
+        """Returns the settings of a cell, which win over those of ``[run]``.
 
         Raises:
             ConfigError: They do not fit together.
@@ -287,7 +236,29 @@ class Experiment:
         values = dict(self.base)
         for name, value in cell.items():
             values |= dict(self.variants[name][value]) if name in self.variants else {name: value}
-        return cell_settings(values | dict(more or {}))
+        return cell_settings(values)
+
+    def pairings(self, comparison: Comparison) -> list[Pairing]:
+        """Returns the comparisons of a claim: one for each group of what it neither selects nor ignores.
+
+        A field that only one side has is no difference: data-parallel training has no quorum, and serves for all.
+        """
+        cells = dict(enumerate(self.cells()))
+        ours = [i for i, cell in cells.items() if contains(cell, comparison.candidate)]
+        rest = [i for i, cell in cells.items() if i not in ours and contains(cell, comparison.baseline)]
+        groups: dict[CellKey, list[int]] = {}
+        for i in ours:
+            key = cell_key(cells[i], without=(*comparison.candidate, *comparison.ignore))
+            groups.setdefault(key, []).append(i)
+
+        def fits(baseline: Cell, group: Cell) -> bool:
+            shared = {name: group[name] for name in group if name in baseline and name not in comparison.baseline}
+            return contains(baseline, shared)
+
+        return [
+            Pairing(dict(key), candidates, [i for i in rest if fits(cells[i], dict(key))])
+            for key, candidates in groups.items()
+        ]
 
 
 def read(path: Path) -> Experiment:
@@ -334,7 +305,6 @@ def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
             axis: {n: _dotted(_table(f"variants.{axis}.{n}", v)) for n, v in each.items()}
             for axis, each in variants.items()
         },
-        tune=_tune(table["tune"]) if "tune" in table else None,
         comparisons=tuple(comparison_of(_table("compare", each)) for each in claims),
     )
 
@@ -352,10 +322,6 @@ def _grid(table: Any, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, tu
                 refuse_unknown({value: value}, variants[name], where=f"variants.{name}")
         grid[name] = tuple(tuple(v) if isinstance(v, list) else v for v in values)
     return grid
-
-
-def _tune(table: Any) -> Tune:
-    return from_sources(Tune, _table("tune", table), where="tune")
 
 
 def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ Data-parallel training pays for its ring at the end of every step: nothing overl
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from aggregator.events import Part
 from aggregator.merge.kernels import merge_fragment
-from aggregator.merge.outer_step import make_outer_step, seeded
+from aggregator.merge.outer_step import Vector, make_outer_step, seeded
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.wire.ranges import StepRange
@@ -35,14 +35,9 @@ from broker.wire.tensors import encode_tensor, payload_bytes
 from islands.arrays.partition import tensor_specs
 from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
-from ops.lab import strides
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings, Mode
-from ops.lab.strides import Step, Strides
-from ops.lab.training import Merges, kinds_of
-
-Vector = NDArray[np.float32]
-Judge = Callable[[Params], float]
+from ops.lab.training import Judge, kinds_of, values_of
 
 
 @dataclass(slots=True)
@@ -52,16 +47,10 @@ class Learner:
     params: Params
     opt_state: Any
     data: Iterator[Batch]
-    put_off: list[Step] = field(default_factory=list)  #: until somebody looks at its parameters
 
-    def step(self, schedule: Schedule) -> None:
-        """Puts off one inner step, on the next batch."""
-        self.put_off.append(strides.put_off(next(self.data), schedule))
-
-    def catch_up(self, rows: Strides) -> None:
-        """Runs the steps that were put off."""
-        self.params, self.opt_state = rows.run(self.params, self.opt_state, self.put_off)
-        self.put_off.clear()
+    def step(self, task: Task, schedule: Schedule) -> None:
+        """Takes one inner step, on the next batch."""
+        self.params, self.opt_state, _ = task.train(self.params, self.opt_state, next(self.data), schedule)
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
@@ -86,18 +75,15 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
     everybody = Learner(*task.init(seed), (_joined(list(batches)) for batches in zip(*sources, strict=True)))
     initial, _ = task.init(seed)
     tensors = tensor_specs(initial, kinds_of(task, initial, cell.merge), task.unit_axes)
-    rows, pace = Strides(task), _Pace(cell, seed)
+    pace = _Pace(cell, seed)
     curve: list[Point] = []
     num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(everybody.params).values())  # gradients in bfloat16
     ring_s = pace.journey_s + pace.busy_s(num_bytes * 2 * (1 - 1 / cell.islands)) if cell.islands > 1 else 0.0
     now_s, fleet_tokens = 0.0, cell.islands * task.tokens_per_step
     for t in range(cell.steps):
-        everybody.step(Schedule(step=t, total_steps=cell.steps))
+        everybody.step(task, Schedule(step=t, total_steps=cell.steps))
         now_s += max(pace.steps_s()) + ring_s
-        looked_at = _on_the_way(t + 1, cell)
-        if looked_at or t + 1 == cell.steps or not rows.may_wait(everybody.put_off):
-            everybody.catch_up(rows)
-        if looked_at:
+        if _on_the_way(t + 1, cell):
             curve.append(Point((t + 1) * fleet_tokens, now_s, judge(_shared(tensors, everybody.params, initial))))
     tokens = cell.steps * fleet_tokens
     return Outcome(
@@ -106,7 +92,6 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
         tokens=tokens,
         merged_tokens=tokens,
         virtual_s=now_s,
-        train_s=rows.train_s,
     )
 
 
@@ -149,7 +134,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     kinds = kinds_of(task, initial, cell.merge)
     manifest = partition(tensor_specs(initial, kinds, task.unit_axes), cell.fragments)
     outer = _Outer(cell, manifest, initial)
-    rows, pace = Strides(task), _Pace(cell, seed)
+    pace = _Pace(cell, seed)
     overlap = cell.overlap if cell.mode is Mode.STREAMING else 0
     curve: list[Point] = []
     under_way: dict[int, list[int]] = {}  # step -> fragments to adopt
@@ -159,16 +144,13 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     for t in range(1, cell.steps + 1):
         schedule = Schedule(step=t - 1, total_steps=cell.steps)
         for learner in learners:
-            learner.step(schedule)
+            learner.step(task, schedule)
         clocks_s += pace.steps_s()
         last = t == cell.steps
         # At the end what is still under way arrives first: no step is merged twice.
         arriving = sorted(p for at, waiting in under_way.items() if at == t or last for p in waiting)
         under_way.pop(t, None)
         due = outer.due(t, last=last)
-        if arriving or due or not rows.may_wait(learners[0].put_off):
-            for learner in learners:
-                learner.catch_up(rows)
         for p in arriving:
             clocks_s = np.maximum(clocks_s, here_s[p])
             outer.adopt(p, learners, cell.mix)
@@ -193,9 +175,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         tokens=tokens,
         merged_tokens=tokens,
         virtual_s=float(clocks_s.max()),
-        train_s=rows.train_s,
-        rounds=outer.rounds,
-        cosine=outer.merges.cosine,
+        rounds=outer.rounds(),
     )
 
 
@@ -203,14 +183,16 @@ class _Outer:
     """The global parameters of a baseline."""
 
     def __init__(self, cell: CellSettings, manifest: FragmentManifest, params: Params) -> None:
-        self.merges = Merges()
-        self.rounds = 0
         self._cell = cell
         self._manifest = manifest
         self._outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
         self._state = {p: seeded(self._vector(p, params)) for p in manifest.moving}
         spacing = cell.sync_interval / len(manifest.moving)  # what is frozen never falls due, as in production
         self._offsets = {p: round((k + 1) * spacing) % cell.sync_interval for k, p in enumerate(manifest.moving)}
+
+    def rounds(self) -> int:
+        """Returns how often a fragment was merged."""
+        return sum(state.version for state in self._state.values())
 
     def due(self, t: int, *, last: bool) -> list[int]:
         """Returns the fragments that are sent after step ``t``; all of them after the last one."""
@@ -224,22 +206,17 @@ class _Outer:
         """
         parts = []
         tensors = self._manifest.fragments[p]
+        steps = StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1)
         for i, learner in enumerate(learners):
-            local = self._vector(p, learner.params)
-            delta, payload, start = self._state[p].params - local, [], 0
-            for tensor in tensors:
-                here = delta[start : start + tensor.size].reshape(tensor.shape)
-                payload.append(encode_tensor(np.ascontiguousarray(here), self._cell.codec))
-                start += tensor.size
-            steps = StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1)
-            part = Part(
-                island_id=f"island-{i}", steps=steps, payload=tuple(payload), token_weight=1.0, staleness_weight=1.0
+            delta = self._state[p].params - self._vector(p, learner.params)
+            payload = tuple(
+                encode_tensor(np.ascontiguousarray(value), self._cell.codec) for _, value in values_of(tensors, delta)
             )
-            parts.append(part)
+            parts.append(
+                Part(island_id=f"island-{i}", steps=steps, payload=payload, token_weight=1.0, staleness_weight=1.0)
+            )
         merged = merge_fragment(tensors, parts)
-        self.merges.merged(merged.cosine)
         self._state[p] = self._outer_step(self._state[p], merged.delta)
-        self.rounds += 1
         return payload_bytes(parts[0].payload) + merged.delta.nbytes
 
     def adopt(self, p: int, learners: list[Learner], mix: float) -> None:
@@ -262,11 +239,9 @@ class _Outer:
         return np.concatenate([np.asarray(leaves[t.name], np.float32).reshape(-1) for t in self._manifest.fragments[p]])
 
     def _placed(self, p: int, params: Params, vector: Vector) -> Params:
-        leaves, start = dict(flatten(params)), 0
-        for tensor in self._manifest.fragments[p]:
-            value = vector[start : start + tensor.size].reshape(tensor.shape)
-            leaves[tensor.name] = _like(leaves[tensor.name], value)
-            start += tensor.size
+        leaves = dict(flatten(params))
+        for name, value in values_of(self._manifest.fragments[p], vector):
+            leaves[name] = _like(leaves[name], value)
         return unflatten(params, leaves)
 
 
@@ -296,7 +271,7 @@ class _Pace:
 
     @property
     def journey_s(self) -> float:
-        """Of the slowest journey there and back."""
+        """Seconds of the slowest journey there and back."""
         return 2 * self._cell.longest_delay_s
 
     def busy_s(self, num_bytes: float) -> float:
@@ -310,5 +285,5 @@ def _data(task: Task, cell: CellSettings, index: int, seed: int) -> Iterator[Bat
 
 
 def _on_the_way(t: int, cell: CellSettings) -> bool:
-    """Whether a point of the loss curve is due after step ``t``."""
+    """Says whether a point of the loss curve is due after step ``t``."""
     return t < cell.steps and (t * cell.evaluations) // cell.steps > ((t - 1) * cell.evaluations) // cell.steps

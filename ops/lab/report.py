@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.wire.errors import ConfigError
-from ops.lab.experiment import Experiment, Kind, cell_key, contains, label, varying
-from ops.lab.records import Record, Stage
+from ops.lab.experiment import Experiment, Kind, label, varying
+from ops.lab.records import Record
 from ops.lab.statistics import Finding, Interval, Verdict, findings
 
 if TYPE_CHECKING:
@@ -42,22 +42,20 @@ _PUBLISHED = {Verdict.HOLDS: "reproduced", Verdict.FAILS: "not reproduced"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """An experiment with those records that are of its cells, and what its claims have come to."""
+    """An experiment with what was found.
+
+    Attributes:
+        experiment: What is asked.
+        results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
+    """
 
     experiment: Experiment
-    records: tuple[Record, ...]
-    findings: tuple[Finding, ...]
+    results: Sequence[Mapping[int, Record]]
 
-
-def chapter(experiment: Experiment, records: Iterable[Record]) -> Chapter:
-    """Judges the claims of an experiment, which run finished first making no difference.
-
-    Args:
-        experiment: What is asked.
-        records: Of its cells (:func:`ops.lab.schedule.current`).
-    """
-    ordered = tuple(sorted(records, key=lambda each: (str(cell_key(each.cell)), each.stage, each.seed)))
-    return Chapter(experiment=experiment, records=ordered, findings=findings(experiment.comparisons, ordered))
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The verdicts on its claims."""
+        return findings(self.experiment, self.results)
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -201,13 +199,18 @@ def loss_plot(of: Chapter) -> bytes:
 
     Cells with more lines than can be told apart are left out from the last one on.
     """
+    import numpy as np
+
     with _drawing((6.2, 3.6)) as (figure, axes):
         for i, (name, runs) in enumerate(list(_lines(of).items())[:LINES]):
-            xs, mean, low, high = _over_seeds(runs)
-            if xs:
-                colour = COLOURS[i % len(COLOURS)]
-                axes.plot(xs, mean, color=colour, linestyle=_STYLES[i % len(_STYLES)], linewidth=1.3, label=name)
-                axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+            points = min(len(run.curve) for run in runs)
+            curves = np.array([run.curve[-points:] for run in runs])  # seeds, points, (tokens, seconds, loss)
+            xs, losses = curves[:, :, 0].mean(axis=0) / 1e6, curves[:, :, 2]
+            colour = COLOURS[i % len(COLOURS)]
+            axes.plot(
+                xs, losses.mean(axis=0), color=colour, linestyle=_STYLES[i % len(_STYLES)], linewidth=1.3, label=name
+            )
+            axes.fill_between(xs, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.18, linewidth=0)
         axes.set(xlabel="tokens trained (millions)", ylabel="held-out loss", title=of.experiment.name)
         if axes.get_legend_handles_labels()[1]:
             axes.legend()
@@ -239,33 +242,15 @@ def _short(text: str, most: int = 76) -> str:
 
 
 def _lines(of: Chapter) -> dict[str, list[Record]]:
-    """Returns label -> final runs of a cell, in the order of the grid."""
-    final = [record for record in of.records if record.stage is Stage.FINAL and record.curve and not record.diverged]
+    """Returns label -> runs of a cell, in the order of the grid."""
     cells = of.experiment.cells()
     names = varying(cells)
     lines: dict[str, list[Record]] = {}
-    for cell in cells:
-        runs = [record for record in final if contains(record.cell, cell)]
+    for cell, by_seed in zip(cells, of.results, strict=True):
+        runs = [record for _, record in sorted(by_seed.items()) if record.curve and not record.diverged]
         if runs:
             lines.setdefault(label(cell, names), []).extend(runs)
     return lines
-
-
-def _over_seeds(records: Sequence[Record]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Returns tokens in millions, mean, lowest and highest loss, at the points of the first seed that all reached.
-
-    The first point of a run may be far above the others, at initialisation; without tokens it is left out.
-    """
-    import numpy as np
-
-    curves = [[(row[0] / 1e6, row[2]) for row in record.curve if row[0] > 0] for record in records]
-    curves = [points for points in curves if points and all(math.isfinite(loss) for _, loss in points)]
-    if not curves:
-        return [], [], [], []
-    first, last = max(points[0][0] for points in curves), min(points[-1][0] for points in curves)
-    xs = sorted({x for x, _ in curves[0] if first <= x <= last} | {first, last})
-    losses = np.array([np.interp(xs, [x for x, _ in points], [y for _, y in points]) for points in curves])
-    return xs, losses.mean(axis=0).tolist(), losses.min(axis=0).tolist(), losses.max(axis=0).tolist()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from aggregator.config import AggregatorConfig
 from broker.process import settings
@@ -20,7 +20,7 @@ from ops.run.outer_defaults import suited_to
 
 
 class Mode(StrEnum):
-    """How islands learn together."""
+    """A way for islands to learn together."""
 
     DATA_PARALLEL = "data-parallel"  # gradients are averaged at every step
     DILOCO = "diloco"  # everybody stops every H steps; one merge of the whole model
@@ -29,7 +29,7 @@ class Mode(StrEnum):
 
 
 class MergeRule(StrEnum):
-    """How pseudo-gradients of matrices are averaged; embeddings and the like always by the mean."""
+    """The average of pseudo-gradients of matrices; embeddings and the like always have the mean."""
 
     RDA = "rda"
     MEAN = "mean"
@@ -43,9 +43,6 @@ _EVENT_FIELDS = {
 }
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
 _YOUNGER = {"crashes": (), "restart_s": 10.0}
-
-#: The options of a task that can be told how many sequences to hold out.
-HOLDS_OUT: Final = frozenset({"context", "held_out_tokens"})
 
 #: What is not an experiment's subject is as in production.
 _PRODUCTION = AggregatorConfig()
@@ -190,7 +187,7 @@ class CellSettings:
 
     @property
     def longest_delay_s(self) -> float:
-        """Of the links of all islands that there are: a list may name more of them."""
+        """The longest delay of the islands that there are: a list may name more of them."""
         return max(self.delay_s(i) for i in range(self.islands))
 
 
@@ -227,10 +224,16 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
     return plain
 
 
-def key_of(cell: CellSettings, seed: int) -> str:
-    """Returns a digest of all that decides a run: the name under which its record is found again."""
-    text = json.dumps(resolved(cell) | {"seed": seed}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def key_of(cell: CellSettings, seed: int, sources: str = "") -> str:
+    """Returns a digest of all that decides a run: the name under which its record is found again.
+
+    Args:
+        cell: Its settings.
+        seed: Of parameters, data order and virtual time.
+        sources: Digest of a task of one's own; empty if there is none.
+    """
+    whole = resolved(cell) | {"seed": seed} | ({"sources": sources} if sources else {})
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _listed(value: Any) -> Any:

@@ -8,17 +8,16 @@ Student's 95 % interval. With one seed the interval is the whole line, and every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar, assert_never
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from scipy.special import stdtr, stdtrit
 
-from ops.lab.experiment import Cell, CellKey, Comparison, Equal, Kind, cell_key, contains, label, varying
-from ops.lab.records import Record, Stage
-
-T = TypeVar("T")
+from ops.lab.experiment import Comparison, Equal, Experiment, Kind, label, varying
+from ops.lab.records import Record
 
 #: Chance of a false "better". A two-sided interval of 95 % misses on one side in this share of the cases.
 ONE_SIDED = 0.025
@@ -28,7 +27,7 @@ TOLERANCE = 0.01
 
 
 class Verdict(StrEnum):
-    """What the data say about a claim."""
+    """The verdict of the data on a claim."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -36,13 +35,11 @@ class Verdict(StrEnum):
     IDENTICAL = "identical"  # what was compared changed nothing, so nothing was tested
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A mean, the half-width of the interval around it (infinite for one value), and the number of values."""
+class Interval(NamedTuple):
+    """A mean, and the half-width of the interval around it, which is infinite for one value."""
 
     mean: float
     half_width: float
-    count: int
 
     @property
     def low(self) -> float:
@@ -56,52 +53,29 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Returns the mean of independent values with Student's two-sided 95 % interval.
-
-    Raises:
-        ValueError: There are no values.
-    """
+    """Returns the mean of independent values, one at least, with Student's two-sided 95 % interval."""
     n = len(values)
-    if n == 0:
-        raise ValueError("an interval needs at least one value")
-    mean = math.fsum(values) / n
     if n == 1:
-        return Interval(mean=mean, half_width=math.inf, count=1)
-    quantile = float(stdtrit(n - 1, 1 - ONE_SIDED))
-    return Interval(mean=mean, half_width=quantile * _standard_error(values), count=n)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    n = len(values)
-    mean = math.fsum(values) / n
-    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (n - 1) / n)
+        return Interval(values[0], math.inf)
+    return Interval(fmean(values), float(stdtrit(n - 1, 1 - ONE_SIDED)) * stdev(values) / math.sqrt(n))
 
 
 def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
     """Says whether a claim holds for every value in the interval, for none, or for some."""
-    low, high = found.low, found.high
-    match kind:
-        case Kind.NOT_WORSE:
-            holds, fails = high <= margin, low > margin
-        case Kind.BETTER:
-            holds, fails = high < -margin, low >= -margin
-        case Kind.EQUAL:
-            holds, fails = -margin <= low and high <= margin, low > margin or high < -margin
-        case _:
-            assert_never(kind)
+    if kind is Kind.BETTER:
+        holds, fails = found.high < -margin, found.low >= -margin
+    else:
+        holds, fails = found.high <= margin, found.low > margin
     return Verdict.HOLDS if holds else Verdict.FAILS if fails else Verdict.INCONCLUSIVE
 
 
 def p_better(differences: Sequence[float], margin: float) -> float:
-    """Returns the chance of a mean this low if the truth were -margin: the one-sided p-value of a "better" claim.
+    """Returns the one-sided p-value of a "better" claim, from two differences at least.
 
-    Raises:
-        ValueError: There are fewer than two differences.
+    It is the chance of a mean this low if the truth were -margin.
     """
-    if len(differences) < 2:
-        raise ValueError("a p-value needs at least two differences")
-    above = math.fsum(differences) / len(differences) + margin
-    error = _standard_error(differences)
+    above = fmean(differences) + margin
+    error = stdev(differences) / math.sqrt(len(differences))
     if error == 0:
         return 0.0 if above < 0 else 1.0
     return float(stdtr(len(differences) - 1, above / error))
@@ -121,48 +95,16 @@ def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...
     return tuple(stands)
 
 
-# --- pairs ----------------------------------------------------------------------------------------------------------
-
-
-def sides(comparison: Comparison, things: Iterable[T], *, cell_of: Callable[[T], Cell]) -> tuple[list[T], list[T]]:
-    """Returns which of some things with a cell are of the candidate, and which of the rest are of the baseline."""
-    candidates, baselines = [], []
-    for each in things:
-        if contains(cell_of(each), comparison.candidate):
-            candidates.append(each)
-        elif contains(cell_of(each), comparison.baseline):
-            baselines.append(each)
-    return candidates, baselines
-
-
-def groups(comparison: Comparison, candidates: Iterable[T], *, cell_of: Callable[[T], Cell]) -> dict[CellKey, list[T]]:
-    """Returns the candidates by what is neither selected nor ignored: there is a verdict for each of these groups."""
-    found: dict[CellKey, list[T]] = {}
-    for each in candidates:
-        key = cell_key(cell_of(each), without=(*comparison.candidate, *comparison.ignore))
-        found.setdefault(key, []).append(each)
-    return found
-
-
-def fits(baseline: Cell, group: Cell, comparison: Comparison) -> bool:
-    """Says whether a baseline's cell fits a group.
-
-    A field that only one of both has is no difference: data-parallel training has no quorum, and serves for all.
-    """
-    free = {*comparison.candidate, *comparison.baseline, *comparison.ignore}
-    return contains(baseline, {name: value for name, value in group.items() if name in baseline and name not in free})
-
-
 # --- findings -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the records say about a claim in one group of cells.
+    """The verdict on a claim in one group of cells.
 
     Attributes:
         comparison: The claim.
-        group: The fields that candidate and baseline share here; empty if nothing of the candidate was run.
+        group: The fields that candidate and baseline share here.
         name: The group in a few words.
         differences: Seed -> candidate / baseline - 1 of the losses.
         interval: Mean and interval of the differences; None if there are none.
@@ -181,15 +123,21 @@ class Finding:
     reason: str = ""
 
 
-def findings(comparisons: Iterable[Comparison], records: Iterable[Record]) -> tuple[Finding, ...]:
+def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) -> tuple[Finding, ...]:
     """Returns the verdicts of one experiment; "better" claims are corrected for how many there are (Holm).
 
     Args:
-        comparisons: Of one experiment, which is the family that is corrected for.
-        records: Of the same; tuning runs do not count.
+        experiment: Its claims are the family that is corrected for.
+        results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
     """
-    final = [record for record in records if record.stage is Stage.FINAL]
-    found = [finding for comparison in comparisons for finding in _of_claim(comparison, final)]
+    found = []
+    for comparison in experiment.comparisons:
+        pairings = experiment.pairings(comparison)
+        shown = varying(pairing.group for pairing in pairings)
+        for pairing in pairings:
+            finding = Finding(comparison=comparison, group=pairing.group, name=label(pairing.group, shown))
+            # A file that was checked has one cell on each side.
+            found.append(_judged(finding, results[pairing.candidates[0]], results[pairing.baselines[0]]))
     family = [i for i, finding in enumerate(found) if finding.p_value is not None]
     stands = holm([found[i].p_value or 0.0 for i in family])
     for i, stand in zip(family, stands, strict=True):
@@ -199,42 +147,9 @@ def findings(comparisons: Iterable[Comparison], records: Iterable[Record]) -> tu
     return tuple(found)
 
 
-def _of_claim(comparison: Comparison, records: Sequence[Record]) -> list[Finding]:
-    candidates, baselines = sides(comparison, records, cell_of=_cell)
-    if not candidates:
-        return [Finding(comparison=comparison, group={}, name="all", reason="nothing of the candidate was run")]
-    of_groups = groups(comparison, candidates, cell_of=_cell)
-    shown = dict.fromkeys((*comparison.by, *varying(dict(group) for group in of_groups)))
-    found = []
-    for key in sorted(of_groups, key=lambda key: [_rank(dict(key).get(name)) for name in shown]):
-        group = dict(key)
-        matching = [record for record in baselines if fits(record.cell, group, comparison)]
-        finding = Finding(comparison=comparison, group=group, name=label(group, shown))
-        found.append(_judged(finding, of_groups[key], matching))
-    return found
-
-
-def _cell(record: Record) -> Cell:
-    return record.cell
-
-
-def _rank(value: Any) -> tuple[Any, ...]:
-    """Sorts numbers by size, then text."""
-    return (0, value) if isinstance(value, int | float) else (1, str(value))
-
-
-def _judged(finding: Finding, candidates: Sequence[Record], baselines: Sequence[Record]) -> Finding:
+def _judged(finding: Finding, ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> Finding:
     """Pairs the runs of a group by seed, and judges the differences."""
     comparison = finding.comparison
-    if not baselines:
-        return replace(finding, reason="nothing of the baseline was run")
-    for who, runs in (("candidate", candidates), ("baseline", baselines)):
-        if len(runs) != len({record.seed for record in runs}):
-            names = ", ".join(varying(record.cell for record in runs)) or "settings outside the cell"
-            reason = f"several runs of the {who} with the same seed differ in {names}: name it in the comparison"
-            return replace(finding, reason=reason)
-    ours = {record.seed: record for record in candidates}
-    theirs = {record.seed: record for record in baselines}
     both = sorted(ours.keys() & theirs.keys())
     if unlike := _unlike([(ours[seed], theirs[seed]) for seed in both]):
         return replace(finding, reason=unlike)
@@ -278,15 +193,11 @@ def _unlike(pairs: Sequence[tuple[Record, Record]]) -> str:
 def _unequal(pairs: Sequence[tuple[Record, Record]], what: Equal) -> str:
     """Says in which pair one run has spent more than the other; empty if they are level."""
     for ours, theirs in pairs:
-        mine, other = _spent(ours, what), _spent(theirs, what)
+        mine, other = (each.tokens if what is Equal.TOKENS else each.virtual_s for each in (ours, theirs))
         if other and abs(mine / other - 1) > TOLERANCE:
             unit = "trained tokens" if what is Equal.TOKENS else "virtual seconds"
             return f"{unit} differ by more than {TOLERANCE:.0%} (seed {ours.seed}: {mine:,.0f} and {other:,.0f})"
     return ""
-
-
-def _spent(record: Record, what: Equal) -> float:
-    return record.tokens if what is Equal.TOKENS else record.virtual_s
 
 
 def _doubt(candidates: Sequence[float], baselines: Sequence[float]) -> str:

@@ -1,25 +1,20 @@
 """Real training inside virtual time: the work that :mod:`ops.virtual.work` plugs into the simulated processes.
 
 Everything that touches a tensor is production code: the task's train step, the island's reference and placement, the
-aggregator's merge and outer step. What is added is when steps run. Nobody sees the effect of an inner step until its
-result is handed over, or something is installed. So steps are put off until then, and run in a row
-(:mod:`ops.lab.strides`). Copies are put off likewise: an island copies a fragment at every boundary, and most copies
-are replaced before anybody asks for them.
+aggregator's merge and outer step. What is added is when steps run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from aggregator.events import Commit, Inspection, Merge, Plant
 from aggregator.merge import versions
 from aggregator.merge.inspection import inspect
-from aggregator.merge.outer_step import FragmentState, OuterStep
+from aggregator.merge.outer_step import FragmentState, OuterStep, Vector
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Version
 from broker.wire.ranges import StepRange
@@ -34,7 +29,6 @@ from islands.session.training_state import Position, Snapshot
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.faults import TamperedTensors
 from ops.lab.settings import MergeRule
-from ops.lab.strides import Step, Strides, put_off
 
 
 def kinds_of(task: Task, params: Params, merge: MergeRule) -> dict[str, str]:
@@ -51,27 +45,23 @@ def kinds_of(task: Task, params: Params, merge: MergeRule) -> dict[str, str]:
     return kinds
 
 
-@dataclass(slots=True)
-class Merges:
-    """The durable global parameters of a run, fragment by fragment, and how far contributions agreed."""
+#: The durable global parameters of a run, fragment by fragment.
+Durable = dict[int, FragmentState]
+#: Judges parameters on the way: a few sequences.
+Judge = Callable[[Params], float]
 
-    durable: dict[int, FragmentState] = field(default_factory=dict)
-    cosines: list[float] = field(default_factory=list)
 
-    def merged(self, cosine: float | None) -> None:
-        """Notes the mean cosine between the contributions of a round."""
-        if cosine is not None:
-            self.cosines.append(cosine)
-
-    @property
-    def cosine(self) -> float | None:
-        """The mean over all rounds; None where nothing was merged."""
-        return float(np.mean(self.cosines)) if self.cosines else None
+def values_of(tensors: Iterable[TensorSpec], vector: Vector) -> Iterator[tuple[str, Vector]]:
+    """Yields the name and the value, in its shape, of every tensor of a fragment."""
+    start = 0
+    for tensor in tensors:
+        yield tensor.name, vector[start : start + tensor.size].reshape(tensor.shape)
+        start += tensor.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What the work needs to know of a cell, beside the task.
+    """The settings of a cell that an island's training depends on, beside the task.
 
     Attributes:
         kinds: Of tensors, over those of the task.
@@ -93,20 +83,17 @@ class Rule:
 class TrainingIsland:
     """The parameters of one life of one island: see :class:`ops.virtual.work.IslandWork`."""
 
-    def __init__(self, task: Task, rule: Rule, strides: Strides) -> None:
-        self.put_off: list[Step] = []
-        self.steps_run = 0
+    def __init__(self, task: Task, rule: Rule) -> None:
         self.params, self.opt_state = task.init(rule.seed)
         self.tensors = tensor_specs(self.params, rule.kinds, task.unit_axes)
         self.tokens_per_step = task.tokens_per_step
-        self._task, self._rule, self._strides = task, rule, strides
+        self._task, self._rule = task, rule
         self._parameters = Parameters(self.params)
         self._manifest: FragmentManifest
         self._core: Island
         self._references: tuple[Reference, ...] = ()
         self._placements: tuple[Placement, ...] = ()
         self._copies: dict[int, list[Any]] = {}
-        self._to_copy: dict[int, int] = {}  # fragment -> after how many steps
         self._prepared: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._data: Iterator[Batch]
         self._beginning: InitialValues
@@ -128,50 +115,23 @@ class TrainingIsland:
         return encode_seed(self._manifest.fragments[fragment_id], leaves)
 
     def train(self, own_tokens: int) -> None:
-        """Puts off one inner step, with the batch and the schedule of now."""
+        """Runs one inner step, with the batch and the schedule of now."""
         fleet_tokens = self._rule.fleet_tokens
         step = int(self._core.schedule_tokens(own_tokens) / fleet_tokens)
         schedule = Schedule(step=step, total_steps=self._rule.total_tokens // fleet_tokens)
-        self.put_off.append(put_off(next(self._data), schedule))
-
-    def _catch_up(self, until: int | None = None) -> None:
-        """Runs the steps that were put off: every one, or until ``until`` have been run in all."""
-        while self.put_off and (until is None or self.steps_run < until):
-            steps = self._next_steps(None if until is None else until - self.steps_run)
-            self.params, self.opt_state = self._strides.run(self.params, self.opt_state, steps)
-
-    def _next_steps(self, most: int | None) -> list[Step]:
-        """Takes the next of the steps that were put off: ``most`` at most, and none beyond a copy that is due."""
-        for fragment_id in [p for p, steps in self._to_copy.items() if steps == self.steps_run]:
-            self._copy_now(fragment_id)
-        until_copies = [steps - self.steps_run for steps in self._to_copy.values()]
-        count = min([len(self.put_off) if most is None else most, *until_copies])
-        taken, self.put_off = self.put_off[:count], self.put_off[count:]
-        self.steps_run += len(taken)
-        return taken
+        self.params, self.opt_state, _ = self._task.train(self.params, self.opt_state, next(self._data), schedule)
 
     def copy(self, fragment_id: int) -> None:
-        """Has a fragment copied as it is after every step so far; an earlier copy is forgotten."""
-        self._copies.pop(fragment_id, None)
-        self._to_copy[fragment_id] = self.steps_run + len(self.put_off)
+        """Copies a fragment; an earlier copy of it is forgotten."""
+        leaves = self._parameters.of_fragment(self.params, fragment_id)
+        self._copies[fragment_id] = self._placements[fragment_id].copy(leaves)
 
     def forget(self, fragment_id: int) -> None:
-        """Nobody will ask for a fragment's copy."""
+        """Drops the copy of a fragment: nobody will ask for it."""
         self._copies.pop(fragment_id, None)
-        self._to_copy.pop(fragment_id, None)
-
-    def _copy_now(self, fragment_id: int) -> None:
-        del self._to_copy[fragment_id]
-        leaves = self._parameters.of_fragment(self.params, fragment_id)
-        stay_valid = self._strides.agrees is True  # when the next step is run
-        self._copies[fragment_id] = leaves if stay_valid else self._placements[fragment_id].copy(leaves)
 
     def capture(self, fragment_id: int, steps: StepRange) -> Payload:
         """Returns reference minus copy, encoded."""
-        if fragment_id in self._to_copy:
-            self._catch_up(self._to_copy[fragment_id])
-        if fragment_id in self._to_copy:
-            self._copy_now(fragment_id)
         copies = [placement.to_host(leaf) for leaf in self._copies.pop(fragment_id)]
         reference = self._references[fragment_id]
         return reference.capture(copies, self._rule.codec, feedback=self._rule.feedback)
@@ -184,7 +144,6 @@ class TrainingIsland:
 
     def install(self, fragment_id: int) -> None:
         """Adopts the version that was prepared."""
-        self._catch_up()
         self.forget(fragment_id)
         shift, keep = self._prepared.pop(fragment_id)
         here, reference = self._placements[fragment_id], self._references[fragment_id]
@@ -197,14 +156,12 @@ class TrainingIsland:
 
     def refresh_optimizer(self) -> None:
         """Starts with an optimizer that has seen no step, and with unsynchronised parameters as they were."""
-        self._catch_up()
         local = self._beginning.restored(self._parameters.of_none(self.params))
         self.params = self._parameters.replace_local(self.params, local)
         self.opt_state = self._task.fresh_optimizer(self.params)
 
     def copy_state(self) -> tuple[tuple[Payload, ...], int]:
         """Returns copies of the optimizer's leaves, as a donor sends them."""
-        self._catch_up()
         snapshot = Snapshot(state=checkpoint.copied(self.opt_state), cursor=0, local=())
         return state_parts.cut(checkpoint.packed(snapshot, (), Position(0, 0), 0))
 
@@ -219,16 +176,14 @@ class TrainingIsland:
 
     def end(self) -> None:
         """Gives the parameters back: a run may see hundreds of lives."""
-        self.put_off.clear()
-        self._to_copy.clear()
         self.params = self.opt_state = None
 
 
 class TrainingAggregator:
     """The global parameters: see :class:`ops.virtual.work.AggregatorWork`."""
 
-    def __init__(self, merges: Merges, outer_step: OuterStep) -> None:
-        self._merges = merges
+    def __init__(self, durable: Durable, outer_step: OuterStep) -> None:
+        self._durable = durable
         self._outer_step = outer_step
         self._manifest: FragmentManifest | None = None
         self._pending: dict[int, versions.Made] = {}
@@ -250,20 +205,19 @@ class TrainingAggregator:
     def merge(self, action: Merge) -> str:
         """Makes the next version from the newest durable one."""
         p = action.fragment_id
-        made, merged = versions.merge(self._tensors(p), action, self._merges.durable[p], self._outer_step)
-        self._merges.merged(merged.cosine)
+        made, _ = versions.merge(self._tensors(p), action, self._durable[p], self._outer_step)
         self._pending[p] = made
         return made.digest
 
     def persist(self, commit: Commit) -> None:
-        """What was made last is durable."""
+        """Makes durable what was made last."""
         made = self._pending[commit.fragment_id]
         assert made.digest == commit.digest
-        self._merges.durable[commit.fragment_id] = made.state
+        self._durable[commit.fragment_id] = made.state
 
     def payload(self, fragment_id: int, digest: str) -> Payload:
         """Returns the durable parameters, float32."""
-        return versions.payload_of(self._tensors(fragment_id), self._merges.durable[fragment_id], Codec.F32)
+        return versions.payload_of(self._tensors(fragment_id), self._durable[fragment_id], Codec.F32)
 
     def _tensors(self, fragment_id: int) -> tuple[TensorSpec, ...]:
         assert self._manifest is not None
@@ -273,17 +227,17 @@ class TrainingAggregator:
 class Training:
     """Makes works that train: see :class:`ops.virtual.work.Works`."""
 
-    def __init__(self, task: Task, rule: Rule, strides: Strides, outer_step: OuterStep) -> None:
-        self.merges = Merges()
-        self._task, self._rule, self._strides, self._outer_step = task, rule, strides, outer_step
+    def __init__(self, task: Task, rule: Rule, outer_step: OuterStep) -> None:
+        self.durable: Durable = {}
+        self._task, self._rule, self._outer_step = task, rule, outer_step
 
     def island(self, island_id: str, life: int) -> TrainingIsland:
         """See :class:`ops.virtual.work.Works`."""
-        return TrainingIsland(self._task, self._rule, self._strides)
+        return TrainingIsland(self._task, self._rule)
 
     def aggregator(self) -> TrainingAggregator:
         """See :class:`ops.virtual.work.Works`."""
-        return TrainingAggregator(self.merges, self._outer_step)
+        return TrainingAggregator(self.durable, self._outer_step)
 
     def tampered(self) -> TamperedTensors:
         """See :class:`ops.virtual.work.Works`."""

@@ -24,7 +24,7 @@ _LIGHT_PYTHON = (sys.executable, "-I", "-S")  # no site-packages: starts in 10 m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to run.
+    """A process to be run.
 
     Attributes:
         name: Of the process: its log file is ``NAME.log``.
@@ -83,7 +83,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of the group that it leads."""
+        """The id of the process, and of the group that it leads."""
         return self._process.pid
 
     def poll(self) -> int | None:

@@ -26,10 +26,11 @@ from ops.processes.supervision import Ended, GiveUp, Restart, RestartPolicy, Sup
 STOP_WITHIN_S = 4.0
 #: A process that does not listen after so long hangs.
 START_WITHIN_S = 60.0
+LOOPBACK = "127.0.0.1"
 
 
 class Change(StrEnum):
-    """What became of a process."""
+    """A change in the life of a process."""
 
     STARTED = "started"
     DIED = "died"  # and will be restarted
@@ -213,49 +214,47 @@ class LocalCluster:
 # --- ports ------------------------------------------------------------------------------------------------------
 
 
-def free_ports(count: int, *, host: str = "127.0.0.1", random_source: random.Random | None = None) -> int:
-    """Returns the first of ``count`` adjacent TCP ports that nobody listens on.
+def free_ports(count: int) -> int:
+    """Returns the first of ``count`` adjacent TCP ports that nobody listens on, on loopback.
 
     They lie below the range from which the kernel takes ports for outgoing connections: one of those may be in use by
     the time we listen, and a client that connects to its own outgoing port before we listen even talks to itself.
     """
-    source = random.Random() if random_source is None else random_source
     lowest_outgoing = _lowest_outgoing_port()
     low, high = (10_000, lowest_outgoing) if lowest_outgoing > 12_000 else (10_000, 60_000)
     for _ in range(200):
-        first = source.randrange(low, high - count)
-        if are_free(range(first, first + count), host=host):
+        first = random.randrange(low, high - count)
+        if are_free(range(first, first + count)):
             return first
-    raise ConfigError("port", 0, f"no {count} adjacent free ports were found on {host}; name one")
+    raise ConfigError("port", 0, f"no {count} adjacent free ports were found; name one")
 
 
-def are_free(ports: Sequence[int] | range, *, host: str = "127.0.0.1") -> bool:
-    """Says whether all of these TCP ports can be listened on now."""
+def are_free(ports: Sequence[int] | range) -> bool:
+    """Says whether all of these TCP ports of loopback can be listened on now."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((host, port))
+                probe.bind((LOOPBACK, port))
             except OSError:
                 return False
     return True
 
 
 def wait_until_listening(
-    port: int, *, host: str = "127.0.0.1", alive: Callable[[], bool] = lambda: True, within_s: float = START_WITHIN_S
+    port: int, *, alive: Callable[[], bool] = lambda: True, within_s: float = START_WITHIN_S
 ) -> bool:
     """Returns True as soon as something accepts connections on a port, False if nothing does in time.
 
     Args:
         port: The port.
-        host: Where it is.
         alive: Whether the process that is to listen is there; it is not waited for once it has ended.
         within_s: For how long it is waited for: the limit is for what hangs, a busy machine takes its time.
     """
     ends_s = time.monotonic() + within_s
     while time.monotonic() < ends_s and alive():
         try:
-            with socket.create_connection((host, port), timeout=1.0):
+            with socket.create_connection((LOOPBACK, port), timeout=1.0):
                 return True
         except OSError:
             time.sleep(0.02)

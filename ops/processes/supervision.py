@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How patient the supervisor is.
+    """The patience of the supervisor.
 
     Attributes:
         first_delay_s: Before the first restart of a process that died young; doubles with each further one.
@@ -60,7 +60,7 @@ Verdict = Restart | GiveUp | Ended
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What is remembered of one process: how often it was restarted, and its deaths in a row before settling."""
+    """The history of one process: how often it was restarted, and its deaths in a row before settling."""
 
     restarts: int = 0
     young_deaths: int = 0

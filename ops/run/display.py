@@ -110,7 +110,7 @@ def line(progress: Progress) -> str:
 
 
 def _figures(progress: Progress) -> list[tuple[str, str]]:
-    """What can be said already."""
+    """Returns the figures that are known already."""
     figures = []
     if progress.versions is not None:
         low, high = progress.versions

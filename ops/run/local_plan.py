@@ -67,7 +67,7 @@ _DECIDED_HERE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpConfig:
-    """What only ``up`` needs to know; every field is a flag of it and a key of the table ``[up]``."""
+    """The settings of ``up`` alone; every field is a flag of it and a key of the table ``[up]``."""
 
     run_dir: Path | None = setting(
         None, "directory of the run, new or empty (default: a new one in runs/)", subject="this machine"
@@ -149,7 +149,7 @@ class LocalPlan:
 
     @property
     def outer(self) -> OuterDefaults:
-        """What is done with islands' changes; how a task of one's own has them merged is not known here."""
+        """The outer step and the merge rule; how a task of one's own has them merged is not known here."""
         return OuterDefaults(
             merge=self.task.get("merge", ADAMW.merge) if self.island.task == LANGUAGE else "",
             outer_learning_rate=self.aggregator.outer_learning_rate,
@@ -178,12 +178,12 @@ class LocalPlan:
         return tuple(self.shards)
 
     def store_of(self, aggregator_id: str) -> Path:
-        """Where an aggregator keeps its versions."""
+        """Returns the folder of an aggregator's versions."""
         return self.aggregator.store if aggregator_id == "aggregator" else self.run_dir / aggregator_id / "store"
 
     @property
     def reports(self) -> tuple[Path, ...]:
-        """What each shard's aggregator writes when it ends."""
+        """The reports that the aggregators of all shards write when they end."""
         own = (self.run_dir / f"aggregator-{shard}" / REPORT for shard in range(1, self.aggregator.shards))
         return (self.run_dir / REPORT, *own)
 
@@ -202,12 +202,12 @@ class LocalPlan:
 
     @property
     def keys_dir(self) -> Path:
-        """Where the keys of all processes are, if they have any."""
+        """The folder of the keys of all processes, if they have any."""
         return self.run_dir / "keys"
 
     @property
     def identities(self) -> list[Identity]:
-        """Whom the broker lets in, if keys are in use."""
+        """The identities that the broker lets in, if keys are in use."""
         islands = [Identity(role=KeyRole.ISLAND, name=island_id) for island_id in self.island_ids]
         return [Identity(role=KeyRole.AGGREGATOR, name=str(KeyRole.AGGREGATOR)), *islands]
 

@@ -15,7 +15,7 @@ _PRODUCTION = AggregatorConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterDefaults:
-    """What a run does with the islands' changes unless it is told otherwise.
+    """The merge rule and the outer step of a run that is not told otherwise.
 
     Attributes:
         merge: How changes of matrices are merged: ``rda`` or ``mean``.

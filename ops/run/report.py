@@ -29,7 +29,7 @@ _NOTHING: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What only the supervisor knows.
+    """The facts of a run that only the supervisor knows.
 
     Attributes:
         run_id: The run's name.

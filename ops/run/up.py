@@ -72,7 +72,7 @@ class GaveUp(Exception):
 
 
 def _sentence(err: Exception) -> str:
-    """What went wrong, without the end of the log that tells more."""
+    """Returns the error in a sentence, without the end of the log that tells more."""
     return str(err).partition("; the end of ")[0].partition("\n")[0]
 
 
@@ -285,7 +285,7 @@ class LocalRun:
         return build_report(self._counted(), facts, before=judged[0], after=judged[1])
 
     def _counted(self) -> dict[str, Any] | None:
-        """What the aggregators wrote; without that of one shard the rest would not add up."""
+        """Returns what the aggregators counted; without that of one shard the rest would not add up."""
         try:
             counted = [json.loads(path.read_text(encoding="utf-8")) for path in self.plan.reports]
         except (OSError, ValueError):

@@ -1,6 +1,5 @@
 """The laboratory's command with real processes: run, killed, gone on with, reported."""
 
-import argparse
 import json
 import os
 import signal
@@ -10,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError, Unavailable
 from ops import cli
-from ops.lab import command, runner
-from ops.lab.command import as_they_are
-from ops.lab.records import path_of, read
-from ops.lab.schedule import load
+from ops.lab.records import read
 from tests.local_run import descendants, is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,50 +60,38 @@ def here(*arguments):
 @pytest.mark.timeout(300)
 def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path, capsys):
     records = tmp_path / "records"
-    arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", records, "--jobs", "1"]
-    with subprocess.Popen(
-        [*map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    arguments = ["run", experiment, "--records", records, "--jobs", "1", "--max-seeds", "1"]
+    whole = [sys.executable, "-m", "ops", "lab", *map(str, arguments)]
+    with subprocess.Popen(whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "begins" in line:
-                break
-        assert here("run", experiment, "--records", records) == 1
-        assert "is being run already" in capsys.readouterr().err
-        for line in process.stdout:
-            if "3 to go" in line:  # one run is done
-                break
-        assert "begins" in process.stdout.readline()
+        begun = 0
+        while begun < 2:  # the first run is done, and the second is on its way
+            begun += "begins" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(timeout=40) == 130
     assert "stopped" in rest
     assert "Traceback" not in rest
     kept = read(records, "stopped")
-    assert 1 <= len(kept) < 4
+    assert len(kept) == 1
 
-    # A writer that was killed in the middle of a line leaves a torn end.
-    with (records / "stopped.jsonl").open("a") as file:
-        file.write('{"experiment": "stop')
-    done = lab("run", experiment, "--records", records)
+    done = lab(*arguments)
     assert done.returncode == 0, done.stderr
     assert "complete" in done.stdout
-    found = read(records, "stopped")
-    assert len(found) == 4
-    assert found[: len(kept)] == kept
+    assert read(records, "stopped")[:1] == kept
 
     assert here("show", experiment, "--records", records, "--json") == 0
     row = json.loads(capsys.readouterr().out)
-    assert (row["experiment"], row["runs"], row["due"], row["due_after_them"]) == ("stopped", 4, 0, 0)
+    assert (row["experiment"], row["runs"], row["due"]) == ("stopped", 2, 2)
     (claim,) = row["claims"]
-    assert (claim["verdict"], claim["seeds"], claim["margin"]) == ("holds", 2, 0.5)
-    assert abs(claim["difference"]) + claim["half_width"] < 0.5
+    assert (claim["verdict"], claim["seeds"], claim["margin"]) == ("inconclusive", 1, 0.5)
+    assert abs(claim["difference"]) < 0.5
 
     page = tmp_path / "results.md"
     assert here("report", "--records", records, "--out", page, "--experiments", tmp_path) == 0
     text = page.read_text()
     assert "Does a run that was stopped go on?" in text
-    assert f"{100 * claim['difference']:+.2f} % ± {100 * claim['half_width']:.2f} %" in text
+    assert f"{100 * claim['difference']:+.2f} %" in text
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["stopped-claims.svg", "stopped-loss.svg"]
 
 
@@ -124,22 +107,6 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
     assert done.returncode == 1
     assert "task.batch" in done.stdout
     assert len(read(tmp_path / "records", "stopped")) == 1
-
-
-def test_wrong_flags_and_files_are_named(experiment, tmp_path):
-    (tmp_path / "other.toml").write_text(EXPERIMENT.replace("fragments", "fragmnts"))
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    for arguments, word in (
-        (("run", experiment, "--jobs", "0"), "--jobs"),
-        (("run", experiment, "--budget", "-3"), "--budget"),
-        (("run", experiment, "--records", tmp_path / "records.jsonl.xz"), "--records"),
-        (("run", tmp_path / "none.toml"), "none.toml"),
-        (("run", experiment, tmp_path / "other.toml"), "fragmnts"),  # before the first one is run
-        (("show", experiment, "--records", tmp_path / "nowhere"), "nowhere"),
-    ):
-        with pytest.raises(ConfigError, match=word):
-            command.run(parser.parse_args(list(map(str, arguments))))
 
 
 @pytest.mark.timeout(150)
@@ -163,39 +130,3 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
     assert len(list(tmp_path.glob("atoll-lab-*-stopped"))) == 1
     lab("run", experiment, "--records", tmp_path / "records", "--limit", "0.000001", env=os.environ | scratch)
     assert not list(tmp_path.glob("atoll-lab-*-stopped"))  # nor is its folder left: the next command has removed it
-
-
-@pytest.mark.timeout(300)
-def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in_its_file(
-    experiment, tmp_path, monkeypatch
-):
-    """Hours of work have no other copy: its folder goes with the command."""
-
-    def full(directory, record):
-        raise Unavailable(f"cannot append to {path_of(directory, record.experiment)}", definite=False)
-
-    said, records = [], tmp_path / "records"
-    with monkeypatch.context() as disk:
-        disk.setattr(runner, "append", full)
-        running = runner.Runner(experiment=load(experiment), directory=records, jobs=1, say=said.append)
-        with pytest.raises(Unavailable):
-            running.run(lambda: None)
-    (told,) = (line for line in said if "this line belongs to" in line)
-    (records / "stopped.jsonl").write_text(told.partition("\n")[2] + "\n")
-    assert len(read(records, "stopped")) == 1
-
-
-@pytest.mark.timeout(300)
-def test_no_more_is_run_of_a_task_that_is_edited_meanwhile(experiment, tmp_path, monkeypatch):
-    """What ran with it as it is now would not count, and be run again and again."""
-    (tmp_path / "edited_meanwhile.py").write_text("from examples.numpy_task import task\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    experiment.write_text(EXPERIMENT.replace("examples.numpy_task:task", "edited_meanwhile:task"))
-    said = []
-    running = runner.Runner(
-        experiment=as_they_are(load(experiment)), directory=tmp_path / "records", jobs=1, say=said.append
-    )
-    (tmp_path / "edited_meanwhile.py").write_text("from examples.numpy_task import task  # edited\n")
-    assert not running.run(lambda: None)
-    assert sum("begins" in line for line in said) == 1
-    assert "edited_meanwhile was edited meanwhile: the same command goes on with it as it is now" in said[-1]

@@ -10,7 +10,6 @@ from islands.tasks.task import load_task
 from ops.faults import MISBEHAVIORS, FaultKind
 from ops.lab.decoupled import global_params, plan_of
 from ops.lab.settings import cell_settings
-from ops.lab.strides import Strides
 from ops.lab.training import Rule, Training
 from ops.virtual.plan import IslandPlan
 from ops.virtual.simulation import Simulation
@@ -36,13 +35,13 @@ def loss_after(manners: tuple[FaultKind, ...]) -> tuple[float, Simulation]:
         fleet_tokens=fleet_tokens,
         total_tokens=STEPS * fleet_tokens,
     )
-    training = Training(TASK, rule, Strides(TASK), make_outer_step(1.0, 0.0))
+    training = Training(TASK, rule, make_outer_step(1.0, 0.0))
     plan = plan_of(cell, 0, STEPS * fleet_tokens, per_step)
     rogues = tuple(IslandPlan(island_id=f"rogue-{each}", step_time_s=1.0, jitter=0.0, manner=each) for each in manners)
     config = replace(plan.config, islands=islands, quarantine_s=30.0)
     simulation = Simulation(replace(plan, islands=(*plan.islands, *rogues), config=config), training)
     assert simulation.run(20.0 * STEPS)
-    params = global_params(TASK.init(0)[0], simulation.disk.manifest, training.merges)
+    params = global_params(TASK.init(0)[0], simulation.disk.manifest, training.durable)
     return TASK.evaluate(params), simulation
 
 

@@ -12,10 +12,9 @@ import pytest
 
 from broker.wire.errors import ConfigError
 from ops.lab import command, report
-from ops.lab.experiment import Experiment, comparison_of
 from ops.lab.records import append, read
 from ops.lab.schedule import current, load
-from tests.synthetic import CLAIM, pairs, record
+from tests.synthetic import CLAIM, chapter, pairs, record
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "examples" / "lab").glob("*.toml"))
@@ -24,12 +23,11 @@ EXPERIMENTS = sorted((ROOT / "examples" / "lab").glob("*.toml"))
 @pytest.fixture(scope="module")
 def published():
     """The chapters of all experiments whose records are in the repository."""
-    records, chapters = read(ROOT / command.PUBLISHED), []
+    chapters = []
     for path in EXPERIMENTS:
         experiment = load(path.relative_to(ROOT))
-        mine = [record for record in records if record.experiment == experiment.name]
-        chapters.append(report.chapter(experiment, current(experiment, mine)))
-    assert sum(len(each.records) for each in chapters) >= len(records)
+        records = read(ROOT / command.PUBLISHED, experiment.name)
+        chapters.append(report.Chapter(experiment=experiment, results=current(experiment, records)))
     return chapters
 
 
@@ -50,9 +48,9 @@ def test_the_page_of_results_is_what_the_records_give(published, monkeypatch):
 def test_the_records_in_the_repository_answer_their_experiment(path):
     experiment = load(path)
     row = command.standing(experiment, read(ROOT / command.PUBLISHED, experiment.name))
-    assert (row["due"], row["due_after_them"], row["left_out"]) == (0, 0, 0)
+    assert (row["due"], row["left_out"]) == (0, 0)
     assert json.loads(json.dumps(row, allow_nan=False)) == row
-    for name in (*row, *row["claims"][0], *(row["tuned"] or [{}])[0]):
+    for name in (*row, *row["claims"][0], *row["cells"][0]):
         assert name in command._SHOW_EPILOG, name
     for claim in row["claims"]:
         low, high = claim["difference"] - claim["half_width"], claim["difference"] + claim["half_width"]
@@ -63,31 +61,17 @@ def test_the_records_in_the_repository_answer_their_experiment(path):
 
 def test_without_records_everything_is_due_and_nothing_known():
     row = command.standing(load(ROOT / "examples/lab/parity.toml"), ())
-    assert (row["runs"], row["tuning_runs"], row["spent_s"], row["left_out"], row["tuned"]) == (0, 0, 0, 0, [])
+    assert (row["runs"], row["spent_s"], row["left_out"]) == (0, 0, 0)
     assert row["due"] > 0
+    assert {(each["seeds"], each["loss"]) for each in row["cells"]} == {(0, None)}
     assert {(each["seeds"], each["difference"], each["half_width"]) for each in row["claims"]} == {(0, None, None)}
 
 
 # --- pages of one's own ---------------------------------------------------------------------------------------------
 
 
-def made(records, **changes):
-    experiment = Experiment(
-        name="parity",
-        path=Path("mine/parity.toml"),
-        question="Does it lose anything?",
-        notes="",
-        seeds=3,
-        budget_minutes=1.0,
-        base={},
-        grids=({"mode": ("diloco", "decoupled"), "islands": (2, 8)},),
-        comparisons=(comparison_of(CLAIM | changes),),
-    )
-    return report.chapter(experiment, records)
-
-
 def test_a_new_page_has_question_command_verdicts_and_two_plots():
-    chapters = [made([*pairs(0.002, islands=2), *pairs(0.03, islands=8)])]
+    chapters = [chapter([*pairs(0.002, islands=2), *pairs(0.03, islands=8)])]
     page = report.page_of(chapters, "mine")
     assert "Does it lose anything?" in page
     assert "python3 -m ops lab run mine/parity.toml" in page
@@ -105,15 +89,13 @@ def test_a_new_page_has_question_command_verdicts_and_two_plots():
 
 
 def test_verdicts_on_claims_without_a_source_have_words_of_their_own():
-    (finding, _) = made(
-        [*pairs(0.002, islands=2), *pairs(0.0, spread=0.0, islands=8)], source="", published=None
-    ).findings
+    (finding,) = chapter(pairs(0.002), CLAIM | {"source": "", "published": None}).findings
     assert report.told(finding) == "holds"
     assert report._count([(None, finding)]) == "1 claims: 1 holds."
 
 
 def test_a_page_that_is_there_keeps_its_text():
-    chapters = [made(pairs(0.002, islands=2))]
+    chapters = [chapter(pairs(0.002, islands=2))]
     page = "# Mine\nSee below.\n<!-- lab list published: parity -->\nold\n<!-- end -->\nAnd more.\n"
     written = report.filled(page, chapters)
     assert written.startswith("# Mine\nSee below.\n<!-- lab list published: parity -->\n* Decoupled")
@@ -125,13 +107,13 @@ def test_a_page_that_is_there_keeps_its_text():
 @pytest.mark.parametrize("block", ["table all: nobody", "tables all: parity", "table ours: parity"])
 def test_a_block_that_names_nothing_is_refused(block):
     with pytest.raises(ConfigError):
-        report.filled(f"<!-- lab {block} -->\n<!-- end -->", [made(pairs(0.0, islands=2))])
+        report.filled(f"<!-- lab {block} -->\n<!-- end -->", [chapter(pairs(0.0, islands=2))])
 
 
 def test_runs_that_diverged_and_single_seeds_are_drawn_without_a_line_or_an_interval():
     runs = [*pairs(0.0, seeds=(0,), islands=2), replace(record(mode="diloco", islands=8), loss=math.nan)]
-    of = made(runs)
-    assert len(report.loss_plot(of)) < len(report.loss_plot(made([*runs, *pairs(0.0, islands=8)])))
+    of = chapter(runs)
+    assert len(report.loss_plot(of)) < len(report.loss_plot(chapter([*runs, *pairs(0.0, islands=8)])))
     ElementTree.fromstring(report.claims_plot(of.findings))
 
 
@@ -160,8 +142,8 @@ def test_the_command_names_what_it_cannot_report(tmp_path, capsys):
     with pytest.raises(ConfigError, match="--out"):
         report_on("--records", tmp_path / "records", "--experiments", tmp_path, "--out", tmp_path)
     append(tmp_path / "records", record(experiment="own", mode="diloco"))  # of settings that no cell has
-    assert report_on("--records", tmp_path / "records", "--experiments", tmp_path, "--json") == 0
+    assert report_on("--records", tmp_path / "records", "--experiments", tmp_path) == 0
     said = capsys.readouterr()
     assert "2 records are left out" in said.err
-    assert json.loads(said.out)["records"] == 0
+    assert "1 experiments, 0 runs" in said.out
     assert (tmp_path / "records-results.md").exists()

@@ -67,10 +67,8 @@ def test_a_file_system_without_locks_has_none(monkeypatch, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_without_a_place_for_locks_there_are_no_seats_and_no_reserved_processors(nowhere, monkeypatch):
-    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda _: {5, 3})
+def test_without_a_place_for_locks_there_are_no_seats(nowhere):
     assert HostIdentity.take("demo") is None
-    assert [runner.take_processor(turn)[0] for turn in range(3)] == [(3,), (5,), (3,)]
 
 
 def test_what_needs_a_temporary_directory_says_which_setting_names_one(nowhere, tmp_path):

@@ -1,0 +1,127 @@
+"""What the laboratory's runner and command decide, without a process."""
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from broker.wire.errors import ConfigError, Unavailable
+from ops.lab import command, runner
+from ops.lab.records import path_of, read
+from ops.lab.runner import Runner, estimate_s
+from ops.lab.schedule import due, load
+from tests.synthetic import record
+
+EXPERIMENT = """
+question = "Does it go on?"
+seeds = 2
+budget_minutes = 2.0
+[run]
+steps = 60
+islands = 2
+task = "examples.numpy_task:task"
+[grid]
+mode = ["decoupled", "diloco"]
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    path = tmp_path / "parity.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def made(experiment, tmp_path, said):
+    return Runner(experiment=load(experiment), directory=tmp_path / "records", jobs=1, say=said.append)
+
+
+def record_of(run, **changes):
+    return replace(record(3.0, seed=run.seed, **run.cell), key=run.key, **changes)
+
+
+def test_a_record_that_is_kept_is_in_its_file_and_its_run_no_longer_due(made, said):
+    first = due(made.experiment, [])[0]
+    made.keep(record_of(first), first)
+    assert read(made.directory, "parity") == (record_of(first),)
+    assert "loss 3.0000" in said[-1]
+    assert "3 to go" in said[-1]
+
+
+def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in_its_file(made, said, monkeypatch):
+    """Hours of work have no other copy: its folder goes with the command."""
+
+    def full(directory, record):
+        raise Unavailable(f"cannot append to {path_of(directory, record.experiment)}", definite=False)
+
+    monkeypatch.setattr(runner, "append", full)
+    first = due(made.experiment, [])[0]
+    with pytest.raises(Unavailable):
+        made.keep(record_of(first), first)
+    (told,) = (line for line in said if "this line belongs to" in line)
+    made.directory.mkdir()
+    path_of(made.directory, "parity").write_text(told.partition("\n")[2] + "\n")
+    assert read(made.directory, "parity") == (record_of(first),)
+
+
+def test_a_run_whose_task_was_edited_meanwhile_is_not_run_again_and_again(made, said):
+    first = due(made.experiment, [])[0]
+    made.keep(replace(record_of(first), key="of the newer form"), first)
+    assert "3 to go" in said[-1], "what was begun with the older form is passed over"
+
+
+@pytest.mark.parametrize(
+    ("change", "records", "failed", "reason"),
+    [
+        ({}, [record()], (), ""),
+        ({}, [record(seed=0), record(seed=1)], (), "the budget of 2 processor minutes is spent"),
+        ({}, [record(seed=0), record(seed=0)], (), ""),
+        ({"ends_at_s": 0.0}, [], (), "the time limit is reached"),
+        ({}, [], ("a", "b"), ""),
+        ({}, [], ("a", "b", "c"), "none succeeded"),
+    ],
+)
+def test_no_further_run_is_started_when_the_budget_or_the_time_is_over_or_all_fail(
+    made, change, records, failed, reason
+):
+    for name, value in change.items():
+        setattr(made, name, value)
+    made._records, made._failed = list(records), set(failed)
+    assert made.over().startswith(reason)
+    assert bool(made.over()) == bool(reason)
+
+
+def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(made):
+    first = due(made.experiment, [])[0]
+    assert estimate_s(first, []) == 0
+    longer = record_of(first, settings={"steps": 120, "islands": 4}, wall_s=8.0)
+    assert estimate_s(first, [longer]) == pytest.approx(2.0)
+
+
+def test_wrong_flags_and_files_are_named_before_anything_is_run(experiment, tmp_path):
+    (tmp_path / "other.toml").write_text(EXPERIMENT.replace("islands", "ilands"))
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    for arguments, word in (
+        (("run", experiment, "--jobs", "0"), "--jobs"),
+        (("run", experiment, "--budget", "-3"), "--budget"),
+        (("run", experiment, "--limit", "0"), "--limit"),
+        (("run", experiment, "--max-seeds", "0"), "--max-seeds"),
+        (("run", experiment, "--records", tmp_path / "records.jsonl.xz"), "--records"),
+        (("run", tmp_path / "none.toml"), "none.toml"),
+        (("run", experiment, tmp_path / "other.toml"), "ilands"),
+        (("show", experiment, "--records", tmp_path / "nowhere"), "nowhere"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            command.run(parser.parse_args(list(map(str, arguments))))
+
+
+def test_two_laboratories_do_not_run_the_same_experiment(made):
+    with runner._workspace(made.directory, "parity"), pytest.raises(Unavailable, match="is being run already"):
+        made.run(lambda: None)
