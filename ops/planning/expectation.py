@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from broker.wire.errors import ConfigError
 from ops.goodput import fleet as chips
-from ops.goodput.caveats import assumed
-from ops.goodput.estimate import ESTIMATE_EVENTS, expected_goodput
+from ops.goodput.caveats import bounds
 from ops.goodput.fleet import FailureModel
+from ops.goodput.simulation import ESTIMATE_EVENTS, expected_goodput
 from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, load_of
 from ops.planning.forecast import forecast
 from ops.planning.links import Mode
@@ -91,10 +91,9 @@ def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
     sentences = [
         f"Goodput of {name}: {each}."
         for name in found
-        for each in assumed(
+        for each in bounds(
             chips.Fleet(mode=chips.Mode(name), chips=most.get(name, fleet.accelerators), islands=islands),
             models[name],
-            found[name],
         )
     ]
     usual = (
