@@ -1,7 +1,4 @@
-"""``atoll plan``: what a fleet needs and does, before anything is paid for.
-
-The pure parts are :mod:`ops.planning.planner` and what it stands on; here are the flags, the files and the output.
-"""
+"""``atoll plan``: its flags, the files it reads and its output."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +14,12 @@ from broker.process.settings import nearest, refuse_unknown
 from broker.process.values import whole_number
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec
-from ops.planning.bandwidth_table import recompute
-from ops.planning.expectation import with_goodput
-from ops.planning.fleet import MOST, Fleet, Site, check_overlap, check_site
+from ops.planning.fleet import MOST, Fleet, Site, check_overlap
+from ops.planning.forecast import with_goodput
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
 from ops.planning.sizing import Model, parse_parameters, read_model
-from ops.planning.view import render, render_table, table_json, to_json
+from ops.planning.view import render, to_json
 from ops.terminal import Screen
 from ops.text import PLAIN_WIDTH
 
@@ -49,87 +44,63 @@ be has one key, "refused", which says why.
   step_time = 1.2
   gbps = 2.0"""
 
-_ISLAND_KEYS = ("name", "count", "accelerators", "step_time", "gbps", "ms", "tokens_per_step")
+#: Keys of a table [[island]], and whether their values are whole numbers.
+_ISLAND_KEYS = {
+    "name": None,
+    "count": int,
+    "accelerators": int,
+    "step_time": float,
+    "gbps": float,
+    "ms": float,
+    "tokens_per_step": int,
+}
+
+#: Heading -> flags that take a number: name, kind, placeholder, help.
+_NUMBERS: dict[str, tuple[tuple[str, type[int] | type[float], str, str], ...]] = {
+    "fleet": (
+        ("sites", int, "M", "sites, each one island (default 2)"),
+        ("step-time", float, "S", "seconds of computing per inner step"),
+        ("accelerators", int, "N", "accelerators of each site"),
+        ("tokens-per-step", int, "N", "of each site (default 262144)"),
+        ("bandwidth", float, "GBPS", "Gbit/s of each site, each way"),
+        ("latency-ms", float, "MS", "from a site to the hub, one way"),
+        ("broker-bandwidth", float, "GBPS", "Gbit/s of the broker, each way"),
+    ),
+    "how to train": (
+        ("sync-interval", int, "H", "inner steps between two merges (24)"),
+        ("fragments", int, "P", "fragments of the model (8; paper: 24)"),
+        ("overlap", int, "TAU", "inner steps until streaming waits for a version (2); decoupled islands never wait"),
+        ("shards", int, "N", "aggregators that share the fragments, each on a host of its own (1)"),
+        ("utilisation", float, "U", "share of time to compute (default 0.95); decoupled islands always compute"),
+    ),
+    "money, memory and failures": (
+        ("price", float, "X", "of an accelerator-hour"),
+        ("price-per-gb", float, "X", "of a GB that leaves a site"),
+        ("memory-gb", float, "GB", "of one accelerator: checked"),
+        ("host-memory-gb", float, "GB", "of one host: checked"),
+        ("mtbi-years", float, "Y", "between interruptions of a chip (1)"),
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll plan``."""
     model = parser.add_argument_group("model")
     model.add_argument("--params", metavar="N", help="parameters: 5e9, 5B, 125M")
-    model.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="safetensors (one of several files, or their index), a run's config.toml, or a config.json",
-    )
-    fleet = parser.add_argument_group("fleet")
-    fleet.add_argument("--fleet", type=Path, metavar="FILE", help="TOML file of unequal sites, in place of these flags")
-    fleet.add_argument("--sites", type=_number("sites", int), metavar="M", help="sites, each one island (default 2)")
-    fleet.add_argument(
-        "--step-time", type=_number("step_time", float), metavar="S", help="seconds of computing per inner step"
-    )
-    fleet.add_argument(
-        "--accelerators", type=_number("accelerators", int), metavar="N", help="accelerators of each site"
-    )
-    fleet.add_argument(
-        "--tokens-per-step", type=_number("tokens_per_step", int), metavar="N", help="of each site (default 262144)"
-    )
-    fleet.add_argument(
-        "--bandwidth", type=_number("bandwidth", float), metavar="GBPS", help="Gbit/s of each site, each way"
-    )
-    fleet.add_argument(
-        "--latency-ms", type=_number("latency_ms", float), metavar="MS", help="from a site to the hub, one way"
-    )
-    fleet.add_argument(
-        "--broker-bandwidth",
-        type=_number("broker_bandwidth", float),
-        metavar="GBPS",
-        help="Gbit/s of the broker, each way",
-    )
-    how = parser.add_argument_group("how to train")
+    about = "safetensors (one of several files, or their index), or a run's config.toml"
+    model.add_argument("--model", type=Path, metavar="FILE", help=about)
+    groups = {title: parser.add_argument_group(title) for title in _NUMBERS}
+    about = "TOML file of unequal sites, in place of these flags"
+    groups["fleet"].add_argument("--fleet", type=Path, metavar="FILE", help=about)
+    how = groups["how to train"]
     how.add_argument("--mode", metavar="NAME", default="decoupled", help=f"{' | '.join(Mode)} (default decoupled)")
     how.add_argument("--codec", metavar="NAME", help=f"of contributions: {' | '.join(Codec)} (default bf16)")
     how.add_argument("--version-codec", metavar="NAME", help="of versions: f32 | bf16 (default f32)")
-    how.add_argument(
-        "--sync-interval", type=_number("sync_interval", int), metavar="H", help="inner steps between two merges (24)"
-    )
-    how.add_argument(
-        "--fragments", type=_number("fragments", int), metavar="P", help="fragments of the model (8; paper: 24)"
-    )
-    how.add_argument(
-        "--overlap",
-        type=_number("overlap", int),
-        metavar="TAU",
-        help="inner steps until streaming waits for a version; what a decoupled round has left of them is grace (2)",
-    )
-    how.add_argument(
-        "--shards",
-        type=_number("shards", int),
-        metavar="N",
-        help="aggregators that share the fragments, each on a host of its own (1)",
-    )
-    how.add_argument(
-        "--utilisation",
-        type=_number("utilisation", float),
-        metavar="U",
-        help="share of time to compute (default 0.95); decoupled islands always compute",
-    )
     how.add_argument("--assume", metavar="NAME", default="atoll", help="atoll (what our programs send) | paper")
-    money = parser.add_argument_group("money, memory and failures")
-    money.add_argument("--price", type=_number("price", float), metavar="X", help="of an accelerator-hour")
-    money.add_argument(
-        "--price-per-gb", type=_number("price_per_gb", float), metavar="X", help="of a GB that leaves a site"
-    )
-    money.add_argument(
-        "--memory-gb", type=_number("memory_gb", float), metavar="GB", help="of one accelerator: checked"
-    )
-    money.add_argument(
-        "--host-memory-gb", type=_number("host_memory_gb", float), metavar="GB", help="of one host: checked"
-    )
-    money.add_argument(
-        "--mtbi-years", type=_number("mtbi_years", float), metavar="Y", help="between interruptions of a chip (1)"
-    )
-    parser.add_argument("--table", action="store_true", help="the published bandwidth tables, recomputed; nothing else")
+    for title, flags in _NUMBERS.items():
+        for name, kind, metavar, about in flags:
+            read = _number(name.replace("-", "_"), kind)
+            groups[title].add_argument(f"--{name}", type=read, metavar=metavar, help=about)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
@@ -158,58 +129,16 @@ def run(args: argparse.Namespace) -> int:
     console = Screen(highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    if args.table:
-        for name, default in _defaults().items():
-            if name not in ("table", "json") and getattr(args, name) != default:
-                raise ConfigError(name, str(getattr(args, name)), "is set by each cell of the table: leave it out")
-        cells = recompute()
-        if args.json:
-            print(json.dumps(table_json(cells)))
-        else:
-            console.print(render_table(cells))
-        return 0
     model = _model(args)
     mode = _one_of("mode", args.mode, Mode)
     fleet = fleet_of(args, model, mode)
     planned = plan(fleet, mode)
     document = to_json(fleet, planned, model)
-    document["notes"] += _without_effect(args, mode)
     if args.json:
         print(json.dumps(document, allow_nan=False))
     else:
         console.print(render(fleet, planned, document))
     return 0
-
-
-def _defaults() -> dict[str, Any]:
-    """Returns the flags as they are if none is given."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return vars(parser.parse_args([]))
-
-
-def _without_effect(args: argparse.Namespace, mode: Mode) -> list[str]:
-    """Says which flags were given that do nothing for the mode asked about, though for those beside it."""
-    idle = []
-    if mode is Mode.DECOUPLED and args.utilisation is not None:
-        idle.append(
-            f"--utilisation {args.utilisation:g} changes nothing for decoupled islands, which compute all the time: "
-            "they need the link that carries each fragment once in H steps. It counts for the other modes."
-        )
-    if mode is not Mode.STREAMING and args.overlap is not None:
-        idle.append(
-            f"--overlap {args.overlap} changes no figure of {mode}: it is how long Streaming DiLoCo trains on before "
-            "it waits for a version. It counts for that."
-        )
-    if mode is Mode.DP and args.codec is not None:
-        idle.append(
-            f"--codec {args.codec} changes nothing for data-parallel training, whose gradients travel as bf16. "
-            "It counts for the other modes."
-        )
-    return idle
-
-
-# --- from flags and files -----------------------------------------------------------------------------------------
 
 
 def _model(args: argparse.Namespace) -> Model:
@@ -242,17 +171,15 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
     if paper and args.version_codec not in (None, str(codec)):
         cure = f"does not count with --assume paper, which has one codec for both ways ({codec}): leave one of them out"
         raise ConfigError("version_codec", args.version_codec, cure)
-    version_codec = _one_of("version_codec", given("version_codec", str(codec) if paper else "f32"), Codec)
     interval = given("sync_interval", 24)
-    fragments = given("fragments", min(24 if paper else 8, max(interval, 1)))
     fleet = Fleet(
         parameters=model.parameters,
         tensors=model.tensors,
         sites=_sites(args, given),
         codec=codec,
-        version_codec=version_codec,
+        version_codec=_one_of("version_codec", given("version_codec", str(codec) if paper else "f32"), Codec),
         sync_interval_steps=interval,
-        fragments=fragments,
+        fragments=given("fragments", min(24 if paper else 8, max(interval, 1))),
         overlap_steps=given("overlap", min(2, max(interval - 1, 0))),
         shards=given("shards", 1),
         utilisation=0.95 if args.utilisation is None else args.utilisation,
@@ -269,7 +196,7 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
     return with_goodput(fleet, args.mtbi_years)
 
 
-def _sites(args: argparse.Namespace, given: Any) -> tuple[Site, ...]:
+def _sites(args: argparse.Namespace, given: Callable[[str, Any], Any]) -> tuple[Site, ...]:
     tokens = given("tokens_per_step", DEFAULT_TOKENS_PER_STEP)
     if args.fleet is not None:
         for name in ("sites", "step_time", "accelerators", "bandwidth", "latency_ms"):
@@ -281,15 +208,17 @@ def _sites(args: argparse.Namespace, given: Any) -> tuple[Site, ...]:
         raise ConfigError("sites", count, f"must lie between 1 and {MOST_SITES}")
     if args.step_time is None:
         raise ConfigError("step_time", None, "is needed; give --step-time in seconds, or --fleet FILE")
-    site = Site(
-        name="site",
-        step_s=args.step_time,
-        accelerators=args.accelerators,
-        gbps=args.bandwidth,
-        latency_s=(args.latency_ms or 0.0) / 1e3,
-        tokens_per_step=tokens,
+    return tuple(
+        Site(
+            name=f"site-{i}",
+            step_s=args.step_time,
+            accelerators=args.accelerators,
+            gbps=args.bandwidth,
+            latency_s=(args.latency_ms or 0.0) / 1e3,
+            tokens_per_step=tokens,
+        )
+        for i in range(count)
     )
-    return tuple(replace(site, name=f"site-{i}") for i in range(count))
 
 
 def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tuple[Site, ...]:
@@ -307,10 +236,12 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
     for table in tables:
         refuse_unknown(table, _ISLAND_KEYS, where="island")
         for key, value in table.items():
-            numbers = (int,) if key in ("count", "accelerators", "tokens_per_step") else (int, float)
-            if key != "name" and (not isinstance(value, numbers) or isinstance(value, bool)):
+            if key == "name":
+                continue
+            kinds = int if _ISLAND_KEYS[key] is int else (int, float)
+            if not isinstance(value, kinds) or isinstance(value, bool):
                 raise ConfigError(f"[island] {key}", value, "must be a number, whole where things are counted")
-            if key != "name" and abs(value) > MOST:
+            if abs(value) > MOST:
                 raise ConfigError(f"[island] {key}", value, f"must be at most {MOST:g}")
         if "step_time" not in table:
             raise ConfigError("[island] step_time", None, "is needed for each site, in seconds")
@@ -318,18 +249,18 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
         if not 1 <= count <= MOST_SITES - len(sites):
             raise ConfigError("[island] count", count, f"must lie between 1 and {MOST_SITES}, all sites together")
         for _ in range(count):
-            site = Site(
-                name=str(table.get("name", f"site-{len(sites)}")),
-                step_s=float(table["step_time"]),
-                accelerators=table.get("accelerators"),
-                gbps=table.get("gbps"),
-                latency_s=table.get("ms", 0.0) / 1e3,
-                tokens_per_step=table.get("tokens_per_step", tokens_per_step),
-            )
+            name = str(table.get("name", f"site-{len(sites)}"))
             try:
-                check_site(site)
+                site = Site(
+                    name=name,
+                    step_s=float(table["step_time"]),
+                    accelerators=table.get("accelerators"),
+                    gbps=table.get("gbps"),
+                    latency_s=table.get("ms", 0.0) / 1e3,
+                    tokens_per_step=table.get("tokens_per_step", tokens_per_step),
+                )
             except ConfigError as err:
                 key = {"bandwidth": "gbps", "latency_ms": "ms"}.get(err.field, err.field)
-                raise ConfigError(f"[island] {key} of {site.name}", table.get(key), err.cure) from err
+                raise ConfigError(f"[island] {key} of {name}", table.get(key), err.cure) from err
             sites.append(site)
     return tuple(sites)
