@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -67,40 +67,33 @@ class TimeLine:
         return [(at, to - at) for at, to in zip(starts.tolist(), ends.tolist(), strict=True) if to > at]
 
 
-class _Recorder:
-    """Collects a time line, cut off at its end."""
+@dataclass(slots=True)
+class _Record:
+    """A time line under way: rows may end after its end."""
 
-    def __init__(self, end_s: float) -> None:
-        self.end_s = end_s
-        self.training: list[tuple[float, float, float]] = []
-        self.down: list[tuple[float, float, float]] = []
-        self.spans: dict[Cause, list[tuple[float, float]]] = {cause: [] for cause in Cause}
-
-    def train(self, from_s: float, to_s: float, share: float) -> None:
-        if from_s < min(to_s, self.end_s):
-            self.training.append((from_s, min(to_s, self.end_s), share))
-
-    def idle(self, from_s: float, to_s: float, cause: Cause) -> None:
-        if from_s < min(to_s, self.end_s):
-            self.spans[cause].append((from_s, min(to_s, self.end_s)))
-
-    def lose(self, from_s: float, to_s: float, lost_s: float) -> None:
-        if from_s < self.end_s:
-            self.down.append((from_s, min(to_s, self.end_s), lost_s))
+    end_s: float
+    training: list[tuple[float, float, float]] = field(default_factory=list)  # from, to, share
+    idle: dict[Cause, list[tuple[float, float]]] = field(default_factory=lambda: {cause: [] for cause in Cause})
+    down: list[tuple[float, float, float]] = field(default_factory=list)  # from, to, lost
 
     def line(self) -> TimeLine:
-        training = np.array(self.training, dtype=np.float64).reshape(-1, 3)
-        down = np.array(self.down, dtype=np.float64).reshape(-1, 3)
+        """Returns the time line, cut off at its end."""
+        training, down = self._cut(self.training, 3), self._cut(self.down, 3)
         return TimeLine(
             duration_s=self.end_s,
             from_s=training[:, 0],
             to_s=training[:, 1],
             share=training[:, 2],
-            idle={cause: np.array(spans, dtype=np.float64).reshape(-1, 2) for cause, spans in self.spans.items()},
+            idle={cause: self._cut(spans, 2) for cause, spans in self.idle.items()},
             down_from_s=down[:, 0],
             down_to_s=down[:, 1],
             lost_s=down[:, 2],
         )
+
+    def _cut(self, rows: Sequence[tuple[float, ...]], columns: int) -> Floats:
+        found = np.array(rows, dtype=np.float64).reshape(-1, columns)
+        found[:, 1] = np.minimum(found[:, 1], self.end_s)
+        return found[found[:, 0] < found[:, 1]]
 
 
 def elastic_line(
@@ -115,7 +108,7 @@ def elastic_line(
 
     ``losses`` are in order of time, without end; ``catch_up_s`` is added to each pause.
     """
-    recorder = _Recorder(end_s)
+    record = _Record(end_s)
     returns: list[tuple[float, int]] = []  # heap of (when, how many) for the slices that are away
     away, now_s, since_restart_s = 0, 0.0, 0.0
     loss = next(losses)
@@ -128,7 +121,7 @@ def elastic_line(
         if loss.at_s < stop_s:
             stop_s = min(stop_s, loss.at_s if loss.slices >= slices else noticed_s(loss.at_s, now_s, model.check_s))
             pause_s = model.scale_down_s
-        recorder.train(now_s, stop_s, share)
+        record.training.append((now_s, stop_s, share))
         since_restart_s += stop_s - now_s
 
         resume_s, down = stop_s + pause_s + catch_up_s, False
@@ -144,12 +137,12 @@ def elastic_line(
                 break
             down = True
             resume_s = returns[0][0] + model.restart_s
-        recorder.idle(stop_s, resume_s, Cause.ISLAND_DOWN if down else Cause.PAUSED)
+        record.idle[Cause.ISLAND_DOWN if down else Cause.PAUSED].append((stop_s, resume_s))
         if down:
-            recorder.lose(stop_s, resume_s, share * not_handed_over_s(since_restart_s, model.interval_s))
+            record.down.append((stop_s, resume_s, share * not_handed_over_s(since_restart_s, model.interval_s)))
             since_restart_s = 0.0
         now_s = resume_s
-    return recorder.line()
+    return record.line()
 
 
 def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> TimeLine:
@@ -157,20 +150,20 @@ def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> Tim
 
     A single slice is replaced by a spare, so that the restart is all it costs; a domain is waited for.
     """
-    recorder = _Recorder(end_s)
+    record = _Record(end_s)
     now_s = 0.0
     loss = next(losses)
     while now_s < end_s:
         stop_s = loss.at_s if math.isinf(loss.draw) else noticed_s(loss.at_s, now_s, model.check_s)
-        recorder.train(now_s, stop_s, 1.0)
+        record.training.append((now_s, stop_s, 1.0))
         resume_s, down = stop_s + model.restart_s, False
         while loss.at_s <= min(resume_s, end_s):
             if math.isinf(loss.draw):
                 resume_s, down = max(resume_s, loss.back_s + model.restart_s), True
             loss = next(losses)
-        recorder.idle(stop_s, resume_s, Cause.ISLAND_DOWN if down else Cause.PAUSED)
+        record.idle[Cause.ISLAND_DOWN if down else Cause.PAUSED].append((stop_s, resume_s))
         now_s = resume_s
-    return recorder.line()
+    return record.line()
 
 
 def noticed_s(at_s: float, since_s: float, check_s: float) -> float:

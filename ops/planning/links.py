@@ -14,9 +14,8 @@ it. A round's journey is up + down + twice the latency + the aggregator's time.
     dp          a ring all-reduce of bfloat16 gradients among the sites in every step, in 128 buckets, the first of
                 which travel while the backward pass goes on (:mod:`ops.planning.utilisation`).
 
-*paper*: what published figures assume. No headers, no latency, no merging; int4 is 4 bits an element, in both
-directions, which a fragment goes at the same time; DiLoCo and data-parallel by ring; the closed form of
-:mod:`ops.planning.utilisation` on a grid of bandwidths, 0.1 to 1000 Gbit/s in 200 steps.
+*paper*: what published figures assume. No headers, latency or merging; int4 is 4 bits an element; a fragment goes both
+ways at the same time; DiLoCo and data-parallel by ring; bandwidths on a grid of 0.1 to 1000 Gbit/s in 200 steps.
 """
 
 from __future__ import annotations

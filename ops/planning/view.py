@@ -52,6 +52,13 @@ def to_json(fleet: Fleet, planned: FleetPlan, model: Model) -> dict[str, Any]:
     }
 
 
+#: Figures of a forecast that stand in the JSON object as they are.
+_FIGURES = (
+    *("beyond", "fits", "link_gbps", "utilisation", "round_s", "rounds_apart_s", "sync_interval_steps", "staleness"),
+    *("tokens_per_day", "goodput"),
+)
+
+
 def _forecast_json(each: Forecast) -> dict[str, Any]:
     site = {"up": each.up_gbps, "down": each.down_gbps}
     return {
@@ -64,17 +71,8 @@ def _forecast_json(each: Forecast) -> dict[str, Any]:
             "broker_down": each.broker_down_gbps,
             "exact": each.exact_gbps,
         },
-        "beyond": each.beyond,
-        "fits": each.fits,
-        "link_gbps": each.link_gbps,
-        "utilisation": each.utilisation,
-        "round_s": each.round_s,
-        "rounds_apart_s": each.rounds_apart_s,
-        "sync_interval_steps": each.sync_interval_steps,
+        **{name: getattr(each, name) for name in _FIGURES},
         "rounds_open": sum(each.open_shares),
-        "staleness": each.staleness,
-        "tokens_per_day": each.tokens_per_day,
-        "goodput": each.goodput,
         "cost": None if each.cost is None else asdict(each.cost),
         "traffic": {
             "round_up_bytes": each.round_up_bytes,

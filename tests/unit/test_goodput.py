@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ops.goodput import renewal, simulation, timeline
-from ops.goodput.accounts import account, contributions, distribution, stepping_by
+from ops.goodput.accounts import account, contributions, stepping_by
 from ops.goodput.fleet import (
     DAY_S,
     FailureModel,
@@ -131,17 +131,6 @@ def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_say
     runs = [simulate(replace(fleet, seed=seed), FailureModel()).account.goodput for seed in range(60)]
     covered = sum(run.low <= expected <= run.high for run in runs)
     assert 50 <= covered <= 60
-
-
-@pytest.mark.parametrize("mode", [Mode.ELASTIC_DP, Mode.DP, Mode.DILOCO])
-def test_the_confidence_interval_covers_other_draws_of_speeds_too(mode):
-    uneven = FailureModel(speed_spread=0.05)
-    runs = [simulate(Fleet(mode=mode, chips=50_000, islands=4, days=0.5, seed=seed), uneven) for seed in range(40)]
-    found = [run.account.goodput for run in runs]
-    waiting = [run.account.wasted[Cause.WAITING] for run in runs]
-    for estimates in (found, waiting):  # what one has less, the other has more
-        mean = np.mean([each.value for each in estimates])
-        assert 34 <= sum(each.low <= mean <= each.high for each in estimates) <= 40
 
 
 # --- closed forms as oracles --------------------------------------------------------------------------------------
@@ -326,21 +315,6 @@ def test_while_the_coordinator_is_away_an_island_that_goes_down_loses_all_since_
     assert simulation._lost_with(line, [], held).lost_s.tolist() == [12.0]
 
 
-def test_what_never_comes_back_ends_a_simulation_with_its_duration():
-    never = FailureModel(domain_mtbi_days=0.2, domain_repair_min=1e12)
-    for mode in Mode:
-        account = simulate(Fleet(mode=mode, chips=20_000, islands=4, days=3.0), never).account
-        assert account.wasted[Cause.ISLAND_DOWN].value > 0.5 or account.wasted[Cause.WAITING].value > 0.5
-        assert account.goodput.value + sum(account.waste.values()) == pytest.approx(1.0)
-
-
-def test_step_times_of_many_groups_are_drawn_in_parts_that_change_nothing(monkeypatch):
-    fleet, model = Fleet(mode=Mode.DP, chips=20_000, islands=7, days=1.0), FailureModel(step_jitter=0.05)
-    whole = simulation._in_step_share(fleet, model)
-    monkeypatch.setattr(simulation, "_DRAWN_AT_ONCE", 7 * 999)
-    assert simulation._in_step_share(fleet, model) == whole
-
-
 def test_what_an_island_loses_again_before_the_next_barrier_it_loses_once():
     """Renewals: up for U, exponential, and away for D. Of the U trained before it goes down, what it trained since the
     last barrier or its return is lost; a barrier comes after W of training."""
@@ -392,18 +366,6 @@ def test_islands_that_never_pause_are_stale_by_overlap_over_interval():
     assert refused == 0.0
 
 
-def test_a_pause_of_one_of_many_islands_makes_its_contribution_staler():
-    model = FailureModel(sync_interval=24, overlap=2)
-    others = [life(24_000.0, (0, 24_000))] * 49
-    pausing = life(24_000.0, *((at, at + 216) for at in range(0, 24_000, 240)))
-    found, refused = staleness_of([*others, pausing], model)
-    alone, _ = staleness_of(others, model)
-    assert found.p50 == pytest.approx(alone.p50, rel=0.02)
-    assert found.mean > alone.mean
-    assert max(edge for edge, share in found.histogram.items() if share > 0.0) in (0.75, 1.0)
-    assert refused == 0.0
-
-
 def test_what_straddles_a_long_pause_is_refused_and_counted():
     model = FailureModel(sync_interval=24, overlap=2, max_staleness=8)
     others = [life(5000.0, (0, 5000))] * 49
@@ -427,8 +389,3 @@ def test_nothing_is_merged_while_the_coordinator_is_away_and_nobody_gets_stale_b
     assert found.contributions < 0.7 * through.contributions
     assert found.mean <= through.mean
     assert refused == 0.0
-
-
-def test_there_is_no_distribution_of_nothing():
-    assert distribution(np.array([])) is None
-    assert simulate(Fleet(days=1e-4), NEVER).staleness is None, "8.6 s are less than an interval"

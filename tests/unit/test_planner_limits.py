@@ -78,15 +78,6 @@ def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_t
     assert not any("held_bytes" in each for each in notes(asked, plan(asked, Mode.DP)))
 
 
-@pytest.mark.parametrize(("tokens", "told"), [(1 << 24, False), ((1 << 24) + 1, True)])
-def test_steps_of_more_tokens_than_an_island_may_claim_are_told(tokens, told):
-    usual = fleet(parameters=10**6)
-    asked = replace(usual, sites=(*usual.sites, replace(usual.sites[0], tokens_per_step=tokens)))
-    said = note_on("max_tokens_per_step", asked)
-    assert bool(said) is told
-    assert AggregatorConfig().max_tokens_per_step == 1 << 24
-
-
 @pytest.mark.parametrize(
     ("flags", "raised"),
     [
@@ -129,6 +120,6 @@ def test_the_limit_of_staleness_of_a_run_is_that_of_its_file(tmp_path):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     args = parser.parse_args(["--step-time", "1"])
-    assert command.fleet_of(args, read_model(path), Mode.DECOUPLED).max_staleness == 2
-    usual = command.fleet_of(args, parse_parameters("1M"), Mode.DECOUPLED)
+    assert command.fleet_of(args, read_model(path))[0].max_staleness == 2
+    usual, _ = command.fleet_of(args, parse_parameters("1M"))
     assert usual.max_staleness == AggregatorConfig().max_staleness
