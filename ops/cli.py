@@ -146,7 +146,7 @@ COMMANDS: dict[str, Command] = {
         everyday={
             "the model and the fleet": ("--params", "--sites", "--step-time", "--bandwidth", "--fleet"),
             "how to train": ("--mode", "--codec", "--utilisation"),
-            "answers": ("--price", "--table", "--json"),
+            "answers": ("--price", "--json"),
         },
     ),
     "explain": Command(

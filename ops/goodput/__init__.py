@@ -1,1 +1,1 @@
-"""``atoll simulate``: goodput and uptime of fleets up to millions of chips."""
+"""Goodput and uptime of fleets of up to millions of chips: ``atoll simulate``."""

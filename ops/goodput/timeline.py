@@ -1,6 +1,6 @@
-"""What islands and jobs make of their failures: when they train, with which share of their slices, and why not.
+"""The time line of an island or a job: when it trains, with which share of its slices, and why not. Pure.
 
-Two state machines, driven by drawn losses (:mod:`ops.goodput.fleet`) and nothing else::
+Two state machines, driven by drawn losses (:mod:`ops.goodput.fleet`)::
 
     elastic   TRAINING --a loss, at the next check--> SCALING DOWN --+--> TRAINING with what is there
                  |  \\--slices are back and waited long--> SCALING UP --+
@@ -9,23 +9,25 @@ Two state machines, driven by drawn losses (:mod:`ops.goodput.fleet`) and nothin
 
 The mesh is settled at the end of a pause: slices lost during it are left out and slices that came back are taken in
 without further cost. So failures that hit during a pause are absorbed.
+
+Islands of synchronous DiLoCo meet at a barrier every sync interval. One that is paused keeps the others waiting, from
+the moment they have done their steps; up to there its pause is hidden. The exchange itself takes no time here.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ops.goodput.fleet import FailureModel, Loss
+from ops.goodput.fleet import FailureModel, Loss, Outage
 
 Floats = NDArray[np.float64]
-Progress = Callable[[float], None]
 
 
 class Cause(StrEnum):
@@ -42,32 +44,16 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """The life of an island or a job.
+    """The life of an island or a job."""
 
-    Attributes:
-        duration_s: Its length; everything below lies within.
-        from_s: Starts of the intervals in which it trains, ascending, float64 ``[n]``.
-        to_s: Their ends; no two intervals overlap.
-        share: Part of its slices that trains in each, 0 to 1.
-        idle: When it does not train, by cause: (from, to) of all that is not in an interval, ``[k, 2]``.
-        down_from_s: Moments at which it lost its last slice, and with it what it had not handed over, ``[k]``.
-        down_to_s: When it trained again.
-        lost_s: Training of a whole island, in seconds, that was lost at each of these moments.
-    """
-
-    duration_s: float
-    from_s: Floats
-    to_s: Floats
-    share: Floats
-    idle: Mapping[Cause, Floats]
-    down_from_s: Floats
-    down_to_s: Floats
-    lost_s: Floats
-
-    @property
-    def trained_s(self) -> float:
-        """Seconds in which it trains, with whatever share of its slices."""
-        return float(np.sum(self.to_s - self.from_s))
+    duration_s: float  # its length; everything below lies within
+    from_s: Floats  # starts of the intervals in which it trains, ascending, float64 [n]
+    to_s: Floats  # their ends; no two intervals overlap
+    share: Floats  # part of its slices that trains in each, 0 to 1
+    idle: Mapping[Cause, Floats]  # (from, to) of all that is not in an interval, by cause, [k, 2]
+    down_from_s: Floats  # when it lost its last slice, and with it what it had not handed over, [k]
+    down_to_s: Floats  # when it trained again
+    lost_s: Floats  # training of a whole island, in seconds, that was lost at each of these moments
 
     @property
     def idle_s(self) -> dict[Cause, float]:
@@ -81,40 +67,33 @@ class TimeLine:
         return [(at, to - at) for at, to in zip(starts.tolist(), ends.tolist(), strict=True) if to > at]
 
 
-class _Recorder:
-    """Collects a time line, cut off at its end."""
+@dataclass(slots=True)
+class _Record:
+    """A time line under way: rows may end after its end."""
 
-    def __init__(self, end_s: float) -> None:
-        self.end_s = end_s
-        self.training: list[tuple[float, float, float]] = []
-        self.down: list[tuple[float, float, float]] = []
-        self.spans: dict[Cause, list[tuple[float, float]]] = {cause: [] for cause in Cause}
-
-    def train(self, from_s: float, to_s: float, share: float) -> None:
-        if from_s < min(to_s, self.end_s):
-            self.training.append((from_s, min(to_s, self.end_s), share))
-
-    def idle(self, from_s: float, to_s: float, cause: Cause) -> None:
-        if from_s < min(to_s, self.end_s):
-            self.spans[cause].append((from_s, min(to_s, self.end_s)))
-
-    def lose(self, from_s: float, to_s: float, lost_s: float) -> None:
-        if from_s < self.end_s:
-            self.down.append((from_s, min(to_s, self.end_s), lost_s))
+    end_s: float
+    training: list[tuple[float, float, float]] = field(default_factory=list)  # from, to, share
+    idle: dict[Cause, list[tuple[float, float]]] = field(default_factory=lambda: {cause: [] for cause in Cause})
+    down: list[tuple[float, float, float]] = field(default_factory=list)  # from, to, lost
 
     def line(self) -> TimeLine:
-        training = np.array(self.training, dtype=np.float64).reshape(-1, 3)
-        down = np.array(self.down, dtype=np.float64).reshape(-1, 3)
+        """Returns the time line, cut off at its end."""
+        training, down = self._cut(self.training, 3), self._cut(self.down, 3)
         return TimeLine(
             duration_s=self.end_s,
             from_s=training[:, 0],
             to_s=training[:, 1],
             share=training[:, 2],
-            idle={cause: np.array(spans, dtype=np.float64).reshape(-1, 2) for cause, spans in self.spans.items()},
+            idle={cause: self._cut(spans, 2) for cause, spans in self.idle.items()},
             down_from_s=down[:, 0],
             down_to_s=down[:, 1],
             lost_s=down[:, 2],
         )
+
+    def _cut(self, rows: Sequence[tuple[float, ...]], columns: int) -> Floats:
+        found = np.array(rows, dtype=np.float64).reshape(-1, columns)
+        found[:, 1] = np.minimum(found[:, 1], self.end_s)
+        return found[found[:, 0] < found[:, 1]]
 
 
 def elastic_line(
@@ -124,21 +103,14 @@ def elastic_line(
     end_s: float,
     *,
     catch_up_s: float = 0.0,
-    on_progress: Progress | None = None,
 ) -> TimeLine:
-    """Returns the life of an island or job that goes on with the slices it has.
+    """Returns the life of an island or job of so many slices that goes on with those it has, up to ``end_s``.
 
-    Args:
-        losses: In order of time, without end.
-        slices: Of the island or job.
-        model: What things cost.
-        end_s: Simulated seconds.
-        catch_up_s: Added to each pause.
-        on_progress: Called with the simulated time now and then.
+    ``losses`` are in order of time, without end; ``catch_up_s`` is added to each pause.
     """
-    recorder = _Recorder(end_s)
+    record = _Record(end_s)
     returns: list[tuple[float, int]] = []  # heap of (when, how many) for the slices that are away
-    away, now_s, since_restart_s, pauses = 0, 0.0, 0.0, 0
+    away, now_s, since_restart_s = 0, 0.0, 0.0
     loss = next(losses)
     while now_s < end_s:
         share = 1.0 - away / slices
@@ -149,7 +121,7 @@ def elastic_line(
         if loss.at_s < stop_s:
             stop_s = min(stop_s, loss.at_s if loss.slices >= slices else noticed_s(loss.at_s, now_s, model.check_s))
             pause_s = model.scale_down_s
-        recorder.train(now_s, stop_s, share)
+        record.training.append((now_s, stop_s, share))
         since_restart_s += stop_s - now_s
 
         resume_s, down = stop_s + pause_s + catch_up_s, False
@@ -165,41 +137,33 @@ def elastic_line(
                 break
             down = True
             resume_s = returns[0][0] + model.restart_s
-        recorder.idle(stop_s, resume_s, Cause.ISLAND_DOWN if down else Cause.PAUSED)
+        record.idle[Cause.ISLAND_DOWN if down else Cause.PAUSED].append((stop_s, resume_s))
         if down:
-            recorder.lose(stop_s, resume_s, share * not_handed_over_s(since_restart_s, model.interval_s))
+            record.down.append((stop_s, resume_s, share * not_handed_over_s(since_restart_s, model.interval_s)))
             since_restart_s = 0.0
         now_s = resume_s
-        pauses += 1
-        if on_progress is not None and pauses % 16_384 == 0:
-            on_progress(min(now_s, end_s))
-    return recorder.line()
+    return record.line()
 
 
-def rigid_line(
-    losses: Iterator[Loss], model: FailureModel, end_s: float, *, on_progress: Progress | None = None
-) -> TimeLine:
+def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> TimeLine:
     """Returns the life of a job that any loss stops as a whole, until it has restarted with all its slices.
 
     A single slice is replaced by a spare, so that the restart is all it costs; a domain is waited for.
     """
-    recorder = _Recorder(end_s)
-    now_s, pauses = 0.0, 0
+    record = _Record(end_s)
+    now_s = 0.0
     loss = next(losses)
     while now_s < end_s:
         stop_s = loss.at_s if math.isinf(loss.draw) else noticed_s(loss.at_s, now_s, model.check_s)
-        recorder.train(now_s, stop_s, 1.0)
+        record.training.append((now_s, stop_s, 1.0))
         resume_s, down = stop_s + model.restart_s, False
         while loss.at_s <= min(resume_s, end_s):
             if math.isinf(loss.draw):
                 resume_s, down = max(resume_s, loss.back_s + model.restart_s), True
             loss = next(losses)
-        recorder.idle(stop_s, resume_s, Cause.ISLAND_DOWN if down else Cause.PAUSED)
+        record.idle[Cause.ISLAND_DOWN if down else Cause.PAUSED].append((stop_s, resume_s))
         now_s = resume_s
-        pauses += 1
-        if on_progress is not None and pauses % 16_384 == 0:
-            on_progress(min(now_s, end_s))
-    return recorder.line()
+    return record.line()
 
 
 def noticed_s(at_s: float, since_s: float, check_s: float) -> float:
@@ -235,3 +199,112 @@ def without(line: TimeLine, windows: Sequence[tuple[float, float]] | Floats, cau
     lost = trains & ~keeps
     spans = np.stack([edges[:-1][lost], edges[1:][lost]], axis=1)
     return replace(shorter, idle={**line.idle, cause: np.concatenate([line.idle[cause], spans])})
+
+
+# --- barriers ---
+
+_CHUNK = 1024
+
+
+@dataclass(slots=True)
+class _Island:
+    """An island's intervals of training, and how far they are used up."""
+
+    from_s: list[float]
+    to_s: list[float]
+    index: int = 0
+
+    def trains_until_s(self, now_s: float) -> float:
+        """Returns when the next pause begins; ``now_s`` or less if that is not known to lie ahead."""
+        if self.index >= len(self.from_s) or self.from_s[self.index] > now_s:
+            return now_s
+        return self.to_s[self.index]
+
+    def finish_s(self, start_s: float, work_s: float) -> float:
+        """Returns when ``work_s`` of training from ``start_s`` on are done; infinite if that is after the end."""
+        i, count = self.index, len(self.from_s)
+        while i < count:
+            begin_s = max(self.from_s[i], start_s)
+            available_s = self.to_s[i] - begin_s
+            if available_s >= work_s:
+                self.index = i
+                return begin_s + work_s
+            work_s -= max(0.0, available_s)
+            i += 1
+        self.index = i
+        return math.inf
+
+
+def coupled(
+    lines: Sequence[TimeLine],
+    paces: Sequence[float],
+    model: FailureModel,
+    coordinator: Sequence[Outage],
+    rng: np.random.Generator,
+) -> list[TimeLine]:
+    """Returns the lives of islands that wait for each other, from their ``lines`` if nobody waited.
+
+    ``paces`` are their lasting step times, relative to ``model.step_s``; ``rng`` draws the jitter. No barrier
+    opens while the ``coordinator`` is away.
+    """
+    end_s = lines[0].duration_s
+    islands = [_Island(from_s=line.from_s.tolist(), to_s=line.to_s.tolist()) for line in lines]
+    steps_s = np.array([pace * model.interval_s for pace in paces])
+    # Steps of one interval add up, so that their jitter averages out.
+    jitter = model.step_jitter / math.sqrt(model.sync_interval)
+    waits: list[Floats] = []  # barrier -> when each island was there, and the barrier itself
+    stuck: list[tuple[float, float]] = []
+    outage, start_s, used = 0, 0.0, _CHUNK
+    barriers = [np.zeros(1)]
+    work_s, through_s = np.empty((0, len(lines))), np.zeros(1)
+    while start_s < end_s:
+        if used == _CHUNK:
+            factors = np.maximum(0.1, 1.0 + jitter * rng.standard_normal((_CHUNK, len(lines))))
+            work_s, used = steps_s * factors, 0
+            through_s = np.concatenate([[0.0], np.cumsum(work_s.max(axis=1))])
+        # While nobody pauses, and that is nearly always where failures are rare, one barrier follows from another.
+        until_s = min(end_s, *(island.trains_until_s(start_s) for island in islands))
+        if outage < len(coordinator):
+            until_s = min(until_s, coordinator[outage].from_s)
+        free = int(np.searchsorted(through_s, through_s[used] + until_s - start_s)) - 1 - used
+        if free > 0:
+            ends_s = start_s + through_s[used : used + free + 1] - through_s[used]
+            there_s = ends_s[:-1, np.newaxis] + work_s[used : used + free]
+            waits.append(np.column_stack([there_s, ends_s[1:]]))
+            barriers.append(ends_s[1:])
+            start_s, used = float(ends_s[-1]), used + free
+            continue
+        finishes = [island.finish_s(start_s, each) for island, each in zip(islands, work_s[used].tolist(), strict=True)]
+        used += 1
+        barrier_s = min(max(finishes), end_s)
+        waits.append(np.array([[*finishes, barrier_s]]))
+        while outage < len(coordinator) and coordinator[outage].to_s <= barrier_s:
+            outage += 1
+        start_s = barrier_s
+        if outage < len(coordinator) and coordinator[outage].from_s < barrier_s < end_s:
+            start_s = min(coordinator[outage].to_s, end_s)
+            stuck.append((barrier_s, start_s))
+        barriers.append(np.array([start_s]))
+    there = np.concatenate(waits)
+    result = []
+    for k, line in enumerate(lines):
+        waited = there[there[:, k] < there[:, -1]][:, [k, -1]]
+        together = without(without(line, stuck, Cause.COORDINATOR), waited, Cause.WAITING)
+        result.append(replace(together, lost_s=_lost_since_barrier_s(together, np.concatenate(barriers))))
+    return result
+
+
+def _lost_since_barrier_s(line: TimeLine, barriers_s: np.ndarray) -> np.ndarray:
+    """Returns what an island that went down had trained since the last barrier, where everything is handed over.
+
+    What it lost before, in the same interval, is lost once.
+    """
+    knots = np.stack([line.from_s, line.to_s], axis=1).ravel()
+    seconds = np.stack([np.zeros_like(line.share), (line.to_s - line.from_s) * line.share], axis=1).ravel()
+    if not len(knots) or not len(line.down_from_s):
+        return np.zeros_like(line.down_from_s)
+    barrier_s = barriers_s[np.searchsorted(barriers_s, line.down_from_s, side="right") - 1]
+    since_s = np.maximum(barrier_s, np.concatenate([[0.0], line.down_to_s[:-1]]))
+    trained_s = np.cumsum(seconds)
+    lost_s: np.ndarray = np.interp(line.down_from_s, knots, trained_s) - np.interp(since_s, knots, trained_s)
+    return lost_s

@@ -1,1 +1,1 @@
-"""``atoll plan``: what a fleet needs and does, in closed form."""
+"""The needs of a fleet and its pace, in closed form: ``atoll plan``."""

@@ -1,34 +1,24 @@
-"""``atoll plan``: what a fleet needs and does, before anything is paid for.
-
-The pure parts are :mod:`ops.planning.planner` and what it stands on; here are the flags, the files and the output.
-"""
+"""``atoll plan``: its flags, the files it reads and its output."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from broker.process import toml
-from broker.process.settings import nearest, refuse_unknown
-from broker.process.values import whole_number
+from broker.process import flags, settings, toml
+from broker.process.settings import refuse_unknown, setting
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec
-from ops.planning.bandwidth_table import recompute
-from ops.planning.expectation import with_goodput
-from ops.planning.fleet import MOST, Fleet, Site, check_overlap, check_site
+from ops.planning.fleet import MOST, Fleet, Site, check_overlap
+from ops.planning.forecast import with_goodput
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
 from ops.planning.sizing import Model, parse_parameters, read_model
-from ops.planning.view import render, render_table, table_json, to_json
+from ops.planning.view import render, to_json
 from ops.terminal import Screen
 from ops.text import PLAIN_WIDTH
-
-DEFAULT_TOKENS_PER_STEP = 1 << 18
 
 #: Failures of synchronous sites are simulated one by one, which takes half a minute of so many.
 MOST_SITES = 1_000
@@ -49,104 +39,59 @@ be has one key, "refused", which says why.
   step_time = 1.2
   gbps = 2.0"""
 
-_ISLAND_KEYS = ("name", "count", "accelerators", "step_time", "gbps", "ms", "tokens_per_step")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """The flags of ``atoll plan``, but for its files and its output."""
+
+    sites: int = setting(2, "sites, each one island", subject="fleet")
+    step_time: float | None = setting(None, "seconds of computing per inner step")
+    accelerators: int | None = setting(None, "accelerators of each site")
+    tokens_per_step: int = setting(1 << 18, "of each site")
+    bandwidth: float | None = setting(None, "Gbit/s of each site, each way")
+    latency_ms: float = setting(0.0, "from a site to the hub, one way")
+    broker_bandwidth: float | None = setting(None, "Gbit/s of the broker, each way")
+
+    mode: Mode = setting(Mode.DECOUPLED, "way of training together", subject="how to train")
+    codec: Codec = setting(Codec.BF16, "of contributions")
+    version_codec: Codec | None = setting(None, "of versions: f32 or bf16, f32 if not given")
+    sync_interval: int = setting(24, "inner steps between two merges")
+    fragments: int | None = setting(None, "fragments of the model: 8 if not given, with --assume paper 24")
+    overlap: int | None = setting(None, "inner steps until streaming waits for a version: 2 if not given")
+    shards: int = setting(1, "aggregators that share the fragments, each on a host of its own")
+    utilisation: float = setting(0.95, "share of time to compute; decoupled islands always compute")
+    assume: Assume = setting(Assume.ATOLL, "what our programs send, or what published figures rest on")
+
+    price: float | None = setting(None, "of an accelerator-hour", subject="money, memory and failures")
+    price_per_gb: float | None = setting(None, "of a GB that leaves a site")
+    memory_gb: float | None = setting(None, "of one accelerator: checked")
+    host_memory_gb: float | None = setting(None, "of one host: checked")
+    mtbi_years: float | None = setting(None, "between interruptions of a chip: 1 if not given")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandTable:
+    """A table ``[[island]]`` of a file of sites."""
+
+    step_time: float = setting(0.0, "seconds of computing per inner step")
+    name: str = setting("", "for people")
+    count: int = setting(1, "sites that are like this one")
+    accelerators: int | None = setting(None, "accelerators of the site")
+    gbps: float | None = setting(None, "Gbit/s of the site, each way")
+    ms: float = setting(0.0, "milliseconds from the site to the hub, one way")
+    tokens_per_step: int | None = setting(None, "of the site")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll plan``."""
     model = parser.add_argument_group("model")
     model.add_argument("--params", metavar="N", help="parameters: 5e9, 5B, 125M")
-    model.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="safetensors (one of several files, or their index), a run's config.toml, or a config.json",
-    )
-    fleet = parser.add_argument_group("fleet")
-    fleet.add_argument("--fleet", type=Path, metavar="FILE", help="TOML file of unequal sites, in place of these flags")
-    fleet.add_argument("--sites", type=_number("sites", int), metavar="M", help="sites, each one island (default 2)")
-    fleet.add_argument(
-        "--step-time", type=_number("step_time", float), metavar="S", help="seconds of computing per inner step"
-    )
-    fleet.add_argument(
-        "--accelerators", type=_number("accelerators", int), metavar="N", help="accelerators of each site"
-    )
-    fleet.add_argument(
-        "--tokens-per-step", type=_number("tokens_per_step", int), metavar="N", help="of each site (default 262144)"
-    )
-    fleet.add_argument(
-        "--bandwidth", type=_number("bandwidth", float), metavar="GBPS", help="Gbit/s of each site, each way"
-    )
-    fleet.add_argument(
-        "--latency-ms", type=_number("latency_ms", float), metavar="MS", help="from a site to the hub, one way"
-    )
-    fleet.add_argument(
-        "--broker-bandwidth",
-        type=_number("broker_bandwidth", float),
-        metavar="GBPS",
-        help="Gbit/s of the broker, each way",
-    )
-    how = parser.add_argument_group("how to train")
-    how.add_argument("--mode", metavar="NAME", default="decoupled", help=f"{' | '.join(Mode)} (default decoupled)")
-    how.add_argument("--codec", metavar="NAME", help=f"of contributions: {' | '.join(Codec)} (default bf16)")
-    how.add_argument("--version-codec", metavar="NAME", help="of versions: f32 | bf16 (default f32)")
-    how.add_argument(
-        "--sync-interval", type=_number("sync_interval", int), metavar="H", help="inner steps between two merges (24)"
-    )
-    how.add_argument(
-        "--fragments", type=_number("fragments", int), metavar="P", help="fragments of the model (8; paper: 24)"
-    )
-    how.add_argument(
-        "--overlap",
-        type=_number("overlap", int),
-        metavar="TAU",
-        help="inner steps until streaming waits for a version; what a decoupled round has left of them is grace (2)",
-    )
-    how.add_argument(
-        "--shards",
-        type=_number("shards", int),
-        metavar="N",
-        help="aggregators that share the fragments, each on a host of its own (1)",
-    )
-    how.add_argument(
-        "--utilisation",
-        type=_number("utilisation", float),
-        metavar="U",
-        help="share of time to compute (default 0.95); decoupled islands always compute",
-    )
-    how.add_argument("--assume", metavar="NAME", default="atoll", help="atoll (what our programs send) | paper")
-    money = parser.add_argument_group("money, memory and failures")
-    money.add_argument("--price", type=_number("price", float), metavar="X", help="of an accelerator-hour")
-    money.add_argument(
-        "--price-per-gb", type=_number("price_per_gb", float), metavar="X", help="of a GB that leaves a site"
-    )
-    money.add_argument(
-        "--memory-gb", type=_number("memory_gb", float), metavar="GB", help="of one accelerator: checked"
-    )
-    money.add_argument(
-        "--host-memory-gb", type=_number("host_memory_gb", float), metavar="GB", help="of one host: checked"
-    )
-    money.add_argument(
-        "--mtbi-years", type=_number("mtbi_years", float), metavar="Y", help="between interruptions of a chip (1)"
-    )
-    parser.add_argument("--table", action="store_true", help="the published bandwidth tables, recomputed; nothing else")
+    about = "safetensors (one of several files, or their index), or a run's config.toml"
+    model.add_argument("--model", type=Path, metavar="FILE", help=about)
+    model.add_argument("--fleet", type=Path, metavar="FILE", help="TOML file of unequal sites, in place of their flags")
+    flags.add_flags(parser, PlanSettings)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
-
-
-def _number(name: str, kind: type[int] | type[float]) -> Callable[[str], float]:
-    """Returns a reader of finite numbers for argparse; whole ones may be written 1e6."""
-
-    def read(text: str) -> float:
-        try:
-            value = whole_number(text) if kind is int else float(text)
-        except ValueError:
-            value = math.nan
-        if (kind is float and not math.isfinite(value)) or value != value:
-            raise ConfigError(name, text, "must be a whole number" if kind is int else "must be a number")
-        return value
-
-    return read
 
 
 def run(args: argparse.Namespace) -> int:
@@ -158,58 +103,15 @@ def run(args: argparse.Namespace) -> int:
     console = Screen(highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    if args.table:
-        for name, default in _defaults().items():
-            if name not in ("table", "json") and getattr(args, name) != default:
-                raise ConfigError(name, str(getattr(args, name)), "is set by each cell of the table: leave it out")
-        cells = recompute()
-        if args.json:
-            print(json.dumps(table_json(cells)))
-        else:
-            console.print(render_table(cells))
-        return 0
     model = _model(args)
-    mode = _one_of("mode", args.mode, Mode)
-    fleet = fleet_of(args, model, mode)
+    fleet, mode = fleet_of(args, model)
     planned = plan(fleet, mode)
     document = to_json(fleet, planned, model)
-    document["notes"] += _without_effect(args, mode)
     if args.json:
         print(json.dumps(document, allow_nan=False))
     else:
         console.print(render(fleet, planned, document))
     return 0
-
-
-def _defaults() -> dict[str, Any]:
-    """Returns the flags as they are if none is given."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return vars(parser.parse_args([]))
-
-
-def _without_effect(args: argparse.Namespace, mode: Mode) -> list[str]:
-    """Says which flags were given that do nothing for the mode asked about, though for those beside it."""
-    idle = []
-    if mode is Mode.DECOUPLED and args.utilisation is not None:
-        idle.append(
-            f"--utilisation {args.utilisation:g} changes nothing for decoupled islands, which compute all the time: "
-            "they need the link that carries each fragment once in H steps. It counts for the other modes."
-        )
-    if mode is not Mode.STREAMING and args.overlap is not None:
-        idle.append(
-            f"--overlap {args.overlap} changes no figure of {mode}: it is how long Streaming DiLoCo trains on before "
-            "it waits for a version. It counts for that."
-        )
-    if mode is Mode.DP and args.codec is not None:
-        idle.append(
-            f"--codec {args.codec} changes nothing for data-parallel training, whose gradients travel as bf16. "
-            "It counts for the other modes."
-        )
-    return idle
-
-
-# --- from flags and files -----------------------------------------------------------------------------------------
 
 
 def _model(args: argparse.Namespace) -> Model:
@@ -222,77 +124,61 @@ def _model(args: argparse.Namespace) -> Model:
     return parse_parameters(args.params)
 
 
-def _one_of(name: str, value: str, kind: Any) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(name, value, f"is none; {nearest(value, [str(each) for each in kind])}") from None
-
-
-def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
-    """Returns the fleet that flags, ``--fleet`` and the model's file describe; flags win."""
-
-    def given(name: str, otherwise: Any) -> Any:
-        value = getattr(args, name)
-        return value if value is not None else model.defaults.get(name, otherwise)
-
-    assume = _one_of("assume", args.assume, Assume)
-    paper = assume is Assume.PAPER
-    codec = _one_of("codec", given("codec", "bf16"), Codec)
-    if paper and args.version_codec not in (None, str(codec)):
-        cure = f"does not count with --assume paper, which has one codec for both ways ({codec}): leave one of them out"
+def fleet_of(args: argparse.Namespace, model: Model) -> tuple[Fleet, Mode]:
+    """Returns the fleet that flags, ``--fleet`` and the model's file describe, and the mode; flags win."""
+    asked = settings.from_sources(PlanSettings, model.defaults, args)
+    paper, interval = asked.assume is Assume.PAPER, asked.sync_interval
+    if paper and args.version_codec not in (None, str(asked.codec)):
+        cure = f"does not count with --assume paper, which has one codec for both ways ({asked.codec}): leave one out"
         raise ConfigError("version_codec", args.version_codec, cure)
-    version_codec = _one_of("version_codec", given("version_codec", str(codec) if paper else "f32"), Codec)
-    interval = given("sync_interval", 24)
-    fragments = given("fragments", min(24 if paper else 8, max(interval, 1)))
     fleet = Fleet(
         parameters=model.parameters,
         tensors=model.tensors,
-        sites=_sites(args, given),
-        codec=codec,
-        version_codec=version_codec,
+        sites=_sites(args, asked),
+        codec=asked.codec,
+        version_codec=asked.version_codec or (asked.codec if paper else Codec.F32),
         sync_interval_steps=interval,
-        fragments=fragments,
-        overlap_steps=given("overlap", min(2, max(interval - 1, 0))),
-        shards=given("shards", 1),
-        utilisation=0.95 if args.utilisation is None else args.utilisation,
-        assume=assume,
-        broker_gbps=args.broker_bandwidth,
-        price_per_hour=args.price,
-        price_per_gb=args.price_per_gb,
-        accelerator_gb=args.memory_gb,
-        host_gb=args.host_memory_gb,
+        fragments=min(24 if paper else 8, max(interval, 1)) if asked.fragments is None else asked.fragments,
+        overlap_steps=min(2, max(interval - 1, 0)) if asked.overlap is None else asked.overlap,
+        shards=asked.shards,
+        utilisation=asked.utilisation,
+        assume=asked.assume,
+        broker_gbps=asked.broker_bandwidth,
+        price_per_hour=asked.price,
+        price_per_gb=asked.price_per_gb,
+        accelerator_gb=asked.memory_gb,
+        host_gb=asked.host_memory_gb,
         **model.limits,
     )
-    if args.overlap is not None and mode in (Mode.DECOUPLED, Mode.STREAMING):
+    if args.overlap is not None and asked.mode in (Mode.DECOUPLED, Mode.STREAMING):
         check_overlap(fleet)
-    return with_goodput(fleet, args.mtbi_years)
+    return with_goodput(fleet, asked.mtbi_years), asked.mode
 
 
-def _sites(args: argparse.Namespace, given: Any) -> tuple[Site, ...]:
-    tokens = given("tokens_per_step", DEFAULT_TOKENS_PER_STEP)
+def _sites(args: argparse.Namespace, asked: PlanSettings) -> tuple[Site, ...]:
     if args.fleet is not None:
         for name in ("sites", "step_time", "accelerators", "bandwidth", "latency_ms"):
             if getattr(args, name) is not None:
                 raise ConfigError(name, getattr(args, name), f"stands in --fleet {args.fleet}; leave the flag out")
-        return read_fleet(args.fleet, tokens)
-    count = given("sites", 2)
-    if not 1 <= count <= MOST_SITES:
-        raise ConfigError("sites", count, f"must lie between 1 and {MOST_SITES}")
-    if args.step_time is None:
+        return read_fleet(args.fleet, asked.tokens_per_step)
+    if not 1 <= asked.sites <= MOST_SITES:
+        raise ConfigError("sites", asked.sites, f"must lie between 1 and {MOST_SITES}")
+    if asked.step_time is None:
         raise ConfigError("step_time", None, "is needed; give --step-time in seconds, or --fleet FILE")
-    site = Site(
-        name="site",
-        step_s=args.step_time,
-        accelerators=args.accelerators,
-        gbps=args.bandwidth,
-        latency_s=(args.latency_ms or 0.0) / 1e3,
-        tokens_per_step=tokens,
+    return tuple(
+        Site(
+            name=f"site-{i}",
+            step_s=asked.step_time,
+            accelerators=asked.accelerators,
+            gbps=asked.bandwidth,
+            latency_s=asked.latency_ms / 1e3,
+            tokens_per_step=asked.tokens_per_step,
+        )
+        for i in range(asked.sites)
     )
-    return tuple(replace(site, name=f"site-{i}") for i in range(count))
 
 
-def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tuple[Site, ...]:
+def read_fleet(path: Path, tokens_per_step: int) -> tuple[Site, ...]:
     """Returns the sites of a TOML file with a table ``[[island]]`` for each.
 
     Raises:
@@ -304,32 +190,28 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise ConfigError("fleet", str(path), "must have a table [[island]] for each site")
     sites: list[Site] = []
-    for table in tables:
-        refuse_unknown(table, _ISLAND_KEYS, where="island")
-        for key, value in table.items():
-            numbers = (int,) if key in ("count", "accelerators", "tokens_per_step") else (int, float)
-            if key != "name" and (not isinstance(value, numbers) or isinstance(value, bool)):
-                raise ConfigError(f"[island] {key}", value, "must be a number, whole where things are counted")
-            if key != "name" and abs(value) > MOST:
+    for each in tables:
+        for key, value in each.items():
+            if isinstance(value, int) and abs(value) > MOST:
                 raise ConfigError(f"[island] {key}", value, f"must be at most {MOST:g}")
-        if "step_time" not in table:
+        table = settings.from_sources(IslandTable, each, where="island")
+        if "step_time" not in each:
             raise ConfigError("[island] step_time", None, "is needed for each site, in seconds")
-        count = table.get("count", 1)
-        if not 1 <= count <= MOST_SITES - len(sites):
-            raise ConfigError("[island] count", count, f"must lie between 1 and {MOST_SITES}, all sites together")
-        for _ in range(count):
-            site = Site(
-                name=str(table.get("name", f"site-{len(sites)}")),
-                step_s=float(table["step_time"]),
-                accelerators=table.get("accelerators"),
-                gbps=table.get("gbps"),
-                latency_s=table.get("ms", 0.0) / 1e3,
-                tokens_per_step=table.get("tokens_per_step", tokens_per_step),
-            )
+        if not 1 <= table.count <= MOST_SITES - len(sites):
+            raise ConfigError("[island] count", table.count, f"must lie between 1 and {MOST_SITES}, all sites together")
+        for _ in range(table.count):
+            name = table.name or f"site-{len(sites)}"
             try:
-                check_site(site)
+                site = Site(
+                    name=name,
+                    step_s=table.step_time,
+                    accelerators=table.accelerators,
+                    gbps=table.gbps,
+                    latency_s=table.ms / 1e3,
+                    tokens_per_step=tokens_per_step if table.tokens_per_step is None else table.tokens_per_step,
+                )
             except ConfigError as err:
                 key = {"bandwidth": "gbps", "latency_ms": "ms"}.get(err.field, err.field)
-                raise ConfigError(f"[island] {key} of {site.name}", table.get(key), err.cure) from err
+                raise ConfigError(f"[island] {key} of {name}", each.get(key), err.cure) from err
             sites.append(site)
     return tuple(sites)

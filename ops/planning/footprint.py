@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import Codec
 
@@ -22,9 +22,8 @@ MESSAGE_HEADER_BYTES = 270
 TENSOR_HEADER_BYTES = 75
 CONTRIBUTOR_BYTES = 200
 
-_MIB = 1 << 20
-#: What the processes hold without a model: Python and libraries, in the aggregator and the island mostly JAX.
-AGGREGATOR_BASE_BYTES, BROKER_BASE_BYTES = 236 * _MIB, 54 * _MIB
+#: Memory of the processes without a model: Python and libraries, in the aggregator and the island mostly JAX.
+AGGREGATOR_BASE_BYTES, BROKER_BASE_BYTES = 236 << 20, 54 << 20
 
 #: High-water marks of 4 in each direction, and one message that is copied each way.
 MESSAGES_IN_SOCKETS = 10
@@ -32,44 +31,17 @@ MESSAGES_IN_SOCKETS = 10
 #: Parameters, gradients and both moments of Adam, in float32.
 TRAINER_BYTES_PER_PARAMETER = 16
 
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What is synchronised: ``fragments[p]`` has the elements of each tensor of fragment p."""
-
-    fragments: tuple[tuple[int, ...], ...]
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all fragments."""
-        return sum(map(sum, self.fragments))
-
-    def __len__(self) -> int:
-        return len(self.fragments)
-
-    def of(self, fragments: Sequence[int]) -> Payload:
-        """Returns some of the fragments."""
-        return Payload(tuple(self.fragments[p] for p in fragments))
-
-
-def evenly(parameters: int, fragments: int) -> Payload:
-    """Returns so many parameters in fragments of equal size, each of a single tensor: for a model known by its size."""
-    share, rest = divmod(parameters, fragments)
-    return Payload(tuple((share + (p < rest),) for p in range(fragments)))
-
-
-def of_manifest(manifest: FragmentManifest) -> Payload:
-    """Returns the fragments that move in a run with this manifest."""
-    kept = (f for f in manifest.fragments if any(t.kind is not Kind.FROZEN for t in f))
-    return Payload(tuple(tuple(tensor.size for tensor in fragment) for fragment in kept))
+#: The elements of each tensor, per fragment.
+Payload = tuple[tuple[int, ...], ...]
 
 
 def cut(parameters: int, tensors: tuple[TensorSpec, ...], fragments: int) -> Payload:
-    """Returns a model in at most so many fragments: as a run cuts it if its tensors are known, else evenly."""
-    return of_manifest(partition(tensors, fragments)) if tensors else evenly(parameters, fragments)
-
-
-# --- the wire -----------------------------------------------------------------------------------------------------
+    """Returns a model in at most so many fragments: as a run cuts it if its tensors are known, else of equal size."""
+    if not tensors:
+        share, rest = divmod(parameters, fragments)
+        return tuple((share + (p < rest),) for p in range(fragments))
+    moving = (f for f in partition(tensors, fragments).fragments if any(t.kind is not Kind.FROZEN for t in f))
+    return tuple(tuple(tensor.size for tensor in fragment) for fragment in moving)
 
 
 def contribution_bytes(tensors: Sequence[int], codec: Codec) -> int:
@@ -84,62 +56,35 @@ def version_bytes(tensors: Sequence[int], codec: Codec, islands: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageBytes:
-    """What one island sends and receives.
+class FragmentBytes:
+    """The elements of each fragment, and the bytes that one island sends and receives of it in a round."""
 
-    Attributes:
-        ups: Bytes of the contribution of each fragment.
-        downs: Likewise of its version.
-    """
-
+    elements: tuple[int, ...]
     ups: tuple[int, ...]
     downs: tuple[int, ...]
 
     @property
-    def cycle_up_bytes(self) -> int:
-        """In P rounds: every fragment once, up."""
-        return sum(self.ups)
-
-    @property
-    def cycle_down_bytes(self) -> int:
-        """In P rounds: every fragment once, down."""
-        return sum(self.downs)
-
-    @property
-    def largest_up_bytes(self) -> int:
-        """Contribution of the largest fragment."""
-        return max(self.ups)
-
-    @property
-    def largest_down_bytes(self) -> int:
-        """Version of the largest fragment."""
-        return max(self.downs)
-
-    @property
     def rounds(self) -> int:
-        """P, rounds in a cycle."""
+        """P, rounds in a cycle, in which every fragment goes up and down once."""
         return len(self.ups)
 
     @property
-    def round_up_bytes(self) -> float:
-        """Mean of a round, up."""
-        return self.cycle_up_bytes / self.rounds
+    def largest_message(self) -> int:
+        """Bytes of the largest contribution or version."""
+        return max(*self.ups, *self.downs)
 
-    @property
-    def round_down_bytes(self) -> float:
-        """Mean of a round, down."""
-        return self.cycle_down_bytes / self.rounds
-
-    def of(self, fragments: Sequence[int]) -> MessageBytes:
-        """Returns what some of the fragments are of it."""
-        return MessageBytes(tuple(self.ups[p] for p in fragments), tuple(self.downs[p] for p in fragments))
+    def of(self, fragments: Sequence[int]) -> FragmentBytes:
+        """Returns some of the fragments."""
+        each = (self.elements, self.ups, self.downs)
+        return FragmentBytes(*(tuple(values[p] for p in fragments) for values in each))
 
 
-def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec, islands: int) -> MessageBytes:
+def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec, islands: int) -> FragmentBytes:
     """Returns what each of so many islands sends and receives, all of them being in every version."""
-    return MessageBytes(
-        ups=tuple(contribution_bytes(fragment, codec) for fragment in payload.fragments),
-        downs=tuple(version_bytes(fragment, version_codec, islands) for fragment in payload.fragments),
+    return FragmentBytes(
+        elements=tuple(map(sum, payload)),
+        ups=tuple(contribution_bytes(fragment, codec) for fragment in payload),
+        downs=tuple(version_bytes(fragment, version_codec, islands) for fragment in payload),
     )
 
 
@@ -148,29 +93,20 @@ def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec, islands: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Of one process, in bytes; ``bound`` is None where nothing bounds it."""
+    """The memory of one process, in bytes; ``bound`` is None where nothing bounds it."""
 
     expected: float
     bound: float | None
 
 
-def aggregator_memory(
-    payload: Payload, wire: MessageBytes, *, islands: int, open_shares: Sequence[float] = ()
-) -> Memory:
-    """Returns the memory of an aggregator.
+def aggregator_memory(wire: FragmentBytes, *, islands: int, open_shares: Sequence[float]) -> Memory:
+    """Returns the memory of an aggregator of these fragments, each of whose rounds is open for a share of the time.
 
     Expected: parameters and momentum (2 models), the pending state of a fragment and its merged vector (3 fragments),
     and the contributions of the rounds that are open. Measured: 2.4 to 2.8 models beside the round, with P = 8.
-
-    Args:
-        payload: Of its fragments.
-        wire: Likewise.
-        islands: M.
-        open_shares: For each fragment, the share of the time in which its round is open; one round if not given.
     """
-    model = 4.0 * payload.parameters
-    making = 3 * 4.0 * max(map(sum, payload.fragments))
-    pools = (islands + MESSAGES_IN_SOCKETS) * max(wire.largest_up_bytes, wire.largest_down_bytes)
+    model, making = 4.0 * sum(wire.elements), 3 * 4.0 * max(wire.elements)
+    pools = (islands + MESSAGES_IN_SOCKETS) * wire.largest_message
     rounds = islands * _open(wire.ups, open_shares)
     return Memory(
         expected=AGGREGATOR_BASE_BYTES + 2 * model + making + rounds,
@@ -178,37 +114,33 @@ def aggregator_memory(
     )
 
 
-def broker_memory(payload: Payload, wire: MessageBytes, *, islands: int, open_shares: Sequence[float] = ()) -> Memory:
-    """Returns the memory of the broker; arguments as for :func:`aggregator_memory`, of all fragments.
+def broker_memory(wire: FragmentBytes, *, islands: int, open_shares: Sequence[float]) -> Memory:
+    """Returns the memory of the broker.
 
     Expected: the newest version of each fragment (1 model) and the contributions that pass. Sixteen islands of 100 M
     parameters in f32 were once measured at 5.5 models, above the bound of 4.3: what waits inside ZeroMQ varies.
     """
-    versions = float(wire.cycle_down_bytes)
+    kept = BROKER_BASE_BYTES + float(sum(wire.downs))
     passing = islands * _open(wire.ups, open_shares)
-    pools = (islands + MESSAGES_IN_SOCKETS) * max(wire.largest_up_bytes, wire.largest_down_bytes)
-    return Memory(
-        expected=BROKER_BASE_BYTES + versions + passing,
-        bound=BROKER_BASE_BYTES + versions + max(pools, passing),
-    )
+    pools = (islands + MESSAGES_IN_SOCKETS) * wire.largest_message
+    return Memory(expected=kept + passing, bound=kept + max(pools, passing))
 
 
-def island_host_memory(payload: Payload, wire: MessageBytes, *, open_shares: Sequence[float] = ()) -> Memory:
+def island_host_memory(wire: FragmentBytes, *, open_shares: Sequence[float]) -> Memory:
     """Returns what taking part costs an island's host, beside its trainer.
 
     Expected: the reference value (1 model in f32), and for each round that is open a copy of the fragment, its encoded
     contribution, a version and the shift made of it. Bound: every fragment at once.
     """
-    model = 4.0 * payload.parameters
-    copies = (2 * 4.0 * sum(fragment) for fragment in payload.fragments)
-    per_round = [copy + up + down for copy, up, down in zip(copies, wire.ups, wire.downs, strict=True)]
+    model = 4.0 * sum(wire.elements)
+    each = zip(wire.elements, wire.ups, wire.downs, strict=True)
+    per_round = [2 * 4.0 * elements + up + down for elements, up, down in each]
     return Memory(expected=model + _open(per_round, open_shares), bound=model + sum(per_round))
 
 
 def _open(sizes: Sequence[float], open_shares: Sequence[float]) -> float:
     """Returns what the rounds hold that are open on average, and the largest one at least."""
-    at_once = sum(size * share for size, share in zip(sizes, open_shares, strict=True)) if open_shares else 0.0
-    return max(at_once, *sizes)
+    return max(sum(size * share for size, share in zip(sizes, open_shares, strict=True)), *sizes)
 
 
 def trainer_memory(parameters: int) -> Memory:

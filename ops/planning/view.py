@@ -1,4 +1,4 @@
-"""How a plan is shown: as one JSON object, and as tables for people. Values in, values out."""
+"""A plan as one JSON object, and as tables for people."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
-from ops.planning.choosing import Choice, as_chosen
-from ops.planning.fleet import GIVE_ACCELERATORS, GIVE_BANDWIDTH, Fleet, limits_to_raise, merging_steps
+from ops.planning.fleet import GIVE_ACCELERATORS, GIVE_BANDWIDTH, Fleet, limits_to_raise
 from ops.planning.footprint import Memory
 from ops.planning.forecast import Forecast, forecast
-from ops.planning.links import Assume, Mode, assumptions
+from ops.planning.links import Assume, Mode
 from ops.planning.notes import notes
-from ops.planning.planner import FleetPlan
+from ops.planning.planner import Choice, FleetPlan, as_chosen
 from ops.planning.sizing import Model
 from ops.text import age, size
 
@@ -25,7 +23,7 @@ from ops.text import age, size
 
 
 def to_json(fleet: Fleet, planned: FleetPlan, model: Model) -> dict[str, Any]:
-    """Returns the plan for ``json.dumps``; ``--help`` lists its keys."""
+    """Returns the plan for ``json.dumps``; ``--help-all`` lists its keys."""
     chosen = planned.chosen
     return {
         "mode": str(chosen.mode),
@@ -49,9 +47,16 @@ def to_json(fleet: Fleet, planned: FleetPlan, model: Model) -> dict[str, Any]:
         },
         "published": _published(fleet),
         "choice": None if planned.choice is None else asdict(planned.choice),
-        "assumptions": [model.source + ".", *_sentences(fleet)],
+        "assumptions": [model.source + ".", *assumptions(fleet)],
         "notes": notes(fleet, planned),
     }
+
+
+#: Figures of a forecast that stand in the JSON object as they are.
+_FIGURES = (
+    *("beyond", "fits", "link_gbps", "utilisation", "round_s", "rounds_apart_s", "sync_interval_steps", "staleness"),
+    *("tokens_per_day", "goodput"),
+)
 
 
 def _forecast_json(each: Forecast) -> dict[str, Any]:
@@ -66,17 +71,8 @@ def _forecast_json(each: Forecast) -> dict[str, Any]:
             "broker_down": each.broker_down_gbps,
             "exact": each.exact_gbps,
         },
-        "beyond": each.beyond,
-        "fits": each.fits,
-        "link_gbps": each.link_gbps,
-        "utilisation": each.utilisation,
-        "round_s": each.round_s,
-        "rounds_apart_s": each.rounds_apart_s,
-        "sync_interval_steps": each.sync_interval_steps,
-        "rounds_open": each.rounds_open,
-        "staleness": each.staleness,
-        "tokens_per_day": each.tokens_per_day,
-        "goodput": each.goodput,
+        **{name: getattr(each, name) for name in _FIGURES},
+        "rounds_open": sum(each.open_shares),
         "cost": None if each.cost is None else asdict(each.cost),
         "traffic": {
             "round_up_bytes": each.round_up_bytes,
@@ -112,25 +108,37 @@ def _published(fleet: Fleet) -> dict[str, Any]:
     return {str(mode): {"gbps": forecast(theirs, mode).up_gbps} for mode in Mode}
 
 
-def _sentences(fleet: Fleet) -> list[str]:
-    found = assumptions(
-        fleet.assume, codec=fleet.codec, version_codec=fleet.version_codec, sites=len(fleet.sites), shards=fleet.shards
-    )
+def assumptions(fleet: Fleet) -> list[str]:
+    """Returns the sentences that say what the figures rest on."""
+    sites = len(fleet.sites)
+    buckets = "bfloat16 gradients in 128 buckets, released over the backward pass (2/3 of a step)"
+    ring = f"each site sends and receives 2 (1 - 1/M) = {2 * (1 - 1 / sites):.3g} times the payload"
+    never = "Decoupled islands never wait: the link carries what they produce at full speed, whatever the target."
+    if fleet.assume is Assume.PAPER:
+        found = [
+            f"Published assumptions: {fleet.codec} without headers, latency or merging time; through a hub each "
+            f"fragment goes once each way every H steps (f = 1), and the hub's site carries {sites} times that.",
+            never,
+            f"Data-parallel and DiLoCo use a ring: {ring}; data-parallel sends {buckets}.",
+            "Required bandwidths are the next point of the grid logspace(-1, 3, 200) in Gbit/s.",
+        ]
+    else:
+        shared = f"; {fleet.shards} aggregators, each on a host of its own, get it from there" * (fleet.shards > 1)
+        found = [
+            f"Through a hub each fragment goes up once in {fleet.codec} and down once in {fleet.version_codec} every H "
+            f"steps (f = 1), headers included; the broker carries all {sites} sites' traffic{shared}.",
+            f"{never} Where the median link or the aggregator is too slow, H grows; a slower site is in fewer.",
+            "An aggregator takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each island per parameter of a "
+            "fragment, as measured on two shared cores; that of the baselines takes no time.",
+            f"Data-parallel is a ring of {buckets}: {ring}.",
+        ]
     tokens = {site.tokens_per_step for site in fleet.sites}
     each = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "Their own numbers of tokens"
-    words = [*found, f"{each} per inner step and site; rounds follow the median site, synchronous ways the slowest."]
+    found.append(f"{each} per inner step and site; rounds follow the median site, synchronous ways the slowest.")
     if any(value is not None for value in fleet.goodput.values()):
-        words.append(
-            "Goodput is that of `atoll simulate`; data-parallel is the elastic kind (--mode elastic-dp there), "
-            "streaming is DiLoCo with barriers H / P + tau steps apart."
-        )
-        if len({site.accelerators for site in fleet.sites}) > 1:
-            words.append("Decoupled goodput is each site's own; that of the others is of sites of equal size.")
-        words += fleet.goodput_caveats
-        words.append("Staleness is that of a fleet without failures.")
-    else:
-        words.append(f"Tokens are those of a fleet without failures. For the expected goodput {GIVE_ACCELERATORS}.")
-    return words
+        found.append("Goodput is that of `atoll simulate`, for data-parallel of --mode elastic-dp there.")
+        return [*found, *fleet.goodput_caveats]
+    return [*found, f"Tokens are those of a fleet without failures. For the expected goodput {GIVE_ACCELERATORS}."]
 
 
 # --- as text ------------------------------------------------------------------------------------------------------
@@ -151,14 +159,14 @@ def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> Ren
     for mode, other in planned.alternatives.items():
         if isinstance(other, str):
             parts.append(Text(f"{mode}: {other}", style="yellow"))
-    published = document["published"]
-    pair = ", ".join(f"{mode} {_gbps(each['gbps'])}" for mode, each in published.items())
     if fleet.assume is Assume.ATOLL:
+        pair = ", ".join(f"{mode} {_gbps(each['gbps'])}" for mode, each in document["published"].items())
         parts.append(Text(f"By the published assumptions (--assume paper): {pair} Gbit/s for each site.", style="dim"))
     parts += [Text(), _memory_table(planned.memory)]
     if planned.choice is not None:
-        slow = chosen.mode is Mode.DECOUPLED and merging_steps(fleet) > fleet.sync_interval_steps
-        parts += [Text(), Text(_choice_text(planned.choice, slow=slow), style="green")]
+        choice = planned.choice
+        needs = f"{choice.up_gbps:.3g} up and {choice.down_gbps:.3g} down of {choice.link_gbps:.3g} Gbit/s"
+        parts += [Text(), Text(f"For these links: {_flags(choice)} needs {needs}.", style="green")]
     parts += [Text(note, style="yellow") for note in document["notes"]]
     parts += [Text(), Text("Assumptions", style="bold")]
     parts += [Text(f"- {sentence}", style="dim") for sentence in document["assumptions"]]
@@ -167,7 +175,6 @@ def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> Ren
 
 def _modes_table(planned: FleetPlan) -> Table:
     forecasts = [planned.chosen, *(each for each in planned.alternatives.values() if not isinstance(each, str))]
-    table = _plain_table("", *(str(each.mode) for each in forecasts))
     rows: list[tuple[str, Any]] = [
         ("Gbit/s needed, site up", lambda f: _needed(f, f.up_gbps)),
         ("Gbit/s needed, site down", lambda f: _needed(f, f.down_gbps)),
@@ -183,11 +190,10 @@ def _modes_table(planned: FleetPlan) -> Table:
         ("traffic per day", lambda f: size(f.traffic_gb_per_day * 1e9)),
     ]
     if planned.chosen.cost is not None:
-        rows.append(("cost per day", lambda f: f"{f.cost.per_day:,.2f}"))
+        rows.append(("cost per day", lambda f: _price(f.cost.per_day)))
         rows.append(("cost per 10^9 tokens", lambda f: _price(f.cost.per_billion_tokens)))
-    for label, show in rows:
-        table.add_row(label, *(show(each) for each in forecasts))
-    return table
+    shown = [(label, *(show(each) for each in forecasts)) for label, show in rows]
+    return _table(("", *(str(each.mode) for each in forecasts)), shown)
 
 
 def _needed(forecast: Forecast, *gbps: float) -> str:
@@ -215,17 +221,20 @@ _PROCESSES = {
 
 
 def _memory_table(memory: Mapping[str, Memory]) -> Table:
-    table = _plain_table("memory of one", "expected", "bound")
-    for name, each in memory.items():
-        bound = "-" if each.bound is None else size(round(each.bound))
-        table.add_row(_PROCESSES[name], size(round(each.expected)), bound)
+    rows = [
+        (_PROCESSES[name], size(round(each.expected)), "-" if each.bound is None else size(round(each.bound)))
+        for name, each in memory.items()
+    ]
+    return _table(("memory of one", "expected", "bound"), rows)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for k, title in enumerate(columns):
+        table.add_column(title, justify="right" if k else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def _choice_text(choice: Choice, *, slow: bool) -> str:
-    whom = "For these links and an aggregator of the speed assumed" if slow else "For these links"
-    needs = f"{choice.up_gbps:.3g} up and {choice.down_gbps:.3g} down of {choice.link_gbps:.3g} Gbit/s"
-    return f"{whom}: {_flags(choice)} needs {needs}."
 
 
 def _flags(choice: Choice) -> str:
@@ -236,48 +245,17 @@ def _flags(choice: Choice) -> str:
 
 
 def _next(fleet: Fleet, planned: FleetPlan) -> str:
-    if planned.chosen.link_gbps is None:
+    chosen, choice = planned.chosen, planned.choice
+    if chosen.link_gbps is None or (choice is None and not fleet.links_known):
         return f"{GIVE_BANDWIDTH} to see what your links allow"
-    if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED and not fleet.links_known:
-        return "give gbps of every site to see what their links allow"
-    if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED:
-        return "no settings tried here are within what the aggregator and a message can take: see above"
-    if fleet.accelerators is None:
-        return "give --accelerators, or with --fleet accelerators in each [[island]], for goodput; and --price for cost"
-    if planned.choice is None or planned.chosen.mode is not Mode.DECOUPLED:
+    if chosen.mode is not Mode.DECOUPLED:
         return "atoll trains decoupled: leave out --mode to plan for that"
+    if choice is None:
+        return "no settings tried here are within what the aggregator and a message can take: see above"
     if fleet.assume is Assume.PAPER:
         return "leave out --assume paper to plan for what atoll itself sends"
-    raised = limits_to_raise(as_chosen(fleet, planned.choice))
-    more = ({"shards": fleet.shards} if fleet.shards > 1 else {}) | raised
+    if fleet.accelerators is None:
+        return "give --accelerators, or with --fleet accelerators in each [[island]], for goodput; and --price for cost"
+    more = ({"shards": fleet.shards} if fleet.shards > 1 else {}) | limits_to_raise(as_chosen(fleet, choice))
     flags = (f"--{name.replace('_', '-')} {value}" for name, value in more.items())
-    return " ".join((f"atoll up {_flags(planned.choice)}", *flags))
-
-
-def table_json(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Returns the published table and the recomputed one for ``json.dumps``."""
-    return {"payload_share": PAYLOAD_SHARE, "cells": [asdict(cell) for cell in cells]}
-
-
-def render_table(cells: Sequence[Cell]) -> RenderableType:
-    """Returns the published table beside the recomputed one, and what it rests on."""
-    table = _plain_table("Gbit/s: published / here", *(f"{utilisation:.0%}" for utilisation in UTILISATIONS))
-    for name in dict.fromkeys(cell.size for cell in cells):
-        for method in Method:
-            row = [cell for cell in cells if (cell.size, cell.method) == (name, method)]
-            table.add_row(f"{name} {method}", *(f"{c.published_gbps:g} / {c.gbps:.3g}" for c in row))
-    same = sum(cell.steps_apart == 0 for cell in cells)
-    basis = (
-        f"{same} of {len(cells)} cells are the same, the others one step of the grid (a factor of 1.21) apart.\n"
-        "Two islands, H = 100, a bucket per layer, fragments of 3 layers, tau = 1, FP4 at 4.125 bits, and\n"
-        f"{PAYLOAD_SHARE} of the nominal payload: that is fitted, with all of it nearly every cell is one step higher."
-    )
-    return Group(table, Text(), Text(basis))
-
-
-def _plain_table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first)
-    for title in columns:
-        table.add_column(title, justify="right")
-    return table
+    return " ".join((f"atoll up {_flags(choice)}", *flags))

@@ -7,10 +7,9 @@ from itertools import pairwise
 import pytest
 
 from ops.goodput import renewal
-from ops.goodput.estimate import expected_goodput
 from ops.goodput.fleet import FailureModel, Fleet, Mode
 from ops.goodput.published import CHIPS, TABLE_1
-from ops.goodput.simulation import simulate
+from ops.goodput.simulation import expected_goodput, simulate
 
 CELLS = [
     pytest.param(row, chips, percent, id=f"{row.mode}-{row.islands}-{chips}")

@@ -17,7 +17,7 @@ from aggregator.rounds.ending import LINGER_S
 from broker.routing.relay import Send as RelaySend
 from broker.routing.resending import RESEND_S
 from broker.wire import messages as m
-from ops.planning.arrival import arrival
+from ops.planning.forecast import arrival
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.network import Network, Process

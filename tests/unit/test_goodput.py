@@ -9,10 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ops.goodput import barrier, estimate, renewal, simulation
-from ops.goodput.availability import BATCHES, account, batch_means, stepping_by
-from ops.goodput.barrier import coupled
-from ops.goodput.estimate import expected_goodput
+from ops.goodput import renewal, simulation, timeline
+from ops.goodput.accounts import account, contributions, stepping_by
 from ops.goodput.fleet import (
     DAY_S,
     FailureModel,
@@ -21,13 +19,11 @@ from ops.goodput.fleet import (
     Outage,
     Stream,
     all_slices,
-    domain_outages,
     generator,
     job_losses,
 )
-from ops.goodput.simulation import simulate
-from ops.goodput.staleness import contributions, distribution
-from ops.goodput.timeline import Cause, TimeLine
+from ops.goodput.simulation import expected_goodput, simulate
+from ops.goodput.timeline import Cause, TimeLine, coupled
 
 NEVER = FailureModel(mtbi_years=1e9)
 
@@ -53,24 +49,6 @@ def life(end_s, *intervals, down=(), lost_s=0.0):
 
 # --- accounts ---------------------------------------------------------------------------------------------------
 
-TROUBLES = [
-    FailureModel(),
-    FailureModel(domain_mtbi_days=1.0, domain_islands=2.0, coordinator_mtbi_days=0.5, coordinator_repair_s=7200.0),
-    FailureModel(domain_mtbi_days=0.5, domain_islands=0.5, mtbi_years=0.2),
-    FailureModel(scale_down_s=400.0, mtbi_years=5.0),  # pauses so long that contributions get too stale
-]
-
-
-@pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("model", TROUBLES)
-@pytest.mark.parametrize("chips", [500, 1_200_000])
-def test_goodput_and_all_waste_add_up_to_one(mode, model, chips):
-    result = simulate(Fleet(mode=mode, chips=chips, islands=4, days=2.0), model).account
-    assert result.goodput.value + sum(result.waste.values()) == pytest.approx(1.0, abs=1e-9)
-    assert all(share >= -1e-12 for share in result.waste.values())
-    assert 0.0 <= result.goodput.low <= result.goodput.value <= result.goodput.high <= 1.0
-    assert 0.0 <= result.uptime.low <= result.uptime.value <= result.uptime.high <= 1.0
-
 
 @given(
     mode=st.sampled_from(Mode),
@@ -85,7 +63,7 @@ def test_goodput_and_all_waste_add_up_to_one(mode, model, chips):
     coordinator=st.sampled_from(
         [None, (0.1, 7200.0, 0.0), (0.05, 600.0, 300.0), (1.0, 60.0, 3600.0), (0.01, 1e7, 0.0)]
     ),
-    domains=st.sampled_from([None, (0.2, 1.0, 600.0), (0.5, 0.25, 60.0)]),
+    domains=st.sampled_from([None, (0.2, 1, 600.0), (0.5, 1, 60.0)]),
 )
 @example(
     mode=Mode.DECOUPLED,
@@ -105,7 +83,7 @@ def test_nothing_is_wasted_twice_whatever_the_trouble(
     mode, islands, days, coordinator, domains, sync_interval, **troubles
 ):
     mtbi_days, repair_s, hold_s = coordinator or (None, 60.0, 3600.0)
-    domain_mtbi_days, part, repair_min = domains or (None, 1.0, 60.0)
+    domain_mtbi_days, part, repair_min = domains or (None, 1, 60.0)
     model = FailureModel(
         **troubles,
         sync_interval=sync_interval,
@@ -126,7 +104,8 @@ def test_nothing_is_wasted_twice_whatever_the_trouble(
 
 
 def test_every_cause_of_waste_occurs_where_it_should():
-    troubled = replace(TROUBLES[1], scale_down_s=250.0)
+    domains = {"domain_mtbi_days": 1.0, "domain_islands": 2}
+    troubled = FailureModel(**domains, coordinator_mtbi_days=0.5, coordinator_repair_s=7200.0, scale_down_s=250.0)
     found = simulate(Fleet(chips=100_000, islands=4, days=20.0), troubled).account.waste
     decoupled = {cause for cause, share in found.items() if share > 0.0}
     assert decoupled == set(Cause) - {Cause.WAITING}, "a decoupled island waits for nobody"
@@ -146,28 +125,12 @@ def test_uptime_is_the_time_in_which_anybody_trains():
     assert account(lines).goodput.value == pytest.approx((50 + 30) / 200)
 
 
-def test_batch_means_of_equal_batches_have_no_width():
-    assert batch_means(np.full(BATCHES, 0.25)) == batch_means(np.full(2, 0.25))
-    assert batch_means(np.full(BATCHES, 0.25)).low == 0.25
-
-
 def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_says():
     fleet = Fleet(mode=Mode.ELASTIC_DP, chips=1_200_000, days=2.0)
     expected = renewal.goodput(fleet, FailureModel())
     runs = [simulate(replace(fleet, seed=seed), FailureModel()).account.goodput for seed in range(60)]
     covered = sum(run.low <= expected <= run.high for run in runs)
     assert 50 <= covered <= 60
-
-
-@pytest.mark.parametrize("mode", [Mode.ELASTIC_DP, Mode.DP, Mode.DILOCO])
-def test_the_confidence_interval_covers_other_draws_of_speeds_too(mode):
-    uneven = FailureModel(speed_spread=0.05)
-    runs = [simulate(Fleet(mode=mode, chips=50_000, islands=4, days=0.5, seed=seed), uneven) for seed in range(40)]
-    found = [run.account.goodput for run in runs]
-    waiting = [run.account.wasted[Cause.WAITING] for run in runs]
-    for estimates in (found, waiting):  # what one has less, the other has more
-        mean = np.mean([each.value for each in estimates])
-        assert 34 <= sum(each.low <= mean <= each.high for each in estimates) <= 40
 
 
 # --- closed forms as oracles --------------------------------------------------------------------------------------
@@ -287,7 +250,7 @@ def test_at_a_barrier_the_others_wait_for_the_one_that_paused():
     )
     assert lines[0].idle_s[Cause.WAITING] == pytest.approx(7.0)
     assert lines[1].idle_s[Cause.WAITING] == 0.0
-    assert lines[0].trained_s == lines[1].trained_s == pytest.approx(33.0)
+    assert [np.sum(line.to_s - line.from_s) for line in lines] == pytest.approx([33.0, 33.0])
 
 
 def test_pauses_at_the_same_barrier_hide_each_other():
@@ -305,27 +268,12 @@ def test_where_failures_are_rare_the_expected_goodput_has_seen_enough_of_them():
 
 
 @pytest.mark.parametrize("mode", ["diloco", "decoupled"])
-@pytest.mark.parametrize(
-    ("chips", "islands", "step_s"), [(64, 64, 0.004), (1024, 128, 0.01), (8, 8, 1e-6), (1_200_000, 8, 1e-3)]
-)
-def test_where_rounds_come_often_the_expected_goodput_is_not_refused_and_takes_few_of_them(
-    mode, chips, islands, step_s, monkeypatch
-):
-    """Of 64 chips in so many rounds as are computed in a second or two not one fails."""
-    simulated = []
-
-    def counting(fleet, model):
-        simulated.append((fleet, model))
-        return simulate(fleet, model)
-
-    monkeypatch.setattr(estimate, "simulate", counting)
+@pytest.mark.parametrize(("chips", "islands", "step_s"), [(64, 64, 0.004), (1024, 128, 0.01), (8, 8, 1e-6)])
+def test_where_rounds_come_often_the_expected_goodput_is_not_refused(mode, chips, islands, step_s):
+    """By hand: a repair and a restart, of one island or for all of them."""
     found = expected_goodput(mode=mode, chips=chips, islands=islands, step_s=step_s, sync_interval=24)
-    for fleet, model in simulated:
-        assert fleet.islands * fleet.duration_s / model.interval_s < 6e6
-        assert fleet.chips / model.chip_mtbi_s * fleet.duration_s > 250
-    if chips < 1_200_000:  # by hand: a repair and a restart, of one island or for all of them
-        away = chips / FailureModel().chip_mtbi_s * (1800.0 + 83.5)
-        assert found == pytest.approx(math.exp(-away if mode == "diloco" else -away / islands), abs=0.01)
+    away = chips / FailureModel().chip_mtbi_s * (1800.0 + 83.5)
+    assert found == pytest.approx(math.exp(-away if mode == "diloco" else -away / islands), abs=0.01)
 
 
 @pytest.mark.parametrize("chips", [512, 40_000])
@@ -334,7 +282,7 @@ def test_barriers_without_pauses_are_taken_many_at_a_time_and_change_nothing(chi
     fleet = Fleet(mode=Mode.DILOCO, chips=chips, days=20.0)
     model = FailureModel(coordinator_mtbi_days=3.0)
     many = simulate(fleet, model).account
-    monkeypatch.setattr(barrier._Island, "trains_until_s", lambda self, now_s: now_s)
+    monkeypatch.setattr(timeline._Island, "trains_until_s", lambda self, now_s: now_s)
     one = simulate(fleet, model).account
     assert many.goodput.value == pytest.approx(one.goodput.value, rel=1e-9)
     assert many.waste == pytest.approx(one.waste, rel=1e-6, abs=1e-12)
@@ -367,21 +315,6 @@ def test_while_the_coordinator_is_away_an_island_that_goes_down_loses_all_since_
     assert simulation._lost_with(line, [], held).lost_s.tolist() == [12.0]
 
 
-def test_what_never_comes_back_ends_a_simulation_with_its_duration():
-    never = FailureModel(domain_mtbi_days=0.2, domain_repair_min=1e12)
-    for mode in Mode:
-        account = simulate(Fleet(mode=mode, chips=20_000, islands=4, days=3.0), never).account
-        assert account.wasted[Cause.ISLAND_DOWN].value > 0.5 or account.wasted[Cause.WAITING].value > 0.5
-        assert account.goodput.value + sum(account.waste.values()) == pytest.approx(1.0)
-
-
-def test_step_times_of_many_groups_are_drawn_in_parts_that_change_nothing(monkeypatch):
-    fleet, model = Fleet(mode=Mode.DP, chips=20_000, islands=7, days=1.0), FailureModel(step_jitter=0.05)
-    whole = simulation._in_step_share(fleet, model)
-    monkeypatch.setattr(simulation, "_DRAWN_AT_ONCE", 7 * 999)
-    assert simulation._in_step_share(fleet, model) == whole
-
-
 def test_what_an_island_loses_again_before_the_next_barrier_it_loses_once():
     """Renewals: up for U, exponential, and away for D. Of the U trained before it goes down, what it trained since the
     last barrier or its return is lost; a barrier comes after W of training."""
@@ -393,13 +326,11 @@ def test_what_an_island_loses_again_before_the_next_barrier_it_loses_once():
 
 
 @pytest.mark.parametrize("chips", [999_936, 1_000_000, 1_200_000])
-@pytest.mark.parametrize("domain_islands", [8.0, 4.0, 1.0, 0.25])
+@pytest.mark.parametrize("domain_islands", [8, 3, 1])
 def test_when_all_domains_are_gone_no_slice_is_left_to_a_job(chips, domain_islands):
     fleet = Fleet(mode=Mode.ELASTIC_DP, chips=chips, islands=8)
     model = replace(NEVER, domain_mtbi_days=1.0, domain_islands=domain_islands)
-    of_islands = domain_outages(fleet, model)
-    once = [[each._replace(outage=Outage(1.0, 2.0)) for each in unique(of_island)] for of_island in of_islands]
-    losses = itertools.takewhile(lambda loss: loss.at_s < 3.0, job_losses(fleet, NEVER, once))
+    losses = itertools.takewhile(lambda loss: loss.at_s < 3.0, job_losses(fleet, model, [[Outage(1.0, 2.0)]] * 8))
     assert sum(loss.slices for loss in losses) == all_slices(fleet, model)
 
 
@@ -421,11 +352,6 @@ def test_slices_are_those_nearest_to_what_was_asked_for():
     assert all_slices(fleet, model) == sum(model.slices(fleet.chips_of(i)) for i in range(10)) == 20
 
 
-def unique(of_island):
-    """One outage of each domain of an island."""
-    return {each.domain: each for each in of_island}.values()
-
-
 # --- staleness ----------------------------------------------------------------------------------------------------
 
 
@@ -437,18 +363,6 @@ def staleness_of(lines, model, coordinator=()):
 def test_islands_that_never_pause_are_stale_by_overlap_over_interval():
     found, refused = staleness_of([life(5000.0, (0, 5000))] * 3, FailureModel(sync_interval=24, overlap=2))
     assert found.mean == pytest.approx(2 / 24, rel=0.01)
-    assert refused == 0.0
-
-
-def test_a_pause_of_one_of_many_islands_makes_its_contribution_staler():
-    model = FailureModel(sync_interval=24, overlap=2)
-    others = [life(24_000.0, (0, 24_000))] * 49
-    pausing = life(24_000.0, *((at, at + 216) for at in range(0, 24_000, 240)))
-    found, refused = staleness_of([*others, pausing], model)
-    alone, _ = staleness_of(others, model)
-    assert found.p50 == pytest.approx(alone.p50, rel=0.02)
-    assert found.mean > alone.mean
-    assert max(edge for edge, share in found.histogram.items() if share > 0.0) in (0.75, 1.0)
     assert refused == 0.0
 
 
@@ -475,8 +389,3 @@ def test_nothing_is_merged_while_the_coordinator_is_away_and_nobody_gets_stale_b
     assert found.contributions < 0.7 * through.contributions
     assert found.mean <= through.mean
     assert refused == 0.0
-
-
-def test_there_is_no_distribution_of_nothing():
-    assert distribution(np.array([])) is None
-    assert simulate(Fleet(days=1e-4), NEVER).staleness is None, "8.6 s are less than an interval"

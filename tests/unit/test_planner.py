@@ -3,25 +3,22 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import Codec
 from islands.config import IslandConfig
-from ops.planning.choosing import as_chosen, choose
 from ops.planning.fleet import Fleet, Site, limits_to_raise, load_of, merging_per_cycle_s
-from ops.planning.footprint import contribution_bytes, cut, evenly, version_bytes, wire_of
+from ops.planning.footprint import contribution_bytes, cut, version_bytes, wire_of
 from ops.planning.forecast import forecast
 from ops.planning.links import Assume, Mode, required
 from ops.planning.notes import notes
-from ops.planning.planner import plan, utilisation_curve
+from ops.planning.planner import as_chosen, choose, plan
 
 N = 1_000_000
 
@@ -47,18 +44,15 @@ def test_a_round_costs_the_encoded_fragment_and_a_header():
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_cycle_moves_every_parameter_once(codec):
-    wire = wire_of(evenly(N + 3, 8), codec=codec, version_codec=Codec.F32, islands=4)
+    wire = wire_of(cut(N + 3, (), 8), codec=codec, version_codec=Codec.F32, islands=4)
     assert wire.rounds == 8
     bits = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8.125, Codec.INT4: 4.125}[codec]
-    assert wire.cycle_up_bytes == pytest.approx(N * bits / 8, rel=0.01)
-    assert wire.cycle_down_bytes == pytest.approx(4 * N, rel=0.01)
+    assert sum(wire.ups) == pytest.approx(N * bits / 8, rel=0.01)
+    assert sum(wire.downs) == pytest.approx(4 * N, rel=0.01)
 
 
 def test_fragments_cut_by_number_are_even_and_complete():
-    payload = evenly(10, 4)
-    assert payload.parameters == 10
-    assert [sum(f) for f in payload.fragments] == [3, 3, 2, 2]
-    assert cut(10, (), 4) == payload
+    assert cut(10, (), 4) == ((3,), (3,), (2,), (2,))
 
 
 # --- bandwidth and time ---------------------------------------------------------------------------------------------
@@ -74,27 +68,6 @@ def test_decoupled_needs_the_model_once_per_interval_in_each_direction():
     assert found.rounds_apart_s == pytest.approx(1.5)
 
 
-def test_one_fragment_goes_up_and_down_one_after_the_other_so_it_needs_the_sum_of_both_flows():
-    one = forecast(fleet(fragments=1), Mode.DECOUPLED)
-    eight = forecast(fleet(fragments=8), Mode.DECOUPLED)
-    assert one.up_gbps == one.down_gbps == pytest.approx(eight.up_gbps + eight.down_gbps, rel=0.02)
-    just = forecast(fleet(fragments=1, gbps=one.down_gbps), Mode.DECOUPLED)
-    assert (just.fits, just.sync_interval_steps) == (True, pytest.approx(24, rel=5e-3))  # merging comes in between
-
-
-@pytest.mark.parametrize("fragments", [2, 3, 4])
-@pytest.mark.parametrize("latency_s", [0.0, 0.05])
-def test_a_direction_needs_its_own_flow_where_the_other_one_leaves_it_the_time(fragments, latency_s):
-    """Of two fragments each has half of H to go up and half to come down, if that is what the links are busy with."""
-    asked = fleet(sites=2, parameters=5 * 10**9, step_s=10.0, codec=Codec.INT4, fragments=fragments)
-    asked = replace(asked, sites=tuple(replace(each, latency_s=latency_s) for each in asked.sites))
-    found = forecast(asked, Mode.DECOUPLED)
-    assert found.up_gbps == pytest.approx(5e9 * 4.125e-9 / 240, rel=2e-3)
-    assert found.down_gbps == found.exact_gbps == pytest.approx(5e9 * 32e-9 / 240, rel=2e-3)
-    one = 5e9 / fragments * 1e-9
-    assert one * 4.125 / found.up_gbps + one * 32 / found.down_gbps <= 240 - 2 * latency_s + 1e-3
-
-
 @pytest.mark.parametrize("mode", [Mode.DECOUPLED, Mode.STREAMING, Mode.DILOCO])
 @pytest.mark.parametrize(("codec", "version_codec"), [(Codec.INT4, Codec.F32), (Codec.F32, Codec.BF16)])
 @pytest.mark.parametrize("fragments", [1, 2, 5])
@@ -106,10 +79,10 @@ def test_neither_direction_could_be_narrower(mode, codec, version_codec, fragmen
     load, need = load_of(asked, mode), required(load_of(asked, mode), 0.5)
     busy = 1.0 if mode is Mode.DECOUPLED else 0.5
     within_s = load.interval_s if mode is Mode.DECOUPLED else load.turn_s + 8 * 0.5 * (mode is Mode.STREAMING)
-    ways = ((load.wire.largest_up_bytes, need.up_gbps), (load.wire.largest_down_bytes, need.down_gbps))
+    ways = ((max(load.wire.ups), need.up_gbps), (max(load.wire.downs), need.down_gbps))
     journey_s = 0.2 + sum(nbytes * 8e-9 / gbps for nbytes, gbps in ways)
     assert journey_s <= within_s * (1 + 1e-6)
-    for cycle, gbps in ((load.wire.cycle_up_bytes, need.up_gbps), (load.wire.cycle_down_bytes, need.down_gbps)):
+    for cycle, gbps in ((sum(load.wire.ups), need.up_gbps), (sum(load.wire.downs), need.down_gbps)):
         assert gbps == pytest.approx(cycle * 8e-9 * busy / load.interval_s) or journey_s == pytest.approx(within_s)
 
 
@@ -123,8 +96,7 @@ def test_a_slow_aggregator_stretches_the_interval_and_asks_nothing_more_of_the_l
     expected = (2 * flow, 4 * flow) if fragments > 1 else (both, both)
     assert (found.up_gbps, found.down_gbps) == pytest.approx(expected, rel=1e-3)
     assert found.sync_interval_steps >= merging_per_cycle_s(asked)
-    (note,) = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if "merging every fragment once" in each]
-    assert "times as fast" in note
+    assert any("Merging every fragment once" in each for each in notes(asked, plan(asked, Mode.DECOUPLED)))
 
 
 def test_shards_share_the_merging_and_its_memory():
@@ -135,26 +107,8 @@ def test_shards_share_the_merging_and_its_memory():
     one, eight = (plan(replace(asked, shards=n), Mode.DECOUPLED) for n in (1, 8))
     assert eight.chosen.sync_interval_steps == 24 < one.chosen.sync_interval_steps
     assert eight.memory["aggregator"].expected < one.memory["aggregator"].expected / 2
-    (note,) = [each for each in notes(asked, one) if "merging every fragment once" in each]
-    assert note.endswith(
-        "unless the aggregator's host is 4.88 times as fast, or 8 aggregators share the work (--shards)."
-    )
-    assert not any("merging every" in each for each in notes(replace(asked, shards=8), eight))
-
-
-def test_a_link_that_merging_makes_wide_enough_is_not_blamed():
-    asked = fleet(sites=8, parameters=5 * 10**9, step_s=1.0, gbps=2.0)
-    planned = plan(asked, Mode.DECOUPLED)
-    assert planned.chosen.sync_interval_steps == math.ceil(merging_per_cycle_s(asked))
-    (narrow,) = [each for each in notes(asked, planned) if each.startswith("The narrowest link has 2 of 6.67 Gbit/s")]
-    assert narrow.endswith("needed for H = 24: it is wide enough for the H that merging makes of it.")
-    for gbps, words in (
-        (0.9, "H stays at the 118 that merging makes of it; site and 7 more"),
-        (1.36, "wide enough for"),
-    ):
-        on_links = replace(asked, sites=fleet(sites=8, step_s=1.0, gbps=gbps).sites)
-        (narrow,) = [each for each in notes(on_links, plan(on_links, Mode.DECOUPLED)) if "narrowest link" in each]
-        assert words in narrow
+    assert any("Merging every" in each for each in notes(asked, one))
+    assert not any("Merging every" in each for each in notes(replace(asked, shards=8), eight))
 
 
 def test_one_aggregator_and_the_broker_share_a_host():
@@ -166,33 +120,6 @@ def test_one_aggregator_and_the_broker_share_a_host():
     assert both == pytest.approx(96e9, rel=1e-2)
     shared = replace(asked, shards=8, host_gb=90.0)
     assert plan(shared, Mode.DECOUPLED).memory["aggregator"].expected < 64e9
-    roomy = replace(asked, host_gb=100.0)
-    (note,) = [each for each in notes(roomy, plan(roomy, Mode.DECOUPLED)) if "at most: more than the 100 GB" in each]
-    assert note.startswith("The aggregator beside the broker is expected to take 95.8 GB, and 170.3 GB")
-
-
-@pytest.mark.parametrize(("accelerators", "note"), [(1, "leaves 0% for activations"), (2, None)])
-def test_memory_without_room_for_activations_is_told(accelerators, note):
-    asked = fleet(parameters=5 * 10**9, accelerators=accelerators, accelerator_gb=80.0)
-    found = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if "activations" in each]
-    assert [note in each for each in found] == ([True] if note else [])
-
-
-@pytest.mark.parametrize("mode", [Mode.DP, Mode.DILOCO])
-def test_streaming_beside_another_mode_is_refused_an_overlap_that_it_cannot_keep(mode):
-    planned = plan(fleet(overlap_steps=1000), mode)
-    assert planned.alternatives[Mode.STREAMING].startswith("must be below sync_interval = 24")
-
-
-def test_a_fragments_way_and_merging_one_after_the_other_may_stretch_the_interval():
-    asked = fleet(parameters=6 * 10**8, fragments=1, held_bytes=1 << 40)
-    one = replace(asked, sites=fleet(gbps=forecast(asked, Mode.DECOUPLED).up_gbps).sites)
-    assert merging_per_cycle_s(one) < 12
-    planned = plan(one, Mode.DECOUPLED)
-    assert planned.chosen.fits is True
-    assert "More fragments are smaller" in notes(one, planned)[0]
-    eight = replace(one, fragments=planned.choice.fragments)
-    assert (planned.choice.fragments, notes(eight, plan(eight, Mode.DECOUPLED))) == (8, [])
 
 
 def test_one_site_that_is_far_away_changes_nothing_for_the_others():
@@ -202,8 +129,6 @@ def test_one_site_that_is_far_away_changes_nothing_for_the_others():
     asked = replace(asked, sites=(near, near, near, far))
     found, expected = forecast(asked, Mode.DECOUPLED), forecast(alike, Mode.DECOUPLED)
     assert (found.exact_gbps, found.sync_interval_steps) == (expected.exact_gbps, expected.sync_interval_steps)
-    (note,) = notes(asked, plan(asked, Mode.DECOUPLED))
-    assert note.startswith("far: 13 s each way, in which the others go on; its steps are up to 3.")
     assert found.tokens_per_day == expected.tokens_per_day
     lost = forecast(replace(asked, sites=(near, near, near, replace(far, latency_s=200.0))), Mode.DECOUPLED)
     assert lost.tokens_per_day == pytest.approx(expected.tokens_per_day * 3 / 4, rel=0.01)
@@ -218,7 +143,7 @@ def test_one_site_on_a_narrow_link_does_not_choose_for_all(gbps):
     asked = replace(fleet(parameters=10**9), sites=(wide,) * 7 + (narrow,))
     planned = plan(asked, Mode.DECOUPLED)
     assert (planned.choice.sync_interval_steps, planned.choice.link_gbps) == (24, 10.0)
-    assert any("narrow: in" in note for note in notes(asked, planned))
+    assert any(note.startswith("narrow: in") for note in notes(asked, planned))
     if gbps < 0.016:
         with pytest.raises(ConfigError, match="needs at least"):
             plan(replace(asked, sites=(wide,) * 2 + (narrow,) * 6), Mode.DECOUPLED)
@@ -242,45 +167,6 @@ def test_a_wider_link_never_makes_the_interval_longer_or_work_much_staler(gbps, 
     narrow, wide = found(gbps), found(1.02 * gbps)
     assert wide.sync_interval_steps <= narrow.sync_interval_steps * (1 + 1e-9)
     assert wide.staleness <= narrow.staleness + 0.05
-
-
-def test_by_the_published_assumptions_too_little_for_the_grid_stays_as_little():
-    asked = fleet(sites=8, parameters=10**7, step_s=1.0, assume=Assume.PAPER)
-    for mode in (Mode.DECOUPLED, Mode.STREAMING):
-        found = forecast(asked, mode)
-        assert found.up_gbps == found.exact_gbps < 0.1
-
-
-@example(mode=Mode.STREAMING, interval=500, fragments=49, tau=435, sites=8, target=0.95, codec=Codec.INT4)
-@settings(max_examples=30, deadline=None)
-@given(
-    mode=st.sampled_from(Mode),
-    interval=st.integers(2, 500),
-    fragments=st.integers(1, 100),
-    tau=st.integers(0, 499),
-    sites=st.integers(2, 16),
-    target=st.floats(0.5, 0.99),
-    codec=st.sampled_from(Codec),
-)
-def test_by_the_published_assumptions_a_link_as_wide_as_is_needed_is_not_too_narrow(
-    mode, interval, fragments, tau, sites, target, codec
-):
-    asked = fleet(
-        sites=sites,
-        parameters=5 * 10**9,
-        step_s=1.0,
-        assume=Assume.PAPER,
-        codec=codec,
-        version_codec=codec,
-        sync_interval_steps=interval,
-        fragments=min(fragments, interval),
-        overlap_steps=min(tau, interval - 1),
-        utilisation=target,
-    )
-    needed = forecast(asked, mode)
-    assert needed.exact_gbps <= needed.up_gbps * (1 + 1e-9)
-    wide = replace(asked, sites=tuple(replace(each, gbps=needed.up_gbps) for each in asked.sites))
-    assert forecast(wide, mode).fits is True
 
 
 @pytest.mark.parametrize("tau", [0, 1, 2, 5, 7])
@@ -329,20 +215,10 @@ def test_of_versions_that_are_too_many_for_links_some_are_skipped_and_rounds_kee
 
 
 @pytest.mark.parametrize(
-    ("times", "in_time", "told"),
-    [
-        (1.0, 1.0, ""),
-        (2.0, 1.0, "in 50% of the versions at most, given 50% of them, with steps up to 6.2 versions old."),
-        (
-            2.5,
-            0.715,
-            "in 40% of the versions at most, given 40% of them, with steps up to 7.8 versions old, of which 8 are",
-        ),
-        (4.0, 0.10, "of which 8 are allowed: about 10% of what is trained there counts."),
-    ],
+    ("times", "limit", "in_time"), [(1.0, 8, 1.0), (2.0, 8, 1.0), (2.5, 8, 0.715), (4.0, 8, 0.10), (2.0, 6, 0.6)]
 )
-def test_one_narrow_link_costs_its_own_site_what_is_too_stale_and_the_others_nothing(times, in_time, told):
-    wide = fleet(gbps=1.0, codec=Codec.F32)
+def test_one_narrow_link_costs_its_own_site_what_is_too_stale_and_the_others_nothing(times, limit, in_time):
+    wide = fleet(gbps=1.0, codec=Codec.F32, max_staleness=limit)
     need = forecast(wide, Mode.DECOUPLED)
     asked = replace(wide, sites=(*wide.sites[1:], replace(wide.sites[0], name="far", gbps=need.exact_gbps / times)))
     found = forecast(asked, Mode.DECOUPLED)
@@ -350,8 +226,8 @@ def test_one_narrow_link_costs_its_own_site_what_is_too_stale_and_the_others_not
     assert [each.in_time for each in found.arrivals] == [1, 1, 1, pytest.approx(in_time, abs=0.01)]
     assert found.tokens_per_day == pytest.approx(need.tokens_per_day * (3 + in_time) / 4, rel=0.01)
     assert found.traffic_gb_per_day == pytest.approx(need.traffic_gb_per_day * (3 + 1 / times) / 4, rel=0.01)
-    said = " ".join(notes(asked, plan(asked, Mode.DECOUPLED)))
-    assert f"H stays; far: {told}" in said if "far" in told else told in said
+    told = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if each.startswith("far: in")]
+    assert len(told) == (times > 1)
 
 
 def test_where_most_links_are_narrow_rounds_follow_the_median_and_the_narrowest_is_late_even_so():
@@ -362,53 +238,7 @@ def test_where_most_links_are_narrow_rounds_follow_the_median_and_the_narrowest_
     found = forecast(asked, Mode.DECOUPLED)
     assert found.sync_interval_steps == pytest.approx(48, rel=3e-3)
     assert [round(each.participation, 2) for each in found.arrivals] == [1, 1, 1, 0.25]
-    assert "H grows to 48; site: in 25% of the versions at most" in notes(asked, plan(asked, Mode.DECOUPLED))[0]
-
-
-def test_a_link_that_is_narrow_while_others_are_not_known_stretches_nothing():
-    need = forecast(fleet(codec=Codec.F32), Mode.DECOUPLED)
-    asked = fleet(codec=Codec.F32)
-    asked = replace(asked, sites=(*asked.sites[1:], replace(asked.sites[0], gbps=need.up_gbps / 2)))
-    found = forecast(asked, Mode.DECOUPLED)
-    assert (found.fits, found.sync_interval_steps, found.round_s) == (False, 24, need.round_s)
-    assert [round(each.participation, 2) for each in found.arrivals] == [1, 1, 1, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("limit", "counts", "told"),
-    [
-        (8, 1.0, "6.2 versions old."),
-        (6, 0.6, "6.2 versions old, of which 6 are allowed: about 60% of what is trained there counts."),
-        (2, 0.11, "of which 2 are allowed: about 11% of what is trained there counts."),
-    ],
-)
-def test_how_stale_steps_may_be_is_the_runs_own_limit(limit, counts, told):
-    usual = fleet(gbps=1.0, codec=Codec.F32)
-    half = forecast(usual, Mode.DECOUPLED).exact_gbps / 2
-    asked = replace(usual, max_staleness=limit, sites=(*usual.sites[1:], replace(usual.sites[0], gbps=half)))
-    assert forecast(asked, Mode.DECOUPLED).arrivals[-1].in_time == pytest.approx(counts, abs=0.01)
-    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].endswith(told)
-    assert fleet().max_staleness == AggregatorConfig().max_staleness
-
-
-def test_on_links_that_are_wide_enough_no_limit_of_staleness_costs_anything():
-    asked = fleet(gbps=1.0, latency_s=0.01, max_staleness=1)
-    asked = replace(asked, sites=(*asked.sites[1:], replace(asked.sites[0], latency_s=0.02)))
-    assert forecast(asked, Mode.DECOUPLED).tokens_per_day > 0.99 * forecast(fleet(), Mode.DECOUPLED).tokens_per_day
-
-
-def test_the_memory_that_a_refusal_asks_for_is_enough():
-    asked = fleet(parameters=10**9, sites=4, step_s=10.0, host_gb=1.0)
-    for _ in range(4):  # one process after the other
-        try:
-            plan(asked, Mode.DECOUPLED)
-            break
-        except ConfigError as err:
-            enough = float(err.cure.split("it takes ")[1].split(" GB")[0])
-            assert enough > asked.host_gb
-            asked = replace(asked, host_gb=enough)
-    else:
-        pytest.fail("was refused again and again")
+    assert "H is 48." in notes(asked, plan(asked, Mode.DECOUPLED))[0]
 
 
 def test_diloco_moves_the_model_as_one_and_needs_the_memory_for_that():
@@ -463,12 +293,6 @@ def test_no_narrower_link_than_the_required_one_would_do(mode, fragments):
     assert found.utilisation < 0.9 or found.staleness > needed.staleness
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_a_single_site_is_planned_too(mode):
-    assert forecast(fleet(sites=1), mode).tokens_per_day > 0
-    assert forecast(fleet(sites=1), Mode.DP).up_gbps == 0
-
-
 def test_unequal_sites_are_paced_by_the_median_and_synchronous_ones_by_the_slowest():
     unequal = Fleet(parameters=N, sites=(site(step_s=0.5), site(step_s=0.5), site(step_s=0.5), site(step_s=2.0)))
     decoupled, together = forecast(unequal, Mode.DECOUPLED), forecast(replace(unequal, utilisation=0.9), Mode.DILOCO)
@@ -495,11 +319,6 @@ def test_traffic_of_a_day_is_what_rounds_add_up_to():
     assert found.traffic_gb_per_day == pytest.approx(total)
 
 
-def test_data_parallel_training_has_no_aggregator_whose_memory_could_be_told():
-    assert list(plan(fleet(), Mode.DP).memory) == ["island_accelerators"]
-    assert "aggregator" in plan(fleet(), Mode.DILOCO).memory
-
-
 def test_memory_grows_with_the_islands_only_by_their_messages():
     few, many = (plan(fleet(sites=m), Mode.DECOUPLED).memory["aggregator"].bound for m in (4, 12))
     assert many - few == pytest.approx(8 * N / 8 * 4, rel=0.02)
@@ -522,14 +341,14 @@ def test_a_round_is_open_for_as_long_as_its_own_fragment_takes():
     found = forecast(asked, Mode.DECOUPLED)
     payload = cut(asked.parameters, asked.tensors, 8)
     wire = wire_of(payload, codec=asked.codec, version_codec=asked.version_codec, islands=4)
-    merging_s = [0.006 + 4 * 0.003 + sum(f) * (13e-9 + 4 * 1.3e-9) for f in payload.fragments]
+    merging_s = [0.006 + 4 * 0.003 + sum(f) * (13e-9 + 4 * 1.3e-9) for f in payload]
     ways_s = [
         8e-9 * (up / found.up_gbps + down / found.down_gbps) for up, down in zip(wire.ups, wire.downs, strict=True)
     ]
     journeys_s = [way + made for way, made in zip(ways_s, merging_s, strict=True)]
     assert found.round_s == pytest.approx(max(journeys_s))
-    assert found.rounds_open == pytest.approx(sum(min(1, each / 2.4) for each in journeys_s))
-    assert found.rounds_open < 2
+    assert sum(found.open_shares) == pytest.approx(sum(min(1, each / 2.4) for each in journeys_s))
+    assert sum(found.open_shares) < 2
     assert found.staleness == pytest.approx((sum(journeys_s) / 8 / 0.1 + 1) / found.sync_interval_steps)
     planned = plan(asked, Mode.DECOUPLED).memory
     contributions = 4 * sum(up * min(1, each / 2.4) for up, each in zip(wire.ups, journeys_s, strict=True))
@@ -545,27 +364,11 @@ def test_of_several_aggregators_the_fullest_is_told():
     assert shared < alone
 
 
-def test_the_curve_has_every_mode_and_grows_with_the_target():
-    curve = utilisation_curve(fleet(latency_s=0.01), (0.5, 0.9, 0.99))
-    assert set(curve) == {"utilisation", *map(str, Mode)}
-    for mode in (Mode.STREAMING, Mode.DILOCO, Mode.DP):
-        known = curve[mode][np.isfinite(curve[mode])]
-        assert np.all(np.diff(known) > 0)
-    assert len(set(curve[Mode.DECOUPLED])) == 1
-    assert math.isnan(curve[Mode.DP][-1])  # 3 x 2 x 10 ms of latency in steps of 0.5 s: 89 % at best
-
-
 # --- the way back ---------------------------------------------------------------------------------------------------
 
 
 def chosen_for(gbps):
     return choose(fleet(), Mode.DECOUPLED, gbps)
-
-
-def test_wide_links_keep_their_settings():
-    chosen = chosen_for(10.0)
-    assert (chosen.codec, chosen.version_codec) == (Codec.BF16, Codec.F32)
-    assert (chosen.sync_interval_steps, chosen.fragments) == (24, 8)
 
 
 def test_narrow_links_get_a_smaller_codec_first_and_then_a_longer_interval():
@@ -574,19 +377,6 @@ def test_narrow_links_get_a_smaller_codec_first_and_then_a_longer_interval():
     far = chosen_for(needed * 0.2)
     assert far.version_codec is Codec.BF16
     assert far.sync_interval_steps == 100
-
-
-@pytest.mark.parametrize("share", [0.9, 0.5, 0.3, 0.1, 0.02])
-def test_what_is_chosen_fits(share):
-    gbps = forecast(fleet(), Mode.DECOUPLED).down_gbps * share
-    chosen = chosen_for(gbps)
-    settings = {
-        "codec": chosen.codec,
-        "version_codec": chosen.version_codec,
-        "sync_interval_steps": chosen.sync_interval_steps,
-        "fragments": chosen.fragments,
-    }
-    assert forecast(fleet(gbps=gbps, **settings), Mode.DECOUPLED).fits is True
 
 
 def test_the_brokers_link_is_shared_by_the_sites_that_go_through_it():
@@ -613,35 +403,13 @@ def test_what_shards_get_leaves_the_brokers_host_again_and_their_versions_enter_
     assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(0.98 * narrow.exact_gbps))
 
 
-@pytest.mark.parametrize(("mode", "assume"), [(Mode.DILOCO, Assume.ATOLL), (Mode.DECOUPLED, Assume.PAPER)])
-def test_the_baselines_and_the_publications_have_their_aggregator_beside_the_broker(mode, assume):
-    one, two = (forecast(fleet(shards=n, assume=assume, gbps=1.0, broker_gbps=1.0), mode) for n in (1, 2))
-    assert one == two
-
-
-@pytest.mark.parametrize("share", [1.0, 0.9, 0.6, 0.4, 0.2, 0.02])
-@pytest.mark.parametrize("gbps", [None, 10.0])
-def test_what_is_chosen_for_shards_fits_the_brokers_link(share, gbps):
-    asked = fleet(shards=2, gbps=gbps)
-    asked = replace(asked, broker_gbps=share * forecast(asked, Mode.DECOUPLED).broker_up_gbps)
-    planned = plan(asked, Mode.DECOUPLED)
-    if share == 1.0 and gbps is None:
-        assert planned.choice is None
-        return
-    settled = forecast(as_chosen(asked, planned.choice), Mode.DECOUPLED)
-    assert settled.broker_up_gbps <= asked.broker_gbps * (1 + 1e-9)
-    assert settled.fits is (None if gbps is None else True)
-    if share == 0.9:  # contributions take a third of the way out
-        assert (planned.choice.codec, planned.choice.sync_interval_steps) == (Codec.INT8, 24)
-
-
 def test_a_broker_that_is_too_narrow_is_told_even_if_the_sites_links_are_not_known():
     needed = forecast(fleet(), Mode.DECOUPLED)
     narrow = forecast(fleet(broker_gbps=4 * needed.down_gbps / 2), Mode.DECOUPLED)
     assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(needed.down_gbps / 2))
     assert {round(each.received, 3) for each in narrow.arrivals} == {0.5}
     asked = fleet(gbps=1.0, broker_gbps=4 * needed.down_gbps / 2)
-    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].startswith("A site's share of the broker's link is 0.00134 of")
+    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].startswith("A site's share of the broker has 0.00134 of")
     wide = forecast(fleet(broker_gbps=1000.0), Mode.DECOUPLED)
     assert (wide.fits, wide.link_gbps, wide.round_s) == (None, None, needed.round_s)
 
@@ -675,7 +443,7 @@ def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message
     [
         ({"utilisation": 1.0}, "utilisation = 1.0: must be at least 1e-06 and below 1"),
         ({"utilisation": 0.0}, "utilisation = 0.0: must be at least 1e-06 and below 1"),
-        ({"fragments": 25}, "fragments = 25: must not exceed sync_interval = 24"),
+        ({"fragments": 25}, "fragments = 25: must lie between 1 and 24: at most one falls due"),
         ({"shards": 0}, "shards = 0: must lie between 1 and 8"),
         ({"shards": 9}, "shards = 9: must lie between 1 and 8: each has at least one of the fragments"),
         ({"fragments": 0}, "fragments = 0: must lie between 1 and"),
@@ -685,9 +453,9 @@ def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message
         ({"sites": 0}, "sites = 0: must be at least 1"),
         ({"parameters": 0}, "params = 0: must lie between"),
         ({"version_codec": Codec.INT4}, "versions travel as f32 or bf16"),
-        ({"broker_gbps": 0.0}, "broker_bandwidth = 0.0: must be above 0"),
-        ({"accelerator_gb": 0.0}, "memory_gb = 0.0: must be above 0"),
-        ({"host_gb": 0.0}, "host_memory_gb = 0.0: must be above 0"),
+        ({"broker_gbps": 0.0}, "broker_bandwidth = 0.0: must lie between 1e-09 and"),
+        ({"accelerator_gb": 0.0}, "memory_gb = 0.0: must lie between 1e-09 and"),
+        ({"host_gb": 0.0}, "host_memory_gb = 0.0: must lie between 1e-09 and"),
         ({"price_per_hour": -1.0}, "price = -1.0: must lie between 0 and 1e+18"),
         ({"price_per_gb": 1e19}, "price_per_gb = 1e+19: must lie between 0 and 1e+18"),
     ],
@@ -719,11 +487,6 @@ def test_fleets_that_cannot_work_are_refused_with_what_could(changes, mode, word
     with pytest.raises(ConfigError) as caught:
         plan(fleet(**changes), mode)
     assert words in str(caught.value)
-
-
-def test_a_baseline_that_cannot_work_is_named_beside_the_plan():
-    planned = plan(fleet(latency_s=1.0), Mode.DECOUPLED)
-    assert "reaches at most" in planned.alternatives[Mode.DP]
 
 
 @example(  # a median link that is too narrow, and one fragment
@@ -784,7 +547,7 @@ def test_whatever_is_asked_gets_finite_figures_or_a_refusal(parameters, sites, i
         # link that is always full has a contribution under way up while the last version still comes down.
         one_after_the_other = (found.round_s / shared["step_s"] + 2) / found.sync_interval_steps
         assert found.staleness <= max(1, one_after_the_other, *(each.age for each in found.arrivals))
-        assert found.rounds_open <= fragments + 1e-6
+        assert sum(found.open_shares) <= fragments + 1e-6
 
 
 def test_decoupled_islands_beside_another_mode_are_refused_where_they_are_when_asked_about():

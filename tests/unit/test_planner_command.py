@@ -1,6 +1,5 @@
 """``atoll plan`` as a command: flags, files of fleets, JSON and text."""
 
-import argparse
 import json
 import math
 
@@ -8,10 +7,9 @@ import pytest
 
 from broker.wire.errors import ConfigError
 from ops import cli
-from ops.goodput.estimate import ESTIMATE_EVENTS, expected_goodput
 from ops.goodput.fleet import FailureModel
+from ops.goodput.simulation import expected_goodput
 from ops.planning import command as planning
-from ops.planning import expectation
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_the_published_pair_is_printed_with_its_assumptions(atoll):
     assert status == 0
     row = next(line for line in out.splitlines() if line.startswith("Gbit/s needed, site up"))
     assert row.split()[4:] == ["0.841", "0.803", "18.7", "198"]
-    assert "f = 1" in out
+    assert "(f =" in out
     assert "128 buckets" in out
     document = json.loads(atoll(*PAIR, "--assume", "paper", "--json")[1])
     assert round(document["bandwidth_gbps"]["up"], 2) == 0.84
@@ -62,70 +60,18 @@ def test_the_published_pair_is_printed_with_its_assumptions(atoll):
     assert "published" not in document["assumptions"][0]
 
 
-def test_text_says_what_to_try_next_and_fits_its_width(atoll):
-    _, out, _ = atoll(*PAIR, "--bandwidth", 2)
-    assert "For these links and an aggregator of the speed assumed: --codec" in out  # which merges for 117 s
-    assert "For these links: --codec" in atoll(*PAIR, "--bandwidth", 2, "--shards", 8)[1]
-    assert out.splitlines()[-1].startswith("next: ")
-    assert max(map(len, out.splitlines())) <= 140
-
-
-def test_a_link_that_is_enough_is_not_called_too_narrow(atoll):
-    diloco = ("--params", "5B", "--step-time", 1, "--mode", "diloco", "--bandwidth", 200)
-    document = json.loads(atoll(*diloco, "--json")[1])
-    assert document["utilisation"] > 0.95
-    assert document["fits"] is True
-    assert "narrowest" not in " ".join(document["notes"])
-    assert document["choice"]["version_codec"] == "f32"  # its own settings do
-
-
-@pytest.mark.parametrize("mode", ["dp", "diloco"])
-def test_what_to_try_next_is_neither_what_was_given_nor_what_atoll_does_not_run(atoll, mode):
-    _, out, _ = atoll("--params", "1M", "--step-time", 1, "--mode", mode, "--bandwidth", 10, "--accelerators", 8)
-    assert out.splitlines()[-1] == "next: atoll trains decoupled: leave out --mode to plan for that"
+def test_text_ends_with_what_to_try_next_and_fits_its_width(atoll):
+    lines = atoll(*PAIR, "--bandwidth", 2, "--accelerators", 8)[1].splitlines()
+    assert any(line.startswith("For these links: --codec") for line in lines)
+    assert lines[-1].startswith("next: atoll up --codec")
+    assert max(map(len, lines)) <= 140
+    assert "leave out --mode" in atoll(*PAIR, "--bandwidth", 2, "--mode", "dp")[1].splitlines()[-1]
 
 
 def test_an_interval_of_one_step_leaves_no_step_of_overlap(atoll):
     status, out, _ = atoll("--params", "1M", "--step-time", 1, "--sync-interval", 1, "--json")
     assert status == 0
     assert json.loads(out)["settings"]["overlap"] == 0
-
-
-def test_of_unequal_sites_the_one_that_fails_most_often_is_told_of(atoll, tmp_path):
-    path = tmp_path / "fleet.toml"
-    sites = [f"[[island]]\nstep_time = 60.0\naccelerators = {chips}\n" for chips in (300_000, 1_000)]
-    path.write_text("".join(sites))
-    said = json.loads(atoll("--params", "1M", "--fleet", str(path), "--json")[1])["assumptions"]
-    assert any(each.startswith("Goodput of decoupled: an interruption every 105 s of an island") for each in said)
-
-
-@pytest.mark.parametrize("flag", [("--params", "5B"), ("--mode", "dp"), ("--bandwidth", 3), ("--price", 1)])
-def test_the_published_tables_take_no_fleet(atoll, flag):
-    status, _, said = atoll("--table", "--json", *flag)
-    assert (status, "is set by each cell of the table: leave it out" in said) == (2, True)
-
-
-def test_of_many_sizes_of_sites_each_is_simulated_for_a_shorter_time(atoll, tmp_path, monkeypatch):
-    asked = []
-
-    def told(*, events, **rest):
-        asked.append((events, rest["mode"]))
-        return 0.9
-
-    monkeypatch.setattr(expectation, "expected_goodput", told)
-    path = tmp_path / "fleet.toml"
-    path.write_text("".join(f"[[island]]\nstep_time = 1.0\naccelerators = {100 + i}\n" for i in range(16)))
-    assert json.loads(atoll("--params", "1B", "--fleet", str(path), "--json")[1])["goodput"] == pytest.approx(0.9)
-    own = [events for events, mode in asked if mode == "decoupled"][1:]  # after that of sites of equal size
-    assert own == [ESTIMATE_EVENTS * expectation.SIZES // 16] * 16
-
-
-def test_what_makes_a_goodput_look_better_than_it_is_stands_among_the_assumptions(atoll):
-    fleet = ("--params", "100M", "--sites", 8, "--accelerators", 300_000, "--bandwidth", 10, "--json")
-    slow, usual = (json.loads(atoll(*fleet, "--step-time", step_s)[1])["assumptions"] for step_s in (60, 1))
-    (dp,) = [each for each in slow if "cuts a step of 60 s short" in each and "elastic-dp" in each]
-    assert dp.endswith("where it is lost, up to 100.0% of the time is lost with it.")
-    assert not any("short" in each for each in usual)
 
 
 def test_unequal_sites_have_the_goodput_of_each_by_the_tokens_it_brings(atoll, tmp_path):
@@ -137,15 +83,9 @@ def test_unequal_sites_have_the_goodput_of_each_by_the_tokens_it_brings(atoll, t
     own = [expected_goodput(chips=4 * chips, islands=4, step_s=2.0) for chips in (1_000_000, 20_000)]
     assert own[0] < own[1] - 0.3
     assert document["goodput"] == pytest.approx((3 * own[0] + 3 * own[1]) / 6)
-    assert any(each.startswith("Decoupled goodput is each site's own") for each in document["assumptions"])
     assert document["alternatives"]["dp"]["goodput"] == pytest.approx(
         expected_goodput(mode="elastic-dp", chips=1_060_000, islands=4, step_s=2.0)
     )
-
-
-def test_hundreds_of_small_sites_have_a_goodput(atoll):
-    many = ("--params", "1M", "--step-time", 1, "--sites", 300, "--accelerators", 8, "--json")
-    assert 0.99 < json.loads(atoll(*many)[1])["goodput"] < 1.0
 
 
 @pytest.mark.parametrize(("step_s", "interval"), [(1, 24), (5, 500)])
@@ -171,18 +111,9 @@ def test_goodput_is_that_of_the_interval_that_comes_out_and_not_of_the_one_asked
     assert small["goodput"] > asked["goodput"] + 0.03
 
 
-def test_small_sites_are_slices_of_their_own_in_every_mode(atoll):
-    """One job over four sites of eight goes on without one of them, as decoupled islands do."""
-    flags = ("--params", "1B", "--sites", 4, "--step-time", 1, "--accelerators", 8, "--mtbi-years", 0.01, "--json")
-    document = json.loads(atoll(*flags)[1])
-    assert document["alternatives"]["dp"]["goodput"] == pytest.approx(0.951, abs=0.003)
-    assert document["goodput"] == pytest.approx(0.954, abs=0.003)
-    assert any("every 0.01 years and takes a slice of 64" in each for each in document["assumptions"])
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("gbps = 0", "[island] gbps of west = 0: must lie"), ("ms = nan", "[island] ms of west = nan: must lie")],
+    [("gbps = 0", "[island] gbps of west = 0: must lie"), ("ms = nan", "ms = nan: must be a number")],
 )
 def test_a_site_of_a_file_that_cannot_be_is_named(atoll, tmp_path, line, words):
     path = tmp_path / "fleet.toml"
@@ -205,15 +136,6 @@ def test_short_steps_of_small_sites_are_no_reason_to_refuse_a_fleet(atoll, sites
     assert found == pytest.approx(math.exp(-waits), abs=0.01)
 
 
-def test_only_failures_that_are_too_many_are_told_by_how_often_they_come(atoll, monkeypatch):
-    def refuse(**rest):
-        raise ConfigError("days", 1.0, "would be too many rounds")
-
-    monkeypatch.setattr(expectation, "expected_goodput", refuse)
-    flags = ("--params", "1B", "--sites", 2, "--step-time", 1, "--accelerators", 8)
-    assert "mtbi_years" not in atoll(*flags)[2]
-
-
 def test_islands_that_stream_meet_at_every_fragment(atoll):
     asked = ("--params", "5B", "--sites", 8, "--accelerators", 150_000, "--step-time", 1, "--json")
     often, rarely = (
@@ -222,12 +144,6 @@ def test_islands_that_stream_meet_at_every_fragment(atoll):
     as_diloco = expected_goodput(mode="diloco", chips=1_200_000, islands=8, sync_interval=5)  # H / P + tau
     assert often == pytest.approx(as_diloco, abs=0.01)
     assert often < rarely - 0.05
-
-
-def test_a_site_alone_waits_for_nobody(atoll):
-    document = json.loads(atoll("--params", "5B", "--sites", 1, "--step-time", 1, "--mode", "dp", "--json")[1])
-    assert document["utilisation"] == 1.0
-    assert document["tokens_per_day"] == document["alternatives"]["decoupled"]["tokens_per_day"]
 
 
 def test_unequal_sites_come_from_a_file(atoll, tmp_path):
@@ -241,25 +157,10 @@ def test_unequal_sites_come_from_a_file(atoll, tmp_path):
     assert status == 0
     assert [each["name"] for each in document["sites"]] == ["east", "east", "west"]
     assert document["sites"][2]["link_share_needed"] == pytest.approx(2.5 * document["sites"][0]["link_share_needed"])
-    assert "Without the accelerators of west there is no goodput, nor what accelerators cost." in document["notes"]
+    assert document["goodput"] is None
     synchronous = json.loads(atoll("--params", "1B", "--fleet", file, "--mode", "streaming", "--json")[1])
     # While the slow one steps, the fast ones wait for half of the time.
     assert synchronous["utilisation"] == pytest.approx(2 / 3, rel=0.01)
-
-
-@pytest.mark.parametrize("text", ["island = 3", "island = [3]", "island = []"])
-def test_a_file_without_tables_of_sites_is_refused(atoll, tmp_path, text):
-    (tmp_path / "fleet.toml").write_text(text)
-    status, _, err = atoll("--params", "1B", "--fleet", tmp_path / "fleet.toml")
-    assert status == 2
-    assert "must have a table [[island]] for each site" in err
-
-
-def test_the_published_table_is_printed(atoll):
-    status, out, _ = atoll("--table")
-    assert status == 0
-    assert "47 of 50 cells are the same" in out
-    assert len(json.loads(atoll("--table", "--json")[1])["cells"]) == 50
 
 
 @pytest.mark.parametrize(
@@ -284,14 +185,14 @@ def test_the_published_table_is_printed(atoll):
         (("--params", "5B", "--step-time", 1, "--sites", 0), "sites = 0: must lie between 1 and"),
         (
             ("--params", "5B", "--step-time", 1, "--mode", "decoupld"),
-            "mode = 'decoupld': is none; did you mean decoupled?",
+            "mode = 'decoupld': must be one of decoupled, streaming",
         ),
-        (("--params", "5B", "--step-time", 1, "--codec", "int5"), "codec = 'int5': is none; did you mean"),
+        (("--params", "5B", "--step-time", 1, "--codec", "int5"), "codec = 'int5': must be one of f32, bf16"),
         (
             ("--params", "5B", "--step-time", 1, "--utilisation", 1.2),
             "utilisation = 1.2: must be at least 1e-06 and below 1",
         ),
-        (("--params", "5B", "--step-time", 1, "--fragments", 48), "must not exceed sync_interval = 24"),
+        (("--params", "5B", "--step-time", 1, "--fragments", 48), "fragments = 48: must lie between 1 and 24"),
         (("--params", "5B", "--step-time", 1, "--bandwidth", 1e-4), "needs at least"),
         (
             ("--params", "5B", "--step-time", 1, "--mtbi-years", 1),
@@ -314,7 +215,7 @@ def test_wrong_command_lines_are_one_line_with_a_cure(atoll, arguments, words):
     [
         ("", "must have a table [[island]]"),
         ("[[island]]\nstep_time = 1" + 400 * "0", "must be at most 1e+18"),
-        ("[[island]]\nstep_time = 1\nms = 1e300", "[island] ms = 1e+300: must be at most 1e+18"),
+        ("[[island]]\nstep_time = 1\nms = 1e300", "[island] ms of site-0 = 1e+300: must lie between 0 and"),
         ("island = " + 100_000 * "[", "is not TOML"),
         ("[[island]]\nstep_tim = 1\n", "did you mean step_time?"),
         ("[[island]]\ngbps = 1\n", "step_time = None: is needed"),
@@ -327,7 +228,7 @@ def test_wrong_command_lines_are_one_line_with_a_cure(atoll, arguments, words):
 def test_wrong_fleet_files_are_refused(tmp_path, text, words):
     (tmp_path / "fleet.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        planning.read_fleet(tmp_path / "fleet.toml")
+        planning.read_fleet(tmp_path / "fleet.toml", 1000)
     assert words in str(caught.value)
 
 
@@ -336,28 +237,9 @@ def test_a_fleet_file_and_flags_for_sites_do_not_mix(atoll, tmp_path):
     assert "leave the flag out" in atoll("--params", "1B", "--fleet", tmp_path / "fleet.toml", "--sites", 2)[2]
 
 
-def test_help_has_the_flags_that_were_promised(capsys):
-    parser = argparse.ArgumentParser(epilog="example:", formatter_class=argparse.RawDescriptionHelpFormatter)
-    planning.add_arguments(parser)
-    text = parser.format_help()
-    for flag in (
-        "params",
-        "sites",
-        "step-time",
-        "mode",
-        "codec",
-        "sync-interval",
-        "fragments",
-        "overlap",
-        "utilisation",
-    ):
-        assert f"--{flag} " in text
-    assert "--json" in text
-
-
 @pytest.mark.parametrize(
     ("parameters", "step_s", "words"),
-    [(10**12, 10.0, "merging every fragment once"), (10**12, 1000.0, "max_message_bytes")],
+    [(10**12, 10.0, "Merging every fragment once"), (10**12, 1000.0, "max_message_bytes")],
 )
 def test_where_nothing_can_be_chosen_the_plan_says_what_is_in_the_way(atoll, parameters, step_s, words):
     asked = ("--params", parameters, "--sites", 8, "--step-time", step_s, "--sync-interval", 1000, "--bandwidth", 1e6)
@@ -365,20 +247,3 @@ def test_where_nothing_can_be_chosen_the_plan_says_what_is_in_the_way(atoll, par
     assert document["choice"] is None
     assert words in " ".join(document["notes"])
     assert atoll(*asked)[1].splitlines()[-1].startswith("next: no settings tried here are within")
-
-
-@pytest.mark.parametrize(
-    ("mode", "flag", "value", "whom"),
-    [
-        ("decoupled", "--utilisation", "0.9", "decoupled islands, which compute all the time"),
-        ("dp", "--codec", "f32", "data-parallel training, whose gradients travel as bf16"),
-    ],
-)
-def test_a_flag_that_does_nothing_for_the_mode_is_told(atoll, mode, flag, value, whom):
-    asked = ("--params", "5B", "--step-time", 1, "--json", "--mode")
-    told = f"{flag} {value} changes nothing for {whom}"
-    _, out, _ = atoll(*asked, mode, flag, value)
-    assert any(note.startswith(told) for note in json.loads(out)["notes"])
-    for other, more in ((mode, ()), ("streaming", (flag, value))):
-        _, out, _ = atoll(*asked, other, *more)
-        assert not any(flag in note for note in json.loads(out)["notes"])

@@ -8,23 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.planning.utilisation import (
-    STEPS,
-    Traffic,
-    by_layer,
-    closed_form,
-    crossing_steps,
-    required_gbps,
-    required_on_grid,
-    simulate,
-    spread,
-)
+from ops.planning.utilisation import Traffic, closed_form, crossing_steps, released, required_gbps
+from tests.link_simulation import by_layer, required_on_grid, simulate
 
 GRID = np.logspace(-1, 3, 50)
 
 
 def traffic(**changes):
-    values = {"payload_gbit": 80.0, "step_s": 1.0, "releases": (spread(16),)}
+    values = {"payload_gbit": 80.0, "step_s": 1.0, "releases": (released(16),)}
     return Traffic(**(values | changes))
 
 
@@ -50,7 +41,7 @@ def slow_twin(load, gbps, steps):
 shapes = st.builds(
     lambda fragments, per, layered, spare, tau, payload: traffic(
         payload_gbit=payload,
-        releases=by_layer(fragments * per, fragments) if layered else (spread(per),) * fragments,
+        releases=by_layer(fragments * per, fragments) if layered else (released(per),) * fragments,
         sync_interval_steps=fragments + spare,
         overlap_steps=tau,
     ),
@@ -99,22 +90,22 @@ def test_the_required_bandwidth_is_the_least_that_reaches_the_target(load, targe
 
 def test_data_parallel_hides_the_backward_pass_and_waits_for_the_rest():
     # 160 Gbit in steps of 1 s at 96 Gbit/s: 5/3 s on the link, of which 2/3 s are hidden. Utilisation 1/2.
-    assert closed_form(traffic(payload_gbit=160.0, releases=(spread(4096),)), 96.0)[0] == pytest.approx(0.5, abs=1e-3)
+    assert closed_form(traffic(payload_gbit=160.0, releases=(released(4096),)), 96.0)[0] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_data_parallel_needs_what_the_formula_says():
-    load = traffic(payload_gbit=140.0, releases=(spread(100_000),))
+    load = traffic(payload_gbit=140.0, releases=(released(100_000),))
     assert required_gbps(load, 0.95) == pytest.approx(140 / (1 / 0.95 - 1 / 3), rel=1e-4)
 
 
 def test_an_even_flow_needs_the_utilisation_times_its_rate():
-    load = traffic(releases=(spread(),) * 24, sync_interval_steps=24, overlap_steps=2)
+    load = traffic(releases=(released(),) * 24, sync_interval_steps=24, overlap_steps=2)
     for target in (0.5, 0.8, 0.95):
         assert required_gbps(load, target) == pytest.approx(target * 80 / 24, rel=1e-6)
 
 
 def test_a_link_that_is_wide_enough_costs_nothing():
-    load = traffic(releases=(spread(),) * 8, sync_interval_steps=24, overlap_steps=2)
+    load = traffic(releases=(released(),) * 8, sync_interval_steps=24, overlap_steps=2)
     assert simulate(load, 1e6)[0] == closed_form(load, 1e6)[0] == 1.0
 
 
@@ -134,7 +125,7 @@ def test_layers_are_released_from_the_last_to_the_first_and_strided_over_fragmen
     assert releases[1] == pytest.approx([1 / 3 + 2 / 3 * k / 6 for k in (1, 3, 5)])
     assert releases[0] == pytest.approx([1 / 3 + 2 / 3 * k / 6 for k in (2, 4, 6)])
     # Buckets of a whole gradient are cut anywhere: each counts as released in the middle of its part.
-    assert spread(3) == pytest.approx([1 / 3 + 2 / 3 * k / 3 for k in (0.5, 1.5, 2.5)])
+    assert released(3) == pytest.approx([1 / 3 + 2 / 3 * k / 3 for k in (0.5, 1.5, 2.5)])
 
 
 def test_buckets_cross_one_after_the_other():
@@ -148,7 +139,3 @@ def test_a_grid_that_is_too_low_has_no_answer():
     low, high = required_on_grid(traffic(), [0.01, 0.99], np.array([1.0, 2.0]))
     assert low == 1.0
     assert math.isinf(high)
-
-
-def test_two_thousand_steps_are_simulated():
-    assert STEPS == 2000

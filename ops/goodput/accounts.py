@@ -1,0 +1,283 @@
+"""Goodput, uptime, waste by cause and staleness of time lines, with confidence intervals. Pure.
+
+Goodput is the share of the allocated time of all slices that trains what counts; each island is measured at its own
+speed, so that being slow is no waste, but waiting for the slow is. Uptime is the share of time in which at least one
+island trains. Goodput and all waste add up to 1.
+
+Confidence intervals are of the mean over a long run, by batch means: :data:`BATCHES` equal parts of the time line are
+taken as independent. Where islands wait for the slowest, whose speed is drawn once for a run, the effect of other draws
+is added. They tell how far another seed may lie, not how well the model fits the world.
+
+Staleness: each fragment is merged once per sync interval of the fleet's clock, which advances at the mean rate of the
+islands that are not down, and not at all while the coordinator is away. An island that trains at that moment hands over
+its training since the last hand-over; one that pauses misses the round and hands over more at the next. It adopts the
+new version ``overlap`` steps later. Staleness is the mean over the steps of a contribution of (version it is merged
+into - version the step was trained on), as the aggregator computes it (design, section 4.4). One with a step older than
+``max_staleness`` is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ops.goodput.fleet import FailureModel, Outage, beyond_hold
+from ops.goodput.timeline import Cause, Floats, TimeLine, without
+
+BATCHES = 20
+CONFIDENCE = 0.95
+
+#: Two-sided 95 % quantile of Student's t with BATCHES - 1 = 19 degrees of freedom.
+_T_QUANTILE = 2.093
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A share of 0 to 1 and the interval that covers its mean with :data:`CONFIDENCE`."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where the fleet's time went."""
+
+    goodput: Estimate
+    uptime: Estimate
+    wasted: Mapping[Cause, Estimate]
+
+    @property
+    def waste(self) -> dict[Cause, float]:
+        """The same without intervals; with goodput they add up to 1."""
+        return {cause: each.value for cause, each in self.wasted.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Training of one island that did not count in the end."""
+
+    cause: Cause
+    at_s: Floats  # when it was found out, in seconds, [k]
+    lost_s: Floats  # how much, in seconds of the whole island, [k]
+
+
+def account(
+    lines: Sequence[TimeLine], dropped: Sequence[Dropped] = (), *, in_step: float = 1.0, deviation: float = 0.0
+) -> Account:
+    """Returns where the time of equally large islands went, or of a single job; ``dropped`` was trained for nothing.
+
+    ``in_step`` is the part of the training time that steps need on average; in a job whose groups keep in step the rest
+    is waiting. ``deviation`` is the relative standard deviation of goodput between seeds that one run does not show.
+    """
+    duration_s, count = lines[0].duration_s, len(lines)
+    edges_s = np.linspace(0.0, duration_s, BATCHES + 1)
+    useful_s = np.zeros(BATCHES)
+    wasted_s = {cause: np.zeros(BATCHES) for cause in Cause}
+    for line in lines:
+        present_s = np.diff(np.interp(edges_s, *trained_by(line)))
+        useful_s += in_step * present_s
+        wasted_s[Cause.CAPACITY_AWAY] += np.diff(np.interp(edges_s, *trained_by(line, whole=True))) - present_s
+        wasted_s[Cause.WAITING] += (1.0 - in_step) * present_s
+        for cause, spans in line.idle.items():
+            idle = running_total(*steps_of(spans[:, 0], spans[:, 1]))
+            wasted_s[cause] += np.diff(np.interp(edges_s, *idle))
+    for each in dropped:
+        lost_s = np.histogram(np.clip(each.at_s, 0.0, duration_s), edges_s, weights=each.lost_s)[0]
+        wasted_s[each.cause] += lost_s
+        useful_s -= lost_s
+    batch_s = duration_s / BATCHES
+    stepping_s = np.diff(np.interp(edges_s, *stepping_by(lines)))
+    useful = useful_s / (batch_s * count)
+    unseen = deviation * float(np.mean(useful))
+    return Account(
+        goodput=batch_means(useful, unseen=unseen),
+        uptime=batch_means(stepping_s / batch_s),
+        wasted={
+            cause: batch_means(seconds / (batch_s * count), unseen=unseen if cause is Cause.WAITING else 0.0)
+            for cause, seconds in wasted_s.items()
+        },
+    )
+
+
+def trained_by(line: TimeLine, *, whole: bool = False) -> tuple[Floats, Floats]:
+    """Returns the knots of a function that grows linearly between them: times, and seconds trained up to each.
+
+    Seconds of the whole island: one with half of its slices earns half a second per second; with ``whole``, a full one.
+    """
+    gains = line.to_s - line.from_s if whole else (line.to_s - line.from_s) * line.share
+    knots = np.stack([line.from_s, line.to_s], axis=1).ravel()
+    earned = np.cumsum(np.stack([np.zeros_like(gains), gains], axis=1).ravel())
+    return np.concatenate([[0.0], knots]), np.concatenate([[0.0], earned])
+
+
+def stepping_by(lines: Sequence[TimeLine]) -> tuple[Floats, Floats]:
+    """Returns the knots of the time in which at least one of the islands trained, as :func:`trained_by` does."""
+    starts = np.concatenate([line.from_s for line in lines])
+    ends = np.concatenate([line.to_s for line in lines])
+    times_s, training = steps_of(starts, ends)
+    return running_total(times_s, (training > 0).astype(np.float64))
+
+
+def steps_of(starts_s: Floats, ends_s: Floats) -> tuple[Floats, Floats]:
+    """Returns how many of some intervals hold at each time: edges, ascending, and the count from each to the next."""
+    times_s = np.concatenate([[0.0], starts_s, ends_s])
+    changes = np.concatenate([[0.0], np.ones_like(starts_s), -np.ones_like(ends_s)])
+    order = np.argsort(times_s, kind="stable")
+    return times_s[order], np.cumsum(changes[order])
+
+
+def running_total(times_s: Floats, rates: Floats) -> tuple[Floats, Floats]:
+    """Returns the integral of a step function at its edges; the last rate is not used."""
+    return times_s, np.concatenate([[0.0], np.cumsum(np.diff(times_s) * rates[:-1])])
+
+
+def half_width(samples: Floats) -> float:
+    """Returns half of the confidence interval of the mean of equally long batches, :data:`BATCHES` of them."""
+    return _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+
+
+def batch_means(samples: Floats, *, unseen: float = 0.0) -> Estimate:
+    """Returns the mean of equally long batches and its confidence interval, cut to 0..1.
+
+    ``unseen`` is the standard deviation of what all batches share, and so do not show.
+    """
+    mean = float(np.mean(samples))
+    half = math.hypot(half_width(samples), _T_QUANTILE * unseen)
+    mean = min(1.0, max(0.0, mean))  # the last bit of a sum
+    return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
+
+
+# --- staleness ---
+
+#: Edges of the histogram, in versions; the last class has no upper end.
+EDGES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+
+#: Contributions that are looked at, at least where the run is long enough; fragments are alike but for their phase.
+_SAMPLE = 400_000
+
+#: Contributions that the distribution is of, about, where there are more.
+_MOST = 20_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """Distribution of the staleness of merged contributions, in versions."""
+
+    contributions: int  # how many it is of, a sample of all
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    histogram: Mapping[float, float]  # lower edge of a class -> share of contributions in it
+    mean_ci: tuple[float, float] | None = None  # confidence interval; None: some part of the time merged nothing
+
+
+def distribution(values: Floats) -> Staleness | None:
+    """Returns the distribution of some values; None if there are none."""
+    if not len(values):
+        return None
+    counts = np.histogram(values, [*EDGES, np.inf])[0] / len(values)
+    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
+    return Staleness(
+        contributions=len(values),
+        mean=float(np.mean(values)),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        histogram=dict(zip(EDGES, counts.tolist(), strict=True)),
+    )
+
+
+def contributions(
+    lines: Sequence[TimeLine], model: FailureModel, coordinator: Sequence[Outage]
+) -> tuple[Staleness | None, list[Dropped]]:
+    """Returns the distribution of staleness, and for each island the training that was refused as too stale."""
+    times_s, clock_s = fleet_clock(lines, coordinator)
+    rounds = int(clock_s[-1] / model.interval_s)
+    phases = min(model.sync_interval, max(1, _SAMPLE // max(1, rounds * len(lines))))
+    alone = beyond_hold(coordinator, model)  # wasted already
+    counting = [trained_by(without(line, alone, Cause.COORDINATOR)) for line in lines]
+    every = max(1, rounds * phases * len(lines) // _MOST)  # of so many, some tell as much and fit into memory
+    merged: list[Floats] = []
+    sums, counts = np.zeros(BATCHES), np.zeros(BATCHES)
+    refused: list[list[tuple[Floats, Floats]]] = [[] for _ in lines]
+    for phase in range(phases):
+        targets_s = (np.arange(rounds) + (phase + 0.5) / phases) * model.interval_s
+        due_s = np.interp(targets_s, clock_s, times_s)
+        for line, counted, of_island in zip(lines, counting, refused, strict=True):
+            at_s, staleness, oldest, seconds = _of_island(line, due_s, model, counted)
+            fresh = oldest <= model.max_staleness
+            merged.append(staleness[fresh][::every])
+            batch = np.minimum((at_s[fresh] / line.duration_s * BATCHES).astype(np.intp), BATCHES - 1)
+            sums += np.bincount(batch, weights=staleness[fresh], minlength=BATCHES)
+            counts += np.bincount(batch, minlength=BATCHES)
+            of_island.append((at_s[~fresh], seconds[~fresh] / phases))
+    dropped: list[Dropped] = []
+    for of_island in refused:
+        at, lost = (np.concatenate(column) for column in zip(*of_island, strict=True))
+        dropped.append(Dropped(cause=Cause.STALE, at_s=at, lost_s=lost))
+    found = distribution(np.concatenate(merged))
+    if found is not None and np.all(counts > 0):
+        half = half_width(sums / counts)
+        found = replace(found, mean_ci=(max(0.0, found.mean - half), found.mean + half))
+    return found, dropped
+
+
+def fleet_clock(lines: Sequence[TimeLine], coordinator: Sequence[Outage]) -> tuple[Floats, Floats]:
+    """Returns the knots of the fleet's clock: times, and seconds of training that count towards the sync interval."""
+    trains = _count([(line.from_s, line.to_s) for line in lines])
+    down = _count([(line.down_from_s, line.down_to_s) for line in lines])
+    away = _count([(np.array([each.from_s for each in coordinator]), np.array([each.to_s for each in coordinator]))])
+    end_s = lines[0].duration_s
+    times_s = np.unique(np.concatenate([trains[0], down[0], away[0], [end_s]]))
+    times_s = times_s[times_s <= end_s]
+    training, missing, closed = (_at(times_s, *each) for each in (trains, down, away))
+    present = np.maximum(len(lines) - missing, 1.0)
+    return running_total(times_s, np.where(closed > 0, 0.0, training / present))
+
+
+def _count(intervals: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    starts, ends = (np.concatenate(column) for column in zip(*intervals, strict=True))
+    return steps_of(starts, ends)
+
+
+def _at(times_s: Floats, edges_s: Floats, values: Floats) -> Floats:
+    found: Floats = values[np.searchsorted(edges_s, times_s, side="right") - 1]
+    return found
+
+
+def _of_island(
+    line: TimeLine, due_s: Floats, model: FailureModel, counted: tuple[Floats, Floats]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Returns time, staleness, oldest staleness and training (in whole-island seconds) of an island's contributions.
+
+    Training is what ``counted`` has of it, the knots of :func:`trained_by` of a line without what is wasted anyway.
+
+    Round j closes at ``due_s[j]`` while version j is the newest. ``work`` below is training time; versions change along
+    it where the island adopts, so that the integral of the version over it is linear in between.
+    """
+    knots_s, earned_s = trained_by(line, whole=True)
+    adopts = np.interp(due_s + model.overlap * model.step_s, knots_s, earned_s)  # version j + 1, by work
+    corners = np.concatenate([[0.0], adopts, [earned_s[-1]]])
+    integral = np.concatenate([[0.0], np.cumsum(np.diff(corners) * np.arange(len(corners) - 1))])
+
+    interval = np.searchsorted(line.from_s, due_s, side="right") - 1
+    trains = (interval >= 0) & (due_s < line.to_s[interval]) if len(line.from_s) else np.zeros(len(due_s), bool)
+    j = np.flatnonzero(trains)
+    start_s = np.concatenate([[0.0], due_s[j]])[:-1]
+    if len(line.down_from_s):  # what it had not handed over went with it
+        last = np.searchsorted(line.down_from_s, due_s[j], side="right") - 1
+        start_s = np.where(last >= 0, np.maximum(start_s, line.down_to_s[np.maximum(last, 0)]), start_s)
+    begin, end = np.interp(start_s, knots_s, earned_s), np.interp(due_s[j], knots_s, earned_s)
+    some = end > begin + 1e-9
+    j, start_s, begin, end = j[some], start_s[some], begin[some], end[some]
+    of_versions = np.interp(end, corners, integral) - np.interp(begin, corners, integral)
+    staleness = np.maximum(0.0, j - of_versions / (end - begin))
+    oldest = j - np.searchsorted(adopts, begin + 1e-9, side="right")
+    seconds = np.interp(due_s[j], *counted) - np.interp(start_s, *counted)
+    return due_s[j], staleness, oldest.astype(np.float64), seconds
