@@ -45,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Where the fleet's time went."""
+    """The shares of the fleet's time: useful, up, and wasted by cause."""
 
     goodput: Estimate
     uptime: Estimate
@@ -152,7 +152,7 @@ def batch_means(samples: Floats, *, unseen: float = 0.0) -> Estimate:
     return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
 
 
-# --- staleness ---
+# --- staleness ----------------------------------------------------------------------------------------------------
 
 #: Edges of the histogram, in versions; the last class has no upper end.
 EDGES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)

@@ -10,7 +10,7 @@ from ops.goodput.fleet import FailureModel, Fleet, Mode, all_slices, expected_fa
 #: A run may well see none of fewer failures than these, and take that for certain.
 _FEW = 10.0
 
-#: What is told to happen as rarely as this is meant never to happen.
+#: A mean time between interruptions that stands for never.
 _NEVER_YEARS = 1e6
 
 #: A share of the goodput; less is not worth a sentence.

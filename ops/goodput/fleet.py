@@ -38,7 +38,7 @@ LEAST_CHECK_S = 1e-3
 
 
 class Mode(StrEnum):
-    """How the fleet trains."""
+    """Ways of training on a fleet."""
 
     DECOUPLED = "decoupled"  # islands that never wait for each other
     ELASTIC_DP = "elastic-dp"  # one synchronous job that goes on with the slices it has
@@ -48,7 +48,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
-    """How chips, domains and the coordinator fail, and what that costs.
+    """Failures of chips, domains and the coordinator, and their costs.
 
     Elastic jobs and islands of every mode share one set of costs, so that modes differ by how they are coupled only.
     """
@@ -200,7 +200,7 @@ def _require(name: str, value: float | None, *, above: float | None = None, leas
         raise ConfigError(name, value, f"must be at least {least:g}")
 
 
-# --- draws ----
+# --- draws --------------------------------------------------------------------------------------------------------
 
 #: Draws that are made at a time.
 _CHUNK = 4096

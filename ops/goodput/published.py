@@ -123,7 +123,7 @@ def table_json(cells: Sequence[Cell], model: FailureModel) -> dict[str, Any]:
     }
 
 
-# --- the plot ---
+# --- the plot -----------------------------------------------------------------------------------------------------
 
 #: Fleets that curves are of, from the least chips to the most, and how many: those of table 1, and some beyond.
 _CURVE_CHIPS, _CURVE_SIZES = (50_000, 10_000_000), 12

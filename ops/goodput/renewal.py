@@ -15,7 +15,7 @@ import numpy as np
 
 from ops.goodput.fleet import FailureModel, Fleet, Mode, all_slices
 
-#: Of all training, what closed forms leave out.
+#: The share of all training that closed forms leave out.
 _NEGLIGIBLE = 0.003
 
 

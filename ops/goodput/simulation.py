@@ -134,14 +134,14 @@ def _in_step_share(fleet: Fleet, model: FailureModel) -> float:
 
 
 def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
-    """What a decoupled island trained while the coordinator was away for longer than islands may go on alone."""
+    """The training of a decoupled island while the coordinator was away for longer than islands may go on alone."""
     begin_s, end_s = np.array(beyond_hold(coordinator, model), dtype=np.float64).reshape(-1, 2).T
     knots = trained_by(line)
     return Dropped(cause=Cause.COORDINATOR, at_s=end_s, lost_s=np.interp(end_s, *knots) - np.interp(begin_s, *knots))
 
 
 def _lost_with(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
-    """What an island took with it when it went down, unless that was wasted anyway: too long after the coordinator.
+    """The training that an island lost when it went down, unless it was wasted anyway, too long after the coordinator.
 
     While the coordinator is away nothing is handed over: all that was trained since then goes as well.
     """
@@ -180,7 +180,7 @@ def pauses(
     ]
 
 
-# --- expected ---
+# --- the expected goodput -----------------------------------------------------------------------------------------
 
 #: Length of a simulation where :func:`expected_goodput` has no closed form: about a second of computing.
 ESTIMATE_EVENTS = 100_000

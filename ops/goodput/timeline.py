@@ -201,7 +201,7 @@ def without(line: TimeLine, windows: Sequence[tuple[float, float]] | Floats, cau
     return replace(shorter, idle={**line.idle, cause: np.concatenate([line.idle[cause], spans])})
 
 
-# --- barriers ---
+# --- barriers -----------------------------------------------------------------------------------------------------
 
 _CHUNK = 1024
 

@@ -84,7 +84,7 @@ class IslandTable:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll plan``."""
-    model = parser.add_argument_group("model")
+    model = parser.add_argument_group("model, and sites of a file")
     model.add_argument("--params", metavar="N", help="parameters: 5e9, 5B, 125M")
     about = "safetensors (one of several files, or their index), or a run's config.toml"
     model.add_argument("--model", type=Path, metavar="FILE", help=about)

@@ -52,7 +52,7 @@ SIZES, LEAST_EVENTS = 4, 5_000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What of one site's work arrives."""
+    """The part of one site's work that arrives, and its age."""
 
     participation: float  # share of the versions that it is in, at most: less where it is late
     received: float  # share of the versions that it gets
@@ -229,7 +229,7 @@ def _arrival(load: Load, interval_steps: float, gbps: float, latency_s: float = 
 
 
 def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: int, later: float = 0.0) -> Arrival:
-    """Returns what of a site's work arrives.
+    """Returns the part of a site's work that arrives.
 
     Args:
         up_full: What contributions at the fleet's pace would take of the site's link: above 1 it is too narrow.

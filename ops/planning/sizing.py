@@ -53,7 +53,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """What the partition looks at in an array."""
+    """Shape and dtype of an array: all that the partition looks at."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

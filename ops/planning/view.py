@@ -92,7 +92,7 @@ def _sites_json(fleet: Fleet, chosen: Forecast) -> list[dict[str, Any]]:
 
 
 def _published(fleet: Fleet) -> dict[str, Any]:
-    """What the same sites would need by the published assumptions, with P = 24 or as many as H allows."""
+    """The needs of the same sites by the published assumptions, with P = 24 or as many as H allows."""
     fragments = min(max(fleet.fragments, 24), fleet.sync_interval_steps, fleet.parameters)
     theirs = replace(
         fleet,
