@@ -16,9 +16,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Of the long runs with every combination of troubles, each for itself.
-LONG_SEEDS = range(11)
+LONG_SEEDS = range(4)
 #: Of the small ones, and how many of them are one test.
-PACKED_SEEDS, SEEDS_AT_ONCE = range(1000), 25
+PACKED_SEEDS, SEEDS_AT_ONCE = range(200), 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from aggregator.config import AggregatorConfig
+from ops.invariants import MergedRanges
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.simulation import Simulation
 
@@ -42,7 +43,7 @@ def rewound(
         simulation.disk.commits = dict(kept)
         if record:
             simulation.disk.record = kept_record
-            simulation.invariants._merged_data.clear()  # with the shares' cursors, what was merged is lost
+            simulation.invariants._merged_data = MergedRanges()  # with the shares' cursors, what was merged is lost
         simulation.stations[0].crash(simulation.plan.restart_s)
 
     simulation.queue.after(10.0, keep)

@@ -114,20 +114,20 @@ def merged_share(simulation: Simulation, island: str | None = None) -> float:
     return books["merged"] / books["trained"]
 
 
-@pytest.mark.parametrize("full", [(0.8,) * 4, (0.95,) * 4, (0, 0, 0, 0.8), (0, 0, 0, 1.1)], ids=str)
+@pytest.mark.parametrize("full", [(0.95,) * 4, (0, 0, 0, 1.1)], ids=str)
 def test_a_link_that_is_nearly_full_costs_no_token(full: tuple[float, ...]) -> None:
     assert max(full) * INTERVAL / FRAGMENTS > RESEND_S
     simulation = fleet(*full)
     assert merged_share(simulation) > 0.995
 
 
-@pytest.mark.parametrize("full", [(0.8,) * 4, (1.5,) * 4, (0, 0, 0, 1.1), (0, 0, 0, 2.5)], ids=str)
+@pytest.mark.parametrize("full", [(1.5,) * 4, (0, 0, 0, 2.5)], ids=str)
 def test_contributions_are_sent_twice_only_while_the_link_is_not_known(full: tuple[float, ...]) -> None:
     later = [times for (_, _, to_step), times in counted(fleet(*full)).sent.items() if to_step > STEPS / 5]
     assert sum(later) - len(later) <= 0.05 * len(later)
 
 
-@pytest.mark.parametrize("full", [(1.5,) * 4, (2.5,) * 4], ids=str)
+@pytest.mark.parametrize("full", [(2.5,) * 4], ids=str)
 def test_where_all_links_are_too_narrow_nearly_everything_is_merged_later(full: tuple[float, ...]) -> None:
     assert merged_share(fleet(*full)) > 0.93
 
@@ -137,14 +137,13 @@ def test_one_link_that_is_too_narrow_costs_the_others_nothing() -> None:
     assert min(merged_share(simulation, f"island-{i}") for i in range(3)) > 0.99
 
 
-@pytest.mark.parametrize("hub", [1.5, 3.0])
+@pytest.mark.parametrize("hub", [3.0])
 def test_what_waits_on_an_aggregators_narrow_link_is_not_sent_again(hub: float) -> None:
     """Not even before any journey is known, when a version takes twelve seconds and the first pause is one."""
     assert set(counted(fleet(0, 0, 0, 0, hub=hub, up_only=True)).published.values()) == {1}
 
 
-@pytest.mark.parametrize("standbys", [0, 1])
-@pytest.mark.parametrize("full", [0.6, 0.9])
+@pytest.mark.parametrize(("full", "standbys"), [(0.9, 1)])
 def test_versions_and_replicas_go_once_over_an_aggregators_narrow_link(full: float, standbys: int) -> None:
     simulation = fleet(0, hub=full, standbys=standbys)
     assert merged_share(simulation) == 1.0
@@ -172,7 +171,7 @@ def test_an_aggregators_link_that_is_too_narrow_costs_no_token() -> None:
     assert set(counted(simulation).forwarded.values()) == {1}
 
 
-@pytest.mark.parametrize("hub", [1.5, 3.0])
+@pytest.mark.parametrize("hub", [3.0])
 def test_rounds_wait_for_versions_that_an_aggregators_narrow_link_still_carries(hub: float) -> None:
     """Where they did not, all that islands handed over was trained from ever earlier versions, and soon too stale."""
     simulation = fleet(0, 0, 0, 0, hub=hub, up_only=True)
@@ -188,7 +187,7 @@ def test_rounds_wait_for_versions_that_an_aggregators_narrow_link_still_carries(
     assert committed_bytes <= MODEL_BYTES * (trained_at_s / INTERVAL / hub + 1)
 
 
-@pytest.mark.parametrize("times", [1.5, 3.0, 6.0])
+@pytest.mark.parametrize("times", [3.0])
 def test_what_the_planner_says_of_a_narrow_site_is_what_happens(times: float) -> None:
     """Its closed form against the cores: how often a site takes part, and whether its steps are too stale by then."""
     said = arrival(times, times, FRAGMENTS, max_staleness=CONFIG.max_staleness)
@@ -203,7 +202,7 @@ def test_what_the_planner_says_of_a_narrow_site_is_what_happens(times: float) ->
     assert merged_share(simulation, "island-3") == pytest.approx(said.in_time, abs=0.2)
 
 
-@pytest.mark.parametrize(("full", "limit"), [((0.95,) * 4, 2), ((0, 0, 0, 1.5), 3), ((0, 0, 0, 1.5), 4)], ids=str)
+@pytest.mark.parametrize(("full", "limit"), [((0, 0, 0, 1.5), 3)], ids=str)
 def test_what_the_planner_says_of_another_limit_of_staleness_is_what_happens(
     full: tuple[float, ...], limit: int
 ) -> None:

@@ -74,9 +74,9 @@ def paused(seed: int) -> SimulationPlan:
 def test_pauses_among_troubles_of_all_kinds_keep_every_invariant() -> None:
     """Nothing is merged twice, every token is accounted for, and every run ends: checked as it runs."""
     times = 0
-    for seed in range(80):
+    for seed in range(24):
         try:
             times += resumed(run(paused(seed), LIMIT_S))
         except AssertionError as err:
             raise AssertionError(f"seed {seed}: {err}") from err
-    assert times > 80, "most pauses are followed by a process that goes on"
+    assert times > 24, "most pauses are followed by a process that goes on"

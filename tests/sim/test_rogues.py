@@ -41,7 +41,7 @@ def check_the_honest(simulation: Simulation) -> None:
     assert not [fields for fields in told if "'island': 'island-" in fields]
 
 
-@pytest.mark.parametrize("seed", range(4, 10))
+@pytest.mark.parametrize("seed", range(4, 7))
 def test_rogues_in_a_random_run_break_no_invariant_and_nobody_honest_is_accused(seed: int) -> None:
     check_the_honest(run(rogue_plan(seed)))
 

@@ -93,12 +93,7 @@ def test_an_uplink_that_is_too_slow_for_a_model_in_each_interval_is_used_and_not
     assert books["merged"] > 0.9 * books["trained"]
 
 
-#: Of links; without a rate nothing is known of what they carry, as over unix sockets.
-RATES = [0.0, 1e6]
-
-
-@pytest.mark.parametrize("bytes_per_s", RATES)
-@pytest.mark.parametrize("brokers", [1, 2])
+@pytest.mark.parametrize(("brokers", "bytes_per_s"), [(1, 0.0), (2, 1e6)])
 def test_an_island_whose_bulk_connection_has_become_deaf_makes_another_and_misses_nothing_for_long(
     brokers: int, bytes_per_s: float
 ) -> None:
@@ -113,8 +108,7 @@ def test_an_island_whose_bulk_connection_has_become_deaf_makes_another_and_misse
     assert books["merged"] >= 0.98 * books["trained"]  # some of what it trained meanwhile is stale by then
 
 
-@pytest.mark.parametrize("bytes_per_s", RATES)
-@pytest.mark.parametrize("brokers", [1, 2])
+@pytest.mark.parametrize(("brokers", "bytes_per_s"), [(1, 0.0), (2, 1e6)])
 def test_an_aggregator_whose_bulk_connection_has_become_deaf_makes_another(brokers: int, bytes_per_s: float) -> None:
     plan = replace(steady(total_tokens=400_000), aggregator_deaf_at_s=(10.0,), brokers=brokers)
     plan = replace(plan, link=replace(plan.link, bytes_per_s=bytes_per_s))
@@ -147,7 +141,7 @@ def test_rounds_keep_their_interval_on_a_fast_network() -> None:
     assert all(15 <= version <= 19 for version in core.run.versions), core.run.versions
 
 
-@pytest.mark.parametrize("slow_s", [0.2, 0.4, 0.8])
+@pytest.mark.parametrize("slow_s", [0.2, 0.8])
 def test_the_tokens_of_a_slow_island_are_merged_too(slow_s: float) -> None:
     plan = steady()
     slow = replace(plan.islands[3], step_time_s=slow_s)
@@ -210,7 +204,7 @@ def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> No
     assert wasted["island_lost"] <= 30 * plan.tokens_per_step
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_whoever_is_away_no_batch_is_merged_twice_and_none_is_skipped(seed: int) -> None:
     """The observer checks it: batches are trained without a gap, and merged at most once into a fragment."""
     run(absences_plan(seed))
