@@ -206,17 +206,18 @@ def expected_goodput(
     chips: int,
     islands: int,
     model: FailureModel | None = None,
-    events: int = ESTIMATE_EVENTS,
+    events: int | None = None,
     **failures: Any,
 ) -> float:
     """Returns the goodput that failures of chips leave, 0 to 1; those of domains and the coordinator are not counted.
 
-    By closed form where there is one, else from a simulation of about so many pauses (``events``). ``failures`` are
-    fields of the model that differ, such as ``mtbi_years=0.5``.
+    By closed form where there is one, else from a simulation of about so many pauses (``events``, or
+    :data:`ESTIMATE_EVENTS`). ``failures`` are fields of the model that differ, such as ``mtbi_years=0.5``.
 
     Raises:
         ConfigError: Something of it cannot be, or chips fail too often to be simulated (``mtbi_years``).
     """
+    events = events or ESTIMATE_EVENTS
     settled = replace(model or FailureModel(), **failures)
     settled = replace(settled, domain_mtbi_days=None, coordinator_mtbi_days=None)
     fleet = Fleet(mode=Mode(mode), chips=chips, islands=islands)

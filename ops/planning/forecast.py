@@ -22,9 +22,10 @@ from statistics import fmean
 
 from broker.wire.errors import ConfigError
 from ops.goodput import fleet as chips
+from ops.goodput import simulation
 from ops.goodput.caveats import bounds
 from ops.goodput.fleet import DAY_S, FailureModel
-from ops.goodput.simulation import ESTIMATE_EVENTS, expected_goodput
+from ops.goodput.simulation import expected_goodput
 from ops.planning.fleet import (
     GIVE_ACCELERATORS,
     Fleet,
@@ -315,7 +316,8 @@ def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
     if len(sizes) > 1:
         # Decoupled islands fail by themselves: each counts as one of a fleet of its like, by the tokens it brings.
         # Of many sizes each is simulated for a shorter time: what one is off by hardly shows in all of them.
-        events = max(LEAST_EVENTS, min(ESTIMATE_EVENTS, SIZES * ESTIMATE_EVENTS // len(sizes)))
+        most = simulation.ESTIMATE_EVENTS
+        events = max(LEAST_EVENTS, min(most, SIZES * most // len(sizes)))
         own = {size: _expected(chips.Mode.DECOUPLED, size * islands, islands, alone, events) for size in sizes}
         paces = [site.tokens_per_step / site.step_s for site in fleet.sites]
         goodputs = [own[site.accelerators] for site in fleet.sites if site.accelerators]
@@ -344,7 +346,7 @@ def _interval_as_it_comes_out(fleet: Fleet) -> int:
 
 
 def _expected(
-    mode: chips.Mode, accelerators: int, islands: int, model: FailureModel, events: int = ESTIMATE_EVENTS
+    mode: chips.Mode, accelerators: int, islands: int, model: FailureModel, events: int | None = None
 ) -> float:
     try:
         return expected_goodput(mode=mode, chips=accelerators, islands=islands, model=model, events=events)

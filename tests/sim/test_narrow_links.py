@@ -114,14 +114,14 @@ def merged_share(simulation: Simulation, island: str | None = None) -> float:
     return books["merged"] / books["trained"]
 
 
-@pytest.mark.parametrize("full", [(0.95,) * 4, (0, 0, 0, 1.1)], ids=str)
+@pytest.mark.parametrize("full", [(0, 0, 0, 1.1)], ids=str)
 def test_a_link_that_is_nearly_full_costs_no_token(full: tuple[float, ...]) -> None:
     assert max(full) * INTERVAL / FRAGMENTS > RESEND_S
     simulation = fleet(*full)
     assert merged_share(simulation) > 0.995
 
 
-@pytest.mark.parametrize("full", [(1.5,) * 4, (0, 0, 0, 2.5)], ids=str)
+@pytest.mark.parametrize("full", [(1.5,) * 4], ids=str)
 def test_contributions_are_sent_twice_only_while_the_link_is_not_known(full: tuple[float, ...]) -> None:
     later = [times for (_, _, to_step), times in counted(fleet(*full)).sent.items() if to_step > STEPS / 5]
     assert sum(later) - len(later) <= 0.05 * len(later)

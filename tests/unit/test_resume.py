@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,12 +30,24 @@ def no_redis(monkeypatch):
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The directory of a run that was started and stopped at once, for copies."""
+    run_dir = tmp_path_factory.mktemp("prepared") / "demo"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("REDIS_URL", "redis://127.0.0.1:1")
+        with in_a_process(run_dir, "--islands", "3", "--tokens", "1000", "--task-option", "batch=8"):
+            pass
+    return run_dir
+
+
 @pytest.fixture
-def a_run(tmp_path):
-    """The directory of a run that was started and stopped at once."""
+def a_run(prepared, tmp_path):
+    """A directory of such a run of one's own."""
     run_dir = tmp_path / "demo"
-    with in_a_process(run_dir, "--islands", "3", "--tokens", "1000", "--task-option", "batch=8"):
-        pass
+    shutil.copytree(prepared, run_dir)
+    config = run_dir / "config.toml"
+    config.write_text(config.read_text().replace(str(prepared), str(run_dir)))
     return run_dir
 
 
