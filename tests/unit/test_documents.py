@@ -47,6 +47,12 @@ def flags_of(parser):
                 yield from flags_of(each)
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_files_of_the_source_that_are_named_exist(path):
+    named = set(re.findall(r"\b(?:ops|broker|aggregator|islands)/[\w/]+\.py\b", path.read_text()))
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
 def test_the_readme_can_be_read_in_one_sitting():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 160
