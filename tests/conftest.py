@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 #: Of the long runs with every combination of troubles, each for itself.
 LONG_SEEDS = range(4)
 #: Of the small ones, and how many of them are one test.
-PACKED_SEEDS, SEEDS_AT_ONCE = range(200), 10
+PACKED_SEEDS, SEEDS_AT_ONCE = range(120), 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -78,7 +78,7 @@ def life(end_s, *intervals, down=(), lost_s=0.0):
     coordinator=(0.01, 1e7, 0.0),
     domains=None,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nothing_is_wasted_twice_whatever_the_trouble(
     mode, islands, days, coordinator, domains, sync_interval, **troubles
 ):
@@ -137,7 +137,7 @@ def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_say
 
 
 @pytest.mark.parametrize("mode", [Mode.DECOUPLED, Mode.ELASTIC_DP, Mode.DP])
-@pytest.mark.parametrize("chips", [150_000, 1_200_000, 5_000_000])
+@pytest.mark.parametrize("chips", [150_000, 1_200_000])
 @pytest.mark.parametrize(
     "model", [FailureModel(), FailureModel(check_s=0.0, rejoin_wait_s=20.0), FailureModel(mtbi_years=0.3, check_s=20.0)]
 )
