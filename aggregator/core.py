@@ -67,7 +67,6 @@ from broker.wire.messages import (
     Join,
     Leave,
     Nothing,
-    Phase,
     Roster,
     Rostered,
     Seed,
@@ -80,13 +79,13 @@ class Part(Protocol):
     """A part of the core that acts by itself, as the state and the time call for it."""
 
     def due(self) -> bool:
-        """Whether :meth:`advance` has something to do now."""
+        """Returns True if there is work for :meth:`advance` now."""
 
     def advance(self) -> None:
-        """Does it."""
+        """Does the work that is due now: closes rounds, retries a write, ends the run."""
 
     def deadlines_s(self) -> list[float]:
-        """Returns when it may have something to do, should nothing happen before."""
+        """Returns the times, in seconds, at which work may become due without another event."""
 
 
 class Aggregator:
@@ -246,7 +245,7 @@ class Aggregator:
         attached = event.envelope.message
         assert isinstance(attached, Attached)
         outage = self._publishing.answered(attached, event.broker)
-        if outage is not None and self.run.manifest is not None and self.run.phase is not Phase.SEEDING:
+        if outage is not None:
             self._rounds.start_over(outage)
         self._publishing.attached(attached, event, outage)
 

@@ -28,7 +28,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What the driver found in a payload: a flaw, or else the Euclidean norm of all its tensors, which is finite."""
+    """The result of a payload's inspection: a flaw, or else the Euclidean norm of all its tensors, which is finite."""
 
     flaw: Flaw | None = None
     norm: float | None = None

@@ -133,7 +133,7 @@ def _is_small_integer(dtype: np.dtype[Any]) -> bool:
 
 
 def _float(value: Any) -> float | None:
-    """What ``float`` makes of a number; None for texts, arrays of several, complex and other things."""
+    """Returns a number as a float; None for texts, arrays of several elements, complex numbers and other things."""
     if isinstance(value, str | bytes | bytearray) or tuple(getattr(value, "shape", ())):
         return None
     if isinstance(value, np.generic | np.ndarray) and not is_real(value.dtype):

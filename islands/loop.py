@@ -380,7 +380,7 @@ class Island:
     # --- boundaries -------------------------------------------------------------------------------------------
 
     def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
-        """What is done between two steps: install what is ready, then copy what is watched."""
+        """Installs the versions that are ready, then copies the fragments that are watched."""
         exchange, parameters, placements = self._exchange, self._parameters, self._array_work.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []

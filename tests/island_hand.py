@@ -6,7 +6,7 @@ from broker.wire import messages as m
 from broker.wire.fragments import Kind
 from islands.protocol.core import Island
 from islands.protocol.events import Boundary, Capture, Captured, Prepare, Prepared, Received, Send
-from tests.helpers import TOKENS_PER_STEP, of, tensors
+from tests.aggregator_hand import TOKENS_PER_STEP, of, tensors
 
 SETTINGS = m.RunSettings(
     sync_interval_steps=4,

@@ -3,7 +3,7 @@
 from aggregator.events import Publish
 from broker.wire.fragments import shard_of
 from broker.wire.messages import AGGREGATOR, Nothing, Phase, Roster, Rostered, Seed, Welcome
-from tests.helpers import Desk, beat, of, sent
+from tests.aggregator_hand import Desk, beat, of, sent
 
 
 class Shards:

@@ -9,7 +9,7 @@ from aggregator.store.tape import event_line, note_line, start_line
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.ranges import StepRange
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 
 TENSORS = (TensorSpec(name="w", shape=(4, 5), dtype="float32", kind=Kind.RDA),)
 STEPS_PER_ROUND = 4

@@ -239,7 +239,7 @@ class DataShares:
             self._waiting.setdefault((fragment_id, d.share), set()).add((d.from_batch, d.to_batch))
 
     def refuse(self, fragment_id: int, data: Iterable[DataRange]) -> None:
-        """What arrived is refused after all."""
+        """Frees the batches of a waiting contribution that is refused after all."""
         for d in data:
             self._waiting.get((fragment_id, d.share), set()).discard((d.from_batch, d.to_batch))
 

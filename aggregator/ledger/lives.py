@@ -155,7 +155,7 @@ class Past:
 
     @property
     def row(self) -> list[int]:
-        """What it says of all fragments, as plain data."""
+        """Returns the part that concerns all fragments, as plain data."""
         return [self.upto, self.steps, self.tokens, *self.handed_over]
 
     def take(self, life: Life) -> None:

@@ -128,7 +128,7 @@ class Link:
 
     @property
     def carried(self) -> Carried | None:
-        """What the bulk connection has carried, if there is one and it is known."""
+        """Returns the bytes that the bulk connection has carried; None without one, or if it is not known."""
         return self.endpoints[Channel.BULK].carried
 
     def renew(self) -> None:

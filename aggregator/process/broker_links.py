@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +22,7 @@ from aggregator.merge import versions
 from aggregator.merge.inspection import inspect
 from aggregator.merge.outer_step import FragmentState
 from aggregator.process.broker_link import Link, Outgoing
-from aggregator.standby.replicas import replica_of
+from aggregator.standby import replicas
 from aggregator.state.model_limits import HEADER_BYTES, misfit
 from broker.process import logs
 from broker.transport.endpoint import Endpoint
@@ -44,6 +43,7 @@ from broker.wire.messages import (
     FollowBulk,
     Message,
     Refused,
+    Replica,
     ReplicaRun,
     Seed,
     Version,
@@ -237,9 +237,11 @@ class BrokerLinks:
 
     def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
         """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""
-        outgoing = Outgoing(
-            standing_by(name), lambda: self._in_thread(partial(replica_of, commit, self._config.shard, epoch, state))
-        )
+
+        def encoded() -> Replica:
+            return replicas.replica_of(commit, self._config.shard, epoch, replicas.payload_of(state))
+
+        outgoing = Outgoing(standing_by(name), lambda: self._in_thread(encoded))
         for link in self._by(by):
             link.replicate((name, commit.fragment_id), outgoing)
 

@@ -30,7 +30,7 @@ MAX_EVENTS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is to stand in Redis, collected at one moment."""
+    """The records for Redis, collected at one moment."""
 
     epoch: int
     fragments: Sequence[FragmentRecord]

@@ -12,7 +12,7 @@ from broker.wire.messages import RETRY_REASONS, Contribution, Fate, Reason, Trai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What to do with a contribution; ``first`` is False for a copy of one that arrived before."""
+    """The decision on a contribution; ``first`` is False for a copy of one that arrived before."""
 
     fate: Fate
     reason: Reason | None = None

@@ -91,12 +91,12 @@ class BrokerVersions:
         self._lost(at, now_s)
 
     def _lost(self, at: _Held, now_s: float) -> None:
-        """What is on its way to a broker will not arrive."""
+        """Marks the versions in transit to a broker as lost, so that they are sent again."""
         at.lost_at_s = now_s
         at.sent = {p: sent for p, sent in at.sent.items() if sent.arrived}
 
     def alone(self, broker: int, now_s: float) -> bool:
-        """Whether no other broker has answered lately."""
+        """Returns True if no other broker has answered within ``SILENT_S``."""
         return not any(place != broker and now_s - at.answered_at_s <= SILENT_S for place, at in self._held.items())
 
     def short(self, since_s: float) -> list[int]:

@@ -31,7 +31,7 @@ class Commits:
         return [at_s for at_s in again if at_s is not None]
 
     def due(self) -> bool:
-        """Whether something was not durable, and may be now."""
+        """Returns True if a failed write is to be tried again now."""
         return any(at_s <= self._run.now_s for at_s in self.deadlines_s())
 
     def advance(self) -> None:
@@ -79,7 +79,7 @@ class Commits:
         run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
 
     def persisted(self, event: Persisted) -> None:
-        """A commit is durable: the version exists, and is published unless it is one of version 0."""
+        """Publishes a version whose commit has become durable; version 0 waits until all of it is there."""
         run, fragment = self._run, self._run.fragments[event.fragment_id]
         commit = fragment.commit
         if commit is None or commit.fragment_version != event.fragment_version:

@@ -28,7 +28,7 @@ FORGET_S = 60.0
 
 
 class Donations:
-    """Who gives to whom, and where each island's optimizer state came from."""
+    """The donors and receivers of optimizer state, and the source of each island's."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

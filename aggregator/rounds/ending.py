@@ -68,7 +68,7 @@ class Ending:
         return deadlines
 
     def due(self) -> bool:
-        """Whether the run is about to end, or ends, or has ended and lingers."""
+        """Returns True if the run has reached its end, or is being flushed, or lingers after it."""
         match self._run.phase:
             case Phase.RUNNING:
                 return bool(self._why_now())
@@ -178,7 +178,7 @@ class Ending:
         return sum(self._run.fragments[p].version for p in self._run.moving)
 
     def _patient_until_s(self, began_s: float) -> float:
-        """When a flush ends, if it brings nothing more."""
+        """Returns the time at which a flush ends if it brings nothing more."""
         timeout_s = self._run.config.round_timeout_s
         return min(self._flush_moved_s + FLUSH_TIMEOUTS * timeout_s, began_s + FLUSH_TIMEOUTS_MOST * timeout_s)
 
@@ -218,11 +218,11 @@ class Ending:
             self._run.finish("islands were given time to leave")
 
     def _missing(self, p: int) -> bool:
-        """Whether a live island has trained steps on this fragment whose fate is still open."""
+        """Returns True if a live, stopped island has steps on this fragment that are neither merged nor wasted yet."""
         return any(m.stopped and self._owes_steps(m, p) for m in self._run.members.live(self._run.now_s))
 
     def _owes_steps(self, member: Member, p: int | None = None) -> bool:
-        """Whether an island has trained steps whose fate is still open, on one fragment or on any.
+        """Returns True if steps of an island are neither merged nor wasted yet, on fragment ``p`` or on any.
 
         So may one that has only just come back, and fetches the versions: it brings what it had kept.
         """
@@ -231,7 +231,7 @@ class Ending:
         return any(life.accounts[each].spent_tokens < life.trained_tokens for each in moving)
 
     def _give_up_the_rest(self) -> None:
-        """What is not merged when the run ends never will be: it is booked as wasted."""
+        """Books everything that is not merged at the end of the run as wasted."""
         run = self._run
         for p in run.moving:
             for held in run.fragments[p].held:

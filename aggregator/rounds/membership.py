@@ -244,7 +244,7 @@ class Membership:
     # --- data shares ------------------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """Whether data shares may move: shard 0 decides that, while the run goes on."""
+        """Returns True if data shares may move now: only shard 0 moves them, and only during training."""
         return self._run.phase is Phase.RUNNING and not self._run.config.shard
 
     def deadlines_s(self) -> list[float]:

@@ -18,7 +18,7 @@ DELIVERED_S = 2.5
 
 
 class Publishing:
-    """What is sent to the brokers, and what they say that they have."""
+    """Sends versions to the brokers, and keeps track of which of them each broker holds."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -49,12 +49,12 @@ class Publishing:
         self._run.troubles.begin(f"broker {event.broker}", sentence, self._run.now_s)
 
     def came(self, event: Received) -> None:
-        """Takes note that a broker's bulk connection delivers, where a message came over that."""
+        """Records that the bulk connection of a broker delivers, if the message came over it."""
         if event.envelope.message.channel is Channel.BULK:
             self._deaf.came(event.broker, self._run.now_s, event.carried)
 
     def listed(self, member: Member, asked: Sequence[Resolution], event: Received) -> None:
-        """Takes note of whether an island lists contributions that have not come over its broker."""
+        """Records whether an island still lists contributions that its broker has not delivered."""
         on_its_way = any(each.fate is Fate.UNKNOWN for each in asked)
         self._deaf.listed(event.broker, member.island_id, on_its_way, self._run.now_s)
 
@@ -75,8 +75,10 @@ class Publishing:
         self._run.emit(publish)
 
     def answered(self, attached: Attached, broker: int) -> Outage | None:
-        """Takes note that a broker is there; returns the outage that this ends, if there was one."""
-        return self._broker_versions.answered(broker, self._run.of_ours(attached.versions), self._run.now_s)
+        """Records that a broker answered; returns the outage that this ends. None while the run is being seeded."""
+        run = self._run
+        outage = self._broker_versions.answered(broker, run.of_ours(attached.versions), run.now_s)
+        return None if run.manifest is None or run.phase is Phase.SEEDING else outage
 
     def attached(self, attached: Attached, event: Received, outage: Outage | None) -> None:
         """Sends a broker what it lacks; has a bulk connection made anew that stands and delivers nothing."""

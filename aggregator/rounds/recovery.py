@@ -46,7 +46,7 @@ CURE_EMPTY = (
 
 
 class Peers:
-    """What peers hold, as far as it was heard.
+    """The versions that peers hold, as far as they have said so.
 
     Attributes:
         versions: Fragment -> highest version that a believed peer holds.
@@ -122,7 +122,7 @@ def renumbered(commit: Commit, above: int, epoch: int) -> Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Where the history of a fragment goes on from an earlier version under a new number.
+    """A restart of a fragment's history: an earlier version goes on under a new number.
 
     Attributes:
         version: The first one of the new lineage.

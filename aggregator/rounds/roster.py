@@ -72,7 +72,7 @@ class Keeper:
         self._settle()
 
     def due(self) -> bool:
-        """Whether there are other shards."""
+        """Returns True if the run has other shards."""
         return bool(self._others)
 
     def advance(self) -> None:
@@ -100,7 +100,7 @@ class Keeper:
         return all(each is not None and each.seeding_id == self._run.seeding_id for each in said)
 
     def flushing_until_s(self, silent_s: float) -> float | None:
-        """When all shards that have not done their flush will have been silent for so long; None: all have done it."""
+        """Returns the time until which shard 0 waits for flushes of silent shards; None if all are done."""
         left = [self._heard.get(shard) for shard in self._others]
         heard = [self._began_s if each is None else each[1] for each in left if each is None or not each[0].flushed]
         return max(heard) + silent_s if heard else None
@@ -165,7 +165,7 @@ class Adopter:
         self._membership.saved(run.durable_serial)
 
     def due(self) -> bool:
-        """Whether there is something new to answer."""
+        """Returns True if the answer to shard 0 has changed since it was sent."""
         return self._said is not None and self._said != self._answer()
 
     def deadlines_s(self) -> list[float]:

@@ -59,7 +59,7 @@ class Rounds:
         return deadlines
 
     def due(self) -> bool:
-        """Whether a round may close, or open."""
+        """Returns True if a round is open, or could be opened."""
         run = self._run
         return bool(run.open_rounds) or run.phase is Phase.RUNNING
 

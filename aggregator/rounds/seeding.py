@@ -36,7 +36,7 @@ class Seeding:
         self._times_over = 0  # how often everybody was
 
     def due(self) -> bool:
-        """Whether version 0 is not whole yet."""
+        """Returns True until version 0 is complete."""
         return self._run.phase is Phase.SEEDING
 
     def deadlines_s(self) -> list[float]:

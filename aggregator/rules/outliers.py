@@ -67,7 +67,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What to do with one contribution.
+    """The verdict on one contribution.
 
     Attributes:
         scale: Multiplies its length: below 1 where it is shortened to the limit.
@@ -79,7 +79,7 @@ class Finding:
 
 
 class _Known(NamedTuple):
-    """What is remembered of a contribution let in."""
+    """The remembered figures of an admitted contribution."""
 
     log_rate: float
     steps: int

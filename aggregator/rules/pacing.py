@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Pace:
-    """How far one island is, as last reported."""
+    """The step of one island, as last reported."""
 
     inner_step: int
     reported_at_s: float
@@ -26,7 +26,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moment:
-    """What is asked again and again at one moment, of every fragment: answered once.
+    """A cache of the answers that are the same for every fragment at one moment.
 
     Attributes:
         now_s: Which moment.
@@ -73,7 +73,7 @@ class StepClock:
             pace.reported_at_s = max(pace.reported_at_s, now_s - (pace.step_time_s or 0.0))
 
     def look_again(self) -> None:
-        """Who counts may have changed: said before and after each event, so that it depends on events alone."""
+        """Drops the cache: called before and after each event, so that answers depend on events alone."""
         self._moment = None
 
     def forget(self, island_id: str) -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What to do with an open round."""
+    """The verdict on an open round."""
 
     WAIT = "wait"
     CLOSE = "close"  # merge what is there
@@ -47,7 +47,7 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long to wait, from measurements.
+    """The waiting times of a round, from measurements.
 
     Attributes:
         quorum: K, from the configuration.

@@ -37,7 +37,7 @@ RATE_CAP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a weight depends on.
+    """The inputs of a weight.
 
     Attributes:
         island_id: Whose it is; an island may have several ranges in one round, and the cap is on their sum.
@@ -54,7 +54,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """What one contribution weighs in one round.
+    """The weights of one contribution in one round.
 
     Attributes:
         token_weight: ``n * n / s``, after the cap (w).

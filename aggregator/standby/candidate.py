@@ -64,7 +64,7 @@ _RUN = -1
 
 
 class Place(StrEnum):
-    """Where a candidate stands."""
+    """The stage of a candidate."""
 
     FOLLOWING = "following"
     TAKING = "taking"
@@ -84,7 +84,7 @@ STAGES = Transitions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What a store holds.
+    """The contents of a store.
 
     Attributes:
         stored: Fragment -> (version, digest) of its newest whole version.
@@ -190,7 +190,7 @@ class Candidate:
 
     @property
     def place(self) -> Place:
-        """Where it stands."""
+        """Returns its present stage."""
         return self.at.stage
 
     def next_deadline_s(self) -> float | None:

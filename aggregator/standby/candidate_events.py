@@ -50,7 +50,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What :class:`Keep` asked for is in the store; or is not, and will come again."""
+    """The result of :class:`Keep`: the replica is in the store; or is not, and will be sent again."""
 
     message: Replica | ReplicaRun
     problem: str = ""

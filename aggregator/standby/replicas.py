@@ -13,13 +13,13 @@ from aggregator.merge.outer_step import FragmentState
 from aggregator.state.records import commit_from_map, commit_to_map
 from broker.wire.codec import verify_payload
 from broker.wire.errors import RemoteProtocolError
-from broker.wire.messages import Codec, Reason, Replica, ReplicaRun
+from broker.wire.messages import Codec, Encoded, Payload, Reason, Replica, ReplicaRun
 from broker.wire.schema import Unfit
 from broker.wire.tensors import decode_into, encode_tensor, fragment_digest
 
 
-def replica_of(commit: Commit, shard: int, epoch: int, state: FragmentState) -> Replica:
-    """Returns a commit of a shard as a message; its buffers are views of the arrays."""
+def replica_of(commit: Commit, shard: int, epoch: int, payload: Payload) -> Replica:
+    """Returns a commit of a shard as a message, with :func:`payload_of` its fragment."""
     return Replica(
         shard=shard,
         epoch=epoch,
@@ -28,8 +28,13 @@ def replica_of(commit: Commit, shard: int, epoch: int, state: FragmentState) -> 
         digest=commit.digest,
         round_id=commit.round_id,
         commit=msgpack.packb(commit_to_map(commit)),
-        payload=tuple(encode_tensor(array, Codec.F32) for array in (state.params, state.momentum)),
+        payload=payload,
     )
+
+
+def payload_of(state: FragmentState) -> tuple[Encoded, ...]:
+    """Returns parameters and momentum as they travel; the buffers are views of the arrays."""
+    return tuple(encode_tensor(array, Codec.F32) for array in (state.params, state.momentum))
 
 
 def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:

@@ -189,7 +189,7 @@ class Replication:
 
     @property
     def required(self) -> frozenset[str]:
-        """Who must have a commit before it is published."""
+        """Returns the standbys that must have a commit before it is published."""
         return self.in_sync | self._unsure | (self._asked or frozenset())
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class Replication:
         self._actions.append(Renew(in_sync=tuple(sorted(wanted))))
 
     def _caught_up(self, now_s: float) -> frozenset[str]:
-        """Who has everything that was published: what is newer waits for it, from the moment at which it is named."""
+        """Returns the standbys that have everything published; once named in the lease, later commits wait for them."""
         return frozenset(
             name
             for name, s in self._standbys.items()

@@ -13,7 +13,7 @@ from broker.wire.messages import Merged
 
 
 class Stage(StrEnum):
-    """Where a fragment is between two versions."""
+    """The stage of a fragment between two versions."""
 
     IDLE = "idle"
     COLLECTING = "collecting"
@@ -55,7 +55,7 @@ class Fragment:
 
     @property
     def stage(self) -> Stage:
-        """Where it is between two versions."""
+        """Returns its present stage."""
         return self.at.stage
 
     def open(self, round_: Round) -> None:

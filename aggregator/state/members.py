@@ -23,7 +23,7 @@ MOST_CLAIMS = 10_000
 
 
 class MemberStage(StrEnum):
-    """Where an island is between its joins and its departures. How alive it is, is :class:`Liveness`."""
+    """The stage of a member between joins and departures; whether it is heard is :class:`Liveness`."""
 
     ENROLLED = "enrolled"  # with several shards its life begins when all have said how far they know the last one
     HERE = "here"
@@ -150,7 +150,7 @@ class Members:
         return iter(tuple(self._members.values()))
 
     def __len__(self) -> int:
-        """How many islands ever joined."""
+        """Returns the number of islands that ever joined."""
         return len(self._members)
 
     def get(self, island_id: str) -> Member | None:

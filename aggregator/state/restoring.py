@@ -73,7 +73,7 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
 
 
 def _restore_seeds(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
-    """What is durable of the attempt at version 0 that shard 0 had decided on last: it may count on that."""
+    """Restores the durable seeds of the last attempt at version 0: shard 0 may count on them."""
     _, island_id, incarnation = record["seeding"]
     run.seeder = (island_id, incarnation) if island_id else None
     for p, commit in commits.items():

@@ -88,7 +88,7 @@ class Round:
         return decide(now_s, view, live, waits)
 
     def _quorum_moment_s(self, now_s: float, live: int, waits: Waits) -> float | None:
-        """When the quorum was met, which is now if it was not before; None while it is not."""
+        """Returns the time at which the quorum was met, now if it was not before; None while it is not."""
         if self.quorum_met_at_s is not None:
             return self.quorum_met_at_s
         return now_s if len(self._fresh()) >= effective_quorum(waits.quorum, live) else None

@@ -59,7 +59,7 @@ class Damaged(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What stands before the arrays.
+    """The header before the arrays.
 
     Attributes:
         commit: What the core committed.

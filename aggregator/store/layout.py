@@ -52,7 +52,7 @@ def mapped(what: str, *, definite: bool) -> Iterator[None]:
 
 
 def name_path(directory: Path) -> Path:
-    """Where the name of the store is."""
+    """Returns the path of the store's name."""
     return directory / "name"
 
 
@@ -63,17 +63,17 @@ def read_name(directory: Path) -> str | None:
 
 
 def run_path(directory: Path) -> Path:
-    """Where the run record is."""
+    """Returns the path of the run record."""
     return directory / "run.msgpack"
 
 
 def ledger_path(directory: Path) -> Path:
-    """Where the history of versions is."""
+    """Returns the path of the ledger of versions."""
     return directory / "ledger.jsonl"
 
 
 def commit_path(directory: Path, fragment_id: int, version: int) -> Path:
-    """Where one fragment version is."""
+    """Returns the path of one fragment version."""
     return directory / "fragments" / f"{fragment_id:03d}" / f"{version:08d}.commit"
 
 

@@ -13,6 +13,7 @@ and in its metadata, as JSON under ``round``, the ids, the versions and each con
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from aggregator.events import Merge
+from aggregator.events import Merge, Part
 from aggregator.merge.kernels import MergedFragment
 from aggregator.merge.outer_step import FragmentState, Vector
 from broker.process import logs
@@ -37,6 +38,20 @@ class RecordedRound:
 
     facts: dict[str, Any]
     arrays: dict[str, Vector]
+
+
+def facts_of(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """Returns what a file says of each contribution, beside its arrays."""
+    return [
+        {
+            "island": part.island_id,
+            "steps": [part.steps.from_step, part.steps.to_step],
+            "tokens": part.steps.tokens,
+            "token_weight": part.token_weight,
+            "staleness_weight": part.staleness_weight,
+        }
+        for part in parts
+    ]
 
 
 class Recorder:
@@ -71,16 +86,7 @@ class Recorder:
             "round_id": action.round_id,
             "fragment_id": action.fragment_id,
             "fragment_version": action.fragment_version,
-            "parts": [
-                {
-                    "island": part.island_id,
-                    "steps": [part.steps.from_step, part.steps.to_step],
-                    "tokens": part.steps.tokens,
-                    "token_weight": part.token_weight,
-                    "staleness_weight": part.staleness_weight,
-                }
-                for part in action.parts
-            ],
+            "parts": facts_of(action.parts),
         }
         path = self._directory / f"{action.round_id:010d}.safetensors"
         try:

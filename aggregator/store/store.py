@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a store holds.
+    """The contents of a store.
 
     Attributes:
         run: The run record; None in a new store.

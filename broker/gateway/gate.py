@@ -290,7 +290,7 @@ class Gate:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes when a file does; empty while there is none."""
+    """Returns time, size and inode of a file, which change when it does; empty if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

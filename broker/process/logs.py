@@ -195,7 +195,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _event_of(record: logging.LogRecord) -> str:
-    """What happened; of another library's record all that it says."""
+    """Returns the event of a log record; of another library's record the whole message."""
     return getattr(record, _EVENT, None) or record.getMessage()
 
 

@@ -51,7 +51,7 @@ ENVIRONMENT = {"redis_url": "REDIS_URL", "broker": "ATOLL_BROKER", "key": "ATOLL
 
 
 class Scope(StrEnum):
-    """How long the value of a setting holds, where a process goes on with a run that an earlier one began."""
+    """The scope of a setting's value: the whole run, or one process of it."""
 
     FIXED = "for the whole run: a restart with another value is refused"
     CHANGEABLE = "until a restart gives another: the change is logged"

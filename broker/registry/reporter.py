@@ -37,7 +37,7 @@ class _Noted:
 
 
 class MembersSeen:
-    """What is to be written about islands: pure, bounded by ``max_islands``."""
+    """The records of islands that are to be written to Redis, at most ``max_islands``. Pure."""
 
     def __init__(self, *, max_islands: int) -> None:
         self._max_islands = max_islands

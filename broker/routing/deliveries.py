@@ -31,7 +31,7 @@ BURST = 8
 
 
 class Deliveries:
-    """What is kept for islands and for aggregators, and which connections take nothing now.
+    """The queues for islands and aggregators, and the connections that are blocked now.
 
     Attributes:
         shelf: The newest version of each fragment.

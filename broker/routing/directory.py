@@ -123,7 +123,7 @@ class Directory:
         return len(self.peers) >= self._max_peers
 
     def name_of(self, channel: Channel, route: bytes) -> str | None:
-        """Who spoke last over a connection."""
+        """Returns the name that spoke last over a connection."""
         return self._names.get((channel, route))
 
     def route_to(self, name: str, channel: Channel) -> bytes | None:
@@ -137,7 +137,7 @@ class Directory:
         return who.routes.get(Channel.CONTROL) if who is not None else None
 
     def leading(self, shard: int) -> Leader | None:
-        """Who leads a shard, if anybody does."""
+        """Returns the leader of a shard; None if it has none."""
         leader = self.leaders.get(shard)
         return leader if leader is not None and leader.leads else None
 

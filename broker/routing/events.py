@@ -164,7 +164,7 @@ Refusal = tuple[Reason, str]
 
 @dataclass(slots=True)
 class RelayCounters:
-    """What has happened since the relay was made.
+    """Counters of the relay since its start.
 
     Attributes:
         refused: Sender -> reason -> messages; senders that are not known count as ``directory.UNKNOWN``.

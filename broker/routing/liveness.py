@@ -9,7 +9,7 @@ from broker.wire.errors import ConfigError
 
 
 class Liveness(StrEnum):
-    """What silence means."""
+    """The state of a peer, by how long it has been silent."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"  # late, still waited for

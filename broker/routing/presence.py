@@ -158,7 +158,7 @@ class Presence:
     # --- time ---
 
     def next_deadline_s(self) -> float | None:
-        """When somebody has been silent for too long at the earliest; None while nobody is known."""
+        """Returns the earliest time at which a peer will have been silent for too long; None without peers."""
         due = [each.heard_s + self._config.leader_silent_s for each in self._who.leaders.values() if each.leads]
         return min(due if self._sweep_at_s is None else [self._sweep_at_s, *due], default=None)
 

@@ -62,7 +62,7 @@ class VersionShelf:
         )
 
     def stored(self, among: Callable[[int], bool]) -> tuple[Stored, ...]:
-        """What is held of some fragments, by name and bytes."""
+        """Returns the stored versions of some fragments, with their digests."""
         return tuple(
             Stored(fragment_id=p, fragment_version=held.version.fragment_version, digest=held.version.digest)
             for p, held in sorted(self._held.items())
@@ -97,7 +97,7 @@ class Queued:
 
     @property
     def least_bytes(self) -> int:
-        """What it takes on the wire at least: headers are packed anew, and may have been longer as they came."""
+        """Returns the smallest size on the wire, in bytes: headers are packed anew, and may have been longer before."""
         payload = getattr(self.envelope.message, "payload", None)
         if not isinstance(payload, tuple) or not all(isinstance(each, Encoded) for each in payload):
             return self.size_bytes  # virtual time has stand-ins for buffers, and a size for them
@@ -118,7 +118,7 @@ class Queued:
 
 @dataclass(slots=True)
 class _Lane:
-    """What waits for one aggregator shard; ``returned`` was handed out, bounced, and goes first."""
+    """The queue for one aggregator shard; ``returned`` messages could not be sent, and go first."""
 
     returned: deque[Queued] = field(default_factory=deque)
     waiting: deque[Queued] = field(default_factory=deque)

@@ -136,7 +136,7 @@ class Relay:
         return self._out.take()
 
     def next_deadline_s(self) -> float | None:
-        """When to call with :class:`Tick` at the latest; None when nothing is waited for."""
+        """Returns the time of the next :class:`Tick`; None if none is needed."""
         due = (self._deliveries.retry_at_s, self._presence.next_deadline_s())
         return min((each for each in due if each is not None), default=None)
 

@@ -35,7 +35,7 @@ PATIENT_S = 600.0
 
 @dataclass(slots=True)
 class Backoff:
-    """When to try again: at once, then after pauses that double.
+    """The times of repeated attempts: the first at once, then after pauses that double.
 
     Times are in seconds of the caller's clock; what a connection has ``carried`` is given where it is known.
     """
@@ -76,7 +76,7 @@ class Backoff:
 
 
 class Patience:
-    """How long to wait for what goes one way of a link, as it has shown itself.
+    """The time to wait for a delivery over a link, learnt from earlier deliveries.
 
     Args:
         least_s: The shortest first pause.
@@ -88,7 +88,7 @@ class Patience:
         self._kept_s = 0.0
 
     def took(self, journey_s: float) -> None:
-        """What was sent once is known to have arrived after so long."""
+        """Adds one measured delivery time, of a message that was sent once."""
         self._journey_s = journey_s if self._journey_s is None else 0.8 * self._journey_s + 0.2 * journey_s
         self._kept_s = 0.0
 

@@ -52,7 +52,7 @@ OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """What went through an endpoint since it was opened; bytes are those of frames, without ZeroMQ's own."""
+    """The messages and bytes that went through an endpoint since it was opened, without ZeroMQ's own bytes."""
 
     sent: int = 0  # messages given to a live connection
     unsent: int = 0  # messages dropped, for want of a connection or of room
@@ -193,7 +193,7 @@ class Endpoint:
 
     @property
     def carried(self) -> Carried | None:
-        """What the kernel has carried over the connection; None without one, or where it is not TCP."""
+        """Returns the bytes that the kernel has carried over the connection; None without one, or if it is not TCP."""
         self._look_after_line()
         return None if self._line is None else self._line.carried
 

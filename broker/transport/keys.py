@@ -41,7 +41,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientKeys:
-    """What a client connects with: its own pair, and the public key of the broker that it expects to find."""
+    """The keys of a client: its own pair, and the public key of the broker that it expects."""
 
     own: KeyPair
     broker_public: str

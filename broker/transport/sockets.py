@@ -16,7 +16,7 @@ from broker.wire.messages import Channel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketOptions:
-    """What the sockets of one channel are set to, at brokers and at their clients. The reasons are in PROTOCOL.md.
+    """The socket options of one channel, at brokers and at their clients. The reasons are in PROTOCOL.md.
 
     Attributes:
         high_water_mark: Messages queued per connection and direction.

@@ -200,7 +200,7 @@ def verify_payload(payload: Payload) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Whose message it may be: claims of a whole header that was not checked, fit for a refusal and for nothing else.
+    """The claimed sender and kind of a message that failed its checks; good for addressing a refusal only.
 
     Attributes:
         kind: A known kind, or empty.
@@ -216,7 +216,7 @@ class Origin:
 
 
 class Unreadable(RemoteProtocolError):
-    """What :func:`decode` refused, with what is known of whose it is: a header is not taken apart twice.
+    """A message that :func:`decode` refused, with its claimed origin.
 
     Attributes:
         origin: Claims of the header, all empty if there was none.

@@ -20,7 +20,7 @@ import msgpack
 
 
 class Kind(StrEnum):
-    """How a tensor takes part in synchronisation (design: weigh)."""
+    """The way in which a tensor is merged, or that it is not (design: weigh)."""
 
     RDA = "rda"  # radial-directional averaging, unit by unit
     MEAN = "mean"  # plain weighted mean: embeddings, heads, routers, small or one-dimensional tensors

@@ -32,7 +32,7 @@ _FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How large a message may be, in bytes; what is larger is refused as ``oversize``.
+    """The size limits of a message in bytes; a larger one is refused as ``oversize``.
 
     Attributes:
         max_header_bytes: Of the first frame. The largest header is a Welcome, whose manifest takes 150 bytes a tensor.

@@ -29,7 +29,7 @@ _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)
 
 
 class KeyRole(StrEnum):
-    """What the holder of a key is."""
+    """The role of the holder of a key."""
 
     BROKER = "broker"
     AGGREGATOR = "aggregator"  # leading or standing by
@@ -39,7 +39,7 @@ class KeyRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whom a key belongs to.
+    """The owner of a key: a role and a name.
 
     Attributes:
         role: What it is.

@@ -105,7 +105,7 @@ class IntervalSet:
         return iter(zip(self._starts, self._ends, strict=True))
 
     def __len__(self) -> int:
-        """How many integers are in the set."""
+        """Returns the number of integers in the set."""
         return sum(self._ends) - sum(self._starts)
 
     def __eq__(self, other: object) -> bool:

@@ -58,7 +58,7 @@ class FragmentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTotals:
-    """Where a run stands as a whole; ``trained = merged + wasted + in flight`` in tokens.
+    """The totals of a run in tokens: ``trained = merged + wasted + in flight``.
 
     Attributes:
         wasted_tokens: Cause -> tokens.

@@ -78,7 +78,7 @@ class Unfit(Exception):
 
 
 class Rule(NamedTuple):
-    """How values of one annotation are checked and converted, in both directions."""
+    """The check and the conversion of values of one annotation, in both directions."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]

@@ -108,7 +108,7 @@ def _default_kind(name: str, unit_shape: tuple[int, ...]) -> Kind:
 
 
 def _stacked_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """How many leading axes of each tensor count layers or experts, by the names in its path.
+    """Returns the number of leading axes of each tensor that count layers or experts, by the names in its path.
 
     The name alone is weak evidence: ``layers/weight`` may be one plain matrix. So an axis counts only if every
     tensor under the same prefix has it, with the same length, and there are at least two of them.

@@ -38,7 +38,7 @@ IN_A_ROW = 5
 
 
 class Verdict(StrEnum):
-    """What became of an adoption."""
+    """The verdict on an adoption."""
 
     KEPT = "kept"
     UNDONE = "undone"

@@ -30,7 +30,7 @@ Leaf = Any  #: an array of numpy or JAX
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where and how one parameter is kept.
+    """The device, sharding and dtype of one parameter.
 
     Attributes:
         dtype: Of its elements.
@@ -185,7 +185,7 @@ def _plain_ways(node: Any, way: Way) -> Iterator[tuple[Way, Leaf]]:
 
 
 class Placement:
-    """How a list of leaves is kept, and so how it is copied and replaced. Settled once, since a boundary is short.
+    """The placement of a list of leaves, with the functions that copy and replace them; settled once, for speed.
 
     Args:
         leaves: Whose dtypes and places count; their values do not.
@@ -298,7 +298,7 @@ class Placement:
 
 
 def _company(site: Site) -> Any:
-    """What leaves must have in common to be dealt with in one computation: None for numpy."""
+    """Returns the property that leaves of one computation must share; None for numpy."""
     if not site.on_device:
         return None
     # Outputs of a computation are committed if one of its inputs is.

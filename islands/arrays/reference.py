@@ -77,7 +77,7 @@ def encode_seed(tensors: Sequence[TensorSpec], initial: Sequence[Array]) -> tupl
 
 
 class Reference:
-    """What one fragment's progress is measured from. Empty until the first version is installed.
+    """The reference values of one fragment, from which its progress is measured. Empty before the first version.
 
     Not thread-safe: its calls are made one after the other, in the order of the events that cause them.
 

@@ -78,7 +78,7 @@ class Adoption:
         return False
 
     def _ask_at_once(self) -> None:
-        """What is lacking now is not on its way: the last Want was answered, or asked for something else."""
+        """Marks missing versions as not requested: the last Want was answered, or asked for others."""
         self._want = self._patience.backoff(self._training.largest_bytes)
         self._stands, self._waits_since_s = False, None
 

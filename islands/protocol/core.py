@@ -164,12 +164,12 @@ class Island:
 
     @property
     def optimizer(self) -> StateSource:
-        """What the inner optimizer started from."""
+        """Returns the source that the inner optimizer started from."""
         return self._training.optimizer
 
     @property
     def remembered_runs(self) -> int:
-        """How long the list is of what was trained on and not handed over yet."""
+        """Returns the number of remembered runs of batches that were not handed over yet."""
         return self._hand_over.remembered_runs
 
     @property

@@ -33,7 +33,7 @@ class TrainedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a share was trained under one ``share_epoch``: up to, and without, ``batch``."""
+    """The next batch of a share under one ``share_epoch``: all before ``batch`` are trained."""
 
     share: int
     share_epoch: int
@@ -47,7 +47,7 @@ def number_of(share: Share) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class DataShare:
-    """What is to be trained next: a live view, which the island's loop writes and data generators read.
+    """The next batches to train: a live view, written by the island's loop and read by data generators.
 
     Batch number ``cursor`` of part ``index`` of ``count`` is always the same batch. A generator either calls
     :meth:`take` for each batch, and may then be ahead of training; or it reads ``index``, ``count``, ``cursor`` and
@@ -126,7 +126,7 @@ class DataShare:
 
 
 class Trail:
-    """What was trained on in each inner step, until it has been handed over."""
+    """The batches of each inner step that was not handed over yet."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[int, TrainedBatch, int]] = []  # (first step, its batch, how many of both in a row)

@@ -40,7 +40,7 @@ HOLD_S = 20.0
 
 
 class Stage(StrEnum):
-    """Where a receiver is."""
+    """The stage of a receiver."""
 
     IDLE = "idle"
     ASKING = "asking"
@@ -106,7 +106,7 @@ class Receiver:
 
     @property
     def stage(self) -> Stage:
-        """Where it is."""
+        """Returns its present stage."""
         return self.at.stage
 
     def named(self, message: Donor, now_s: float, actions: list[Action]) -> None:

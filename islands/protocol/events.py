@@ -54,7 +54,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """What heartbeats report besides the counters."""
+    """The figures that heartbeats report besides the counters."""
 
     loss: float | None
     step_time_s: float | None

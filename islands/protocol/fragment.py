@@ -12,7 +12,7 @@ from broker.wire.ranges import StepRange
 
 
 class Stage(StrEnum):
-    """What an island is doing with a fragment."""
+    """The stage of a fragment at an island."""
 
     IDLE = "idle"
     CAPTURING = "capturing"
@@ -81,7 +81,7 @@ class Fragment:
 
     @property
     def stage(self) -> Stage:
-        """What is done with it now."""
+        """Returns its present stage."""
         return self.doing.stage
 
     @property

@@ -38,7 +38,7 @@ class HandOver:
 
     @property
     def remembered_runs(self) -> int:
-        """How long the list is of what was trained on and not handed over yet."""
+        """Returns the number of remembered runs of batches that were not handed over yet."""
         return len(self._trail)
 
     def trained(self, steps: Sequence[tuple[int, TrainedBatch]]) -> None:
@@ -261,7 +261,7 @@ class HandOver:
                 outstanding.pop((merged.steps.from_step, merged.steps.to_step), None)
 
     def due_again(self, now_s: float) -> None:
-        """What was on its way over the bulk connection may be lost: it is due again as soon as it is known to be."""
+        """Marks the contributions in transit as possibly lost: they are sent again once they are known to be."""
         for fragment in self._training.fragments.values():
             fragment.seed = None
             for pending in fragment.outstanding.values():

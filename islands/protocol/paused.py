@@ -17,7 +17,7 @@ from islands.protocol.fragment import Point
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """Where a life of an island stood when its process ended.
+    """The state of an island's life at the end of its process.
 
     Attributes:
         run_id: Of the run.

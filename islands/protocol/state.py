@@ -68,12 +68,12 @@ class Training:
 
     @property
     def largest_bytes(self) -> int:
-        """What the largest fragment takes in float32; 0 before the first welcome."""
+        """Returns the size of the largest fragment in float32, in bytes; 0 before the first welcome."""
         return 4 * max(self.manifest.sizes, default=0) if self.manifest is not None else 0
 
     @property
     def model_bytes(self) -> int:
-        """What all fragments take in float32; 0 before the first welcome."""
+        """Returns the size of all fragments in float32, in bytes; 0 before the first welcome."""
         return 4 * sum(self.manifest.sizes) if self.manifest is not None else 0
 
     @property

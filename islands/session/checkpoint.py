@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What was read back: arrays by name, on the host.
+    """A checkpoint that was read back: arrays by name, on the host.
 
     Attributes:
         run_id: Of which run it is; empty if it does not say.
@@ -194,18 +194,29 @@ def sync_directory(directory: Path) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
+def read_if_there(path: Path) -> bytes | None:
+    """Returns the bytes of a file; None if there is none.
+
+    Raises:
+        Unavailable: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        raise Unavailable(f"cannot read {path} ({err.strerror})", definite=True) from err
+
+
 def load(path: Path) -> Checkpoint | None:
     """Reads a checkpoint; None if there is none.
 
     Raises:
         Unavailable: It cannot be read, or is damaged; the message says how.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    content = read_if_there(path)
+    if content is None:
         return None
-    except OSError as err:
-        raise Unavailable(f"cannot read the checkpoint {path} ({err.strerror})", definite=True) from err
     try:
         return parsed(memoryview(content))
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as err:

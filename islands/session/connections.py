@@ -95,7 +95,7 @@ class Connections:
 
     @property
     def carried(self) -> Carried | None:
-        """What the bulk connection has carried, if there is one and it is known."""
+        """Returns the bytes that the bulk connection has carried; None without one, or if it is not known."""
         endpoint = self._endpoints.get(Channel.BULK)
         return None if endpoint is None else endpoint.carried
 

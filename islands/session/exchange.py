@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What the training thread did between two inner steps: first it installed, then it copied.
+    """The work of the training thread between two inner steps: installations, then copies.
 
     Attributes:
         at: Counters of the boundary.
@@ -108,7 +108,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedRun:
-    """What the run said when this island joined."""
+    """The run's answer to this island's join."""
 
     island_id: str
     incarnation: int
@@ -120,7 +120,7 @@ class JoinedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFound:
-    """How the search for an optimizer state ended: with a donor's, or with None; ``detail`` says why."""
+    """The result of the search for an optimizer state: a donor's, or None; ``detail`` says why."""
 
     found: Checkpoint | None
     detail: str

@@ -24,7 +24,7 @@ from broker.wire.messages import AGGREGATOR, Contribution, Envelope
 from islands.protocol.data_shares import Cursor
 from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
-from islands.session.checkpoint import sync_directory
+from islands.session.checkpoint import read_if_there, sync_directory
 
 _MAGIC = b"ATOLLPP1"
 _PREFIX = struct.Struct("<8sQ")  # magic, checksum of the rest
@@ -71,12 +71,9 @@ def load(path: Path, limits: Limits) -> Paused | None:
     Raises:
         Unavailable: It cannot be read, or is damaged; the message says how.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    content = read_if_there(path)
+    if content is None:
         return None
-    except OSError as err:
-        raise Unavailable(f"cannot read {path} ({err.strerror})", definite=True) from err
     try:
         magic, checksum = _PREFIX.unpack_from(content)
         packed = memoryview(content)[_PREFIX.size :]

@@ -19,7 +19,7 @@ FIRST, ONE_IN = 16, 8
 
 
 class Samples:
-    """What was sampled of adoptions, until the caller comes back with the parameters of the next step.
+    """The samples of adoptions, kept until the caller returns with the parameters of the next step.
 
     Attributes:
         waiting: Samples from before and after the adoptions of the last boundary.

@@ -31,7 +31,7 @@ Work = Callable[[], Coroutine[Any, Any, events.Event | None]]
 
 
 class Snapshots:
-    """Who wants a copy of this island's training state, and where the state that it begins with comes from."""
+    """Copies of this island's training state: for checkpoints, for other islands, and the one that it begins with."""
 
     def __init__(self, config: IslandConfig, core: Island, array_work: ArrayWork, exchange: Exchange) -> None:
         self._config = config

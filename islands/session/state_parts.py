@@ -29,7 +29,7 @@ _ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """What a state must look like to serve: this island's own leaves, with their names.
+    """The required form of a state: this island's own leaves, with their names.
 
     Attributes:
         state: Of the fresh optimizer; no more than names, sorts and shapes of them counts.
@@ -41,7 +41,7 @@ class Needed:
 
     @property
     def most_bytes(self) -> int:
-        """What a fitting state takes, generously."""
+        """Returns an upper bound of the size of a fitting state, in bytes."""
         leaves = [*self.state, *self.local]
         arrays = sum(int(as_array(leaf).nbytes if is_plain(leaf) else getattr(leaf, "nbytes", 8)) for _, leaf in leaves)
         return arrays + (1 << 16) + 512 * len(leaves) + 4 * sum(len(name) for name, _ in leaves)

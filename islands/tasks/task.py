@@ -42,7 +42,7 @@ Batch = Any
 
 
 class Schedule(NamedTuple):
-    """How far the whole run is, counted in this island's own steps: what learning rates follow (design: publish).
+    """The progress of the whole run in steps of this island, which learning rates follow (design: publish).
 
     Attributes:
         step: The tokens of the whole fleet over those of one step of each expected island, had all this one's

@@ -122,7 +122,7 @@ class Recording:
 
     @property
     def first_fault_s(self) -> float:
-        """When the first of them struck; the end if there was none."""
+        """Returns the time of the first fault; the end of the run if there was none."""
         return min((each.at_s for each in self.done()), default=self.ended_s)
 
 

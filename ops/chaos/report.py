@@ -116,7 +116,7 @@ def _shows(note: NoteSeen, happening: Happening) -> bool:
 
 
 def _restarted(happening: Happening, recording: Recording) -> float | None:
-    """When every process that the fault killed was started again."""
+    """Returns the time at which every process that the fault killed was started again."""
     if happening.fault.kind not in _KILLING:
         return None
     started = [each for each in recording.changes if each.change is Change.STARTED]

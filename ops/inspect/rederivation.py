@@ -27,7 +27,7 @@ from aggregator.core import Aggregator
 from aggregator.events import Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.outer_step import FragmentState, OuterStep, Vector, make_outer_step
-from aggregator.store.recording import RecordedRound, read_recording
+from aggregator.store.recording import RecordedRound, facts_of, read_recording
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded
 from broker.wire.ranges import StepRange
@@ -226,16 +226,7 @@ def _parts_of_row(row: Mapping[str, Any]) -> tuple[Part, ...]:
 
 def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRound) -> tuple[Part, ...]:
     """Returns the decided parts with the recorded payloads, unless others were recorded."""
-    decided = [
-        {
-            "island": part.island_id,
-            "steps": [part.steps.from_step, part.steps.to_step],
-            "tokens": part.steps.tokens,
-            "token_weight": part.token_weight,
-            "staleness_weight": part.staleness_weight,
-        }
-        for part in action.parts
-    ]
+    decided = facts_of(action.parts)
     if recorded.facts["parts"] != decided:
         raise _Contradiction(f"it holds the contributions {recorded.facts['parts']}, and {decided} were merged")
     return tuple(

@@ -290,7 +290,7 @@ class Replay:
         return wrong
 
     def _order(self, actions: list[Action]) -> Difference | None:
-        """Takes what a core wants done; returns what it may not want."""
+        """Takes down a core's actions; returns a difference if it orders what its store forbids."""
         life = self._now()
         for action in actions:
             if life.behind is not None and isinstance(action, Plant | Merge | Persist):

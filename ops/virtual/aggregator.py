@@ -12,11 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgpack
-
 from aggregator import events as agg
 from aggregator.core import Aggregator
-from aggregator.standby.replicas import run_message
+from aggregator.standby.replicas import replica_of, run_message
 from aggregator.standby.replication import Replication
 from aggregator.standby.replication_events import (
     Deliver,
@@ -31,7 +29,6 @@ from aggregator.standby.replication_events import (
     ReplicationAction,
     ReplicationEvent,
 )
-from aggregator.state.records import commit_to_map
 from broker.wire import messages as m
 from ops.virtual.plan import Point
 from ops.virtual.queue import Alarm
@@ -183,7 +180,7 @@ class SimAggregator:
                 return
             match action:
                 case Replicate(to=to, commit=commit):
-                    self.send(m.standing_by(to), _replica(commit, shard, epoch), self.routes.get(to))
+                    self.send(m.standing_by(to), replica_of(commit, shard, epoch, commit.digest), self.routes.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
                         message = run_message(self.record.record, shard, epoch, self.record.serial)
@@ -281,17 +278,3 @@ class SimAggregator:
         """Ends the process without a word."""
         self.alive = False
         self.alarm.arm(None)
-
-
-def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
-    """As :func:`aggregator.standby.replicas.replica_of`, with a name instead of arrays."""
-    return m.Replica(
-        shard=shard,
-        epoch=epoch,
-        fragment_id=commit.fragment_id,
-        fragment_version=commit.fragment_version,
-        digest=commit.digest,
-        round_id=commit.round_id,
-        commit=msgpack.packb(commit_to_map(commit)),
-        payload=commit.digest,
-    )

@@ -31,7 +31,7 @@ from broker.wire.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, 
 from broker.wire.ranges import StepRange
 from ops.processes import redis_server
 from ops.processes.cluster import free_ports
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 
 RUN = "demo"
 WAIT_S = 40.0  # for anything that must happen; nothing here depends on how long it takes

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
+from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
-from ops.processes.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
+from ops.processes.cluster import START_WITHIN_S, Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.processes.numeric import one_thread_environment
 from ops.processes.supervision import RestartPolicy
 from tests.local_run import descendants, is_alive
@@ -172,3 +173,12 @@ def test_free_ports_are_adjacent_and_taken_ones_are_seen():
         assert not are_free(range(first, first + 2))
         assert wait_until_listening(first + 1)
     assert not wait_until_listening(first, within_s=0.0)
+
+
+def test_a_process_that_ends_before_it_listens_is_not_waited_for(tmp_path):
+    with LocalCluster(tmp_path, policy=EAGER) as cluster:
+        cluster.start([shell("broker", "echo the port is taken; exit 3")])
+        began_s = time.monotonic()
+        with pytest.raises(Unavailable, match=r"broker did not start on port \d+; its log ends:\nthe port is taken"):
+            cluster.wait_for_port("broker", free_ports(1))
+        assert time.monotonic() - began_s < START_WITHIN_S

@@ -29,7 +29,7 @@ from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from ops.keys import make_pairs
 from ops.processes import redis_server
 from ops.processes.cluster import free_ports
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 
 WAIT_S = 40.0  # for anything that must happen
 ISLANDS = ("paris", "rome")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from aggregator.rules.quorum import RoundView, Verdict, Waits, decide, grace_window_s
 from aggregator.rules.staleness import Trained, merge_weights
-from tests.helpers import Desk, LinkedCluster
+from tests.aggregator_hand import Desk
+from tests.linked_cores import LinkedCluster
 
 seconds = st.floats(0.0, 100.0)
 

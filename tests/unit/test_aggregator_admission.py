@@ -8,7 +8,7 @@ from aggregator.rounds.admission import admit, too_stale
 from aggregator.state.run import MOST_WAITING
 from broker.wire.messages import Contribution, Fate, Outstanding, Reason, Refused, TrainedOn
 from broker.wire.ranges import StepRange
-from tests.helpers import Desk, notes, resolutions, sent, steps
+from tests.aggregator_hand import Desk, notes, resolutions, sent, steps
 
 
 def ask(of, trained_on=None, ledger=None, **facts):

@@ -12,7 +12,7 @@ import pytest
 
 from aggregator.events import Commit
 from aggregator.merge.outer_step import FragmentState
-from aggregator.standby.replicas import commit_of, record_of, replica_of, run_message
+from aggregator.standby.replicas import commit_of, payload_of, record_of, replica_of, run_message
 from aggregator.store.layout import versions
 from aggregator.store.ledger_file import LedgerFile
 from aggregator.store.store import Store
@@ -67,7 +67,7 @@ def over_the_wire(message):
 @pytest.mark.parametrize("size", [64, 1, 0])
 def test_a_commit_comes_through_the_wire_as_it_was_bit_for_bit(size):
     commit, state = made(3, size=size)
-    there, arrays = commit_of(over_the_wire(replica_of(commit, 0, 5, state)))
+    there, arrays = commit_of(over_the_wire(replica_of(commit, 0, 5, payload_of(state))))
     assert there == commit
     assert arrays.version == 3
     assert arrays.params.tobytes() == state.params.tobytes()
@@ -81,7 +81,7 @@ def test_a_run_record_comes_through_the_wire_as_it_was():
 
 def tampered(**changes):
     commit, state = made(3)
-    return dataclasses.replace(replica_of(commit, 0, 5, state), **changes)
+    return dataclasses.replace(replica_of(commit, 0, 5, payload_of(state)), **changes)
 
 
 def vector(*values):
@@ -115,7 +115,7 @@ def test_a_replica_that_is_not_what_the_leader_committed_is_refused(replica):
 @pytest.mark.parametrize("buffer", [1, 2], ids=["parameters", "momentum"])
 def test_a_replica_with_a_flipped_bit_is_refused(buffer):
     commit, state = made(3)
-    frames = [bytearray(frame) for frame in encode(envelope_of(replica_of(commit, 0, 5, state)))]
+    frames = [bytearray(frame) for frame in encode(envelope_of(replica_of(commit, 0, 5, payload_of(state))))]
     frames[buffer][10] ^= 1
     with pytest.raises(RemoteProtocolError):
         commit_of(decode([bytes(frame) for frame in frames], LIMITS).message)

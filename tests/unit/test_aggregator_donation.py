@@ -2,7 +2,7 @@
 
 from aggregator.rounds.donation import MOST_RECEIVERS
 from broker.wire.messages import AskDonor, Donor, StateSource
-from tests.helpers import Desk, sent
+from tests.aggregator_hand import Desk, sent
 
 FRESH = {"optimizer": StateSource.FRESH}
 

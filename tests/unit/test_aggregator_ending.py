@@ -2,7 +2,7 @@
 
 from aggregator.events import Finished, Merge, Stop
 from broker.wire.messages import Fate, Leave, Outstanding, Phase, Reason
-from tests.helpers import Desk, notes, of, resolutions
+from tests.aggregator_hand import Desk, notes, of, resolutions
 
 
 def flushing(*island_ids, step=4, **settings):

@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.rules.round_times import RoundTimes
-from tests.helpers import config
+from tests.aggregator_hand import config
 
 
 def journeys(**settings):

@@ -13,7 +13,7 @@ from aggregator.ledger.ledger import LIVES_KEPT, Ledger
 from aggregator.ledger.lives import MOST_INTERVALS, REASONS_REMEMBERED
 from broker.wire.messages import Reason
 from broker.wire.ranges import StepRange
-from tests.helpers import steps
+from tests.aggregator_hand import steps
 
 WEIGHTS = {0: 3, 1: 5}
 ISLANDS = ("a", "b")

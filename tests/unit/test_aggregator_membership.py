@@ -10,7 +10,7 @@ from aggregator.rounds.membership import first_difference
 from aggregator.state.members import EARLIER_REMEMBERED
 from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.messages import BROKER, Attach, Fate, FleetState, Join, Leave, Outstanding, Reason, Refused, Welcome
-from tests.helpers import Desk, config, notes, of, resolutions, sent, tensors
+from tests.aggregator_hand import Desk, config, notes, of, resolutions, sent, tensors
 
 
 def desk(*island_ids, **settings):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aggregator.rules.pacing import Pacer, StepClock
 from broker.wire.messages import Reason
-from tests.helpers import Desk
+from tests.aggregator_hand import Desk
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 

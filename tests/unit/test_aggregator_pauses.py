@@ -9,12 +9,13 @@ from broker.wire.messages import (
     Attached,
     Departure,
     Fate,
+    FleetState,
     Leave,
     Outstanding,
     Phase,
     Welcome,
 )
-from tests.helpers import Desk, notes, resolutions, sent
+from tests.aggregator_hand import Desk, notes, resolutions, sent
 
 OUTSTANDING = (Outstanding(fragment_id=0, from_step=0, to_step=3),)
 
@@ -85,7 +86,9 @@ def test_a_run_that_a_returning_island_brings_to_its_end_waits_for_what_that_kep
     leave(made, "a", 4, Departure.PAUSED)
     made = made.restarted()
     made.join("a", nonce="a-2", resumes="a-1")
-    made.beat("a", 8, versions=(-1,))  # it trained on while the aggregator was away, and fetches the version now
+    # It trained on while the aggregator was away, is told that the run ends, and fetches the version first.
+    assert sent(made.beat("a", 8, versions=(-1,)), FleetState, "a")[-1].phase is Phase.FLUSHING
+    made.run_to(made.now_s + 1.0)
     assert made.run.phase is Phase.FLUSHING
     made.beat("a", 8, stopped=True)
     made.offer("a", 0, 8)

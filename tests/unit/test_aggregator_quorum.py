@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aggregator.rules.quorum import RoundView, Verdict, Waits, decide, effective_quorum
 from aggregator.state.round import Admitted, Round
 from broker.wire.messages import TrainedOn
-from tests.helpers import steps
+from tests.aggregator_hand import steps
 
 WAITS = Waits(quorum=2, grace_s=1.0, arrivals_s=0.0, timeout_s=30.0)
 EVERYBODY = frozenset("abcd")

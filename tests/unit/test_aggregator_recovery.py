@@ -9,7 +9,8 @@ from aggregator.events import NewLineage, Publish
 from aggregator.process.summary import totals
 from aggregator.rounds.recovery import LISTEN_S, Peers, lineages, renumbered
 from broker.wire.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
-from tests.helpers import Desk, LinkedCluster, notes, of, sent
+from tests.aggregator_hand import Desk, notes, of, sent
+from tests.linked_cores import LinkedCluster
 
 ABC = frozenset("abc")
 

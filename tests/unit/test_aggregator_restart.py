@@ -2,7 +2,8 @@
 
 from aggregator.state.restoring import ROUND_IDS_PER_LIFE
 from broker.wire.messages import Attach, Fate, Outstanding, Welcome
-from tests.helpers import Desk, LinkedCluster, notes, resolutions, sent
+from tests.aggregator_hand import Desk, notes, resolutions, sent
+from tests.linked_cores import LinkedCluster
 
 
 def desk(*island_ids, **settings):

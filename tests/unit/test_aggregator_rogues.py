@@ -8,7 +8,7 @@ from aggregator.process.summary import totals
 from aggregator.rules.quarantine import RELEASE_AFTER
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Fate, Reason
-from tests.helpers import Desk, notes, of, resolutions
+from tests.aggregator_hand import Desk, notes, of, resolutions
 
 NAN = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
 ISLANDS = ("a", "b", "c", "d")

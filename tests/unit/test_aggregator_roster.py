@@ -7,7 +7,7 @@ import pytest
 from aggregator.events import SaveRun
 from aggregator.rounds.roster import AGAIN_S
 from broker.wire.messages import AGGREGATOR, DataRange, FleetState, Leave, Phase, Reached, Refused, Rostered, Tenure
-from tests.helpers import Desk, notes, of, sent
+from tests.aggregator_hand import Desk, notes, of, sent
 from tests.shard_bench import Shards, shards
 
 # --- joins ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from broker.wire.messages import (
     Refused,
 )
 from broker.wire.ranges import StepRange
-from tests.helpers import Desk, notes, of, resolutions, sent
+from tests.aggregator_hand import Desk, notes, of, resolutions, sent
 
 
 def desk(*island_ids, **settings):

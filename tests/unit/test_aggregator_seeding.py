@@ -7,7 +7,7 @@ import pytest
 from aggregator.events import Flaw, Plant, Publish
 from aggregator.rounds.seeding import PATIENCE_S
 from broker.wire.messages import FleetState, Leave, Reason, Refused, Seed, Welcome
-from tests.helpers import Desk, notes, of, sent, tensors
+from tests.aggregator_hand import Desk, notes, of, sent, tensors
 
 
 def seed(desk, island_id, *fragments):

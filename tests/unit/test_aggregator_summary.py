@@ -8,7 +8,7 @@ from aggregator.process.summary import Traffic, fragments, refusals, report, tot
 from broker.routing.directory import UNKNOWN
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 
 #: What a heartbeat says of two fragments before any version is there.
 NOTHING_HELD = {"versions": (-1, -1), "overwritten_tokens": (0, 0)}

@@ -8,7 +8,7 @@ from aggregator.state.routes import MOST_NAMES, Routes
 from broker.routing.deafness import Carried
 from broker.routing.resending import REPUBLISH_S
 from broker.wire import messages as m
-from tests.helpers import Desk
+from tests.aggregator_hand import Desk
 
 
 def envelope(sender="a", sequence=1, incarnation=1):

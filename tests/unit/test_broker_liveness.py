@@ -10,7 +10,7 @@ from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire import messages as m
 from broker.wire.errors import ConfigError
 from broker.wire.messages import AGGREGATOR, Envelope
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 from tests.relay_bench import welcome
 
 CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.wire import messages as m
 from islands.protocol.events import Capture, Prepare, Tick
-from tests.helpers import TOKENS_PER_STEP
+from tests.aggregator_hand import TOKENS_PER_STEP
 from tests.island_hand import Hand, sent
 
 

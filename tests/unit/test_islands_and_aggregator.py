@@ -3,8 +3,9 @@
 from aggregator.events import Flaw
 from broker.wire import messages as m
 from islands.protocol.events import CopyState, Restored, Tick
-from tests.helpers import LinkedCluster, of
+from tests.aggregator_hand import of
 from tests.island_hand import SETTINGS, Hand, sent
+from tests.linked_cores import LinkedCluster
 
 
 def test_two_islands_and_an_aggregator_merge_every_step():

@@ -18,7 +18,7 @@ from broker.wire.messages import AGGREGATOR, Codec, Envelope, RunSettings, Share
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands import arguments
 from islands.tasks.task import Task
-from tests.helpers import id_of
+from tests.aggregator_hand import id_of
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 

@@ -9,7 +9,7 @@ from islands.config import IslandConfig
 from islands.protocol.broker_choice import LEADERLESS_S, LOST_S, BrokerChoice, MoveReason
 from islands.protocol.core import Island
 from islands.protocol.events import Connect, Line, Note, Send, Tick
-from tests.helpers import of, tensors
+from tests.aggregator_hand import of, tensors
 
 SILENT_S = 2.0
 

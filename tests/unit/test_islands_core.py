@@ -17,7 +17,7 @@ from islands.protocol.events import (
     StateNeeded,
     Tick,
 )
-from tests.helpers import TOKENS_PER_STEP, notes, of
+from tests.aggregator_hand import TOKENS_PER_STEP, notes, of
 from tests.island_hand import SHARE, Hand, sent
 
 # --- joining ----------------------------------------------------------------------------------------------------------

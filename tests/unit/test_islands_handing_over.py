@@ -9,7 +9,7 @@ from broker.wire.fragments import Kind
 from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.events import Boundary, Capture, Prepare, RefreshOptimizer, Tick, Watch
 from islands.protocol.fragment import Pending, Stage
-from tests.helpers import TOKENS_PER_STEP, notes, of
+from tests.aggregator_hand import TOKENS_PER_STEP, notes, of
 from tests.island_hand import Hand, sent
 
 # --- handing over -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from broker.routing.deafness import (
 )
 from broker.wire import messages as m
 from islands.protocol.events import RenewBulk, Send
-from tests.helpers import notes, of
+from tests.aggregator_hand import notes, of
 from tests.island_hand import Hand
 
 

@@ -17,7 +17,7 @@ from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Batch, Exchange, Install, JoinedRun, take_newest
 from islands.session.training_state import Position, Snapshot
-from tests.helpers import id_of
+from tests.aggregator_hand import id_of
 
 
 @pytest.fixture

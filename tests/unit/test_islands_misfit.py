@@ -6,7 +6,7 @@ import pytest
 
 from broker.wire import messages as m
 from islands.protocol.events import Note
-from tests.helpers import of
+from tests.aggregator_hand import of
 from tests.island_hand import SETTINGS, Hand
 
 

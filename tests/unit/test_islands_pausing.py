@@ -13,7 +13,7 @@ from islands.protocol.data_shares import Cursor, TrainedBatch
 from islands.protocol.events import Boundary, Capture, Captured, Fail, Joined
 from islands.protocol.fragment import Point
 from islands.session import paused_file
-from tests.helpers import notes, of
+from tests.aggregator_hand import notes, of
 from tests.island_hand import SHARE, Hand, sent
 
 

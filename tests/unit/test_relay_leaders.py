@@ -8,7 +8,7 @@ from broker.routing.directory import MAX_SHARDS
 from broker.routing.relay import Observe, Send
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel, Reason
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 from tests.relay_bench import CONFIG, contribution, fleet_state, join, version, welcome
 
 # --- aggregators ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 from tests.relay_bench import CONFIG, Driver, contribution, version
 
 ISLANDS = ("a", "b", "c")

@@ -9,7 +9,7 @@ from broker.routing.relay import AllowListChanged, Note, Observe, Rejected, Send
 from broker.wire import messages as m
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Reason
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, version, welcome
 
 # --- who is who -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from broker.routing.directory import UNKNOWN
 from broker.routing.resending import RESEND_S
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, BROKER, Reason
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, state_part, version
 
 # --- backpressure towards the aggregator ------------------------------------------------------------------------------

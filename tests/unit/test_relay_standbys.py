@@ -6,7 +6,7 @@ from broker.routing.directory import MAX_SHARDS
 from broker.routing.relay import Tick
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel, Reason, standing_by
-from tests.helpers import beat
+from tests.aggregator_hand import beat
 from tests.relay_bench import CONFIG, Driver, join, version
 
 B = standing_by("b")

@@ -11,7 +11,7 @@ from aggregator.standby.replication import NOTES
 from aggregator.state.records import ledger_line
 from ops.inspect.replay_core import Replay
 from ops.inspect.replay_result import fingerprint
-from tests.helpers import Desk
+from tests.aggregator_hand import Desk
 from tests.taped import STEPS_PER_ROUND, Taped
 
 

@@ -14,7 +14,7 @@ from aggregator import events as agg
 from aggregator.rounds.donation import MOST_RECEIVERS
 from broker.wire import messages as m
 from broker.wire.messages import Fate, Phase, StateSource
-from tests.helpers import Desk, of, sent, steps
+from tests.aggregator_hand import Desk, of, sent, steps
 from tests.worlds import brief_runs, long_run
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine

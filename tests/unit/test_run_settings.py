@@ -7,7 +7,7 @@ from aggregator.state.run_settings import Change, changes, recorded, settled
 from broker.process.settings import Scope, settings_of
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec
-from tests.helpers import Desk
+from tests.aggregator_hand import Desk
 from tests.taped import Taped
 from tests.unit.test_replay import played
 

@@ -5,7 +5,7 @@ import pytest
 from aggregator.rounds.ending import FLUSH_TIMEOUTS, LINGER_MOST_S, LINGER_S
 from aggregator.rounds.roster import AGAIN_S
 from broker.wire.messages import Leave, Phase
-from tests.helpers import TOKENS_PER_STEP
+from tests.aggregator_hand import TOKENS_PER_STEP
 from tests.shard_bench import shards
 
 

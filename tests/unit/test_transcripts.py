@@ -25,7 +25,7 @@ import pytest
 
 from aggregator import events as agg
 from broker.wire import messages as m
-from tests.helpers import Desk
+from tests.aggregator_hand import Desk
 
 FOLDER = Path(__file__).parents[1] / "transcripts"
 

@@ -11,7 +11,7 @@ from broker.wire.messages.values import Channel, Codec, Reason, Role, Share
 
 
 class Departure(StrEnum):
-    """How an island leaves its run."""
+    """The manner in which an island leaves its run."""
 
     CLOSED = "closed"  # its training loop has ended: nobody goes on
     PAUSED = "paused"  # it has kept its unmerged progress: its next process goes on as the same life
@@ -20,7 +20,7 @@ class Departure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What an island is told about the run when it joins: the aggregator's configuration decides.
+    """The settings of the run that an island gets when it joins, from the aggregator's configuration.
 
     Attributes:
         sync_interval_steps: H, inner steps between two rounds of one fragment.

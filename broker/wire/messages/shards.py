@@ -54,7 +54,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """What shard 0 has decided for all: the phase, who seeds, the islands with their lives, and the data shares.
+    """The decisions of shard 0 for all shards: phase, seeding island, members with their lives, data shares.
 
     Repeated until :class:`Rostered` says that it is durable there; see :mod:`aggregator.rounds.roster`.
 

@@ -58,7 +58,7 @@ def newness(made_under: int, stored: Sequence[Stored]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What another standby has, as its last :class:`Follow` said."""
+    """The state of another standby, as its last :class:`Follow` said."""
 
     name: str
     made_under: int

@@ -19,7 +19,7 @@ class Channel(StrEnum):
 
 
 class Role(StrEnum):
-    """Who may send a message; the broker refuses a kind from the wrong role."""
+    """The role of a sender; the broker refuses a kind of message from the wrong role."""
 
     ISLAND = "island"
     AGGREGATOR = "aggregator"
@@ -28,7 +28,7 @@ class Role(StrEnum):
 
 
 class Codec(StrEnum):
-    """How the elements of a tensor are written on the wire."""
+    """The encoding of a tensor's elements on the wire."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -46,7 +46,7 @@ class Codec(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where the run stands, as islands see it."""
+    """The phase of the run, as islands see it."""
 
     SEEDING = "seeding"  # version 0 is not complete yet
     RUNNING = "running"
@@ -55,7 +55,7 @@ class Phase(StrEnum):
 
 
 class StateSource(StrEnum):
-    """Where a life of an island has the state of its inner optimizer from."""
+    """The source of an island's optimizer state in its present life."""
 
     PENDING = "pending"  # not decided yet
     CHECKPOINT = "checkpoint"  # its own
@@ -107,7 +107,7 @@ RETRY_REASONS = frozenset({Reason.CHECKSUM, Reason.QUEUE_FULL, Reason.NOT_LEADER
 
 
 class Fate(StrEnum):
-    """What became of a contribution, or where it is."""
+    """The fate of a contribution."""
 
     MERGED = "merged"
     REFUSED = "refused"  # final: its tokens are wasted, by the reason given
