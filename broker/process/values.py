@@ -99,7 +99,8 @@ def from_flag(name: str, given: Any, annotation: Any) -> Any:
         try:
             given = whole_number(given) if base is int else float(given)
         except ValueError:
-            raise ConfigError(name, given, f"must be {describe(base)}") from None
+            example = ", such as 5000 or 5K" if base is int else ""
+            raise ConfigError(name, given, f"must be {describe(base)}{example}") from None
     return typed(name, given, base)
 
 

@@ -104,7 +104,8 @@ def trained_tokens(status: Status) -> int:
 
 def line(progress: Progress) -> str:
     """Returns a moment of the run in one line."""
-    words = [f"{progress.phase} {progress.fraction:4.0%}", f"{progress.alive} of {progress.known} islands"]
+    islands = f"{progress.alive} of {progress.known} islands" if progress.known else "no island yet"
+    words = [f"{progress.phase} {progress.fraction:4.0%}", islands]
     words += [f"{label} {text}" for label, text in _figures(progress)]
     return "  ".join(words)
 

@@ -64,7 +64,7 @@ def test_what_an_ended_run_still_waits_for_is_said(state, says):
 def test_before_anything_is_known_nothing_is_made_up():
     progress = progress_of(status({}), rate=None)
     assert (progress.phase, progress.versions, progress.loss, progress.remaining_s) == ("starting", None, None, None)
-    assert line(progress) == "starting   0%  0 of 0 islands  merged 0"
+    assert line(progress) == "starting   0%  no island yet  merged 0"
 
 
 def test_a_line_says_all_of_it():
