@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -393,7 +394,8 @@ def run_two(store, loop, params, **settings):
 def test_bfloat16_parameters_cast_from_masters_that_are_not_handed_over_end_training_with_the_cure(tmp_path, keep):
     ends = run_two(tmp_path / "store", train_from_own_masters, short(masters_of()), keep=keep)
     (told, *_) = [str(end) for end in ends.values() if isinstance(end, ConfigError)]
-    assert "what was adopted is not in the next ones" in told
+    # What restore returned, where the other island had made a version before this one came.
+    assert re.search("what (was adopted|restore returned) is not in the next ones", told)
     assert "hand over the tree that the optimizer steps from: float32 masters" in told
 
 

@@ -8,6 +8,14 @@ import pytest
 from broker.process.signals import Interrupted, Signals
 
 
+@pytest.fixture(autouse=True)
+def _heard():
+    """A hang-up is heard, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_told_when_it_is_asked_for_and_handlers_come_back(number):
     before = signal.getsignal(number)
