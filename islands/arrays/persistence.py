@@ -7,7 +7,8 @@ which have moved by n = next - before. Along s they have moved by
 
 which is about 1 where training went on from what was installed (n = s + a step), and about 0 where it did not (n = a
 step): where the caller ignores what :meth:`islands.Island.step` returns, or casts parameters anew from masters that it
-keeps elsewhere. Then nothing is synchronised, whatever the books say. A step that is not small beside s says neither.
+keeps elsewhere. Then nothing is synchronised, whatever the books say. A step that is not small beside s says neither;
+nor does one that has led back to the start, by chance, where the step after it is not small either.
 Nor does one verdict alone: training may pull back what it was moved by, above all an island's own momentum where
 versions move it against its way. Of that a part is left at one time or another (``pulled``), which ends the count.
 """
@@ -69,7 +70,11 @@ def _stride(size: int) -> int:
 
 
 def verdict(
-    before: Sequence[Array], installed: Sequence[Array], following: Sequence[Array], longest_step: float = LONGEST_STEP
+    before: Sequence[Array],
+    installed: Sequence[Array],
+    following: Sequence[Array],
+    later: Sequence[Array],
+    longest_step: float = LONGEST_STEP,
 ) -> Verdict:
     """Judges one adoption by elements of the same places.
 
@@ -77,23 +82,25 @@ def verdict(
         before: Of the parameters that were replaced.
         installed: Of those that took their place.
         following: Of those that the next step ended with.
+        later: Of those that the step after it ended with.
         longest_step: Beside the movement.
     """
-    start, there, then = (
-        np.concatenate([np.asarray(x, np.float64).reshape(-1) for x in each]) for each in (before, installed, following)
+    start, there, then, after = (
+        np.concatenate([np.asarray(x, np.float64).reshape(-1) for x in each])
+        for each in (before, installed, following, later)
     )
     with np.errstate(over="ignore", invalid="ignore"):
-        shift, moved = there - start, then - start
+        shift, moved, step = there - start, then - start, after - then
         square = float(shift @ shift)
-        along, length = float(moved @ shift), float(np.sqrt(moved @ moved))
-    if not np.isfinite([square, along, length]).all() or square == 0 or np.count_nonzero(shift) < LEAST_MOVED:
+        along, length, usual = float(moved @ shift), float(np.sqrt(moved @ moved)), float(np.sqrt(step @ step))
+    if not np.isfinite([square, along, length, usual]).all() or square == 0 or np.count_nonzero(shift) < LEAST_MOVED:
         return Verdict.UNCLEAR
     share = along / square
     if share >= KEPT:
         return Verdict.KEPT
     if share > UNDONE:
         return Verdict.PULLED if length <= np.sqrt(square) else Verdict.UNCLEAR
-    small = length <= longest_step * np.sqrt(square)
+    small = max(length, usual) <= longest_step * np.sqrt(square)
     return Verdict.UNDONE if small and abs(share) <= UNDONE else Verdict.UNCLEAR
 
 

@@ -170,13 +170,13 @@ class ArrayWork:
         await self._in_turn(install.fragment_id, settle)
 
     async def judge(self, returned: Returned) -> Verdict:
-        """Says whether an adoption was in the parameters of the caller's next step; those asked first, first."""
+        """Says whether an adoption was in the parameters of the caller's next steps; those asked first, first."""
         longest = LONGEST_FIRST_STEP if returned.first else LONGEST_STEP
 
         def judge() -> Verdict:
-            samples = returned.before, returned.installed, returned.following
-            before, installed, following = ([placement.to_host(x) for x in each] for each in samples)
-            return verdict(before, installed, following, longest)
+            samples = returned.before, returned.installed, returned.following, returned.later
+            before, installed, following, later = ([placement.to_host(x) for x in each] for each in samples)
+            return verdict(before, installed, following, later, longest)
 
         return await self._in_turn(_VERDICTS, judge)
 

@@ -96,6 +96,7 @@ class Returned:
         before: Of each sampled tensor, before it was replaced.
         installed: In its place.
         following: After the caller's next step.
+        later: After the one after it.
     """
 
     fragment_id: int
@@ -104,6 +105,7 @@ class Returned:
     before: tuple[Leaf, ...]
     installed: tuple[Leaf, ...]
     following: tuple[Leaf, ...] = ()
+    later: tuple[Leaf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Samples parameters before and after an adoption and after the next step, without waiting.
+"""Samples parameters before and after an adoption and after the next two steps, without waiting.
 
-Shell around :mod:`islands.arrays.persistence`. On a device they are copied by three small computations for each
+Shell around :mod:`islands.arrays.persistence`. On a device they are copied by four small computations for each
 adoption that is looked at; the communication thread reads them when they are there.
 """
 
@@ -19,10 +19,10 @@ FIRST, ONE_IN = 16, 8
 
 
 class Samples:
-    """The samples of adoptions, kept until the caller returns with the parameters of the next step.
+    """The samples of adoptions, kept until the caller has returned twice.
 
     Attributes:
-        waiting: Samples from before and after the adoptions of the last boundary.
+        waiting: Samples from before and after the adoptions of the last two boundaries.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -58,14 +58,18 @@ class Samples:
         Raises:
             ConfigError: They are not those of the join.
         """
-        waiting, self.waiting = self.waiting, []
         try:
-            for install, each in waiting:
-                each.following = _sample(parameters.of_fragment(params, install.fragment_id), install)
+            for install, each in self.waiting:
+                now = _sample(parameters.of_fragment(params, install.fragment_id), install)
+                if each.following:
+                    each.later = now
+                else:
+                    each.following = now
         except IndexError:
             parameters.check(params)  # says which of them has become smaller
             raise
-        self._exchange.returned.extend(each for _, each in waiting)
+        self._exchange.returned.extend(each for _, each in self.waiting if each.later)
+        self.waiting = [(install, each) for install, each in self.waiting if not each.later]
 
 
 def _sample(leaves: Sequence[Leaf], install: Install) -> tuple[Leaf, ...]:

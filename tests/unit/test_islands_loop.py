@@ -264,7 +264,7 @@ def offer(island, exchange, version, *, keep=1.0, by=1.0, fresh_optimizer=False)
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
 @pytest.mark.parametrize("keep", [1.0, 0.0])
-def test_elements_of_an_adoption_are_compared_with_the_next_step_and_with_no_other(island_of, array, keep):
+def test_elements_of_an_adoption_are_compared_with_the_next_two_steps_and_with_no_other(island_of, array, keep):
     def step_of(params):
         return {name: x + array(np.float32(0.25)) for name, x in params.items()}
 
@@ -278,10 +278,14 @@ def test_elements_of_an_adoption_are_compared_with_the_next_step_and_with_no_oth
     assert not exchange.returned
     began = [np.asarray(x).copy() for x in params.values()]
     params = island.step(step_of(params), tokens=10)
+    assert not exchange.returned
+    params = island.step(step_of(params), tokens=10)
     (found,) = exchange.returned
     assert (found.step, found.first) == (2, False)
     installed = 1.5 if keep else 1.0
-    for samples, value in ((found.before, 0.5), (found.installed, installed), (found.following, installed + 0.25)):
+    expected = {"before": 0.5, "installed": installed, "following": installed + 0.25, "later": installed + 0.5}
+    for name, value in expected.items():
+        samples = getattr(found, name)
         assert [np.asarray(x).shape for x in samples] == [(12,), (3,)]
         assert all(np.all(np.asarray(x) == value) for x in samples)
     assert all(np.all(x == installed) for x in began)
@@ -293,7 +297,7 @@ def test_what_restore_returns_is_looked_at_too_and_a_recovery_and_the_end_are_no
     island, exchange = island_of(params_of(0.0))
     offer(island, exchange, 0, keep=0.0)
     params, _ = island.restore(params_of(0.0))
-    params = island.step(params, tokens=10)
+    params = island.step(island.step(params, tokens=10), tokens=10)
     assert [(found.step, found.first) for found in exchange.returned] == [(0, True)]
     offer(island, exchange, 1, keep=0.0, fresh_optimizer=True)
     params = island.step(params, tokens=10)
@@ -312,7 +316,8 @@ def test_adoptions_are_looked_at_at_first_then_now_and_then_and_all_again_under_
     for version in range(1, 80):
         exchange.suspected = 48 < version < 55
         offer(island, exchange, version)
-        params = island.step(island.step(params, tokens=10), tokens=10)
+        for _ in range(3):
+            params = island.step(params, tokens=10)
         if exchange.returned:
             exchange.returned.clear()
             looked_at.append(version)

@@ -26,20 +26,25 @@ def around(seed, step, *, dtype=np.float32, size=500, scale=1.0):
     return before.astype(dtype), (before + shift).astype(dtype), step * move
 
 
+def judged(before, installed, following):
+    """The verdict where the step after it moves nothing more."""
+    return verdict(before, installed, following, following)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("step", [0.0, 0.01, 0.1, 0.3])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_step_from_what_was_installed_is_told_from_one_that_ignores_it(dtype, step, scale, seed):
     before, installed, move = around(seed, step, dtype=dtype, scale=scale)
-    assert verdict([before], [installed], [(installed + move).astype(dtype)]) is KEPT
-    assert verdict([before], [installed], [(before + move).astype(dtype)]) is UNDONE
+    assert judged([before], [installed], [(installed + move).astype(dtype)]) is KEPT
+    assert judged([before], [installed], [(before + move).astype(dtype)]) is UNDONE
 
 
 @pytest.mark.parametrize("back", [0.0, 0.2, 0.5, 0.8])
 def test_training_that_pulls_back_most_of_an_adoption_does_not_undo_it(back):
     before, installed, _ = around(0, 0.0)
-    assert verdict([before], [installed], [installed - back * (installed - before)]) is not UNDONE
+    assert judged([before], [installed], [installed - back * (installed - before)]) is not UNDONE
 
 
 @pytest.mark.parametrize(
@@ -54,15 +59,24 @@ def test_training_that_pulls_back_most_of_an_adoption_does_not_undo_it(back):
     ],
 )
 def test_what_cannot_be_judged_is_unclear(before, installed, following):
-    assert verdict([before], [installed], [following]) is UNCLEAR
+    assert judged([before], [installed], [following]) is UNCLEAR
+
+
+def test_a_step_that_happens_to_lead_back_is_told_from_one_that_stands_still():
+    """As where each version takes back a step's worth of steady progress, and the next step makes it again."""
+    before, steady = np.zeros(500), np.full(500, -0.01)
+    installed = before - 1.17 * steady
+    following = installed + steady
+    assert verdict([before], [installed], [following], [following + steady]) is UNCLEAR
+    assert verdict([before], [installed], [following], [following + 0.1 * steady]) is UNDONE
 
 
 def test_several_tensors_are_one_verdict_whatever_their_shapes():
     rng = np.random.default_rng(0)
     before = [rng.normal(size=shape) for shape in ((3, 4), (5,), (2, 2, 2))]
     installed = [x + 1 for x in before]
-    assert verdict(before, installed, [x + 0.1 for x in installed]) is KEPT
-    assert verdict(before, installed, [x + 0.1 for x in before]) is UNDONE
+    assert judged(before, installed, [x + 0.1 for x in installed]) is KEPT
+    assert judged(before, installed, [x + 0.1 for x in before]) is UNDONE
 
 
 def test_a_suspicion_grows_with_steps_and_not_with_fragments_and_ends_with_one_that_was_kept():
@@ -154,8 +168,10 @@ def trained(optimizer, rate, *, way="right", dtype=np.float32, seed=0, islands=3
             for name, x in after.items():
                 own = before[name].astype(np.float32) - wide[i][name]
                 reference[i][name] = x.astype(np.float32) - keep * own
-            local[i] = loop.step(after)
-            found = verdict(*([each[name][places[name]] for name in run] for each in (before, after, local[i])))
+            following = loop.step(after)
+            local[i] = loop.step(following)
+            seen = (before, after, following, local[i])
+            found = verdict(*([each[name][places[name]] for name in run] for each in seen))
             if judges[i].lost(0, number, found) and told[i] is None:
                 told[i] = number
     return told
