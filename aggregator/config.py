@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.process.settings import changeable, check_finite, fixed, process
+from broker.process.declaring import changeable, fixed, process
+from broker.process.settings import check_finite
 from broker.registry import redis_address
 from broker.routing.directory import MAX_SHARDS
 from broker.routing.liveness import LivenessConfig
 from broker.wire.addresses import broker_addresses, check_exposure
 from broker.wire.errors import ConfigError
 from broker.wire.identity import KeyRole
-from broker.wire.messages import Codec
+from broker.wire.messages import Recipe
 from broker.wire.names import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatorConfig:
-    """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``.
+class AggregatorConfig(Recipe):
+    """One aggregator. Every field is a flag of ``atoll aggregator``, and a key of ``[aggregator]`` or ``[recipe]``.
 
-    Each field says whether a restart on the store of a run may change it (:mod:`aggregator.state.run_settings`). A
-    fixed one is told to islands as they join, or decides how model, data and ledger are cut.
+    Those of the recipe are inherited (:class:`broker.wire.messages.Recipe`). Each field says whether a restart on the
+    store of a run may change it (:mod:`aggregator.state.run_settings`). A fixed one is told to islands as they join, or
+    decides how model, data and ledger are cut.
     """
 
     run_id: str = fixed("atoll", "name of the run; messages of other runs are refused", flag="--run", subject="run")
@@ -48,35 +50,10 @@ class AggregatorConfig:
     )
     seed: int = fixed(0, "seed of the initial model and of the data order")
 
-    fragments: int = fixed(8, "fragments that the model is cut into", subject="rounds")
-    sync_interval: int = fixed(24, "inner steps between two merges of one fragment")
-    rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more")
-    quorum: int = changeable(1, "islands that are enough to close a round; with fewer alive, those are enough")
-    overlap: int = changeable(2, "inner steps that may pass between sending a fragment and adopting its new version")
-    grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers")
-    round_timeout_s: float = changeable(30.0, "seconds after which a round closes with what it has")
-    max_staleness: int = changeable(
-        8, "versions that the oldest step of a contribution may be behind", subject="learning rule"
-    )
-    staleness_exponent: float = changeable(0.5, "how fast a stale contribution loses weight; 0: not at all")
-    presence_exponent: float = changeable(0.0, "how much the outer step shrinks where islands are missing; 0: not")
-
-    # Rate 1 without momentum was the best of twelve rules at 768 steps (docs/results.md, outer): momentum lost 1.5 % at
-    # 0.7/0.5, 22 % at 0.7/0.9.
-    outer_learning_rate: float = changeable(1.0, "learning rate of the outer optimizer")
-    outer_momentum: float = changeable(0.0, "Nesterov momentum of the outer optimizer; 0: plain SGD")
     max_tokens_per_step: int = changeable(
         1 << 24, "most tokens that an island may claim for one inner step", subject="admission"
     )
-    outlier_factor: float = changeable(
-        10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that"
-    )
     quarantine_s: float = changeable(30.0, "seconds in quarantine after repeated offences, at first; 0: never")
-    keep: float = fixed(
-        1.0, "share of local progress that survives an adoption; 0: overwrite, as in the paper", subject="learning rule"
-    )
-    codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
-    version_codec: Codec = changeable(Codec.F32, "number format of versions on the wire")
 
     heartbeat_interval_s: float = fixed(0.5, "seconds between two heartbeats of an island", subject="silence")
     suspect_after_s: float = changeable(2.0, "seconds of silence after which status calls an island suspect")
@@ -100,19 +77,9 @@ class AggregatorConfig:
 
     def __post_init__(self) -> None:
         check_finite(self)
+        Recipe.__post_init__(self)
         check_name("run_id", self.run_id)
-        at_least_one = (
-            "islands",
-            "fragments",
-            "sync_interval",
-            "rounds_in_flight",
-            "quorum",
-            "overlap",
-            "max_staleness",
-            "max_tokens_per_step",
-            "held_bytes",
-        )
-        for name in at_least_one:
+        for name in ("islands", "max_tokens_per_step", "held_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
         if not 1 <= self.shards <= MAX_SHARDS:
@@ -134,35 +101,9 @@ class AggregatorConfig:
             raise ConfigError(
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
             )
-        if self.fragments > self.sync_interval:
-            cure = (
-                f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
-            )
-            raise ConfigError("fragments", self.fragments, cure)
-        if self.outlier_factor and self.outlier_factor < 3:
-            cure = "must be at least 3: healthy contributions differ by half; 10 is usual, 0 for none"
-            raise ConfigError("outlier_factor", self.outlier_factor, cure)
-        for name in (
-            "quarantine_s",
-            "total_tokens",
-            "seed",
-            "staleness_exponent",
-            "presence_exponent",
-            "grace_factor",
-            "outer_momentum",
-            "share_takeover_s",
-        ):
+        for name in ("quarantine_s", "total_tokens", "seed", "share_takeover_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
-        if self.outer_momentum >= 1:
-            raise ConfigError("outer_momentum", self.outer_momentum, "must be below 1, or steps grow without bound")
-        if self.outer_learning_rate <= 0:
-            raise ConfigError("outer_learning_rate", self.outer_learning_rate, "must be above 0, 1 is usual")
-        if not 0 <= self.keep <= 1:
-            raise ConfigError("keep", self.keep, "must lie between 0 (overwrite) and 1 (keep every step)")
-        if self.version_codec.blockwise:
-            cure = "must be f32 or bf16: what rounding takes from a version nothing brings back; choose it as codec"
-            raise ConfigError("version_codec", str(self.version_codec), cure)
         if self.standby and not self.failover:
             raise ConfigError("standby", True, "needs failover: give --failover to every aggregator of the run")
         if self.new_lineage and self.failover:
@@ -172,8 +113,6 @@ class AggregatorConfig:
             raise ConfigError("lease_s", self.lease_s, "must be at least 0.2, or a busy processor costs the lease")
         if self.standby_lag_s <= 0:
             raise ConfigError("standby_lag_s", self.standby_lag_s, "must be above 0, 1 is usual")
-        if self.round_timeout_s <= 0:
-            raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
         _ = self.liveness, self.brokers  # these check what concerns them
 
     @property

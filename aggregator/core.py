@@ -58,7 +58,7 @@ from aggregator.state.founding import MAX_FOUNDINGS, Founding
 from aggregator.state.members import Member
 from aggregator.state.restoring import restore
 from aggregator.state.run import Run
-from aggregator.state.run_settings import changes
+from aggregator.state.run_settings import changes, completed
 from broker.wire.messages import (
     AskDonor,
     Attached,
@@ -113,6 +113,7 @@ class Aggregator:
         epoch: int = 1,
         founding: Founding | None = None,
     ) -> None:
+        config = completed(config, record)
         self.run = Run(config, now_s)
         self.run.epoch = epoch
         self._changes = changes(config, record)

@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.routing.deafness import Carried
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Envelope, Merged, Message, Payload, Reason, Refused
+from broker.wire.messages import Envelope, Merged, Message, Payload, Reason, Recipe, Refused
 from broker.wire.ranges import StepRange
 
 # --- in -------------------------------------------------------------------------------------------------------
@@ -225,9 +225,10 @@ class RenewBulk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifested:
-    """The fragments are fixed; the driver can now check payloads against them."""
+    """Fragments and recipe are settled; the driver can now check payloads and take outer steps."""
 
     manifest: FragmentManifest
+    recipe: Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

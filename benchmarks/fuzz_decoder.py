@@ -35,7 +35,7 @@ from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec
 from broker.wire.headers import seal
 from broker.wire.lengths import encoded_bytes
-from broker.wire.messages import MESSAGE_TYPES, Codec, Encoded, Envelope, Message, Reason
+from broker.wire.messages import MESSAGE_TYPES, Codec, Encoded, Envelope, Message, Reason, Recipe
 
 #: What decoding may allocate: this, and so many bytes for each byte of input.
 FREE_BYTES, BYTES_PER_BYTE = 6 << 20, 32
@@ -123,6 +123,8 @@ def _related(cls: type[Any], values: dict[str, Any], rng: random.Random) -> dict
     if cls is TensorSpec:
         values["shape"] = tuple(rng.randint(0, 9) for _ in range(rng.randrange(4)))
         values["unit_axes"] = rng.randint(0, len(values["shape"]))
+    if cls is Recipe:  # which checks its own relations
+        values = {"merge": values["merge"], "codec": values["codec"], "quorum": 1 + values["quorum"]}
     return values
 
 

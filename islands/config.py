@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.process.settings import check_finite, setting
+from broker.process.declaring import setting
+from broker.process.settings import check_finite
 from broker.wire.addresses import broker_addresses, check_exposure
 from broker.wire.errors import AtollError, ConfigError, RunEnded
 from broker.wire.fragments import FragmentManifest
@@ -100,6 +101,8 @@ def refusal(fail: Fail, config: IslandConfig, island_id: str) -> AtollError:
             return RunEnded(f"run {config.run_id} has ended: {fail.cure}")
         case Reason.MANIFEST | Reason.OVERSIZE:
             return ConfigError("params", "as given to join", fail.cure)
+        case Reason.RECIPE:
+            return ConfigError("recipe", "as given here", fail.cure)
         case Reason.IMPLAUSIBLE:
             cure = f"{fail.cure}: declare what a step really takes, or raise the aggregator's limit"
             return ConfigError("tokens_per_step", "as given to join", cure)

@@ -15,7 +15,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"settings and key are right for run {config.run_id} at {config.broker}")
         return 0
     logs.configure(config.island_id or "island")
-    options = settings.read_file(args.config).get("task", {}) if args.config is not None else {}
+    tables = settings.read_file(args.config) if args.config is not None else {}
     _keep_freed_memory()
     with Signals() as signals:
         try:
-            train(config, load_task(config.task, options), check=signals.check)
+            task = load_task(config.task, tables.get("task", {}))
+            train(config, task, recipe=tables.get("recipe", {}), check=signals.check)
         except Interrupted as err:
             log.info("island.ended", reason=str(err))
             return 128 + err.number
@@ -86,12 +87,19 @@ def _keep_freed_memory() -> None:
         libc.mallopt(mmap_threshold, 32 << 20)  # the most that glibc accepts
 
 
-def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambda: None) -> Params:
+def train(
+    config: IslandConfig,
+    task: Task,
+    *,
+    recipe: Mapping[str, Any] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Params:
     """Trains a task as one island of a run, from joining to the end; returns the run's final parameters.
 
     Args:
         config: Resolved settings.
         task: What to train.
+        recipe: What of the run's recipe this island insists on: the table ``[recipe]`` of its file.
         check: Called often; what it raises ends the training, and the island leaves.
 
     Raises:
@@ -113,6 +121,8 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
         insecure=config.insecure,
         island_id=config.island_id,
         tokens_per_step=task.tokens_per_step,
+        inner_optimizer=task.inner_optimizer,
+        recipe=recipe,
         state_dir=config.state_dir,
         checkpoint_interval_s=config.checkpoint_interval_s,
         donor_wait_s=config.donor_wait_s,

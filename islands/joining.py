@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.process import clocks, logs
+from broker.process.demands import demands_of
 from broker.process.values import expanded
 from broker.transport.keys import own_name
 from broker.wire.errors import ConfigError, Unavailable
@@ -47,6 +48,8 @@ def join(
     insecure: bool = False,
     island_id: str = "",
     tokens_per_step: int = 0,
+    inner_optimizer: str = "",
+    recipe: Mapping[str, Any] | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     checkpoint_interval_s: float = 60.0,
     donor_wait_s: float = 60.0,
@@ -76,6 +79,10 @@ def join(
             restart on this host.
         tokens_per_step: Tokens in one inner step. Where it is given, the run checks counters against it, and knows
             this island's pace in tokens.
+        inner_optimizer: Its name, such as ``adamw`` or ``muon``. What the run's recipe leaves open suits that of the
+            first island.
+        recipe: Settings of the run's recipe that this island insists on, as in the table ``[recipe]``: where the run
+            has another value, the island is refused. None: whatever the run has.
         state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`, and for what
             :meth:`Island.pause` keeps; None: neither.
         checkpoint_interval_s: Seconds between two of them.
@@ -115,6 +122,7 @@ def join(
         arguments.function("init", init, "must be a function: seed -> initial parameters")
     if config.state_dir is not None:
         checkpoint.prepare(config.state_dir)
+    demands = demands_of(arguments.mapping("recipe", recipe))
     specs = tensor_specs(params, kinds, unit_axes)
     for line in describe_kinds(specs).splitlines():
         log.info("island.kinds", kind=line)
@@ -131,6 +139,8 @@ def join(
         nonce=secrets.token_hex(8),
         tensors=tensors,
         tokens_per_step=tokens_per_step,
+        inner_optimizer=inner_optimizer,
+        demands=demands,
         brokers=len(config.brokers),
         broker_silent_s=config.broker_silent_s,
         paused=paused,

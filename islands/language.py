@@ -38,7 +38,6 @@ from islands.tasks.task import Params, Task
 
 _DTYPES: Final[dict[str, Any]] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 _EMBEDDINGS: Final = {"mean": "mean", "rows": "rda"}
-_MERGES: Final = ("rda", "mean")
 _OPTIMIZERS: Final = {"adamw": adamw, "muon": muon}
 
 
@@ -58,7 +57,6 @@ def task(
     vocabulary: int = 0,
     bpe: int = 0,
     dtype: str = "float32",
-    merge: str = "rda",
     embeddings: str = "mean",
     optimizer: str = "adamw",
     momentum: float | None = None,
@@ -85,11 +83,8 @@ def task(
             suits these models. The loss stays in nats per token, and a token is longer: ``Task.bytes_per_token``. All
             islands must name the same text, or their tokens mean different things.
         dtype: Of the parameters: ``float32`` or ``bfloat16``.
-        merge: How islands' changes of matrices are merged: ``rda``, as published by length and direction, or ``mean``,
-            which suits Muon with an outer step of 0.7 and momentum 0.5: ``up`` begins with all three where none of
-            them is given.
-        embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: by length and direction,
-            as if each row were a layer of its own.
+        embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: as matrices are, as if each
+            row were a layer of its own.
         optimizer: The inner one: ``adamw``, as published, or ``muon``: that for the matrices, AdamW for the rest.
         momentum: Of Muon: how slowly the mean of gradients forgets that a step follows, made orthogonal. When it is
             not given it is 0.95, as published; small models with small batches do better with 0.9.
@@ -103,8 +98,6 @@ def task(
         raise ConfigError("model", model, f"must be one of {', '.join(transformer.PRESETS)}")
     if dtype not in _DTYPES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(_DTYPES)}")
-    if merge not in _MERGES:
-        raise ConfigError("merge", merge, f"must be one of {', '.join(_MERGES)}")
     if embeddings not in _EMBEDDINGS:
         raise ConfigError("embeddings", embeddings, f"must be one of {', '.join(_EMBEDDINGS)}")
     if optimizer not in _OPTIMIZERS:
@@ -139,8 +132,9 @@ def task(
         corpus=corpus.digest,
         tokens_per_step=batch * context,
         optimizer=_OPTIMIZERS[optimizer](**constants),
+        inner_optimizer=optimizer,
         learning_rate=warm_up_cosine(learning_rate, warm_up_steps=warm_up_steps, ramp_steps=ramp_steps),
-        kinds={"^embed$": _EMBEDDINGS[embeddings]} | ({"": "mean"} if merge == "mean" else {}),
+        kinds={"^embed$": _EMBEDDINGS[embeddings]},
         unit_axes={"^embed$": 1 if embeddings == "rows" else 0},
         describe=f"{batch * context} tokens per step, vocabulary {corpus.vocabulary}{size}",
     )

@@ -157,7 +157,7 @@ class Desk:
     # --- what islands say -------------------------------------------------------------------------------------
 
     def join(
-        self, island_id: str, *, nonce: str = "", hint: str = "", model: Any = None, resumes: str = ""
+        self, island_id: str, *, nonce: str = "", hint: str = "", model: Any = None, resumes: str = "", **asks: Any
     ) -> list[agg.Action]:
         """Joins as ``island_id``, as a new process unless ``nonce`` is one that joined before."""
         life = self.incarnations.get(island_id, 0) + 1
@@ -169,6 +169,7 @@ class Desk:
             tensors=model or tensors(self.config.fragments),
             tokens_per_step=TOKENS_PER_STEP,
             resumes=resumes,
+            **asks,
         )
         said = self.say(m.joining(nonce), join, incarnation=0)
         for welcome in sent(said, m.Welcome):

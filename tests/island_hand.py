@@ -9,9 +9,7 @@ from islands.protocol.events import Boundary, Capture, Captured, Prepare, Prepar
 from tests.aggregator_hand import TOKENS_PER_STEP, of, tensors
 
 SETTINGS = m.RunSettings(
-    sync_interval_steps=4,
-    keep=1.0,
-    codec=m.Codec.F32,
+    recipe=m.Recipe(fragments=1, sync_interval=4, keep=1.0, codec=m.Codec.F32),
     heartbeat_interval_s=0.5,
     total_tokens=0,
     tokens_per_fleet_step=TOKENS_PER_STEP,
@@ -36,7 +34,7 @@ class Hand:
         )
         self.now_s, self.sequence, self.step, self.epoch = 0.0, 0, 0, 1
         self.num = fragments
-        self.settings = m.RunSettings(**{f: getattr(SETTINGS, f) for f in SETTINGS.__slots__} | {"keep": keep})
+        self.settings = replace(SETTINGS, recipe=replace(SETTINGS.recipe, keep=keep))
         self.log = self.core.start(0.0)
         if joined:
             self.welcome()

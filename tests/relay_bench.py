@@ -31,9 +31,7 @@ def join(nonce="n"):
 
 def welcome(island_id, incarnation, nonce="n"):
     settings_ = m.RunSettings(
-        sync_interval_steps=4,
-        keep=1.0,
-        codec=m.Codec.F32,
+        recipe=m.Recipe(fragments=1, sync_interval=4, keep=1.0, codec=m.Codec.F32),
         heartbeat_interval_s=0.5,
         total_tokens=0,
         tokens_per_fleet_step=10,

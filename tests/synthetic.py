@@ -72,6 +72,7 @@ def chapter(records, *claims):
         question="Does it lose anything?",
         notes="",
         seeds=3,
+        first_seed=0,
         budget_minutes=1.0,
         base={},
         grids=tuple({name: (value,) for name, value in cell.items()} for cell in cells),

@@ -135,7 +135,6 @@ class Leader:
         self._standby_routes: dict[str, int] = {}  # by which broker each standby was heard last
         self._wire = BrokerLinks(context, config, self._heard)
         self._workers = Workers(
-            config,
             store,
             {p: state for p, (_, state) in loaded.fragments.items()},
             deliver=self._made,
@@ -158,7 +157,7 @@ class Leader:
             async with self._wire, self._group:
                 for work in self._wire.work():
                     self._spawn(work)
-                self._spawn(self._workers.warm_up())
+                self._spawn(self._workers.warm_up(self._config))
                 for work in self._telemetry.work():
                     self._spawn(work)
                 self._spawn(self._stop_when(stop))
@@ -251,9 +250,9 @@ class Leader:
                 case SaveRun():
                     self._record = action
                     self._workers.save_run(action)
-                case Manifested(manifest=manifest):
+                case Manifested(manifest=manifest, recipe=recipe):
                     self._wire.expect(manifest)
-                    self._workers.manifest = manifest
+                    self._workers.begin(manifest, recipe)
                 case Note():
                     self._telemetry.note(action, now_s)
                 case NewLineage():

@@ -16,7 +16,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from aggregator.config import AggregatorConfig
 from aggregator.events import (
     Commit,
     Computed,
@@ -33,11 +32,13 @@ from aggregator.events import (
 from aggregator.merge import versions
 from aggregator.merge.outer_step import CHUNK, SMALL, FragmentState, OuterStep, make_outer_step, seeded
 from aggregator.merge.versions import Made
+from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Store
 from broker.process import logs
 from broker.wire.errors import Unavailable
 from broker.wire.fragments import FragmentManifest, TensorSpec
+from broker.wire.messages import Recipe
 
 log = logs.get(__name__)
 
@@ -48,9 +49,9 @@ Deliver = Callable[[Event], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def warmed_up(config: AggregatorConfig) -> OuterStep:
+def warmed_up(recipe: Recipe) -> OuterStep:
     """Returns the outer step, compiled, which takes seconds the first time in a process: a standby does it early."""
-    step = make_outer_step(config.outer_learning_rate, config.outer_momentum)
+    step = make_outer_step(*settle(recipe).outer_rule)
     for size in (CHUNK, SMALL):  # chunks have two shapes: this compiles them
         step(seeded(np.zeros(size, np.float32)), np.zeros(size, np.float32))
     return step
@@ -63,7 +64,6 @@ class Workers:
     come before the old one is done. So an order reports back only while it is the newest one of its fragment.
 
     Args:
-        config: For the outer step.
         store: Loaded; closed by whoever opened it, after :meth:`close`.
         durable: Fragment -> its newest durable state.
         deliver: Takes the completions.
@@ -73,7 +73,6 @@ class Workers:
 
     def __init__(
         self,
-        config: AggregatorConfig,
         store: Store,
         durable: Mapping[int, FragmentState],
         *,
@@ -82,7 +81,7 @@ class Workers:
         recorder: Recorder | None,
     ) -> None:
         self.durable = dict(durable)
-        self.manifest: FragmentManifest | None = None  #: set before the first order
+        self.manifest: FragmentManifest | None = None
         self._store = store
         self._deliver = deliver
         self._spawn = spawn
@@ -93,16 +92,20 @@ class Workers:
         self._saving = False
         self._compute = ThreadPoolExecutor(1, "compute")
         self._disk = ThreadPoolExecutor(1, "disk")
-        self._config = config
         self._outer_step: OuterStep | None = None
 
-    async def warm_up(self) -> None:
-        """Compiles the outer step: the first round would take seconds otherwise. To be begun before any order."""
-        await _in(self._compute, self._warm_up_now)
+    def begin(self, manifest: FragmentManifest, recipe: Recipe) -> None:
+        """Takes what has been settled, before any order."""
+        self.manifest = manifest
+        self._spawn(self.warm_up(recipe))
 
-    def _warm_up_now(self) -> None:
+    async def warm_up(self, recipe: Recipe) -> None:
+        """Compiles the outer step, as far as it is settled: the first round would take seconds otherwise."""
+        await _in(self._compute, self._warm_up_now, recipe)
+
+    def _warm_up_now(self, recipe: Recipe) -> None:
         """In the computing thread, so that merges queue behind it."""
-        self._outer_step = warmed_up(self._config)
+        self._outer_step = warmed_up(recipe)
 
     def close(self) -> None:
         """Waits for what the threads are at; what is queued behind it is dropped, as by a crash."""

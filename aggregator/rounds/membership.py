@@ -7,10 +7,13 @@ import math
 from aggregator.events import Received, Send
 from aggregator.ledger.data_shares import Presence
 from aggregator.rounds.notices import Notices
+from aggregator.rules.recipes import settle
 from aggregator.state.members import Member
 from aggregator.state.model_limits import misfit
 from aggregator.state.run import Run
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.process.demands import contradicted
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by, partition
 from broker.wire.messages import (
     FASTEST_STEP_S,
     SLOWEST_STEP_S,
@@ -26,6 +29,9 @@ from broker.wire.messages import (
     RunSettings,
     Welcome,
     joining,
+    recipe_digest,
+    recipe_of,
+    recipe_table,
 )
 
 #: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
@@ -187,22 +193,38 @@ class Membership:
             return Reason.QUEUE_FULL, f"{detail}; silent, it was this one's former life: ask again"
         if len(run.members) >= MOST_MEMBERS and run.members.get(island_id) is None:
             return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
-        if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):
+        founds = run.manifest is None or (self._unused() and bool(self._differs(join)))
+        recipe = recipe_of(run.config)
+        try:
+            recipe = settle(recipe, join.inner_optimizer, join.demands) if founds else recipe
+            contradiction = contradicted(recipe, join.demands)
+        except ConfigError as err:
+            return Reason.RECIPE, str(err)
+        if contradiction:
+            return Reason.RECIPE, contradiction
+        if founds:
             try:
-                manifest = partition(join.tensors, run.config.fragments)
+                manifest = partition(merged_by(join.tensors, str(recipe.merge)), recipe.fragments)
             except ValueError as err:
                 return Reason.MANIFEST, str(err)
             problem = misfit(manifest, run.config)
             if problem is not None:
                 return Reason.OVERSIZE, f"the aggregator's {problem}"
-            run.adopt_manifest(manifest)
+            run.adopt_manifest(manifest, recipe)
+            table = recipe_table(recipe)
+            run.note("recipe.settled", digest=recipe_digest(table), inner_optimizer=join.inner_optimizer, **table)
             for member in run.members:  # they had joined with other tensors
                 member.supersede()
                 run.ledger.begin(member.island_id, member.incarnation, 0, 0)
                 run.ledger.end(member.island_id)
-        assert run.manifest is not None
-        difference = first_difference(run.manifest, join.tensors)
+        difference = self._differs(join)
         return (Reason.MANIFEST, difference) if difference else None
+
+    def _differs(self, join: Join) -> str:
+        """Says how an island's tensors differ from the run's, under its merge rule; empty if they agree."""
+        manifest = self._run.manifest
+        assert manifest is not None
+        return first_difference(manifest, merged_by(join.tensors, str(self._run.config.merge)))
 
     def _unused(self) -> bool:
         """Whether the fragments may still be others: nothing of version 0 is here, nor anybody who could supply it.
@@ -218,9 +240,7 @@ class Membership:
         assert run.manifest is not None
         life = run.ledger.life(member.island_id, member.incarnation)
         settings = RunSettings(
-            sync_interval_steps=c.sync_interval,
-            keep=c.keep,
-            codec=c.codec,
+            recipe=recipe_of(c),
             heartbeat_interval_s=c.heartbeat_interval_s,
             total_tokens=c.total_tokens,
             tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),

@@ -199,8 +199,8 @@ class Adopter:
     def _seed(self, roster: Roster) -> bool:
         """Takes over who seeds; False while that has to wait."""
         run = self._run
-        if run.manifest is None and roster.fragments:
-            run.adopt_manifest(FragmentManifest(roster.fragments))
+        if run.manifest is None and roster.recipe is not None:
+            run.adopt_manifest(FragmentManifest(roster.fragments), roster.recipe)
         # Once it has begun, the attempt is the one that was whole here: that was asked before.
         another = roster.phase is Phase.SEEDING and roster.seeding_id != run.seeding_id
         if run.phase is Phase.SEEDING and another and not run.began:

@@ -10,10 +10,11 @@ from typing import Any
 
 from aggregator.events import Commit
 from aggregator.rules.outliers import FragmentNorms
+from aggregator.rules.recipes import settle
 from aggregator.state.founding import foundings_of
 from aggregator.state.records import manifest_from_rows
 from aggregator.state.run import Run
-from broker.wire.messages import Phase
+from broker.wire.messages import Phase, recipe_of
 
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
 ROUND_IDS_PER_LIFE = 1_000_000
@@ -39,7 +40,7 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
     run.seeding_id = record.get("seeding", [0])[0]
     if record["manifest"] is None:
         return
-    run.adopt_manifest(manifest_from_rows(record["manifest"]))
+    run.adopt_manifest(manifest_from_rows(record["manifest"]), recipe_of(settle(run.config, "")))
     run.planted = bool(commits)
     run.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
     alone = run.config.shards == 1  # else shard 0 has written down when it was whole

@@ -30,7 +30,7 @@ from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
 from aggregator.state.trouble import Troubles
 from broker.wire.fragments import FragmentManifest, shard_of
-from broker.wire.messages import FASTEST_STEP_S, Contribution, Phase, Reason, Roster
+from broker.wire.messages import FASTEST_STEP_S, RECIPE, Contribution, Phase, Reason, Recipe, Roster, recipe_of
 from broker.wire.schema import MAX_DATA_RANGES
 
 #: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
@@ -143,6 +143,7 @@ class Run:
             seeder=island_id,
             seeder_incarnation=incarnation,
             fragments=() if self.manifest is None else self.manifest.fragments,
+            recipe=None if self.manifest is None else recipe_of(self.config),
             members=self.members.enrolled(),
             tenures=self.shares.tenures(),
         )
@@ -321,10 +322,11 @@ class Run:
 
     # --- beginning --------------------------------------------------------------------------------------------
 
-    def adopt_manifest(self, manifest: FragmentManifest) -> None:
-        """Fixes the fragments of the run; what was fixed before must not have been used."""
+    def adopt_manifest(self, manifest: FragmentManifest, recipe: Recipe) -> None:
+        """Fixes fragments and recipe of the run; what was fixed before must not have been used."""
         self.manifest = manifest
+        self.config = replace(self.config, **{name: getattr(recipe, name) for name in RECIPE})
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
         self.pacer = Pacer(manifest.moving, self.config.sync_interval, self.clock, frozenset(self.moving))
-        self.emit(Manifested(manifest=manifest))
+        self.emit(Manifested(manifest=manifest, recipe=recipe))

@@ -14,14 +14,18 @@ holds stands in its record by itself, and is checked by :mod:`aggregator.store.l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker.process.settings import Scope, Setting, build, settings_of
+from aggregator.state.records import manifest_from_rows
+from broker.process.declaring import Scope
+from broker.process.settings import Setting, build, settings_of
 from broker.process.values import typed
 from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind
+from broker.wire.messages import RECIPE, MergeRule
 
 #: Their key in the run record.
 SETTINGS = "settings"
@@ -68,6 +72,12 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
     return build(AggregatorConfig, {**known, **given})
 
 
+def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> AggregatorConfig:
+    """Returns settings whose recipe is as open as the run's: what is not given is as it has been settled."""
+    known = _known(record)
+    return replace(config, **{name: known[name] for name in RECIPE if getattr(config, name) is None and name in known})
+
+
 def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> tuple[Change, ...]:
     """Returns in what the settings of a life differ from those of the run that it goes on with."""
     return tuple(
@@ -81,7 +91,11 @@ def _known(record: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the run's settings, typed; none before it has a model, when all of it may still be others."""
     if record is None or record.get("manifest") is None:
         return {}
-    stored = record.get(SETTINGS, {})
+    stored = dict(record.get(SETTINGS, {}))
+    if "outer_momentum" in stored:  # of a release whose recipe had no merge rule: the manifest has it
+        manifest = manifest_from_rows(record["manifest"])
+        rda = any(tensor.kind is Kind.RDA for tensor in manifest.tensors().values())
+        stored.setdefault("merge", MergeRule.RDA if rda else MergeRule.MEAN)
     return {name: typed(name, stored[name], each.type) for name, each in _OF_RUN.items() if name in stored}
 
 

@@ -45,7 +45,7 @@ from aggregator.events import (
 from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.records import commit_from_map, commit_to_map
 from broker.process import logs
-from broker.process.settings import from_sources
+from broker.process.settings import from_sources, to_table
 from broker.routing.deafness import Carried
 from broker.wire.errors import ConfigError
 from broker.wire.messages import KINDS, Codec, Encoded, Envelope, Reason, kind_of
@@ -86,7 +86,7 @@ def start_line(
     founding: Founding | None = None,
 ) -> dict[str, Any]:
     """Returns the first line of a life: all that its core is made from."""
-    given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    given = to_table(config)
     given.pop("redis_url", None)  # no decision depends on it, and a tape is shown to others: it may hold a password
     return {
         "tape": FORMAT,

@@ -1,13 +1,14 @@
 """Settings as frozen dataclasses: one definition gives the TOML table, the flags and the help.
 
-A process declares one frozen dataclass with :func:`setting` fields. :mod:`broker.process.flags` turns it into
-command-line flags, :func:`load` fills it from (highest first) flags, the environment (addresses and secrets only, see
-``ENVIRONMENT``), its own table of ``config.toml``, the table ``[run]`` and the defaults. Whatever is wrong (an unknown
-table or key, a value of the wrong type, a relation between two settings) is a :class:`ConfigError` that names the
-setting, the value and the cure.
+A process declares one frozen dataclass, with fields of :mod:`broker.process.declaring`. :mod:`broker.process.flags`
+turns it into command-line flags, :func:`load` fills it from (highest first) flags, the environment (addresses and
+secrets only, see ``ENVIRONMENT``), its own table of ``config.toml``, the table ``[run]`` and the defaults. Whatever is
+wrong (an unknown table or key, a value of the wrong type, a relation between two settings) is a :class:`ConfigError`
+that names the setting, the value and the cure.
 
 A field may itself be such a dataclass (``liveness: LivenessConfig``): its settings then stand in the same table and
-among the same flags as the others, under their own names.
+among the same flags as the others, under their own names. Where the class inherits another one, the settings of that
+may also stand in a table of its name: ``[recipe]``.
 """
 
 from __future__ import annotations
@@ -19,21 +20,20 @@ import math
 import os
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from broker.process import toml
+from broker.process.declaring import Scope
 from broker.process.values import describe, expanded, from_flag, typed, without_none
 from broker.wire.errors import ConfigError
 
 T = TypeVar("T")
 Table = Mapping[str, Any]
 
-#: Tables that ``config.toml`` may hold. A process reads [run] and its own.
-TABLES = ("run", "broker", "aggregator", "island", "task", "up")
+#: Tables that ``config.toml`` may hold. A process reads [run], its own, and those of the settings that it inherits.
+TABLES = ("run", "recipe", "broker", "aggregator", "island", "task", "up")
 
 #: Keys of [run]: what several processes must agree on. Each process takes those that it has.
 RUN_KEYS = (
@@ -48,43 +48,6 @@ RUN_KEYS = (
 
 #: Settings that the environment may supply: addresses and secrets, nothing else.
 ENVIRONMENT = {"redis_url": "REDIS_URL", "broker": "ATOLL_BROKER", "key": "ATOLL_KEY"}
-
-
-class Scope(StrEnum):
-    """The scope of a setting's value: the whole run, or one process of it."""
-
-    FIXED = "for the whole run: a restart with another value is refused"
-    CHANGEABLE = "until a restart gives another: the change is logged"
-    PROCESS = "for one process: addresses, keys, paths and what is kept for study"
-
-
-def setting(
-    default: T,
-    help: str,
-    *,
-    flag: str | None = None,
-    scope: Scope | None = None,
-    secret: bool = False,
-    subject: str | None = None,
-) -> T:
-    """Declares one dataclass field.
-
-    Args:
-        default: Its default.
-        help: Its help, in one line.
-        flag: Its flag, where that differs from the name.
-        scope: How long its value holds; only the settings of processes that go on with a run have one.
-        secret: It may hold a password: no representation of the object shows it.
-        subject: Heading in the help for this setting and those after it, up to the next one that names a subject.
-    """
-    metadata: dict[str, Any] = {"help": help, "flag": flag, "scope": scope, "subject": subject}
-    return field(default=default, metadata=metadata, repr=not secret)
-
-
-#: The same with a scope, for the settings of a process that goes on with a run.
-fixed = partial(setting, scope=Scope.FIXED)
-changeable = partial(setting, scope=Scope.CHANGEABLE)
-process = partial(setting, scope=Scope.PROCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +142,28 @@ def given(
     tables = read_file(path) if path is not None else {}
     known = {each.name for each in settings_of(cls)}
     merged = {key: value for key, value in tables.get("run", {}).items() if key in known}
-    merged.update(tables.get(table, {}))
+    merged |= own_table(cls, tables, table)
     variables = os.environ if environment is None else environment
     merged.update({name: variables[key] for name, key in ENVIRONMENT.items() if name in known and variables.get(key)})
     return _values(cls, merged, args, where=table)
+
+
+def own_table(cls: type[Any], tables: Mapping[str, Table], table: str) -> dict[str, Any]:
+    """Returns a process's own table, with those of the settings classes that its own inherits: ``[recipe]``.
+
+    Raises:
+        ConfigError: Such a table has an unknown key, or a value that the own table has otherwise.
+    """
+    own = dict(tables.get(table, {}))
+    for base in cls.__mro__[1:]:
+        name = base.__name__.lower()
+        inherited = tables.get(name, {}) if dataclasses.is_dataclass(base) else {}
+        if inherited:
+            refuse_unknown(inherited, {each.name for each in settings_of(base)}, where=name)
+        for key, value in inherited.items():
+            if own.setdefault(key, value) != value:
+                raise ConfigError(key, own[key], f"stands in [{table}], and {value} in [{name}]: give it once")
+    return own
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:

@@ -11,11 +11,12 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from broker.process import logs
 from broker.registry.registry import Registry
+from broker.routing.events import RelayConfig, RelayCounters
 from broker.routing.liveness import LivenessConfig
-from broker.routing.relay import Relay
 from broker.wire.errors import Unavailable
 from broker.wire.messages import Envelope, Heartbeat, Leave, Welcome
 from broker.wire.records import BrokerRecord, MemberRecord
@@ -117,13 +118,29 @@ def _replaces(record: MemberRecord, known: _Noted, envelope: Envelope) -> bool:
     return envelope.sequence > known.sequence
 
 
+class Relaying(Protocol):
+    """The relay, as far as it is reported."""
+
+    config: RelayConfig
+    counters: RelayCounters
+
+    @property
+    def num_peers(self) -> int: ...
+
+    @property
+    def queued_bytes(self) -> int: ...
+
+    @property
+    def held_bytes(self) -> int: ...
+
+
 class Reporter:
     """Writes membership and the relay's counters to Redis until it is cancelled."""
 
     def __init__(
         self,
         registry: Registry,
-        relay: Relay,
+        relay: Relaying,
         *,
         name: str,
         liveness: LivenessConfig,

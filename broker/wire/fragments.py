@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -22,7 +22,7 @@ import msgpack
 class Kind(StrEnum):
     """The way in which a tensor is merged, or that it is not (design: weigh)."""
 
-    RDA = "rda"  # radial-directional averaging, unit by unit
+    RDA = "rda"  # radial-directional averaging, unit by unit; the mean where the run's recipe says so
     MEAN = "mean"  # plain weighted mean: embeddings, heads, routers, small or one-dimensional tensors
     FROZEN = "frozen"  # the same everywhere, from version 0 on; never merged
     LOCAL = "local"  # each island's own: never leaves it, in no fragment
@@ -81,6 +81,11 @@ class FragmentManifest:
     def tensors(self) -> dict[str, TensorSpec]:
         """Every tensor by name."""
         return {t.name: t for fragment in self.fragments for t in fragment}
+
+
+def merged_by(tensors: tuple[TensorSpec, ...], rule: str) -> tuple[TensorSpec, ...]:
+    """Returns tensors as a recipe's merge rule has them: with ``mean`` none is merged by length and direction."""
+    return tuple(replace(t, kind=Kind(rule)) if t.kind is Kind.RDA else t for t in tensors)
 
 
 def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentManifest:

@@ -70,6 +70,7 @@ class RunTotals:
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
         troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
         books: The same tokens exactly, in parts of a token: what those of several shards are added up by.
+        recipe: Setting -> value of what decides learning; what is open until the first island joins is not in it.
     """
 
     phase: str
@@ -87,6 +88,7 @@ class RunTotals:
     quarantined: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     troubles: tuple[str, ...] = ()
     books: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

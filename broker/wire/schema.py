@@ -20,6 +20,7 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages.rounds import Outstanding, Resolution
 from broker.wire.messages.values import AGGREGATOR, BROKER, DataRange, Reason, Share
@@ -123,7 +124,10 @@ class Record:
         except Unfit as unfit:
             unfit.path.append(name)
             raise
-        return self._related(self.cls(**given))
+        try:
+            return self._related(self.cls(**given))
+        except ConfigError as err:  # a part that checks its own relations, as settings do
+            raise Unfit(err.value, err.cure, at=err.field) from err
 
     def write(self, value: Any) -> dict[str, Any]:
         """Returns the map that :meth:`read` turns into ``value``, without the payload.

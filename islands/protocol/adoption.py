@@ -113,7 +113,7 @@ class Adoption:
         # exactly.
         settled = training.stopped and (fragment.handed == training.at or self._fleet.ended)
         first = fragment.version < 0
-        keep = 0.0 if fragment.overwrite or settled or first else training.settings.keep
+        keep = 0.0 if fragment.overwrite or settled or first else training.settings.recipe.keep
         fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
         fragment.overwrite = False
         fragment.doing.take("prepare")

@@ -18,6 +18,7 @@ from broker.routing.deafness import Carried, Hearing
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import (
     Channel,
+    Demand,
     Donor,
     FetchState,
     FleetState,
@@ -74,6 +75,8 @@ class Island:
         nonce: Random, different in each life.
         tensors: Every tensor that is not local.
         tokens_per_step: Tokens in one inner step.
+        inner_optimizer: Its name, if it is known.
+        demands: What of the run's recipe this island insists on.
         brokers: How many there are to choose from.
         broker_silent_s: Silence after which the next one is tried.
         paused: What an earlier process of this island has left to go on with.
@@ -90,6 +93,8 @@ class Island:
         nonce: str,
         tensors: tuple[TensorSpec, ...],
         tokens_per_step: int,
+        inner_optimizer: str = "",
+        demands: tuple[Demand, ...] = (),
         brokers: int = 1,
         broker_silent_s: float = 2.0,
         paused: Paused | None = None,
@@ -102,6 +107,8 @@ class Island:
             tensors=tensors,
             tokens_per_step=tokens_per_step,
             resumes="" if paused is None else paused.nonce,
+            inner_optimizer=inner_optimizer,
+            demands=demands,
         )
         self._paused = paused
         self._training = Training()

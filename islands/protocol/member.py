@@ -88,7 +88,7 @@ class Member:
                 elif now_s >= self._fenced_since_s + FENCED_FOR_S:
                     cure = "give every island an id of its own, or let the other process end first"
                     actions.append(Fail(reason=f"another process has joined as {self.island_id!r}", cure=cure))
-            case Reason.MANIFEST | Reason.PROTOCOL_VERSION | Reason.WRONG_RUN:
+            case Reason.MANIFEST | Reason.RECIPE | Reason.PROTOCOL_VERSION | Reason.WRONG_RUN:
                 actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
             case Reason.RUN_ENDED if refused.kind == "join":
                 actions.append(

@@ -22,10 +22,6 @@ def misfit(message: Message, tensors: Sequence[TensorSpec], manifest: FragmentMa
     """
     match message:
         case Welcome(settings=settings):
-            if not 0 <= settings.keep <= 1:
-                return f"settings.keep is {settings.keep}, must lie between 0 and 1"
-            if settings.sync_interval_steps < 1:
-                return f"settings.sync_interval_steps is {settings.sync_interval_steps}, must be at least 1"
             if not settings.heartbeat_interval_s > 0:
                 return f"settings.heartbeat_interval_s is {settings.heartbeat_interval_s}, must be above 0"
             # Of whatever dtype: each island has its own.

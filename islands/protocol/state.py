@@ -82,4 +82,4 @@ class Training:
         if self.settings is None or self.optimizer is StateSource.PENDING or self.stopped:
             return False
         since = self._optimizer_from
-        return since is None or self.at.step - since >= self.settings.sync_interval_steps
+        return since is None or self.at.step - since >= self.settings.recipe.sync_interval

@@ -390,7 +390,7 @@ class Session:
         exchange.doing, exchange.refused = "waiting for version 0", None
         exchange.news.set()
         self._snapshots.joined(self._clock())
-        self._spawn(self._warm_up(core.settings.keep))
+        self._spawn(self._warm_up(core.settings.recipe.keep))
         log.info(
             "island.joined",
             island=joined.island_id,
@@ -412,7 +412,7 @@ class Session:
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...]) -> None:
         assert self._core.settings is not None
-        payload = await self._array_work.capture(fragment_id, copies, self._core.settings.codec)
+        payload = await self._array_work.capture(fragment_id, copies, self._core.settings.recipe.codec)
         self._handle(events.Captured(fragment_id=fragment_id, payload=payload))
 
     async def _judge(self, returned: Returned) -> None:

@@ -162,6 +162,7 @@ def jax_task(
     kinds: Mapping[str, str] | None = None,
     unit_axes: Mapping[str, int] | None = None,
     describe: str = "",
+    inner_optimizer: str = "",
 ) -> Task:
     """Returns the task that minimises a JAX loss function.
 
@@ -183,6 +184,7 @@ def jax_task(
         kinds: See :class:`islands.tasks.task.Task`.
         unit_axes: See :class:`islands.tasks.task.Task`.
         describe: The number of parameters is put before it.
+        inner_optimizer: Its name (:class:`islands.tasks.task.Task`); that of the default optimizer is known.
 
     Raises:
         ConfigError: If neither an optimizer nor a rate is given, or a parameter is not a floating-point array. In the
@@ -236,6 +238,7 @@ def jax_task(
         fresh_optimizer=jax.jit(fresh_optimizer),
         kinds=kinds or {},
         unit_axes=unit_axes or {},
+        inner_optimizer=inner_optimizer or ("adamw" if optimizer is None else ""),
         describe=f"{num_parameters:,} parameters" + (f", {describe}" if describe else ""),
     )
 

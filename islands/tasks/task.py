@@ -82,6 +82,7 @@ class Task:
         corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
         metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
+        inner_optimizer: Its name, ``adamw`` or ``muon``, by which a run chooses what its recipe leaves open.
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -97,6 +98,7 @@ class Task:
     bytes_per_token: float = 0.0
     corpus: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
+    inner_optimizer: str = ""
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.

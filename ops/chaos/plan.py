@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from broker.process import toml
-from broker.process.settings import nearest, setting
+from broker.process.declaring import setting
+from broker.process.settings import nearest
 from broker.wire.errors import ConfigError
 from ops.faults import MISBEHAVIORS, Fault, FaultKind, Role, role_of
 

@@ -83,8 +83,12 @@ class Rederivation:
                 self._durable[p] = durable._replace(version=fragment.version)  # a new lineage: the same, renumbered
             else:
                 del self._durable[p]  # versions in between are not on the tape
-        rule = core.run.config.outer_learning_rate, core.run.config.outer_momentum
-        if rule != self._rule:
+        self._settle(core)
+
+    def _settle(self, core: Aggregator) -> None:
+        """Takes the outer step of a life, which is settled when its first island joins."""
+        rule = core.run.config.outer_rule if core.run.config.settled else None
+        if rule is not None and rule != self._rule:
             self._rule, self._outer_step = rule, make_outer_step(*rule)
 
     def planted(self, fragment_id: int) -> None:
@@ -100,6 +104,7 @@ class Rederivation:
     def merged(self, core: Aggregator, action: Merge, digest: str) -> str:
         """Derives one version; returns what contradicts the tape or the recording, or an empty text."""
         p = action.fragment_id
+        self._settle(core)
         self._pending.pop(p, None)
         self._used.add(action.round_id)
         if not self._path(action.round_id).exists():

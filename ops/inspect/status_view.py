@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from broker.routing.liveness import Liveness
+from broker.wire.messages import recipe_line
 from broker.wire.records import LEADER_WITHIN_S
 from ops.inspect.run_status import Status
 from ops.terminal import Column, Fitted
@@ -37,6 +38,8 @@ def to_json(status: Status) -> dict[str, Any]:
 def render(status: Status) -> RenderableType:
     """Returns tables of islands and fragments between a headline and what deserves attention."""
     parts: list[RenderableType] = [Text(headline(status), style="bold")]
+    if status.totals.get("recipe"):
+        parts += [Text(f"recipe: {recipe_line(status.totals['recipe'])}")]
     if status.islands:
         parts += [Text(), island_table(status)]
     if status.fragments:

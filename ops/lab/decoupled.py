@@ -13,7 +13,7 @@ from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Params, Task
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings
-from ops.lab.training import Durable, Judge, Rule, Training, kinds_of, values_of
+from ops.lab.training import Durable, Judge, Rule, Training, values_of
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
@@ -39,7 +39,6 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     total_tokens = cell.steps * fleet_tokens
     like, _ = task.init(seed)
     rule = Rule(
-        kinds=kinds_of(task, like, cell.merge),
         codec=cell.codec,
         feedback=cell.error_feedback,
         seed=seed,

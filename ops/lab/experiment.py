@@ -3,6 +3,7 @@
 question = "..."                     what the runs are to answer
 notes = "..."                        where we differ from what was published, and why
 seeds = 3                            runs of every cell, paired by seed
+first_seed = 100                     the first of them (default 0): seeds that have chosen nothing
 budget_minutes = 60                  processor time after which no further run is started
 
 [run]                                settings of every cell (ops.lab.settings)
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker.process import toml
-from broker.process.settings import from_sources, refuse_unknown, setting
+from broker.process.declaring import setting
+from broker.process.settings import from_sources, refuse_unknown
 from broker.wire.errors import ConfigError
 from ops.lab.settings import CellSettings, cell_settings
 
@@ -176,6 +178,7 @@ class _Head:
     question: str = setting("", "what the runs are to answer")
     notes: str = setting("", "where we differ from what was published, and why")
     seeds: int = setting(3, "runs of every cell")
+    first_seed: int = setting(0, "the first seed; the others follow it")
     budget_minutes: float = setting(60.0, "processor time after which no further run is started")
 
 
@@ -189,6 +192,7 @@ class Experiment:
         question: What the runs are to answer.
         notes: Where we differ from what was published, and why.
         seeds: Runs of every cell.
+        first_seed: Of the first of them; the others follow.
         budget_minutes: Processor time after which no further run is started.
         base: Settings of every cell.
         grids: Axis -> values, for each grid.
@@ -201,6 +205,7 @@ class Experiment:
     question: str
     notes: str
     seeds: int
+    first_seed: int
     budget_minutes: float
     base: dict[str, Any]
     grids: tuple[Mapping[str, tuple[Any, ...]], ...]
@@ -283,6 +288,8 @@ def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
         raise ConfigError("question", head.question, "must say what the runs are to answer")
     if head.seeds < 1:
         raise ConfigError("seeds", head.seeds, "must be at least 1")
+    if head.first_seed < 0:
+        raise ConfigError("first_seed", head.first_seed, "must not be negative")
     if not head.budget_minutes > 0:
         raise ConfigError("budget_minutes", head.budget_minutes, "must be above 0")
     claims = table.get("compare", [])
@@ -298,6 +305,7 @@ def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
         question=" ".join(head.question.split()),
         notes=" ".join(head.notes.split()),
         seeds=head.seeds,
+        first_seed=head.first_seed,
         budget_minutes=head.budget_minutes,
         base=_dotted(_table("run", table.get("run", {}))),
         grids=tuple(_grid(grid, variants) for grid in grids),

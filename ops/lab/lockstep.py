@@ -29,7 +29,7 @@ from aggregator.events import Part
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.outer_step import Vector, make_outer_step, seeded
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by, partition
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor, payload_bytes
 from islands.arrays.partition import tensor_specs
@@ -37,7 +37,7 @@ from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings, Mode
-from ops.lab.training import Judge, kinds_of, values_of
+from ops.lab.training import Judge, values_of
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
     sources = [_data(task, cell, i, seed) for i in range(cell.islands)]
     everybody = Learner(*task.init(seed), (_joined(list(batches)) for batches in zip(*sources, strict=True)))
     initial, _ = task.init(seed)
-    tensors = tensor_specs(initial, kinds_of(task, initial, cell.merge), task.unit_axes)
+    tensors = merged_by(tensor_specs(initial, task.kinds, task.unit_axes), cell.merge)
     pace = _Pace(cell, seed)
     curve: list[Point] = []
     num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(everybody.params).values())  # gradients in bfloat16
@@ -131,8 +131,8 @@ def _joined(batches: list[Batch]) -> Batch:
 def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     learners = [Learner(*task.init(seed), _data(task, cell, i, seed)) for i in range(cell.islands)]
     initial, _ = task.init(seed)  # what no island shares is judged as it was, as in production: steps donate their own
-    kinds = kinds_of(task, initial, cell.merge)
-    manifest = partition(tensor_specs(initial, kinds, task.unit_axes), cell.fragments)
+    tensors = merged_by(tensor_specs(initial, task.kinds, task.unit_axes), cell.merge)
+    manifest = partition(tensors, cell.fragments)
     outer = _Outer(cell, manifest, initial)
     pace = _Pace(cell, seed)
     overlap = cell.overlap if cell.mode is Mode.STREAMING else 0

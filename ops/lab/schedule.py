@@ -57,7 +57,9 @@ def runs_of(experiment: Experiment) -> list[list[Run]]:
     for cell, count in zip(cells, seeds, strict=True):
         settings = experiment.settings_of(cell)
         sources = sources_of(settings)
-        runs.append([Run(cell, settings, seed, key_of(settings, seed, sources)) for seed in range(count)])
+        first = experiment.first_seed
+        every = range(first, first + count)
+        runs.append([Run(cell, settings, seed, key_of(settings, seed, sources)) for seed in every])
     return runs
 
 

@@ -11,12 +11,12 @@ from enum import StrEnum
 from typing import Any
 
 from aggregator.config import AggregatorConfig
+from aggregator.rules.recipes import ADAMW, suited_to
 from broker.process import settings
-from broker.process.settings import setting
+from broker.process.declaring import setting
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Codec
+from broker.wire.messages import Codec, MergeRule, Recipe
 from islands.config import LANGUAGE
-from ops.run.outer_defaults import suited_to
 
 
 class Mode(StrEnum):
@@ -26,13 +26,6 @@ class Mode(StrEnum):
     DILOCO = "diloco"  # everybody stops every H steps; one merge of the whole model
     STREAMING = "streaming"  # fragment by fragment, everybody at the same steps, tau steps of overlap
     DECOUPLED = "decoupled"  # the production cores in virtual time
-
-
-class MergeRule(StrEnum):
-    """The average of pseudo-gradients of matrices; embeddings and the like always have the mean."""
-
-    RDA = "rda"
-    MEAN = "mean"
 
 
 #: The form of one event, in lists of them.
@@ -45,7 +38,7 @@ _EVENT_FIELDS = {
 _YOUNGER = {"crashes": (), "restart_s": 10.0}
 
 #: What is not an experiment's subject is as in production.
-_PRODUCTION = AggregatorConfig()
+_PRODUCTION = Recipe()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +59,11 @@ class CellSettings:
     overlap: int = setting(2, "inner steps between capture and adoption (tau)")
     quorum: int = setting(1, "contributions that may close a round (K); 0 for all islands")
     grace_factor: float = setting(0.9, "share of the spare overlap time spent waiting for stragglers; 0 for no grace")
-    merge: MergeRule = setting(MergeRule.RDA, "how pseudo-gradients of matrices are averaged")
+    merge: MergeRule = setting(ADAMW.merge, "how pseudo-gradients of matrices are averaged")
     keep: float = setting(1.0, "share of local progress that survives an adoption")
     mix: float = setting(0.5, "share of the local value that streaming islands keep on receipt (alpha)")
-    outer_learning_rate: float = setting(_PRODUCTION.outer_learning_rate, "of the outer Nesterov step")
-    outer_momentum: float = setting(_PRODUCTION.outer_momentum, "of the outer Nesterov step")
+    outer_learning_rate: float = setting(ADAMW.outer_learning_rate, "of the outer Nesterov step")
+    outer_momentum: float = setting(ADAMW.outer_momentum, "of the outer Nesterov step")
     staleness_exponent: float = setting(_PRODUCTION.staleness_exponent, "a in (1 + staleness) ** -a")
     max_staleness: int = setting(_PRODUCTION.max_staleness, "versions the oldest step may be behind")
     presence_exponent: float = setting(0.0, "beta in (share of the live islands in the round) ** beta")
@@ -113,9 +106,6 @@ class CellSettings:
         for name in ("jitter", "mix"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 1")
-        if self.task == LANGUAGE and "merge" in self.options:  # or a record would name one rule, and have had another
-            cure = "is a setting of the run here: write merge = ... in [run]"
-            raise ConfigError("task.merge", self.options["merge"], cure)
         if self.quorum > self.islands or self.quorum < 0:
             raise ConfigError("quorum", self.quorum, f"must be 0 (all) to islands = {self.islands}")
         for name in ("step_times_s", "delays_s"):
@@ -158,6 +148,7 @@ class CellSettings:
             grace_factor=self.grace_factor,
             # Islands wait for nobody, so a round may take as long as the slowest island needs for H steps.
             round_timeout_s=max(30.0, 2 * self.sync_interval * slowest_s),
+            merge=self.merge,
             keep=self.keep,
             outer_learning_rate=self.outer_learning_rate,
             outer_momentum=self.outer_momentum,
@@ -202,7 +193,7 @@ def cell_settings(values: Mapping[str, Any]) -> CellSettings:
     options = {name.removeprefix("task."): value for name, value in values.items() if name.startswith("task.")}
     rest = {name: value for name, value in values.items() if not name.startswith("task.")}
     if rest.get("task", LANGUAGE) == LANGUAGE and rest.get("mode") != Mode.DATA_PARALLEL:  # which merges nothing
-        rest = asdict(suited_to(options.get("optimizer"))) | rest
+        rest = asdict(suited_to(str(options.get("optimizer", "")))) | rest
     if rest.get("mode") == Mode.DILOCO:
         rest["fragments"] = 1  # it has no others
     return settings.from_sources(CellSettings, rest | {"options": options}, where="run")

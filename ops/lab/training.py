@@ -6,7 +6,6 @@ aggregator's merge and outer step. What is added is when steps run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from aggregator.events import Commit, Inspection, Merge, Plant
 from aggregator.merge import versions
 from aggregator.merge.inspection import inspect
 from aggregator.merge.outer_step import FragmentState, OuterStep, Vector
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Version
 from broker.wire.ranges import StepRange
 from islands.arrays import placement
@@ -28,22 +27,6 @@ from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.faults import TamperedTensors
-from ops.lab.settings import MergeRule
-
-
-def kinds_of(task: Task, params: Params, merge: MergeRule) -> dict[str, str]:
-    """Returns the kinds of a run's tensors by name.
-
-    The rule ``mean`` replaces RDA and nothing else, and not where the task itself asks for RDA.
-    """
-    if merge is MergeRule.RDA:
-        return dict(task.kinds)
-    kinds = {}
-    for each in tensor_specs(params, task.kinds, task.unit_axes):
-        asked_for = any(re.search(pattern, each.name) for pattern in task.kinds)
-        kinds[f"^{re.escape(each.name)}$"] = str(Kind.MEAN if each.kind is Kind.RDA and not asked_for else each.kind)
-    return kinds
-
 
 #: The durable global parameters of a run, fragment by fragment.
 Durable = dict[int, FragmentState]
@@ -64,7 +47,6 @@ class Rule:
     """The settings of a cell that an island's training depends on, beside the task.
 
     Attributes:
-        kinds: Of tensors, over those of the task.
         codec: Of pseudo-gradients.
         feedback: Whether what the codec rounds away stays in the island's progress.
         seed: Of parameters and data order.
@@ -72,7 +54,6 @@ class Rule:
         total_tokens: Of the run, for schedules.
     """
 
-    kinds: dict[str, str]
     codec: Codec
     feedback: bool
     seed: int
@@ -85,7 +66,7 @@ class TrainingIsland:
 
     def __init__(self, task: Task, rule: Rule) -> None:
         self.params, self.opt_state = task.init(rule.seed)
-        self.tensors = tensor_specs(self.params, rule.kinds, task.unit_axes)
+        self.tensors = tensor_specs(self.params, task.kinds, task.unit_axes)
         self.tokens_per_step = task.tokens_per_step
         self._task, self._rule = task, rule
         self._parameters = Parameters(self.params)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.process import flags, settings, toml
-from broker.process.settings import refuse_unknown, setting
+from broker.process.declaring import setting
+from broker.process.settings import refuse_unknown
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec
 from ops.planning.fleet import MOST, Fleet, Site, check_overlap

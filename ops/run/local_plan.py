@@ -20,18 +20,18 @@ from typing import Any
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.process import flags, settings
-from broker.process.settings import setting
+from broker.process.declaring import setting
 from broker.process.toml import dump
 from broker.process.values import expanded
 from broker.registry import redis_address
 from broker.wire.addresses import MAX_BROKERS
 from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
+from broker.wire.messages import RECIPE
 from islands.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 from ops.links.placing import Links
-from ops.run.outer_defaults import ADAMW, OUTER_STEP, OuterDefaults, suited_to
 
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
@@ -148,15 +148,6 @@ class LocalPlan:
         )
 
     @property
-    def outer(self) -> OuterDefaults:
-        """The outer step and the merge rule; how a task of one's own has them merged is not known here."""
-        return OuterDefaults(
-            merge=self.task.get("merge", ADAMW.merge) if self.island.task == LANGUAGE else "",
-            outer_learning_rate=self.aggregator.outer_learning_rate,
-            outer_momentum=self.aggregator.outer_momentum,
-        )
-
-    @property
     def island_ids(self) -> tuple[str, ...]:
         """Names of the islands that ``up`` starts."""
         width = len(str(self.aggregator.islands - 1))
@@ -268,7 +259,7 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     def part(cls: Any, name: str) -> Any:
         known = {each.name for each in settings.settings_of(cls)}
         shared = {key: value for key, value in run.items() if key in known}
-        table = usual.get(name, {}) | shared | tables.get(name, {}) | decided[name]
+        table = usual.get(name, {}) | shared | settings.own_table(cls, tables, name) | decided[name]
         if not up.keys:
             table.pop("key", None)  # those of a run whose file this was: islands would have none
         mine = argparse.Namespace(**{key: value for key, value in vars(from_line).items() if key not in _DECIDED_HERE})
@@ -276,14 +267,8 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
     island = part(IslandConfig, "island")
     task = _task_options(tables.get("task", {}), up)
-    # Rule, rate and momentum suit each other: whoever gives a part of it, if only in the file of an older run, gets
-    # nothing of it from here.
-    given = tables.get("aggregator", {}).keys() | {name for name, value in vars(args).items() if value is not None}
-    suited = ADAMW
-    if island.task == LANGUAGE and given.isdisjoint(OUTER_STEP):
-        suited = suited_to(task.get("optimizer"))
-    if suited is not ADAMW and task.setdefault("merge", suited.merge) == suited.merge:
-        usual["aggregator"] |= {name: getattr(suited, name) for name in OUTER_STEP}
+    if island.task == LANGUAGE and "merge" in task:  # where releases before the recipe had it
+        usual["aggregator"]["merge"] = task.pop("merge")
     plan = LocalPlan(
         run_dir=run_dir,
         up=up,
@@ -383,6 +368,7 @@ def config_toml(plan: LocalPlan) -> str:
         if values and all(value == values[0] for value in values):
             shared[key] = values[0]
     own = {name: {k: v for k, v in table.items() if k not in shared} for name, table in parts.items()}
+    recipe = {name: own["aggregator"].pop(name) for name in RECIPE if name in own["aggregator"]}
     up = settings.to_table(plan.up)
     for name in ("run_dir", "model", "data", "task_options"):  # the place of this file, and what stands in [task]
         up.pop(name, None)
@@ -391,4 +377,4 @@ def config_toml(plan: LocalPlan) -> str:
     elif "redis_url" in shared:
         shared["redis_url"] = redis_address.without_password(shared["redis_url"])
     heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
-    return dump({"run": shared, **own, "task": plan.task, "up": up}, heading=heading)
+    return dump({"run": shared, "recipe": recipe, **own, "task": plan.task, "up": up}, heading=heading)

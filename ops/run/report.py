@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.wire.messages import recipe_line
 from islands.tasks.task import LOSS
 from ops.text import age, size
 
@@ -24,6 +25,7 @@ _NOTHING: Mapping[str, Any] = {
     "islands": {},
     "phase": "unknown",
     "refusals": {},
+    "recipe": {},
 }
 
 
@@ -69,8 +71,8 @@ def build_report(
 
     Returns:
         ``run``, ``loss``, ``metrics`` (the loss among them), ``tokens``, ``versions``, ``rounds``, ``participation``,
-        ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``wall_s``, ``first_step_s``, ``exit``,
-        ``note``.
+        ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``recipe``, ``wall_s``,
+        ``first_step_s``, ``exit``, ``note``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
@@ -96,6 +98,7 @@ def build_report(
         "refusals": dict(sorted(source["refusals"].items())),
         "restarts": {name: n for name, n in sorted(facts.restarts.items()) if name not in islands},
         "phase": source["phase"],
+        "recipe": dict(source["recipe"]),
         "wall_s": round(facts.wall_s, 3),
         "first_step_s": None if facts.first_step_s is None else round(facts.first_step_s, 3),
         "exit": facts.exit,
@@ -156,6 +159,8 @@ def _summary(report: Report) -> list[tuple[str, str]]:
     ]
     if not is_balanced(report):
         rows.append(("", "these do not add up: please report it, with the event tape"))
+    if report["recipe"]:
+        rows.append(("recipe", recipe_line(report["recipe"])))
     if versions:
         rows.append(("versions", f"{len(versions)} fragments at version {_span(versions)}"))
     if report["rounds"]:

@@ -36,7 +36,6 @@ from ops.processes.supervision import RestartPolicy
 from ops.run import daemons, local_plan, resume
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.local_plan import LocalPlan
-from ops.run.outer_defaults import ADAMW, MUON
 from ops.run.prepare import prepare
 from ops.run.report import Metrics, Report, RunFacts, build_report, render
 from ops.text import finite
@@ -48,13 +47,12 @@ STATUS_LATE_S = 10.0
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
 LEAVE_WITHIN_S = 3.0
 
-_EPILOG = f"""
+_EPILOG = """
 --resume RUN_DIR continues a run that was stopped, killed or cut off by a power failure. It keeps the settings, the run
 id and the exact momentum, and nothing that was merged is lost.
 
 A run ends at the first heartbeat after its tokens, and then merges what the islands still have.
-With --task-option optimizer=muon the outer step is the {MUON.merge}, with rate {MUON.outer_learning_rate} and
-momentum {MUON.outer_momentum}, unless a flag or the file names a part of it.
+What its recipe leaves open suits the inner optimizer of its first island; status and report say what it came to.
 
 exit status:
   0    the run trained its tokens, and the report is complete
@@ -170,10 +168,6 @@ class LocalRun:
         """
         plan = self.plan
         display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
-        if plan.outer.merge and plan.outer != ADAMW:
-            step = f"rate {plan.outer.outer_learning_rate:g} and momentum {plan.outer.outer_momentum:g}"
-            where = f"islands elsewhere take theirs from {plan.config_file}"
-            display.note(f"outer step: {step}, on changes merged by {plan.outer.merge}; {where}")
         (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
         if plan.redis_port is not None:
             run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")

@@ -195,7 +195,7 @@ class CountingIsland:
         assert self.core.settings is not None
         assert [part.part for part in parts] == list(range(STATE_PARTS)), parts
         assert len({(part.island_id, part.steps) for part in parts}) == 1, parts
-        assert parts[0].steps >= self.core.settings.sync_interval_steps, (
+        assert parts[0].steps >= self.core.settings.recipe.sync_interval, (
             f"an untrained island gave its state: {parts[0]}"
         )
         self.optimizer_steps = parts[0].steps

@@ -81,6 +81,8 @@ def test_runs_side_by_side_end_by_themselves(runs):
         assert report["exit"] == 0
         assert report["phase"] == "ended"
         assert report["refusals"] == {}
+        assert tuple(report["recipe"]) == RECIPE
+        assert Recipe(**report["recipe"]).settled
 
 
 def test_the_report_has_everything_that_was_promised(runs):

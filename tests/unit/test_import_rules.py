@@ -65,13 +65,14 @@ PURE_MODULES = {
     "ops.planning.notes",
     "ops.planning.planner",
     "ops.planning.utilisation",
-    "ops.run.outer_defaults",
     "ops.text",
 }
 #: The values of settings. They are declared beside flags and files, which pure modules never touch.
 SETTINGS = {
     "aggregator.config",
     "islands.config",
+    "broker.process.declaring",
+    "broker.process.demands",
     "broker.process.settings",
     "broker.process.toml",
     "broker.process.values",

@@ -125,7 +125,7 @@ def test_a_replaced_process_gives_up_and_its_successor_goes_on():
 def test_an_island_whose_optimizer_was_fresh_gives_it_after_a_sync_interval():
     island = Hand()
     island.feed(Restored(source=m.StateSource.FRESH))
-    for step, trained in ((SETTINGS.sync_interval_steps - 1, False), (1, True)):
+    for step, trained in ((SETTINGS.recipe.sync_interval - 1, False), (1, True)):
         island.boundary(step)
         actions = island.hear(m.FetchState(state_id="", parts=(0,)))
         declined = [part for part in sent(actions, m.StatePart) if not part.num_parts]

@@ -14,7 +14,7 @@ from broker.wire.codec import decode, encode
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS
-from broker.wire.messages import AGGREGATOR, Codec, Envelope, RunSettings, Share, Welcome, joining
+from broker.wire.messages import AGGREGATOR, Codec, Envelope, Recipe, RunSettings, Share, Welcome, joining
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands import arguments
 from islands.tasks.task import Task
@@ -197,9 +197,7 @@ def test_where_a_join_fits_its_answer_does_too():
         except ConfigError:
             del tensors[-8:]
     settings = RunSettings(
-        sync_interval_steps=24,
-        keep=1.0,
-        codec=Codec.BF16,
+        recipe=Recipe(fragments=1, sync_interval=24, keep=1.0, codec=Codec.BF16),
         heartbeat_interval_s=0.5,
         total_tokens=10**12,
         tokens_per_fleet_step=10**6,

@@ -8,7 +8,7 @@ import pytest
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Codec, RunSettings, Share
+from broker.wire.messages import Codec, Recipe, RunSettings, Share
 from islands import loop
 from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
@@ -28,9 +28,7 @@ def island_of():
     def make(params, *, checkpoint_file=None, run="demo"):
         manifest = FragmentManifest((tensor_specs(params),))
         settings = RunSettings(
-            sync_interval_steps=4,
-            keep=1.0,
-            codec=Codec.F32,
+            recipe=Recipe(fragments=1, sync_interval=4, keep=1.0, codec=Codec.F32),
             heartbeat_interval_s=0.5,
             total_tokens=0,
             tokens_per_fleet_step=10,

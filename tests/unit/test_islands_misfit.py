@@ -52,8 +52,6 @@ def test_a_state_of_another_fleet_is_noted_and_nothing_follows_from_it(changes, 
 @pytest.mark.parametrize(
     ("settings", "tensors", "complaint"),
     [
-        ({"keep": 2.0}, None, "settings.keep is 2.0, must lie between 0 and 1"),
-        ({"sync_interval_steps": 0}, None, "settings.sync_interval_steps is 0, must be at least 1"),
         ({"heartbeat_interval_s": 0.0}, None, "settings.heartbeat_interval_s is 0.0, must be above 0"),
         ({}, ("w0",), "fragments has other tensors than this island asked to join with"),
         ({}, ("w0", "w1", "w2"), "fragments has other tensors than this island asked to join with"),

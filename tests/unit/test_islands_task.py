@@ -192,7 +192,6 @@ def test_one_path_instead_of_a_list_is_told_as_that(text):
     [
         ({"model": "huge"}, "model = 'huge'"),
         ({"embeddings": "columns"}, "embeddings = 'columns'"),
-        ({"merge": "median"}, "merge = 'median'"),
         ({"b2": 1.0}, "b2 = 1.0"),
         ({"optimizer": "muon", "momentum": 1.0}, "momentum = 1.0"),
         ({"momentum": 0.9}, "momentum = 0.9"),

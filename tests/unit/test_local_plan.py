@@ -77,11 +77,9 @@ def test_flags_win_over_the_file(tmp_path):
         '[run]\nrun_id = "mine"\n[aggregator]\nislands = 3\nquorum = 2\n[task]\nmodel = "tiny"\nbatch = 4\n'
         "[up]\npace = [0.1]\n"
     )
-    plan = resolved(
-        "--config", str(path), "--islands", "2", "--model", "medium", "--task-option", "batch=9", "merge=mean"
-    )
+    plan = resolved("--config", str(path), "--islands", "2", "--model", "medium", "--task-option", "batch=9")
     assert (plan.run_id, plan.aggregator.islands, plan.aggregator.quorum) == ("mine", 2, 2)
-    assert plan.task == {"model": "medium", "batch": 9, "merge": "mean"}
+    assert plan.task == {"model": "medium", "batch": 9}
     assert plan.up.pace == (0.1,)
 
 
@@ -230,13 +228,15 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     assert [spec.stop_order for spec in specs] == [1, 1, 0, 0, 0]
 
 
-def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
-    plan = resolved("--task-option", "optimizer=muon")
-    assert (plan.task["merge"], plan.aggregator.outer_learning_rate, plan.aggregator.outer_momentum) == (
-        "mean",
-        0.7,
-        0.5,
-    )
-    written = tomllib.loads(local_plan.config_toml(plan))
-    assert written["task"]["merge"] == "mean"
-    assert (written["aggregator"]["outer_learning_rate"], written["aggregator"]["outer_momentum"]) == (0.7, 0.5)
+def test_what_the_inner_optimizer_decides_stays_open_and_the_recipe_has_a_table_of_its_own():
+    written = tomllib.loads(local_plan.config_toml(resolved("--task-option", "optimizer=muon", "--keep", "0")))
+    assert written["recipe"]["keep"] == 0
+    assert not {"merge", "outer_learning_rate", "outer_momentum"} & written["recipe"].keys()
+    assert not written["recipe"].keys() & written["aggregator"].keys()
+
+
+def test_the_merge_rule_of_a_file_that_has_it_among_the_options_of_the_task_is_one_of_the_recipe(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[task]\noptimizer = "muon"\nmerge = "mean"\n[aggregator]\nouter_momentum = 0.5\n')
+    plan = resolved("--config", str(path))
+    assert (plan.task, plan.aggregator.merge, plan.aggregator.outer_momentum) == ({"optimizer": "muon"}, "mean", 0.5)

@@ -137,6 +137,7 @@ def roster(to_shard=1, epoch=1):
         seeder="",
         seeder_incarnation=0,
         fragments=(),
+        recipe=None,
         members=(),
         tenures=(),
     )

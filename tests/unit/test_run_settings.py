@@ -4,9 +4,10 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.state.run_settings import Change, changes, recorded, settled
-from broker.process.settings import Scope, settings_of
+from broker.process.declaring import Scope
+from broker.process.settings import settings_of
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Codec
+from broker.wire.messages import Codec, MergeRule
 from tests.aggregator_hand import Desk
 from tests.taped import Taped
 from tests.unit.test_replay import played
@@ -27,7 +28,14 @@ def with_scope(scope):
 
 def another(setting):
     """A value that the setting does not have by default."""
+    if setting.default is None:  # open
+        return {"merge": MergeRule.MEAN}.get(setting.name, 0.25)
     return Codec.F32 if setting.type is Codec and setting.default is not Codec.F32 else setting.default + 3
+
+
+def usual(setting):
+    """A value that it may be given: its default, where it has one."""
+    return {"merge": MergeRule.RDA}.get(setting.name, 0.5) if setting.default is None else setting.default
 
 
 def test_a_new_run_has_what_is_given_and_the_defaults():
@@ -43,7 +51,7 @@ def test_what_is_not_given_follows_the_run_whatever_the_defaults_are():
 @pytest.mark.parametrize("name", with_scope(Scope.FIXED))
 def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cure(name):
     (setting,) = (each for each in settings_of(AggregatorConfig) if each.name == name)
-    had, given = another(setting), setting.default
+    had, given = another(setting), usual(setting)
     with pytest.raises(ConfigError) as refused:
         settled({"run_id": "demo", name: given}, record(settings={name: had}))
     assert (refused.value.field, refused.value.value) == (name, given)
@@ -56,9 +64,9 @@ def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cur
 def test_a_changeable_setting_is_taken_and_told(name):
     (setting,) = (each for each in settings_of(AggregatorConfig) if each.name == name)
     before = record(settings={name: another(setting)})
-    config = settled({"run_id": "demo", name: setting.default}, before)
-    assert getattr(config, name) == setting.default
-    assert changes(config, before) == (Change(field=name, was=another(setting), now=setting.default),)
+    config = settled({"run_id": "demo", name: usual(setting)}, before)
+    assert getattr(config, name) == usual(setting)
+    assert changes(config, before) == (Change(field=name, was=another(setting), now=usual(setting)),)
 
 
 def test_what_is_given_is_held_against_what_the_run_has_and_not_against_the_defaults():

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.process.declaring import setting
 from broker.process.flags import CommandParser, add_config_flag, add_flags
-from broker.process.settings import from_sources, load, read_file, setting, to_table
+from broker.process.settings import from_sources, load, read_file, to_table
 from broker.process.toml import dump
 from broker.wire.errors import ConfigError
 
@@ -112,7 +113,7 @@ def test_a_wrong_table_is_refused_with_field_value_and_cure(table, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('run_id = "x"\n', "run_id = 'x': must stand in a table: write [run], or another of broker, "),
+        ('run_id = "x"\n', "run_id = 'x': must stand in a table: write [run], or another of recipe, "),
         ('redis_url = "redis://:s3cret@hub"\n', "redis_url = 'redis://***@hub': must stand in a table"),
         ('[run]\nredis_uri = "redis://:s3cret@hub"\n', "[run] redis_uri = 'redis://***@hub': is no setting; did you"),
     ],

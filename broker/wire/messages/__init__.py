@@ -11,6 +11,16 @@ the codec derives its strict checks from the annotations. ``payload`` fields tra
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
 from broker.wire.messages.envelope import KINDS, MESSAGE_TYPES, Envelope, Message, kind_of
 from broker.wire.messages.membership import Departure, Join, Leave, Refused, RunSettings, Welcome
+from broker.wire.messages.recipe import (
+    RECIPE,
+    Demand,
+    MergeRule,
+    Recipe,
+    recipe_digest,
+    recipe_line,
+    recipe_of,
+    recipe_table,
+)
 from broker.wire.messages.rounds import (
     FASTEST_STEP_S,
     SLOWEST_STEP_S,
@@ -62,6 +72,7 @@ __all__ = [
     "Codec",
     "Contribution",
     "DataRange",
+    "Demand",
     "Departure",
     "Donor",
     "Encoded",
@@ -78,6 +89,7 @@ __all__ = [
     "Join",
     "Leave",
     "MESSAGE_TYPES",
+    "MergeRule",
     "Merged",
     "Message",
     "Nothing",
@@ -86,9 +98,11 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Payload",
     "Phase",
+    "RECIPE",
     "RETRY_REASONS",
     "Reached",
     "Reason",
+    "Recipe",
     "Refused",
     "Replica",
     "ReplicaRun",
@@ -111,5 +125,9 @@ __all__ = [
     "Welcome",
     "joining",
     "newness",
+    "recipe_digest",
+    "recipe_line",
+    "recipe_of",
+    "recipe_table",
     "standing_by",
 ]

@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import ClassVar
 
 from broker.wire.fragments import TensorSpec
-from broker.wire.messages.values import Channel, Codec, Reason, Role, Share
+from broker.wire.messages.recipe import Demand, Recipe
+from broker.wire.messages.values import Channel, Reason, Role, Share
 
 
 class Departure(StrEnum):
@@ -23,9 +24,7 @@ class RunSettings:
     """The settings of the run that an island gets when it joins, from the aggregator's configuration.
 
     Attributes:
-        sync_interval_steps: H, inner steps between two rounds of one fragment.
-        keep: Share of the local progress since capture that survives an adoption; 1 keeps every step.
-        codec: Of pseudo-gradients.
+        recipe: What decides learning, settled.
         heartbeat_interval_s: How often to send :class:`Heartbeat`.
         total_tokens: Where the run ends; 0 for no end.
         tokens_per_fleet_step: Tokens that as many islands as are configured train in one step, if all have this
@@ -33,9 +32,7 @@ class RunSettings:
         seed: Of model initialisation and data order; the same on all islands.
     """
 
-    sync_interval_steps: int
-    keep: float
-    codec: Codec
+    recipe: Recipe
     heartbeat_interval_s: float
     total_tokens: int
     tokens_per_fleet_step: int
@@ -53,6 +50,8 @@ class Join:
         resumes: Nonce of the process that kept its unmerged progress, and as whose life this one goes on; empty: none.
         tensors: Every tensor that is not local.
         tokens_per_step: Tokens in one inner step; the counters of contributions are checked against it.
+        inner_optimizer: Its name, if known; that of the first island decides what the recipe leaves open.
+        demands: What of the recipe this island insists on.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -63,6 +62,8 @@ class Join:
     tensors: tuple[TensorSpec, ...]
     tokens_per_step: int
     resumes: str = ""
+    inner_optimizer: str = ""
+    demands: tuple[Demand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

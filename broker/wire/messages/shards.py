@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from broker.wire.fragments import TensorSpec
+from broker.wire.messages.recipe import Recipe
 from broker.wire.messages.values import Channel, Phase, Role
 
 
@@ -67,6 +68,7 @@ class Roster:
         seeder: The island that is asked for it, empty for none.
         seeder_incarnation: Its life.
         fragments: The run's manifest; empty before the first island joins.
+        recipe: The run's; None before the first island joins.
         members: Every island that ever joined.
         tenures: Every share that was ever given to anybody.
     """
@@ -81,6 +83,7 @@ class Roster:
     seeder: str
     seeder_incarnation: int
     fragments: tuple[tuple[TensorSpec, ...], ...]
+    recipe: Recipe | None
     members: tuple[Enrolled, ...]
     tenures: tuple[Tenure, ...]
 

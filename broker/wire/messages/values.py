@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.wire.ranges import StepRange
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class Channel(StrEnum):
@@ -80,6 +80,7 @@ class Reason(StrEnum):
     UNKNOWN_ISLAND = "unknown_island"  # not a member: join (again) first
     FENCED = "fenced"  # a later incarnation of this island has joined
     MANIFEST = "manifest"  # the tensors differ from those of the run
+    RECIPE = "recipe"  # it insists on a setting that the run's recipe has otherwise
     # a contribution, finally
     UNKNOWN_FRAGMENT = "unknown_fragment"
     WRONG_SHAPE = "wrong_shape"

@@ -1,0 +1,52 @@
+"""Demands of an island on the recipe of its run: read from a table, and held against what the run has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from broker.process.settings import refuse_unknown, settings_of
+from broker.process.values import from_flag, typed
+from broker.wire.messages import Demand, Recipe
+
+_SETTINGS = {each.name: each for each in settings_of(Recipe)}
+
+
+def demands_of(table: Mapping[str, Any]) -> tuple[Demand, ...]:
+    """Returns a table ``[recipe]`` as an island demands it.
+
+    Raises:
+        ConfigError: It names no setting of a recipe, or a value that this setting cannot have.
+    """
+    refuse_unknown(table, _SETTINGS, where="recipe")
+    values = {name: typed(name, value, _SETTINGS[name].type) for name, value in table.items()}
+    return tuple(Demand(name=name, value=_text(value)) for name, value in sorted(values.items()) if value is not None)
+
+
+def demanded(demands: Sequence[Demand]) -> dict[str, Any]:
+    """Returns setting -> value of what is demanded.
+
+    Raises:
+        ConfigError: As :func:`demands_of`.
+    """
+    refuse_unknown({each.name: each.value for each in demands}, _SETTINGS, where="recipe")
+    return {each.name: from_flag(each.name, each.value, _SETTINGS[each.name].type) for each in demands}
+
+
+def contradicted(recipe: Recipe, demands: Sequence[Demand]) -> str:
+    """Says which demand a settled recipe does not meet, with both values; empty if it meets all.
+
+    Raises:
+        ConfigError: As :func:`demands_of`.
+    """
+    for name, wanted in demanded(demands).items():
+        has = getattr(recipe, name)
+        if wanted != has:
+            cure = "leave it out at the island, or start another run with it"
+            return f"{name} is {_text(wanted)} at the island, and {_text(has)} in the run's recipe: {cure}"
+    return ""
+
+
+def _text(value: Any) -> str:
+    return str(value.value if isinstance(value, Enum) else value)

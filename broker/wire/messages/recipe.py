@@ -1,0 +1,145 @@
+"""The recipe of a run: every setting that decides what is learned, beside the task and its data.
+
+The aggregator owns it. It is settled when the first island joins, kept in the run record, served to every island, and
+reported. What is left open is chosen by the inner optimizer alone (:mod:`aggregator.rules.recipes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any
+
+from broker.process.declaring import changeable, fixed
+from broker.wire.errors import ConfigError
+from broker.wire.messages.values import Codec
+
+
+class MergeRule(StrEnum):
+    """The average of the pseudo-gradients of matrices (design, section 4.4)."""
+
+    RDA = "rda"  # length and direction apart
+    MEAN = "mean"  # the plain weighted mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The recipe of a run. Every field is a key of the table ``[recipe]`` and a flag of ``atoll aggregator``.
+
+    A fixed field decides how model and progress are cut, or is followed by islands. A changeable one may be another
+    after a restart.
+
+    Three are None until the first island joins, unless they are given; then they suit its inner optimizer.
+    """
+
+    merge: MergeRule | None = fixed(
+        None, "how pseudo-gradients of matrices are merged (default: by the inner optimizer)", subject="learning rule"
+    )
+    outer_learning_rate: float | None = changeable(
+        None, "learning rate of the outer optimizer (default: by the inner optimizer)"
+    )
+    outer_momentum: float | None = changeable(
+        None, "Nesterov momentum of the outer optimizer; 0: plain SGD (default: by the inner optimizer)"
+    )
+    keep: float = fixed(1.0, "share of local progress that survives an adoption; 0: overwrite, as in the paper")
+    staleness_exponent: float = changeable(0.5, "how fast a stale contribution loses weight; 0: not at all")
+    presence_exponent: float = changeable(0.0, "how much the outer step shrinks where islands are missing; 0: not")
+    max_staleness: int = changeable(8, "versions that the oldest step of a contribution may be behind")
+
+    fragments: int = fixed(8, "fragments that the model is cut into", subject="rounds")
+    sync_interval: int = fixed(24, "inner steps between two merges of one fragment")
+    overlap: int = changeable(2, "inner steps that may pass between sending a fragment and adopting its new version")
+    rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more")
+    quorum: int = changeable(1, "islands that are enough to close a round; with fewer alive, those are enough")
+    grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers")
+    round_timeout_s: float = changeable(30.0, "seconds after which a round closes with what it has")
+    outlier_factor: float = changeable(
+        10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that"
+    )
+
+    codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
+    version_codec: Codec = changeable(Codec.F32, "number format of versions on the wire")
+
+    def __post_init__(self) -> None:
+        for name in ("fragments", "sync_interval", "rounds_in_flight", "quorum", "overlap", "max_staleness"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "must be at least 1")
+        for name in ("staleness_exponent", "presence_exponent", "grace_factor"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "must not be negative")
+        if self.fragments > self.sync_interval:
+            cure = (
+                f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
+            )
+            raise ConfigError("fragments", self.fragments, cure)
+        if self.outlier_factor and self.outlier_factor < 3:
+            cure = "must be at least 3: healthy contributions differ by half; 10 is usual, 0 for none"
+            raise ConfigError("outlier_factor", self.outlier_factor, cure)
+        if self.outer_momentum is not None and not 0 <= self.outer_momentum < 1:
+            cure = "must be from 0 to below 1, or steps grow without bound"
+            raise ConfigError("outer_momentum", self.outer_momentum, cure)
+        if self.outer_learning_rate is not None and self.outer_learning_rate <= 0:
+            raise ConfigError("outer_learning_rate", self.outer_learning_rate, "must be above 0")
+        if not 0 <= self.keep <= 1:
+            raise ConfigError("keep", self.keep, "must lie between 0 (overwrite) and 1 (keep every step)")
+        if self.version_codec.blockwise:
+            cure = "must be f32 or bf16: what rounding takes from a version nothing brings back; choose it as codec"
+            raise ConfigError("version_codec", str(self.version_codec), cure)
+        if self.round_timeout_s <= 0:
+            raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is open any more."""
+        return None not in (self.merge, self.outer_learning_rate, self.outer_momentum)
+
+    @property
+    def outer_rule(self) -> tuple[float, float]:
+        """The outer learning rate and momentum of a settled recipe."""
+        assert self.outer_learning_rate is not None
+        assert self.outer_momentum is not None
+        return self.outer_learning_rate, self.outer_momentum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """One setting of the recipe that an island insists on, as text: the run has it so, or refuses the island."""
+
+    name: str
+    value: str
+
+
+#: Names of its settings, in order.
+RECIPE = tuple(each.name for each in dataclasses.fields(Recipe))
+
+
+def recipe_of(settings: Recipe) -> Recipe:
+    """Returns the recipe among the settings of a process that has others besides."""
+    return Recipe(**{name: getattr(settings, name) for name in RECIPE})
+
+
+def recipe_table(recipe: Recipe) -> dict[str, Any]:
+    """Returns name -> value as plain data, in order; what is open is left out."""
+    values = {name: getattr(recipe, name) for name in RECIPE}
+    return {
+        name: value.value if isinstance(value, Enum) else value for name, value in values.items() if value is not None
+    }
+
+
+def recipe_digest(table: Mapping[str, Any]) -> str:
+    """Returns 16 hex digits over a table of :func:`recipe_table`: two runs with the same ones learn by one recipe."""
+    text = json.dumps(dict(table), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def recipe_line(table: Mapping[str, Any]) -> str:
+    """Returns a table of :func:`recipe_table` in one line for people; the rest is in the table."""
+    if "outer_momentum" not in table:
+        return "open until the first island joins"
+    step = f"{table['merge']}, outer rate {table['outer_learning_rate']:g}, momentum {table['outer_momentum']:g}"
+    rounds = f"H {table['sync_interval']}, {table['fragments']} fragments, tau {table['overlap']}, K {table['quorum']}"
+    return f"{step}; {rounds}; keep {table['keep']:g}; {table['codec']} ({recipe_digest(table)})"

@@ -1,0 +1,155 @@
+"""One recipe for a run: settled by the first island, the same for all, refused where an island has another."""
+
+import dataclasses
+import json
+
+import pytest
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import Manifested, Note
+from aggregator.rules.recipes import ADAMW, MUON, settle, suited_to
+from broker.process.demands import contradicted, demands_of
+from broker.process.settings import own_table, settings_of
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind
+from broker.wire.messages import (
+    RECIPE,
+    Codec,
+    Demand,
+    MergeRule,
+    Reason,
+    Recipe,
+    Refused,
+    Welcome,
+    recipe_digest,
+    recipe_line,
+    recipe_of,
+    recipe_table,
+)
+from tests.aggregator_hand import Desk, of, sent
+
+SETTLED = settle(Recipe())
+
+
+# --- by itself ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("optimizer", "suited"), [("adamw", ADAMW), ("muon", MUON), ("", ADAMW), ("lion", ADAMW)])
+def test_what_is_open_depends_on_the_inner_optimizer_alone(optimizer, suited):
+    assert suited_to(optimizer) == suited
+    recipe = settle(Recipe(quorum=2), optimizer)
+    assert recipe.settled
+    assert dataclasses.replace(Recipe(quorum=2), **dataclasses.asdict(suited)) == recipe
+
+
+def test_what_is_given_stays_and_a_demand_decides_what_nobody_has_given():
+    demands = demands_of({"outer_momentum": 0.25, "keep": 0})
+    recipe = settle(Recipe(outer_learning_rate=0.5), "muon", demands)
+    assert (recipe.merge, recipe.outer_rule, recipe.keep) == (MUON.merge, (0.5, 0.25), 1.0)
+
+
+def test_a_table_has_every_setting_in_order_and_its_digest_tells_recipes_apart():
+    table = recipe_table(SETTLED)
+    assert tuple(table) == RECIPE
+    assert json.loads(json.dumps(table)) == table
+    assert recipe_digest(dict(reversed(table.items()))) == recipe_digest(table)
+    assert recipe_digest(recipe_table(dataclasses.replace(SETTLED, keep=0.5))) != recipe_digest(table)
+    assert recipe_digest(table) in recipe_line(table)
+    assert "open" in recipe_line(recipe_table(Recipe()))
+
+
+def test_the_settings_of_an_aggregator_hold_a_recipe_and_every_one_of_it_says_how_long_it_holds():
+    assert recipe_of(AggregatorConfig(quorum=3)) == Recipe(quorum=3)
+    assert all(each.scope is not None for each in settings_of(Recipe))
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"momentum": 0.5}, "did you mean outer_momentum?"),
+        ({"keep": "most"}, "keep = 'most': must be a number"),
+        ({"codec": "int2"}, "codec = 'int2'"),
+        ({"islands": 3}, "is no setting"),
+    ],
+)
+def test_demands_that_no_recipe_could_meet_are_refused_where_they_are_read(table, told):
+    with pytest.raises(ConfigError) as refused:
+        demands_of(table)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("name", RECIPE)
+def test_demands_for_what_the_run_has_are_met_whatever_their_type(name):
+    assert contradicted(SETTLED, demands_of(recipe_table(SETTLED))) == ""
+    (demand,) = demands_of({name: recipe_table(SETTLED)[name]})
+    assert contradicted(SETTLED, (demand,)) == ""
+
+
+def test_a_table_of_the_recipe_is_the_aggregators_too_and_a_value_stands_in_one_place():
+    tables = {"recipe": {"keep": 0}, "aggregator": {"islands": 3}}
+    assert own_table(AggregatorConfig, tables, "aggregator") == {"keep": 0, "islands": 3}
+    with pytest.raises(ConfigError, match=r"keep = 1: stands in \[aggregator\], and 0 in \[recipe\]"):
+        own_table(AggregatorConfig, {"recipe": {"keep": 0}, "aggregator": {"keep": 1}}, "aggregator")
+    with pytest.raises(ConfigError, match=r"\[recipe\] islands"):
+        own_table(AggregatorConfig, {"recipe": {"islands": 3}}, "aggregator")
+
+
+# --- in a run -----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_island_settles_the_recipe_and_everybody_gets_it():
+    made = Desk(keep=0.5, codec=Codec.INT8)
+    said = made.join("a", inner_optimizer="muon")
+    expected = settle(Recipe(fragments=1, sync_interval=4, keep=0.5, codec=Codec.INT8), "muon")
+    (manifested,) = of(said, Manifested)
+    assert manifested.recipe == expected
+    assert {tensor.kind for tensor in manifested.manifest.tensors().values()} == {Kind.MEAN}
+    (note,) = (each for each in of(said, Note) if each.name == "recipe.settled")
+    assert note.fields == recipe_table(expected) | {
+        "digest": recipe_digest(recipe_table(expected)),
+        "inner_optimizer": "muon",
+    }
+    for welcome in (*sent(said, Welcome), *sent(made.join("b", inner_optimizer="adamw"), Welcome)):
+        assert welcome.settings.recipe == expected
+
+
+def test_an_island_that_demands_another_value_is_refused_with_both():
+    made = Desk()
+    made.join("a")
+    (refused,) = sent(made.join("b", demands=demands_of({"outer_momentum": 0.9})), Refused)
+    assert refused.reason is Reason.RECIPE
+    assert "outer_momentum is 0.9 at the island, and 0.0 in the run's recipe" in refused.detail
+    assert sent(made.join("b", demands=demands_of({"outer_momentum": 0.0})), Welcome)
+
+
+def test_the_first_island_too_is_held_against_what_the_aggregator_was_given():
+    made = Desk(keep=1.0)
+    (refused,) = sent(made.join("a", demands=demands_of({"keep": 0})), Refused)
+    assert "keep is 0.0 at the island, and 1.0 in the run's recipe" in refused.detail
+    assert made.run.manifest is None
+    assert not made.run.config.settled
+
+
+def test_a_demand_that_names_no_setting_is_refused_and_not_believed():
+    made = Desk()
+    (refused,) = sent(made.join("a", demands=(Demand(name="colour", value="red"),)), Refused)
+    assert refused.reason is Reason.RECIPE
+    assert "colour" in refused.detail
+
+
+def test_a_restart_goes_on_with_the_recipe_as_it_was_settled():
+    made = Desk()
+    made.join("a", inner_optimizer="muon")
+    again = Desk(disk=made.disk)
+    assert recipe_of(again.run.config) == recipe_of(made.run.config)
+    (refused,) = sent(again.join("b", demands=demands_of({"merge": "rda"})), Refused)
+    assert "merge is rda at the island, and mean in the run's recipe" in refused.detail
+
+
+def test_a_record_from_before_the_recipe_had_a_merge_rule_takes_it_from_the_manifest():
+    made = Desk()
+    made.join("a", inner_optimizer="muon")
+    del made.disk.record["settings"]["merge"]
+    again = Desk(disk=made.disk)
+    assert again.run.config.merge is MergeRule.MEAN
+    assert sent(again.join("b"), Welcome)
