@@ -169,6 +169,14 @@ def test_a_numpy_loop_trains_to_the_end_and_gets_the_runs_parameters(tmp_path):
         assert np.all(final[name] < given[name]), "it descended"
 
 
+def test_an_island_that_insists_on_another_recipe_is_refused_with_both_values(hub):
+    with join(hub, params_of(), recipe={"keep": 1, "codec": "bf16"}):
+        with pytest.raises(ConfigError) as refused:
+            join(hub, params_of(), recipe={"outer_momentum": 0.75})
+    has = hub.core.run.config.outer_momentum
+    assert f"outer_momentum is 0.75 at the island, and {has} in the run's recipe" in str(refused.value)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_jax_loops_with_donating_steps_train_together_and_are_never_traced_again(tmp_path, dtype):
     traces = []

@@ -32,7 +32,8 @@ def test_the_default_task_learns_and_hardly_waits(tmp_path):
     assert report["loss"]["after"] <= 0.75 * report["loss"]["before"], report["loss"]
     # Tells a loop that waits for rounds from one that does not, and says nothing of speed: these steps take some 10 ms,
     # and 0.03 was measured at rest, 0.051 beside two other busy processes on two cores.
-    assert len(report["islands"]) == 2
+    # On a busy machine one island may have trained it all before the other one has loaded and compiled.
+    assert 1 <= len(report["islands"]) <= 2
     for name, island in report["islands"].items():
         assert 0 <= island["sync_share"] < 0.25, (name, island)
         assert island["inner_steps"] > 0
