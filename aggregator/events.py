@@ -166,12 +166,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """Merge ``parts`` in this order and take the outer step. Completion: :class:`Computed`."""
+    """Merge ``parts`` in this order and take the outer step; ``capped``: no length beyond what directions support.
+
+    Completion: :class:`Computed`.
+    """
 
     round_id: int
     fragment_id: int
     fragment_version: int
     parts: tuple[Part, ...]
+    capped: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

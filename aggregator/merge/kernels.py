@@ -73,13 +73,14 @@ class MergedFragment:
     cosine: float | None
 
 
-def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> MergedFragment:
+def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part], *, capped: bool = True) -> MergedFragment:
     """Returns the merged pseudo-gradient of one fragment.
 
     Args:
         tensors: The fragment, in manifest order.
         parts: At least one, in the order to fold: payloads of one buffer per tensor, in any codec, with final
             weights.
+        capped: Whether the length of an RDA is capped.
 
     Raises:
         LocalProtocolError: If a payload does not fit the tensors, or a weight is negative or not finite: such
@@ -104,7 +105,9 @@ def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> Merg
         for rows in _strips(units, columns):
             strip = _Strip(sources, rows.start * columns, region.reshape(units, columns)[rows], scratch)
             mean, lengths = strip.weighted_mean(weights)
-            out = mean if tensor.kind is Kind.MEAN else strip.radial_directional(shares, weights, mean, lengths)
+            out = mean
+            if tensor.kind is not Kind.MEAN:
+                out = strip.radial_directional(shares, weights, mean, lengths, capped=capped)
             squares += np.square(lengths).sum(axis=1)
             mean_square += float(np.square(mean).sum())
             norm_square += float(np.square(out).sum())
@@ -157,6 +160,8 @@ class _Strip:
         weights: Doubles,
         mean: Doubles,
         lengths: Doubles,
+        *,
+        capped: bool,
     ) -> Doubles:
         """Replaces the weighted mean in the output by the RDA of each row; returns its lengths, float64 [k].
 
@@ -165,6 +170,7 @@ class _Strip:
             weights: ``w * lambda / sum(w)``, float64 [contributions].
             mean: Lengths of the weighted mean, float64 [k].
             lengths: Lengths of the contributions, float64 [contributions, k].
+            capped: Whether lengths are limited where directions oppose each other.
         """
         if np.count_nonzero(shares) < 2:
             return mean  # the direction of a single contribution is its own, and its length too: nothing to average
@@ -175,8 +181,9 @@ class _Strip:
         factors = np.divide(weights[:, None] * radius, lengths, out=np.zeros_like(lengths), where=counts)
         direction = self._fold(factors)
         cancelled = direction <= CANCELLED * radius * (weights[:, None] * counts).sum(axis=0)
-        capped = np.minimum(radius, mean / math.sqrt(math.fsum(shares * shares)))
-        scale = np.divide(capped, direction, out=np.ones_like(direction), where=~cancelled)
+        if capped:
+            radius = np.minimum(radius, mean / math.sqrt(math.fsum(shares * shares)))
+        scale = np.divide(radius, direction, out=np.ones_like(direction), where=~cancelled)
         if cancelled.any():
             # The remaining direction is noise, the mean is not: equal directions of unequal length leave it behind.
             factors[:, cancelled], scale[cancelled] = weights[:, None], 1.0
@@ -184,7 +191,7 @@ class _Strip:
         for start in range(0, self._out.shape[1], BLOCK):
             block = self._out[:, start : start + BLOCK]
             np.multiply(block, scale.astype(np.float32)[:, None], out=block)
-        return np.where(cancelled, mean, capped)
+        return np.where(cancelled, mean, radius)
 
     def _fold(self, factors: Doubles, squares: Doubles | None = None) -> Doubles:
         """Writes ``sum(factor * Delta)`` to the output, in the order of the contributions; returns its lengths [k].

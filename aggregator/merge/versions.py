@@ -54,7 +54,7 @@ def merge(
         LocalProtocolError: The outcome is not finite, though every contribution was: ``before`` cannot be right. The
             process ends; a standby may have better.
     """
-    merged = merge_fragment(tensors, action.parts)
+    merged = merge_fragment(tensors, action.parts, capped=action.capped)
     after = outer_step(before, merged.delta)
     if not math.isfinite(float(np.sum(after.params, dtype=np.float64))):  # which no sum of finite float32 leaves
         what = f"version {after.version} of fragment {action.fragment_id}"

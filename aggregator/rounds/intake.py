@@ -96,7 +96,7 @@ class Intake:
             steps=steps.steps,
             most_batches=steps.to_step - life.start_step,
         )
-        return admit(
+        admission = admit(
             contribution,
             flaw=event.flaw,
             quarantined=run.quarantine.why(member.island_id, run.now_s),
@@ -111,6 +111,11 @@ class Intake:
             misplaced=misplaced,
             crowded=run.crowded(member.island_id, contribution),
         )
+        late = contribution.round_id not in run.open_rounds and run.phase is Phase.RUNNING and not run.config.hold
+        if late and admission.fate is Fate.WAITING and admission.first:
+            detail = f"round {contribution.round_id} has closed, and the recipe holds nothing for the next one"
+            return Admission(fate=Fate.REFUSED, reason=Reason.LATE, detail=detail)
+        return admission
 
     def _answer(self, member: Member, contribution: Contribution, admission: Admission) -> None:
         """Tells an island at once that its contribution was refused, is to be sent again, or was known already."""

@@ -121,7 +121,13 @@ class Rounds:
         round_.closed_because, round_.missing = decision.reason, missing
         fragment.close()
         version = fragment.version + 1
-        merge = Merge(round_id=round_.round_id, fragment_id=round_.fragment_id, fragment_version=version, parts=parts)
+        merge = Merge(
+            round_id=round_.round_id,
+            fragment_id=round_.fragment_id,
+            fragment_version=version,
+            parts=parts,
+            capped=run.config.caps,
+        )
         run.emit(merge)
 
     def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
@@ -140,8 +146,13 @@ class Rounds:
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
         rates = [run.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
-        most = most_tokens_per_step(rates)
-        weights = merge_weights(trained, run.config.staleness_exponent, presence, most_tokens_per_step=most)
+        weights = merge_weights(
+            trained,
+            run.config.staleness_exponent,
+            presence,
+            most_tokens_per_step=most_tokens_per_step(rates) if run.config.caps else math.inf,
+            capped=run.config.caps,
+        )
         # Shortening is one more reason why a step is smaller: all three are one factor of the length.
         weights = tuple(
             replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)

@@ -4,7 +4,8 @@ An island's step counter is reported once per heartbeat and with each contributi
 at the island's own pace, for a bounded time. A fragment is due when the *lower median* of the recently advancing
 islands has run H inner steps since the fragment's last round: one very fast or very slow island does not
 set the pace, a frozen one stops counting, and one that is dead or in quarantine does not count, whatever pace it had
-claimed. Fragments start H / P steps apart and keep their distance; after a takeover the first of them is due at once.
+claimed. With a fixed schedule it is the K-th fastest instead, as in the paper (algorithm 2, lines 2 and 3). Fragments
+start H / P steps apart and keep their distance; after a takeover the first of them is due at once.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class Pacer:
         sync_interval_steps: H.
         clock: Of the islands.
         ours: Those that are decided on here; None: all.
+        fastest: The fleet's step is that of the so many-th fastest island; 0: of the lower median one.
     """
 
     def __init__(
@@ -145,8 +147,11 @@ class Pacer:
         sync_interval_steps: int,
         clock: StepClock,
         ours: Collection[int] | None = None,
+        *,
+        fastest: int = 0,
     ) -> None:
         self._clock = clock
+        self._fastest = fastest
         self._interval = sync_interval_steps
         every = tuple(fragment_ids)
         self._places = tuple(k for k, p in enumerate(every) if ours is None or p in ours)
@@ -186,13 +191,13 @@ class Pacer:
         return self._spacing
 
     def progress(self, fragment_id: int, now_s: float) -> float:
-        """Returns the lower median of inner steps run since the fragment's last round; 0 while nobody advances."""
-        return _lower_median(self._progress(fragment_id, self._clock.at(now_s)))
+        """Returns the fleet's inner steps since the fragment's last round; 0 while nobody advances."""
+        return self._of_fleet(self._progress(fragment_id, self._clock.at(now_s)))
 
     def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
         """Returns the due fragment that waits longest, or None; ``busy`` ones are not considered."""
         moment = self._clock.at(now_s)
-        due = [(_lower_median(self._progress(p, moment)), -p) for p in self._fragment_ids if p not in busy]
+        due = [(self._of_fleet(self._progress(p, moment)), -p) for p in self._fragment_ids if p not in busy]
         progress, negated = max(due, default=(0.0, 0))
         return -negated if due and progress >= self._interval else None
 
@@ -233,8 +238,8 @@ class Pacer:
         if not moment.advancing:
             return {}
         interval, times_s = self._interval, moment.step_times_s
-        # The lower median has H steps once all but (n - 1) // 2 islands have them.
-        last = len(times_s) - 1 - (len(times_s) - 1) // 2
+        # The island of rank r from below has H steps once all but r islands have them.
+        last = len(times_s) - 1 - self._rank(len(times_s))
         waits_s: dict[int, float] = {}
         for p in fragment_ids:
             islands = zip(self._progress(p, moment), times_s, strict=True)
@@ -264,11 +269,14 @@ class Pacer:
         for island_id, step in at.items():
             if island_id not in began:
                 known = [at[i] - began[i] for i in at if i in began]
-                began[island_id] = step - (_lower_median(known) if known else self._head_start[fragment_id])
+                began[island_id] = step - (self._of_fleet(known) if known else self._head_start[fragment_id])
 
+    def _of_fleet(self, steps: list[float]) -> float:
+        return sorted(steps)[self._rank(len(steps))] if steps else 0.0
 
-def _lower_median(steps: list[float]) -> float:
-    return sorted(steps)[(len(steps) - 1) // 2] if steps else 0.0
+    def _rank(self, islands: int) -> int:
+        """The place, from below, of the island whose steps are the fleet's."""
+        return max(0, islands - self._fastest) if self._fastest else (islands - 1) // 2
 
 
 class MovingAverage:

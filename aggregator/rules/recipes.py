@@ -1,15 +1,16 @@
-"""The defaults of a recipe that follow from the inner optimizer. Pure.
+"""What a recipe begins with: its profile, and for what that leaves open what suits the inner optimizer. Pure.
 
-docs/results.md has what they were compared with (``outer``, ``parity-muon``).
+docs/results.md has what our defaults were compared with (``outer``, ``parity-muon``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 from broker.process.demands import demanded
-from broker.wire.messages import Demand, MergeRule, Recipe
+from broker.wire.messages import Codec, Demand, MergeRule, Pacing, Profile, Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,56 @@ MUON = OuterDefaults(merge=MergeRule.MEAN, outer_learning_rate=0.7, outer_moment
 def suited_to(inner_optimizer: str) -> OuterDefaults:
     """Returns the defaults that suit an inner optimizer, by its name; AdamW's for one that is not known."""
     return MUON if inner_optimizer == "muon" else ADAMW
+
+
+#: No contribution of a run is so many versions old.
+NO_LIMIT: Final = 1_000_000
+
+#: Settings of each profile, where they are not the defaults of :class:`Recipe`. The paper's are those of Decoupled
+#: DiLoCo (https://arxiv.org/abs/2604.21428); rate and momentum, which it does not print, are DiLoCo's.
+PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
+    Profile.DECOUPLED: {},
+    Profile.PAPER: {
+        "merge": MergeRule.RDA,
+        "outer_learning_rate": 0.7,
+        "outer_momentum": 0.9,
+        "keep": 0.0,
+        "staleness_exponent": 0.0,
+        "max_staleness": NO_LIMIT,
+        "caps": False,
+        "fragments": 24,
+        "sync_interval": 24,
+        "overlap": 2,
+        "pacing": Pacing.FIXED,
+        "rounds_in_flight": 24,
+        "quorum": 1,
+        "grace_by_arrivals": False,
+        "hold": False,
+        "outlier_factor": 0.0,
+        "codec": Codec.BF16,
+    },
+}
+
+#: Setting -> why our default is not the paper's.
+REASONS: Final[Mapping[str, str]] = {
+    "outer_learning_rate": "at short intervals a heavy outer momentum loses (docs/results.md, outer)",
+    "outer_momentum": "at short intervals a heavy outer momentum loses (docs/results.md, outer)",
+    "keep": "no token that was trained is dropped",
+    "staleness_exponent": "a stale contribution moves the model less",
+    "max_staleness": "an island that was away for long takes the global parameters instead",
+    "caps": "one island that claims much, or opposed directions, cannot carry the model away",
+    "fragments": "small models have few tensors; with more, headers cost more than they spread",
+    "pacing": "the median is not led by the fastest island, and an early version is worth more",
+    "rounds_in_flight": "more are opened where round trips are long",
+    "grace_by_arrivals": "on links that are longer than tau steps, the formula leaves no time for anybody",
+    "hold": "what comes late is still worth something",
+    "outlier_factor": "one broken island must not poison the others",
+}
+
+
+def begun_with(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings that are given, over those of the profile among them."""
+    return {**PROFILES[Profile(given.get("profile", Profile.DECOUPLED))], **given}
 
 
 def settle(recipe: Recipe, inner_optimizer: str = "", demands: Sequence[Demand] = ()) -> Recipe:

@@ -65,7 +65,7 @@ class RoundTimes:
             quorum_s=self._quorum_s.get(),
             sync_s=self._sync_s.get(),
         )
-        arrivals_s = min(self.arrivals_p90_s(), c.sync_interval / 2 * step_s)
+        arrivals_s = min(self.arrivals_p90_s(), c.sync_interval / 2 * step_s) if c.grace_by_arrivals else 0.0
         return Waits(quorum=c.quorum, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
 
     def rounds_allowed(self, num_fragments: int, step_s: float) -> int:

@@ -116,6 +116,7 @@ def merge_weights(
     presence: float = 1.0,
     *,
     most_tokens_per_step: float = math.inf,
+    capped: bool = True,
 ) -> tuple[Weight, ...]:
     """Returns the weight of each contribution of one round, in the order given.
 
@@ -129,6 +130,7 @@ def merge_weights(
         exponent: Of :func:`staleness_weight`.
         presence: From :func:`presence_factor`.
         most_tokens_per_step: From :func:`most_tokens_per_step`; what an island claims beyond it is not weighed.
+        capped: Whether none of three or more islands may have more than half of the sum.
 
     Raises:
         ValueError: If there is no contribution, or one has no steps or fewer than no tokens.
@@ -139,7 +141,7 @@ def merge_weights(
         if trained.steps < 1 or trained.tokens < 0:
             counts = f"{trained.tokens} tokens in {trained.steps} steps"
             raise ValueError(f"contribution of {trained.island_id!r} counts {counts}, must be at least 0 in 1")
-    token_weights = _capped(contributions, most_tokens_per_step)
+    token_weights = _token_weights(contributions, most_tokens_per_step, capped=capped)
     total = math.fsum(token_weights)
     weights = []
     for trained, token_weight in zip(contributions, token_weights, strict=True):
@@ -155,8 +157,8 @@ def most_tokens_per_step(rates: Sequence[float]) -> float:
     return RATE_CAP * median_low(known) if known else math.inf
 
 
-def _capped(contributions: Sequence[Trained], most_tokens_per_step: float) -> list[float]:
-    """Returns ``n * n / s`` per contribution, with the heaviest of three or more islands cut to half of the new sum.
+def _token_weights(contributions: Sequence[Trained], most_tokens_per_step: float, *, capped: bool) -> list[float]:
+    """Returns ``n * n / s`` per contribution; where ``capped``, the heaviest of three or more islands has half at most.
 
     The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
     can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.
@@ -168,7 +170,7 @@ def _capped(contributions: Sequence[Trained], most_tokens_per_step: float) -> li
     for trained, weight in zip(contributions, weights, strict=True):
         of_island[trained.island_id].append(weight)
     sums = {island_id: math.fsum(parts) for island_id, parts in of_island.items()}
-    if sum(total > 0 for total in sums.values()) < ISLANDS_TO_CAP:  # who brings no tokens is no third one
+    if not capped or sum(total > 0 for total in sums.values()) < ISLANDS_TO_CAP:  # who brings no tokens is no third one
         return weights
     heaviest = max(sorted(sums), key=lambda island_id: sums[island_id])
     others = math.fsum(total for island_id, total in sums.items() if island_id != heaviest)

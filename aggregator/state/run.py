@@ -30,7 +30,7 @@ from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
 from aggregator.state.trouble import Troubles
 from broker.wire.fragments import FragmentManifest, shard_of
-from broker.wire.messages import FASTEST_STEP_S, RECIPE, Contribution, Phase, Reason, Recipe, Roster, recipe_of
+from broker.wire.messages import FASTEST_STEP_S, RECIPE, Contribution, Pacing, Phase, Reason, Recipe, Roster, recipe_of
 from broker.wire.schema import MAX_DATA_RANGES
 
 #: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
@@ -328,5 +328,7 @@ class Run:
         self.config = replace(self.config, **{name: getattr(recipe, name) for name in RECIPE})
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
-        self.pacer = Pacer(manifest.moving, self.config.sync_interval, self.clock, frozenset(self.moving))
+        c = self.config
+        fastest = c.quorum if c.pacing is Pacing.FIXED else 0
+        self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)
         self.emit(Manifested(manifest=manifest, recipe=recipe))

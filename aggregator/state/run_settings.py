@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any
 
 from aggregator.config import AggregatorConfig
+from aggregator.rules.recipes import begun_with
 from aggregator.state.records import manifest_from_rows
 from broker.process.declaring import Scope
 from broker.process.settings import Setting, build, settings_of
@@ -54,7 +55,7 @@ def recorded(config: AggregatorConfig) -> dict[str, Any]:
 
 
 def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> AggregatorConfig:
-    """Returns the settings of a life: those given, then the run's, then the defaults.
+    """Returns the settings of a life: those given, then the run's, then those of the profile, then the defaults.
 
     Args:
         given: Setting name -> value, of those that a flag, the environment or a file names.
@@ -69,7 +70,7 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
         if _OF_RUN[name].scope is Scope.FIXED and given.get(name, had) != had:
             cure = f"the run has {_plain(had)}, from its beginning to its end: leave it out, or start another run"
             raise ConfigError(name, _plain(given[name]), f"{cure} (another --run, and another --store)")
-    return build(AggregatorConfig, {**known, **given})
+    return build(AggregatorConfig, begun_with({**known, **given}))
 
 
 def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> AggregatorConfig:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 from broker.process.settings import refuse_unknown, settings_of
-from broker.process.values import from_flag, typed
+from broker.process.values import typed
+from broker.wire.errors import ConfigError
 from broker.wire.messages import Demand, Recipe
 
 _SETTINGS = {each.name: each for each in settings_of(Recipe)}
@@ -21,7 +22,9 @@ def demands_of(table: Mapping[str, Any]) -> tuple[Demand, ...]:
     """
     refuse_unknown(table, _SETTINGS, where="recipe")
     values = {name: typed(name, value, _SETTINGS[name].type) for name, value in table.items()}
-    return tuple(Demand(name=name, value=_text(value)) for name, value in sorted(values.items()) if value is not None)
+    return tuple(
+        Demand(name=name, value=json.dumps(value)) for name, value in sorted(values.items()) if value is not None
+    )
 
 
 def demanded(demands: Sequence[Demand]) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def demanded(demands: Sequence[Demand]) -> dict[str, Any]:
         ConfigError: As :func:`demands_of`.
     """
     refuse_unknown({each.name: each.value for each in demands}, _SETTINGS, where="recipe")
-    return {each.name: from_flag(each.name, each.value, _SETTINGS[each.name].type) for each in demands}
+    return {each.name: typed(each.name, _read(each), _SETTINGS[each.name].type) for each in demands}
 
 
 def contradicted(recipe: Recipe, demands: Sequence[Demand]) -> str:
@@ -44,9 +47,12 @@ def contradicted(recipe: Recipe, demands: Sequence[Demand]) -> str:
         has = getattr(recipe, name)
         if wanted != has:
             cure = "leave it out at the island, or start another run with it"
-            return f"{name} is {_text(wanted)} at the island, and {_text(has)} in the run's recipe: {cure}"
+            return f"{name} is {wanted} at the island, and {has} in the run's recipe: {cure}"
     return ""
 
 
-def _text(value: Any) -> str:
-    return str(value.value if isinstance(value, Enum) else value)
+def _read(demand: Demand) -> Any:
+    try:
+        return json.loads(demand.value)
+    except ValueError as err:
+        raise ConfigError(demand.name, demand.value, "must be JSON") from err

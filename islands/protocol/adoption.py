@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from broker.routing.deafness import Carried, Hearing
 from broker.routing.resending import Patience
-from broker.wire.messages import BROKER, Reason, Resolution, Version, Want
+from broker.wire.messages import BROKER, Pacing, Reason, Recipe, Resolution, Version, Want
 from islands.protocol.events import Action, Note, Prepare, RefreshOptimizer, RenewBulk, Send
 from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Stage
@@ -109,6 +109,8 @@ class Adoption:
             return
         assert fragment.newer is not None
         assert training.settings is not None
+        if self._early(fragment, training.settings.recipe):
+            return
         # Nothing to come, and nothing trained since the last hand-over, or nobody to merge it: the global parameters,
         # exactly.
         settled = training.stopped and (fragment.handed == training.at or self._fleet.ended)
@@ -118,6 +120,16 @@ class Adoption:
         fragment.overwrite = False
         fragment.doing.take("prepare")
         actions.append(Prepare(version=fragment.incoming, keep=keep))
+
+    def _early(self, fragment: Fragment, recipe: Recipe) -> bool:
+        """Whether a version is to wait: with a fixed schedule it is adopted tau steps after the last capture.
+
+        What is prepared after one boundary is installed at the next.
+        """
+        training = self._training
+        if recipe.pacing is not Pacing.FIXED or training.stopped or fragment.version < 0 or fragment.overwrite:
+            return False
+        return training.at.step < fragment.handed.step + recipe.overlap - 1
 
     def prepared(self, fragment_id: int) -> None:
         """A version can be installed at the next boundary."""

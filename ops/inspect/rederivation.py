@@ -174,7 +174,7 @@ class Rederivation:
             digests: (fragment, version) -> digest, as far as tape and ledger tell.
         """
         manifest = None if self._core is None else self._core.run.manifest
-        if row is None or manifest is None:
+        if row is None or manifest is None or self._core is None:
             self.unclaimed += 1
             return ""
         p, version = row["fragment_id"], row["fragment_version"]
@@ -187,7 +187,13 @@ class Rederivation:
             return FragmentState(params=params, momentum=momentum, version=version - 1)
 
         try:
-            action = Merge(round_id=round_id, fragment_id=p, fragment_version=version, parts=_parts_of_row(row))
+            action = Merge(
+                round_id=round_id,
+                fragment_id=p,
+                fragment_version=version,
+                parts=_parts_of_row(row),
+                capped=self._core.run.config.caps,
+            )
             self._derived(manifest.fragments[p], action, before, row["digest"], "in the ledger")
         except _Contradiction as err:
             return str(err)

@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
+from aggregator.rules.recipes import PROFILES
 from broker.config import BrokerConfig
 from broker.process import flags, settings
 from broker.process.declaring import setting
 from broker.process.toml import dump
-from broker.process.values import expanded
+from broker.process.values import expanded, typed
 from broker.registry import redis_address
 from broker.wire.addresses import MAX_BROKERS
 from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
-from broker.wire.messages import RECIPE
+from broker.wire.messages import RECIPE, Profile
 from islands.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
@@ -267,6 +268,8 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
     island = part(IslandConfig, "island")
     task = _task_options(tables.get("task", {}), up)
+    profile = getattr(args, "profile", None) or tables.get("recipe", {}).get("profile", Profile.DECOUPLED)
+    usual["aggregator"] |= PROFILES[typed("profile", profile, Profile)]
     if island.task == LANGUAGE and "merge" in task:  # where releases before the recipe had it
         usual["aggregator"]["merge"] = task.pop("merge")
     plan = LocalPlan(

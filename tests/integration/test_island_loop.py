@@ -170,9 +170,8 @@ def test_a_numpy_loop_trains_to_the_end_and_gets_the_runs_parameters(tmp_path):
 
 
 def test_an_island_that_insists_on_another_recipe_is_refused_with_both_values(hub):
-    with join(hub, params_of(), recipe={"keep": 1, "codec": "bf16"}):
-        with pytest.raises(ConfigError) as refused:
-            join(hub, params_of(), recipe={"outer_momentum": 0.75})
+    with join(hub, params_of(), recipe={"keep": 1, "codec": "bf16"}), pytest.raises(ConfigError) as refused:
+        join(hub, params_of(), recipe={"outer_momentum": 0.75})
     has = hub.core.run.config.outer_momentum
     assert f"outer_momentum is 0.75 at the island, and {has} in the run's recipe" in str(refused.value)
 

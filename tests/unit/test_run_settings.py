@@ -7,7 +7,7 @@ from aggregator.state.run_settings import Change, changes, recorded, settled
 from broker.process.declaring import Scope
 from broker.process.settings import settings_of
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Codec, MergeRule
+from broker.wire.messages import Codec, MergeRule, Pacing, Profile
 from tests.aggregator_hand import Desk
 from tests.taped import Taped
 from tests.unit.test_replay import played
@@ -28,6 +28,12 @@ def with_scope(scope):
 
 def another(setting):
     """A value that the setting does not have by default."""
+    if setting.type is bool:
+        return not setting.default
+    if setting.type is Pacing:
+        return Pacing.FIXED
+    if setting.type is Profile:
+        return Profile.PAPER
     if setting.default is None:  # open
         return {"merge": MergeRule.MEAN}.get(setting.name, 0.25)
     return Codec.F32 if setting.type is Codec and setting.default is not Codec.F32 else setting.default + 3

@@ -26,6 +26,20 @@ class MergeRule(StrEnum):
     MEAN = "mean"  # the plain weighted mean
 
 
+class Profile(StrEnum):
+    """A named set of settings that a recipe begins with (:mod:`aggregator.rules.recipes`)."""
+
+    DECOUPLED = "decoupled"  # ours
+    PAPER = "paper"  # Decoupled DiLoCo as published, arXiv 2604.21428
+
+
+class Pacing(StrEnum):
+    """The rule by which fragments fall due and versions are adopted (design, section 4.1)."""
+
+    ADAPTIVE = "adaptive"  # due by the lower median of the islands, adopted as soon as may be
+    FIXED = "fixed"  # when t mod H = t_p, t being the steps of the K-th fastest; adopted tau steps after capture
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The recipe of a run. Every field is a key of the table ``[recipe]`` and a flag of ``atoll aggregator``.
@@ -36,8 +50,11 @@ class Recipe:
     Three are None until the first island joins, unless they are given; then they suit its inner optimizer.
     """
 
+    profile: Profile = fixed(
+        Profile.DECOUPLED, "settings to begin with; those that are given win", subject="learning rule"
+    )
     merge: MergeRule | None = fixed(
-        None, "how pseudo-gradients of matrices are merged (default: by the inner optimizer)", subject="learning rule"
+        None, "how pseudo-gradients of matrices are merged (default: by the inner optimizer)"
     )
     outer_learning_rate: float | None = changeable(
         None, "learning rate of the outer optimizer (default: by the inner optimizer)"
@@ -49,13 +66,17 @@ class Recipe:
     staleness_exponent: float = changeable(0.5, "how fast a stale contribution loses weight; 0: not at all")
     presence_exponent: float = changeable(0.0, "how much the outer step shrinks where islands are missing; 0: not")
     max_staleness: int = changeable(8, "versions that the oldest step of a contribution may be behind")
+    caps: bool = changeable(True, "limit what one island weighs, and how long a merge of opposed directions is")
 
     fragments: int = fixed(8, "fragments that the model is cut into", subject="rounds")
     sync_interval: int = fixed(24, "inner steps between two merges of one fragment")
+    pacing: Pacing = fixed(Pacing.ADAPTIVE, "when fragments fall due and versions are adopted")
     overlap: int = changeable(2, "inner steps that may pass between sending a fragment and adopting its new version")
     rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more")
     quorum: int = changeable(1, "islands that are enough to close a round; with fewer alive, those are enough")
     grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers")
+    grace_by_arrivals: bool = changeable(True, "wait as long as nine in ten contributions took lately, if that is more")
+    hold: bool = changeable(True, "keep contributions that come after their round for the next one, or refuse them")
     round_timeout_s: float = changeable(30.0, "seconds after which a round closes with what it has")
     outlier_factor: float = changeable(
         10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that"
@@ -107,7 +128,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """One setting of the recipe that an island insists on, as text: the run has it so, or refuses the island."""
+    """A setting of the recipe that an island insists on, its value as JSON: the run has it so, or refuses the island."""
 
     name: str
     value: str
@@ -140,6 +161,7 @@ def recipe_line(table: Mapping[str, Any]) -> str:
     """Returns a table of :func:`recipe_table` in one line for people; the rest is in the table."""
     if "outer_momentum" not in table:
         return "open until the first island joins"
-    step = f"{table['merge']}, outer rate {table['outer_learning_rate']:g}, momentum {table['outer_momentum']:g}"
+    rate, momentum = table["outer_learning_rate"], table["outer_momentum"]
+    step = f"{table['profile']}: {table['merge']}, outer rate {rate:g}, momentum {momentum:g}"
     rounds = f"H {table['sync_interval']}, {table['fragments']} fragments, tau {table['overlap']}, K {table['quorum']}"
     return f"{step}; {rounds}; keep {table['keep']:g}; {table['codec']} ({recipe_digest(table)})"

@@ -92,6 +92,7 @@ class Reason(StrEnum):
     OUTLIER = "outlier"  # far longer than what the fleet sends: its norm per step
     IMPLAUSIBLE = "implausible"  # counters that do not fit each other or the declared tokens per step
     QUARANTINED = "quarantined"  # the island has offended again and again: not looked at for a while
+    LATE = "late"  # its round has closed, and the recipe holds none for the next one
     SHARE_MOVED = "share_moved"  # trained on data that is in the hands of another island by now
     RUN_ENDED = "run_ended"  # the run is over: nothing is merged any more
     # a contribution, for now: send it again
