@@ -128,7 +128,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """A setting of the recipe that an island insists on, its value as JSON: the run has it so, or refuses the island."""
+    """A setting of the recipe that an island insists on, with its value as JSON."""
 
     name: str
     value: str
