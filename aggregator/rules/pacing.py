@@ -164,7 +164,9 @@ class Pacer:
         self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
         # Fragment k is first due after (k + 1) * H / P steps: so much of an interval counts as done at the start.
         self._early: dict[int, float] = {}  # by how many steps a fragment's next round comes before its place
-        self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(every)}
+        # With a fixed schedule half a step later: at a boundary some islands would be before it, and some behind.
+        wait = 0.5 if fastest else 0.0
+        self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing - wait for k, p in enumerate(every)}
 
     def resume(self, last_rounds: Mapping[int, int]) -> None:
         """Goes on after a leader that is gone: what waits longest is due first, and at once; the others keep apart.
