@@ -33,11 +33,12 @@ from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
 from ops.processes.supervision import RestartPolicy
-from ops.run import daemons, local_plan, resume
+from ops.run import daemons, explained, local_plan, resume
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.local_plan import LocalPlan
 from ops.run.prepare import prepare
 from ops.run.report import Metrics, Report, RunFacts, build_report, render
+from ops.terminal import Screen
 from ops.text import finite
 
 POLL_S = 0.1
@@ -85,6 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN_DIR",
         help=f"go on with the run in this directory, with its own settings; only {resume.CHANGES_HELP}",
     )
+    parser.add_argument(
+        "--explain-settings",
+        action="store_true",
+        help="show every setting that decides learning, with the paper's beside it, and start nothing (also as --json)",
+    )
     local_plan.add_arguments(parser)
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
@@ -97,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         Unavailable: The run directory cannot be written, or there is no Redis; nothing is left running.
     """
     started_s = time.monotonic()
+    if args.explain_settings:
+        return _explain(args)
     plan = prepare(args)
     run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None)
     with Signals() as signals, Display() as display:
@@ -116,6 +124,18 @@ def run(args: argparse.Namespace) -> int:
     finally:  # said at least, where it cannot be kept
         print(json.dumps(report, allow_nan=False) if args.json else render(report), flush=True)
     return status
+
+
+def _explain(args: argparse.Namespace) -> int:
+    """Shows the settings that decide learning, and starts nothing."""
+    url = "redis://127.0.0.1:6379"  # of no concern here, as are directory and port
+    plan = local_plan.resolve(args, run_dir=Path("run").absolute(), port=1024, redis_url=url, redis_port=None)
+    rows = explained.explained(plan.aggregator)
+    if args.json:
+        print(json.dumps(explained.as_rows(rows)))
+    else:
+        Screen().print(explained.render(plan.aggregator.profile, rows))
+    return 0
 
 
 # --- during -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Manifested, Note
-from aggregator.rules.recipes import ADAMW, MUON, settle, suited_to
+from aggregator.rules.recipes import ADAMW, MUON, REASONS, begun_with, settle, suited_to
+from aggregator.rules.round_times import RoundTimes
+from aggregator.state.run_settings import settled
 from broker.process.demands import contradicted, demands_of
 from broker.process.settings import own_table, settings_of
 from broker.wire.errors import ConfigError
@@ -17,6 +19,8 @@ from broker.wire.messages import (
     Codec,
     Demand,
     MergeRule,
+    Pacing,
+    Profile,
     Reason,
     Recipe,
     Refused,
@@ -26,6 +30,7 @@ from broker.wire.messages import (
     recipe_of,
     recipe_table,
 )
+from ops.run.explained import explained
 from tests.aggregator_hand import Desk, of, sent
 
 SETTLED = settle(Recipe())
@@ -153,3 +158,62 @@ def test_a_record_from_before_the_recipe_had_a_merge_rule_takes_it_from_the_mani
     again = Desk(disk=made.disk)
     assert again.run.config.merge is MergeRule.MEAN
     assert sent(again.join("b"), Welcome)
+
+
+# --- profiles -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_given_wins_over_the_profile_and_the_profile_over_defaults():
+    config = settled({"run_id": "demo", "profile": Profile.PAPER, "keep": 0.5}, None)
+    assert (config.keep, config.sync_interval, config.pacing) == (0.5, 24, Pacing.FIXED)
+    assert recipe_of(settled({"run_id": "demo"}, None)) == Recipe()
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_a_profile_names_settings_of_a_recipe_that_go_together(profile):
+    recipe = Recipe(**begun_with({"profile": profile}))
+    assert recipe.profile is profile
+    assert settle(recipe).settled
+
+
+def test_every_setting_in_which_we_differ_from_the_paper_has_a_reason():
+    paper, ours = Recipe(**begun_with({"profile": Profile.PAPER})), settle(Recipe())
+    differing = {name for name in RECIPE if getattr(paper, name) != getattr(ours, name)} - {"profile"}
+    assert differing == REASONS.keys()
+
+
+def test_what_comes_after_its_round_is_refused_where_nothing_is_held_and_is_no_offence():
+    made = Desk(hold=False, quorum=1, grace_factor=0.0, grace_by_arrivals=False)
+    made.gather("a", "b")
+    round_id = made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.tick(0.5)
+    assert round_id not in made.run.open_rounds
+    made.offer("b", 0, 4, base=0, round_id=round_id)
+    assert made.run.refusals == {Reason.LATE: 1}
+    assert made.run.ledger.books().tokens()["wasted"] == {Reason.LATE: 40}
+    assert not list(made.run.quarantine.now(made.now_s))
+
+
+def test_grace_by_its_formula_alone_does_not_wait_for_arrivals():
+    for by_arrivals, waited in ((True, 2.0), (False, 0.0)):
+        times = RoundTimes(AggregatorConfig(grace_by_arrivals=by_arrivals))
+        times.opened(1, 0.0)
+        times.arrived(1, 2.0)
+        assert times.waits(1.0).arrivals_s == waited
+
+
+def test_settings_are_explained_with_their_source_and_the_papers_beside_them():
+    rows = {row.setting: row for row in explained(Recipe(**begun_with({"profile": Profile.PAPER, "keep": 0.5})))}
+    assert tuple(rows) == RECIPE[1:]
+    assert (rows["keep"].value, rows["keep"].source, rows["keep"].paper) == (0.5, "given", 0.0)
+    assert (rows["caps"].source, rows["overlap"].source, rows["grace_factor"].source) == (
+        "profile",
+        "profile",
+        "default",
+    )
+    assert {row.setting for row in explained(Recipe()) if row.source == "inner optimizer"} == {
+        "merge",
+        "outer_learning_rate",
+        "outer_momentum",
+    }
