@@ -35,6 +35,7 @@ from islands.arrays.ties import Ties
 from islands.arrays.tree import Tree
 from islands.config import IslandConfig
 from islands.protocol import core
+from islands.protocol.lockstep import Lockstep
 from islands.restoring import LOOK_EVERY_S, from_checkpoint, from_donor
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
@@ -101,6 +102,7 @@ class Island:
         self._shares = exchange.shares
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
+        self._lockstep = Lockstep(self._membership.settings.recipe, self._membership.moving)
         self._beginning = InitialValues(())
         self._given: list[tuple[str, Any]] = []  # leaves of the optimizer's state as restore was given it
         self._ties = Ties(self._parameters.tied)
@@ -204,9 +206,12 @@ class Island:
         self.reset_optimizer = False
         if loss is not None:
             exchange.losses.append(loss)
-        if exchange.ready or exchange.watched or (exchange.snapshot_wanted and state is not None):
-            params = self._boundary(params, state)
+        due = self._lockstep.due(self.inner_step, self._versions)
+        if exchange.ready or exchange.watched or due or (exchange.snapshot_wanted and state is not None):
+            params = self._boundary(params, state, due=due)
         exchange.position = Position(self.inner_step, self.tokens)
+        while self._lockstep.holds(self.inner_step, self._versions) and not exchange.done:
+            params = self._wait(params)
         if exchange.shares is not self._shares:
             self._shares = exchange.shares
             self.share.hold(self._shares)
@@ -347,11 +352,9 @@ class Island:
     @property
     def schedule(self) -> Schedule:
         """The progress of the whole run in steps of this island, for learning rates."""
-        settings = self._membership.settings
-        unit = settings.tokens_per_fleet_step
-        if not self._tokens_per_step:  # left open when joining: the average so far says it
-            steps = max(1, self.inner_step - self._membership.start.step)
-            unit = max(1, (self.tokens - self._membership.start.tokens) * self._shares[0].count // steps)
+        start, settings = self._membership.start, self._membership.settings
+        steps, tokens = self.inner_step - start.step, self.tokens - start.tokens
+        unit = self._membership.schedule_unit(self._tokens_per_step, steps, tokens, self._shares[0].count)
         # Of the core, which belongs to the other thread, this reads one value that is replaced as a whole.
         step = int(self._machine.schedule_tokens(self.tokens) / unit)
         return Schedule(step=step, total_steps=settings.total_tokens // unit)
@@ -379,8 +382,25 @@ class Island:
 
     # --- boundaries -------------------------------------------------------------------------------------------
 
-    def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
-        """Installs the versions that are ready, then copies the fragments that are watched."""
+    def _wait(self, params: Tree) -> Tree:
+        """Waits for a version, as islands in lockstep do; returns the parameters, with it once it is here."""
+        exchange = self._exchange
+        if exchange.error is not None:
+            raise exchange.error
+        self._check()
+        exchange.news.wait(LOOK_EVERY_S)
+        exchange.news.clear()
+        return self._boundary(params, None) if exchange.ready else params
+
+    def _boundary(
+        self,
+        params: Tree,
+        state: tuple[Any, int | None] | None,
+        *,
+        stopped: bool = False,
+        due: frozenset[int] = frozenset(),
+    ) -> Tree:
+        """Installs the versions that are ready, then copies the fragments that are watched, or due in lockstep."""
         exchange, parameters, placements = self._exchange, self._parameters, self._array_work.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
@@ -396,7 +416,7 @@ class Island:
                 told.append((install, tuple(before) if install.keep else ()))
                 adopted.append((install, before, installed[p]))
                 self._versions[p] = install.fragment_version
-        wanted = exchange.watched
+        wanted = exchange.watched | due
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
             wanted = frozenset(installed if self._stopped else self._membership.moving)

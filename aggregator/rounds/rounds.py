@@ -19,7 +19,7 @@ from aggregator.rules.staleness import Trained, mean_staleness, merge_weights, m
 from aggregator.state.fragment import Fragment
 from aggregator.state.round import Round
 from aggregator.state.run import Run
-from broker.wire.messages import Merged, Phase
+from broker.wire.messages import Merged, Pacing, Phase
 
 #: Time for islands that a broker's outage cut off to come back in, in heartbeats: measured are up to 2.7.
 HEARTBEATS_TO_SETTLE = 3
@@ -68,12 +68,25 @@ class Rounds:
         run = self._run
         for round_ in list(run.open_rounds.values()):
             self._close_if_decided(round_)
-        while run.phase is Phase.RUNNING and run.pacer is not None and len(run.busy) < self._allowed():
+        while (
+            run.phase is Phase.RUNNING
+            and run.pacer is not None
+            and len(run.busy) < self._allowed()
+            and self._may_open()
+        ):
             due = run.pacer.most_overdue(run.now_s, run.unready)
             if due is None:
                 break
             run.pacer.opened(due, run.now_s)
             self.open(due)
+
+    def _may_open(self) -> bool:
+        """Whether somebody can answer; where islands wait for each other, the first time everybody that is expected."""
+        run, c = self._run, self._run.config
+        if c.pacing is not Pacing.LOCKSTEP:
+            return True
+        begun = any(version > 0 for version in run.versions)
+        return sum(m.ready for m in run.members.live(run.now_s)) >= (1 if begun else c.quorum or c.islands)
 
     def open(self, p: int, *, flush: bool = False) -> None:
         """Opens a round: everyone who can train is asked, and what was held joins it."""

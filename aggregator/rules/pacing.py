@@ -281,6 +281,36 @@ class Pacer:
         return max(0, islands - self._fastest) if self._fastest else (islands - 1) // 2
 
 
+class Lockstep:
+    """Decides likewise where islands wait for each other: each fragment is due as soon as it has no round."""
+
+    spacing_steps = 0.0
+
+    def __init__(self, fragment_ids: Iterable[int]) -> None:
+        self._fragment_ids = tuple(fragment_ids)
+
+    def resume(self, last_rounds: Mapping[int, int]) -> None:
+        """Nothing is to be caught up."""
+
+    def progress(self, fragment_id: int, now_s: float) -> float:
+        """Returns 0: no fragment waits for steps."""
+        return 0.0
+
+    def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
+        """Returns a fragment that has no round, or None."""
+        return next((p for p in self._fragment_ids if p not in busy), None)
+
+    def opened(self, fragment_id: int, now_s: float) -> None:
+        """Nothing is counted from there."""
+
+    def forget(self, island_id: str) -> None:
+        """No island's steps are known here."""
+
+    def due_in_s(self, fragment_ids: Iterable[int], now_s: float) -> dict[int, float]:
+        """Returns nothing: what has no round gets one with the next event."""
+        return {}
+
+
 class MovingAverage:
     """An exponential average that no sample spoils for long, be it an outage or a compilation at the beginning.
 

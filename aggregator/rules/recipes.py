@@ -35,6 +35,21 @@ def suited_to(inner_optimizer: str) -> OuterDefaults:
 #: No contribution of a run is so many versions old.
 NO_LIMIT: Final = 1_000_000
 
+#: What the ancestors have in common. Their H is 500 (DiLoCo), 30 and 100 (Streaming); here it is that of the others.
+_ANCESTOR: Final[dict[str, Any]] = {
+    "merge": MergeRule.MEAN,
+    "keep": 0.0,
+    "staleness_exponent": 0.0,
+    "max_staleness": NO_LIMIT,
+    "caps": False,
+    "pacing": Pacing.LOCKSTEP,
+    "quorum": 0,
+    "grace_by_arrivals": False,
+    "round_timeout_s": 3600.0,
+    "outlier_factor": 0.0,
+    "codec": Codec.F32,
+}
+
 #: Settings of each profile, where they are not the defaults of :class:`Recipe`. The paper's are those of Decoupled
 #: DiLoCo (https://arxiv.org/abs/2604.21428); rate and momentum, which it does not print, are DiLoCo's.
 PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
@@ -57,6 +72,21 @@ PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
         "hold": False,
         "outlier_factor": 0.0,
         "codec": Codec.BF16,
+    },
+    Profile.DILOCO: _ANCESTOR
+    | {
+        "outer_learning_rate": 0.7,
+        "outer_momentum": 0.9,
+        "fragments": 1,
+        "overlap": 0,
+    },
+    Profile.STREAMING: _ANCESTOR
+    | {
+        "outer_learning_rate": 0.4,
+        "outer_momentum": 0.9,
+        "mix": 0.5,
+        "overlap": 2,
+        "codec": Codec.INT4,
     },
 }
 

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from aggregator.config import AggregatorConfig
 from aggregator.rules.pacing import MovingAverage
 from aggregator.rules.quorum import Waits, grace_window_s
+from broker.wire.messages import Pacing
 
 #: Arrivals remembered for the 90th percentile, and rounds whose late arrivals still count into it.
 REMEMBERED = 64
@@ -66,10 +67,12 @@ class RoundTimes:
             sync_s=self._sync_s.get(),
         )
         arrivals_s = min(self.arrivals_p90_s(), c.sync_interval / 2 * step_s) if c.grace_by_arrivals else 0.0
-        return Waits(quorum=c.quorum, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
+        return Waits(quorum=c.quorum or c.islands, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
 
     def rounds_allowed(self, num_fragments: int, step_s: float) -> int:
         """Returns how many rounds may be open: enough that one journey's length does not stretch H."""
+        if self._config.pacing is Pacing.LOCKSTEP:
+            return num_fragments
         if not step_s:
             return self._config.rounds_in_flight
         journey_steps = self._journey_s.get() / step_s

@@ -18,7 +18,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_shares import DataShares
 from aggregator.ledger.ledger import Ledger
-from aggregator.rules.pacing import Pacer, StepClock
+from aggregator.rules.pacing import Lockstep, Pacer, StepClock
 from aggregator.rules.quarantine import Quarantine
 from aggregator.rules.round_times import RoundTimes
 from aggregator.state.founding import Founding
@@ -67,7 +67,7 @@ class Run:
         self.ledger = Ledger({})
         self.routes = Routes()
         self.clock = StepClock(config.heartbeat_interval_s, self.counts)
-        self.pacer: Pacer | None = None
+        self.pacer: Pacer | Lockstep | None = None
         self.round_times = RoundTimes(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
@@ -329,6 +329,9 @@ class Run:
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
         c = self.config
-        fastest = c.quorum if c.pacing is Pacing.FIXED else 0
-        self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)
+        if c.pacing is Pacing.LOCKSTEP:
+            self.pacer = Lockstep(self.moving)
+        else:
+            fastest = (c.quorum or c.islands) if c.pacing is Pacing.FIXED else 0
+            self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)
         self.emit(Manifested(manifest=manifest, recipe=recipe))

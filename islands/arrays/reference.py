@@ -124,13 +124,16 @@ class Reference:
                 np.subtract(reference, delta, out=reference)
         return tuple(payload)
 
-    def shift(self, payload: Sequence[Encoded], keep: float, dtypes: Sequence[np.dtype[Any]]) -> tuple[Array, ...]:
+    def shift(
+        self, payload: Sequence[Encoded], keep: float, dtypes: Sequence[np.dtype[Any]], *, mixes: bool = False
+    ) -> tuple[Array, ...]:
         """Returns what has to be added to ``keep * local`` to adopt a version; with ``keep = 0``, the version.
 
         Args:
             payload: The version's, checked against the tensors.
             keep: Share of the local progress that survives.
             dtypes: Of the local parameters.
+            mixes: ``keep`` is the share of the local value itself, which the version is mixed with.
 
         Returns:
             Arrays in the tensors' shapes, in :func:`wide_dtype`; with ``keep = 0`` float32, possibly read-only.
@@ -145,14 +148,20 @@ class Reference:
         with np.errstate(over="ignore", invalid="ignore"):
             for encoded, reference, dtype in zip(payload, self.values, dtypes, strict=True):
                 target = decode_tensor(encoded)
-                from_where = reference.reshape(target.shape)
+                from_where = target if mixes else reference.reshape(target.shape)
                 if keep != 1:
                     from_where = np.float32(keep) * from_where
                 shifts.append(np.subtract(target, from_where, dtype=wide_dtype(dtype)))
         return tuple(shifts)
 
     def installed(
-        self, shift: Sequence[Array], keep: float, dtypes: Sequence[np.dtype[Any]], before: Sequence[Array]
+        self,
+        shift: Sequence[Array],
+        keep: float,
+        dtypes: Sequence[np.dtype[Any]],
+        before: Sequence[Array],
+        *,
+        mixes: bool = False,
     ) -> None:
         """Moves the reference to where an installation has put the local parameters.
 
@@ -161,6 +170,7 @@ class Reference:
             keep: As given there.
             dtypes: Of the local parameters.
             before: The local parameters that were replaced; none are needed with ``keep = 0``.
+            mixes: As given there. The reference becomes the version itself.
 
         Raises:
             LocalProtocolError: If a shape has changed.
@@ -173,6 +183,10 @@ class Reference:
                     flat = _flat(value)
                     for here in _blocks(flat.size):
                         reference[here] = _widened(flat[here].astype(dtype))
+                return
+            if mixes:
+                for reference, move in zip(self.values, shift, strict=True):
+                    np.divide(_flat(move), np.float32(1 - keep), out=reference, casting="same_kind")
                 return
             _check(self._tensors, before)
             for reference, move, leaf in zip(self.values, shift, before, strict=True):

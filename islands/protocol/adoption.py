@@ -115,11 +115,14 @@ class Adoption:
         # exactly.
         settled = training.stopped and (fragment.handed == training.at or self._fleet.ended)
         first = fragment.version < 0
-        keep = 0.0 if fragment.overwrite or settled or first else training.settings.recipe.keep
+        recipe = training.settings.recipe
+        whole = fragment.overwrite or settled or first
+        mixes = recipe.mix > 0 and not whole
+        keep = 0.0 if whole else recipe.keep or recipe.mix
         fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
         fragment.overwrite = False
         fragment.doing.take("prepare")
-        actions.append(Prepare(version=fragment.incoming, keep=keep))
+        actions.append(Prepare(version=fragment.incoming, keep=keep, mixes=mixes))
 
     def _early(self, fragment: Fragment, recipe: Recipe) -> bool:
         """Whether a version is to wait: with a fixed schedule it is adopted tau steps after the last capture.
@@ -127,7 +130,7 @@ class Adoption:
         What is prepared after one boundary is installed at the next.
         """
         training = self._training
-        if recipe.pacing is not Pacing.FIXED or training.stopped or fragment.version < 0 or fragment.overwrite:
+        if recipe.pacing is Pacing.ADAPTIVE or training.stopped or fragment.version < 0 or fragment.overwrite:
             return False
         return training.at.step < fragment.handed.step + recipe.overlap - 1
 

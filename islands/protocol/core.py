@@ -23,6 +23,7 @@ from broker.wire.messages import (
     FetchState,
     FleetState,
     Join,
+    Pacing,
     Phase,
     Reason,
     Refused,
@@ -439,7 +440,9 @@ class Island:
     def _watch(self, actions: list[Action]) -> None:
         """Has copies taken of the fragments that are asked for, or soon will be."""
         asked = (p for p, fragment in self.fragments.items() if fragment.asked is not None)
-        watched = frozenset() if self._training.stopped else self._fleet.due_soon.union(asked)
+        settings = self._training.settings
+        in_step = settings is not None and settings.recipe.pacing is Pacing.LOCKSTEP  # drivers know the steps
+        watched = frozenset() if self._training.stopped or in_step else self._fleet.due_soon.union(asked)
         if watched != self._watched:
             self._watched = watched
             actions.append(Watch(fragments=watched))

@@ -215,11 +215,13 @@ class Prepare:
     """Place ``version`` so that installing is one addition. Completion: :class:`Prepared`.
 
     ``keep`` is the share of local progress since capture that survives: local <- version + keep * (local - reference),
-    reference <- version.
+    reference <- version. Where it ``mixes``, ``keep`` is the share of the local value itself:
+    local <- keep * local + (1 - keep) * version.
     """
 
     version: Version
     keep: float
+    mixes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,18 @@ from typing import assert_never
 from broker.routing.deafness import Carried
 from broker.routing.resending import Backoff, Patience
 from broker.wire.fragments import shard_of
-from broker.wire.messages import AGGREGATOR, Contribution, Fate, FleetState, Nothing, Phase, Resolution, Seed, Version
+from broker.wire.messages import (
+    AGGREGATOR,
+    Contribution,
+    Fate,
+    FleetState,
+    Nothing,
+    Pacing,
+    Phase,
+    Resolution,
+    Seed,
+    Version,
+)
 from broker.wire.ranges import StepRange
 from islands.protocol.data_shares import Cursor, Trail, TrainedBatch
 from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
@@ -83,6 +94,12 @@ class HandOver:
             pending = Pending(each, self._pauses(each.fragment_id), sent_at_s=now_s, sent_once=False)
             self._training.fragments[each.fragment_id].outstanding[key] = pending
 
+    @property
+    def _in_step(self) -> bool:
+        """Whether islands hand over at fixed steps, and wait for each other."""
+        settings = self._training.settings
+        return settings is not None and settings.recipe.pacing is Pacing.LOCKSTEP
+
     # --- what the aggregators ask for -------------------------------------------------------------------------
 
     def asked(self, state: FleetState, now_s: float, actions: list[Action], carried: Carried | None = None) -> None:
@@ -129,6 +146,10 @@ class HandOver:
         """Answers the open round of a fragment, if it can be answered now."""
         if fragment.stage is Stage.CAPTURING:
             return
+        if self._in_step and not self._training.stopped:
+            if fragment.stage is Stage.IDLE and fragment.copy is not None and fragment.copy.step > fragment.handed.step:
+                self._answer(p, fragment, fragment.copy, now_s, actions)
+            return  # else it has not come to the step yet
         if fragment.congested and not self._training.stopped:
             self._pass(p, fragment, now_s, actions)
         elif fragment.copy is not None and fragment.answerable(self._training.at):

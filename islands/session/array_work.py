@@ -138,7 +138,7 @@ class ArrayWork:
             return str(err)
         return flaw
 
-    async def prepare(self, version: Version, keep: float) -> Install:
+    async def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> Install:
         """Returns a version, placed so that installing it is one addition."""
         p = version.fragment_id
         reference, manifest = self._references[p], self._manifest
@@ -146,11 +146,12 @@ class ArrayWork:
 
         def prepare() -> Install:
             here = self.placements[p]
-            shift = reference.shift(version.payload, keep, here.dtypes)
+            shift = reference.shift(version.payload, keep, here.dtypes, mixes=mixes)
             return Install(
                 fragment_id=p,
                 fragment_version=version.fragment_version,
                 keep=keep,
+                mixes=mixes,
                 placed=tuple(here.place(shift, keep)),
                 shift=shift,
                 dtypes=here.dtypes,
@@ -165,7 +166,7 @@ class ArrayWork:
 
         def settle() -> None:
             replaced = [placement.to_host(leaf) for leaf in before]
-            reference.installed(install.shift, install.keep, install.dtypes, replaced)
+            reference.installed(install.shift, install.keep, install.dtypes, replaced, mixes=install.mixes)
 
         await self._in_turn(install.fragment_id, settle)
 

@@ -40,6 +40,7 @@ class Install:
         fragment_id: Of the fragment.
         fragment_version: Which version of it.
         keep: Share of the local progress that survives.
+        mixes: It is one of the local value itself.
         placed: Per tensor, what :func:`islands.arrays.placement.install` adds, or with ``keep = 0`` puts in place.
         shift: The same on the host, before it was placed.
         dtypes: Of the local parameters.
@@ -49,6 +50,7 @@ class Install:
     fragment_id: int
     fragment_version: int
     keep: float
+    mixes: bool
     placed: tuple[Leaf, ...]
     shift: tuple[Array, ...]
     dtypes: tuple[np.dtype[Any], ...]
@@ -118,6 +120,17 @@ class JoinedRun:
     settings: RunSettings
     num_fragments: int
     moving: tuple[int, ...]
+
+    def schedule_unit(self, tokens_per_step: int, steps: int, tokens: int, shares: int) -> int:
+        """Returns the tokens of one step of ``Island.schedule``: of as many islands as are expected.
+
+        Args:
+            tokens_per_step: As declared; 0 where that was left open: then the average so far says it.
+            steps: Trained by this process.
+            tokens: Likewise.
+            shares: Parts of the data.
+        """
+        return self.settings.tokens_per_fleet_step if tokens_per_step else max(1, tokens * shares // max(1, steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

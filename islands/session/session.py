@@ -390,7 +390,7 @@ class Session:
         exchange.doing, exchange.refused = "waiting for version 0", None
         exchange.news.set()
         self._snapshots.joined(self._clock())
-        self._spawn(self._warm_up(core.settings.recipe.keep))
+        self._spawn(self._warm_up(core.settings.recipe.keep or core.settings.recipe.mix))
         log.info(
             "island.joined",
             island=joined.island_id,
@@ -425,7 +425,7 @@ class Session:
             self._exchange.news.set()
 
     async def _prepare(self, action: events.Prepare) -> None:
-        install = await self._array_work.prepare(action.version, action.keep)
+        install = await self._array_work.prepare(action.version, action.keep, mixes=action.mixes)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
         self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))

@@ -75,7 +75,7 @@ class TrainingIsland:
         self._references: tuple[Reference, ...] = ()
         self._placements: tuple[Placement, ...] = ()
         self._copies: dict[int, list[Any]] = {}
-        self._prepared: dict[int, tuple[tuple[Any, ...], float]] = {}
+        self._prepared: dict[int, tuple[tuple[Any, ...], float, bool]] = {}
         self._data: Iterator[Batch]
         self._beginning: InitialValues
 
@@ -117,22 +117,22 @@ class TrainingIsland:
         reference = self._references[fragment_id]
         return reference.capture(copies, self._rule.codec, feedback=self._rule.feedback)
 
-    def prepare(self, version: Version, keep: float) -> None:
+    def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> None:
         """Computes what installing adds."""
         p = version.fragment_id
-        shift = self._references[p].shift(version.payload, keep, self._placements[p].dtypes)
-        self._prepared[p] = shift, keep
+        shift = self._references[p].shift(version.payload, keep, self._placements[p].dtypes, mixes=mixes)
+        self._prepared[p] = shift, keep, mixes
 
     def install(self, fragment_id: int) -> None:
         """Adopts the version that was prepared."""
         self.forget(fragment_id)
-        shift, keep = self._prepared.pop(fragment_id)
+        shift, keep, mixes = self._prepared.pop(fragment_id)
         here, reference = self._placements[fragment_id], self._references[fragment_id]
         before = self._parameters.of_fragment(self.params, fragment_id)
         # A shift goes into the addition as it is: to place it first takes longer, and here no training waits for it.
         installed = here.install(before, shift if keep else here.place(shift, keep), keep)
         on_host = [placement.to_host(leaf) for leaf in before] if keep else []
-        reference.installed(shift, keep, here.dtypes, on_host)
+        reference.installed(shift, keep, here.dtypes, on_host, mixes=mixes)
         self.params = self._parameters.replace(self.params, {fragment_id: installed})
 
     def refresh_optimizer(self) -> None:

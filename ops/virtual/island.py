@@ -14,6 +14,7 @@ from broker.wire import messages as m
 from islands.protocol import core as isl
 from islands.protocol import events as ie
 from islands.protocol.data_shares import DataShare, TrainedBatch
+from islands.protocol.lockstep import Lockstep
 from islands.protocol.paused import Paused
 from ops.faults import Rogue
 from ops.virtual.plan import IslandPlan
@@ -41,6 +42,8 @@ class SimIsland:
         self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session.exchange
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
+        self.lockstep: Lockstep
+        self.waits = False  # for a version, in lockstep
         self.training = self.searching = False
         self.stepped_at_s = math.inf  # when its first step ended
         self.data: DataShare
@@ -140,6 +143,8 @@ class SimIsland:
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
+                    assert self.core.settings is not None
+                    self.lockstep = Lockstep(self.core.settings.recipe, action.manifest.moving)
                     self.data = DataShare.of(self.core.shares, self.simulation.plan.config.seed)
                     self.work.joined(self.core, self.data)
                 case ie.Watch():
@@ -152,7 +157,7 @@ class SimIsland:
                     done = ie.Captured(fragment_id=action.fragment_id, payload=payload)
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, done))
                 case ie.Prepare():
-                    self.work.prepare(action.version, action.keep)
+                    self.work.prepare(action.version, action.keep, mixes=action.mixes)
                     prepared = partial(self.prepared, action.version, action.keep)
                     queue.after(self.rng.uniform(*plan.capture_s), prepared)
                 case ie.EncodeSeed():
@@ -211,6 +216,19 @@ class SimIsland:
         self.handle(ie.Prepared(fragment_id=version.fragment_id))
         if self.stopped:
             self.boundary()
+        elif self.waits:
+            self.boundary()
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Starts the next step, unless training waits for a version, as islands in lockstep do."""
+        self.waits = not self.core.done and self.lockstep.holds(self.step, self.versions())
+        if not self.waits:
+            self.next_step()
+
+    def versions(self) -> tuple[int, ...]:
+        """The versions in the parameters."""
+        return tuple(fragment.version for fragment in self.core.fragments.values())
 
     def next_step(self) -> None:
         """Starts an inner step."""
@@ -238,13 +256,14 @@ class SimIsland:
         self.core.handle(vitals, self.clock.now_s)
         self.boundary()
         if not self.stopped:
-            self.next_step()
+            self.go_on()
 
     def boundary(self) -> None:
         """Installs what is ready, then copies what is watched, as the training thread does between two steps."""
         installed, self.ready = tuple(self.ready), []
         assert self.core.manifest is not None
-        copied = tuple(self.core.manifest.moving if self.stopped else sorted(self.watched))
+        due = self.watched | self.lockstep.due(self.step, self.versions())
+        copied = tuple(self.core.manifest.moving if self.stopped else sorted(due))
         for p in copied:  # about to be replaced: what is put off until an installation need not stop for it
             self.work.forget(p)
         for p in installed:

@@ -50,7 +50,7 @@ class IslandWork(Protocol):
     def capture(self, fragment_id: int, steps: StepRange) -> Payload:
         """Returns the pseudo-gradient of the copy, and moves the reference by what was encoded."""
 
-    def prepare(self, version: Version, keep: float) -> None:
+    def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> None:
         """Makes a version ready to be installed."""
 
     def install(self, fragment_id: int) -> None:
@@ -171,7 +171,7 @@ class CountingIsland:
             inspection=Inspection(norm=float(steps.steps)),
         )
 
-    def prepare(self, version: Version, keep: float) -> None:
+    def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> None:
         """There is nothing to prepare."""
 
     def install(self, fragment_id: int) -> None:

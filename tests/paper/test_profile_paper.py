@@ -177,15 +177,21 @@ def transcribed(tape, rate, momentum):
 # --- production -------------------------------------------------------------------------------------------------------
 
 
-def produced(step_times_s=(1.0,) * ISLANDS, **changes):
-    """Runs the cores in virtual time; returns the configuration, the fragments, and each version that was persisted."""
-    given = {"profile": Profile.PAPER, "fragments": H, "sync_interval": H, "overlap": TAU, **changes}
+def produced(step_times_s=(1.0,) * ISLANDS, *, whole=False, **changes):
+    """Runs the cores in virtual time; returns the configuration, the fragments, and each version that was persisted.
+
+    Fragments are names, or with ``whole`` the manifest.
+    """
+    given = {
+        "profile": Profile.PAPER,
+        **({} if changes else {"fragments": H, "sync_interval": H, "overlap": TAU}),
+        **changes,
+    }
     config = AggregatorConfig(
         **begun_with(given),
         run_id="paper",
         islands=ISLANDS,
         total_tokens=(STEPS - 4) * ISLANDS * TOKENS,
-        round_timeout_s=60.0,
         share_takeover_s=0.0,
         dead_after_s=40.0,
         suspect_after_s=20.0,
@@ -222,7 +228,7 @@ def produced(step_times_s=(1.0,) * ISLANDS, **changes):
     assert simulation.run(60.0 * STEPS)
     manifest = simulation.disk.manifest
     names = [tensors[0].name for tensors in manifest.fragments]
-    return config, names, commits
+    return config, manifest if whole else names, commits
 
 
 @pytest.fixture(scope="module")

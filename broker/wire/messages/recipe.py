@@ -31,12 +31,15 @@ class Profile(StrEnum):
 
     DECOUPLED = "decoupled"  # ours
     PAPER = "paper"  # Decoupled DiLoCo as published, arXiv 2604.21428
+    DILOCO = "diloco"  # everybody waits at a barrier, arXiv 2311.08105
+    STREAMING = "streaming"  # fragment by fragment at fixed steps, with overlap and mixing, arXiv 2501.18512
 
 
 class Pacing(StrEnum):
     """The rule by which fragments fall due and versions are adopted (design, section 4.1)."""
 
     ADAPTIVE = "adaptive"  # due by the lower median of the islands, adopted as soon as may be
+    LOCKSTEP = "lockstep"  # at the same step of every island, which waits for the version tau steps later
     FIXED = "fixed"  # when t mod H = t_p, t being the steps of the K-th fastest; adopted tau steps after capture
 
 
@@ -63,6 +66,7 @@ class Recipe:
         None, "Nesterov momentum of the outer optimizer; 0: plain SGD (default: by the inner optimizer)"
     )
     keep: float = fixed(1.0, "share of local progress that survives an adoption; 0: overwrite, as in the paper")
+    mix: float = fixed(0.0, "share of the local value that an adoption leaves, where it overwrites (alpha); 0: nothing")
     staleness_exponent: float = changeable(0.5, "how fast a stale contribution loses weight; 0: not at all")
     presence_exponent: float = changeable(0.0, "how much the outer step shrinks where islands are missing; 0: not")
     max_staleness: int = changeable(8, "versions that the oldest step of a contribution may be behind")
@@ -73,7 +77,7 @@ class Recipe:
     pacing: Pacing = fixed(Pacing.ADAPTIVE, "when fragments fall due and versions are adopted")
     overlap: int = changeable(2, "inner steps that may pass between sending a fragment and adopting its new version")
     rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more")
-    quorum: int = changeable(1, "islands that are enough to close a round; with fewer alive, those are enough")
+    quorum: int = changeable(1, "islands that are enough to close a round, 0 for all; or as many as are alive")
     grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers")
     grace_by_arrivals: bool = changeable(True, "wait as long as nine in ten contributions took lately, if that is more")
     hold: bool = changeable(True, "keep contributions that come after their round for the next one, or refuse them")
@@ -86,10 +90,19 @@ class Recipe:
     version_codec: Codec = changeable(Codec.F32, "number format of versions on the wire")
 
     def __post_init__(self) -> None:
-        for name in ("fragments", "sync_interval", "rounds_in_flight", "quorum", "overlap", "max_staleness"):
+        for name in ("fragments", "sync_interval", "rounds_in_flight", "max_staleness"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
-        for name in ("staleness_exponent", "presence_exponent", "grace_factor"):
+        if self.overlap < 1 and self.pacing is not Pacing.LOCKSTEP:
+            raise ConfigError("overlap", self.overlap, "must be at least 1, unless islands wait (pacing = lockstep)")
+        if self.pacing is Pacing.LOCKSTEP and not 0 <= self.overlap < self.sync_interval:
+            cure = f"must be from 0 to below sync_interval = {self.sync_interval}: a version is adopted before the next"
+            raise ConfigError("overlap", self.overlap, cure)
+        if not 0 <= self.mix < 1:
+            raise ConfigError("mix", self.mix, "must be from 0 to below 1")
+        if self.mix and self.keep:
+            raise ConfigError("mix", self.mix, f"goes with keep = 0, not with keep = {self.keep:g}")
+        for name in ("quorum", "staleness_exponent", "presence_exponent", "grace_factor"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.fragments > self.sync_interval:
