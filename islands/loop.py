@@ -12,6 +12,7 @@
 :meth:`Island.step` never waits: not for the network, not for the communication thread, not for the device. What it
 does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition. Only where a
 tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.arrays.ties`).
+Recipes in lockstep are the exception: there it waits for versions (:mod:`islands.protocol.lockstep`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from islands.session.host_identity import HostIdentity
 from islands.session.samples import Samples
 from islands.session.session import Session
 from islands.session.state_parts import Needed
-from islands.session.training_state import Position, Snapshot, step_time_s
+from islands.session.training_state import Position, step_time_s
 from islands.tasks.task import DataShare, Schedule
 
 log = logs.get(__name__)
@@ -206,12 +207,15 @@ class Island:
         self.reset_optimizer = False
         if loss is not None:
             exchange.losses.append(loss)
-        due = self._lockstep.due(self.inner_step, self._versions)
-        if exchange.ready or exchange.watched or due or (exchange.snapshot_wanted and state is not None):
-            params = self._boundary(params, state, due=due)
+        due = exchange.watched or self._lockstep.due(self.inner_step, self._versions)
+        if exchange.ready or due or (exchange.snapshot_wanted and state is not None):
+            params = self._boundary(params, state)
         exchange.position = Position(self.inner_step, self.tokens)
         while self._lockstep.holds(self.inner_step, self._versions) and not exchange.done:
-            params = self._wait(params)
+            if exchange.error is not None:
+                raise exchange.error
+            self._check()
+            params = self._wait(params, LOOK_EVERY_S, state)
         if exchange.shares is not self._shares:
             self._shares = exchange.shares
             self.share.hold(self._shares)
@@ -245,7 +249,7 @@ class Island:
             if exchange.error is not None:
                 raise exchange.error
             self._check()
-            params = self._wait_stopped(params, LOOK_EVERY_S)
+            params = self._wait(params, LOOK_EVERY_S, stopped=True)
             silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
                 detail = "the run fell silent before its end"
@@ -274,15 +278,16 @@ class Island:
         if self._counted_from_s is not None:
             params = self._boundary(params, None, stopped=True)
             while not exchange.delivered and exchange.error is None and clocks.monotonic() < until_s:
-                params = self._wait_stopped(params, PAUSE_LOOK_EVERY_S)
+                params = self._wait(params, PAUSE_LOOK_EVERY_S, stopped=True)
         self.leave(reason, Departure.PAUSED)
 
-    def _wait_stopped(self, params: Tree, within_s: float) -> Tree:
-        """Waits for news after the last step; installs versions that have come, and returns the parameters."""
+    def _wait(self, params: Tree, within_s: float, state: Any = None, *, stopped: bool = False) -> Tree:
+        """Waits for news between two steps, or after the last one; installs versions that have come."""
         exchange = self._exchange
         exchange.news.wait(within_s)
         exchange.news.clear()
-        return self._boundary(params, None, stopped=True) if exchange.ready else params
+        wanted = exchange.ready or (exchange.snapshot_wanted and state is not None)
+        return self._boundary(params, state, stopped=stopped) if wanted else params
 
     def save(self, params: Tree, state: tuple[Any, int | None]) -> None:
         """Writes a checkpoint now, before leaving for a while; without ``state_dir``, or before a step, does nothing.
@@ -298,7 +303,8 @@ class Island:
         path = self._session.checkpoint_file
         if path is None or self._counted_from_s is None:
             return
-        snapshot, at = self._snapshot(params, state), Position(self.inner_step, self.tokens)
+        snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
+        at = Position(self.inner_step, self.tokens)
         try:
             self._array_work.save_now(path, snapshot, at, self._machine.incarnation, within_s=SAVE_WITHIN_S)
         except Unavailable as err:
@@ -382,30 +388,14 @@ class Island:
 
     # --- boundaries -------------------------------------------------------------------------------------------
 
-    def _wait(self, params: Tree) -> Tree:
-        """Waits for a version, as islands in lockstep do; returns the parameters, with it once it is here."""
-        exchange = self._exchange
-        if exchange.error is not None:
-            raise exchange.error
-        self._check()
-        exchange.news.wait(LOOK_EVERY_S)
-        exchange.news.clear()
-        return self._boundary(params, None) if exchange.ready else params
-
-    def _boundary(
-        self,
-        params: Tree,
-        state: tuple[Any, int | None] | None,
-        *,
-        stopped: bool = False,
-        due: frozenset[int] = frozenset(),
-    ) -> Tree:
+    def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         """Installs the versions that are ready, then copies the fragments that are watched, or due in lockstep."""
         exchange, parameters, placements = self._exchange, self._parameters, self._array_work.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
         adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
         recovered = False
+        wanted = exchange.watched | self._lockstep.due(self.inner_step, self._versions)
         while exchange.ready:
             batch = exchange.ready.popleft()
             recovered |= batch.fresh_optimizer
@@ -416,7 +406,6 @@ class Island:
                 told.append((install, tuple(before) if install.keep else ()))
                 adopted.append((install, before, installed[p]))
                 self._versions[p] = install.fragment_version
-        wanted = exchange.watched | due
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
             wanted = frozenset(installed if self._stopped else self._membership.moving)
@@ -436,19 +425,11 @@ class Island:
         snapshot = None
         if exchange.snapshot_wanted and state is not None:
             exchange.snapshot_wanted = False
-            snapshot = self._snapshot(params, state)
+            snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
         at = Position(self.inner_step, self.tokens)
         moment = Moment(at=at, installed=tuple(told), copied=copied, snapshot=snapshot, stopped=stopped)
         exchange.tell(moment, clocks.monotonic())
         return params
-
-    def _snapshot(self, params: Tree, state: tuple[Any, int | None]) -> Snapshot:
-        """Returns copies of what a checkpoint holds."""
-        opt_state, cursor = state
-        checkpoint.check(opt_state)
-        local = tuple(placement.copy(self._parameters.of_none(params)))
-        run_id = self._config.run_id
-        return Snapshot(state=checkpoint.copied(opt_state), cursor=cursor, local=local, run_id=run_id)
 
     def _first_or_never(self, params: Tree, state: tuple[Any, int | None] | None) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""

@@ -35,6 +35,7 @@ import xxhash
 from broker.wire.errors import ConfigError, Unavailable
 from islands.arguments import is_carried, shown
 from islands.arrays import placement, plain_leaves
+from islands.arrays.placement import Parameters
 from islands.arrays.tree import Tree, map_leaves, named_leaves
 from islands.session.training_state import Position, Snapshot
 
@@ -355,3 +356,15 @@ def copied(tree: Tree) -> Tree:
     """Returns ``tree`` with its arrays copied, on the device where they are; only dispatched there."""
     copies = iter(placement.copy([leaf for _, leaf in named_leaves(tree)]))
     return map_leaves(lambda leaf: next(copies), tree)
+
+
+def snapshot_of(params: Tree, state: tuple[Any, int | None], parameters: Parameters, run_id: str) -> Snapshot:
+    """Returns copies of what a checkpoint holds: the optimizer's state, the cursor, what is never synchronised.
+
+    Raises:
+        ConfigError: A leaf of the state can be in no checkpoint.
+    """
+    opt_state, cursor = state
+    check(opt_state)
+    local = tuple(placement.copy(parameters.of_none(params)))
+    return Snapshot(state=copied(opt_state), cursor=cursor, local=local, run_id=run_id)

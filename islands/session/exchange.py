@@ -40,20 +40,20 @@ class Install:
         fragment_id: Of the fragment.
         fragment_version: Which version of it.
         keep: Share of the local progress that survives.
-        mixes: It is one of the local value itself.
         placed: Per tensor, what :func:`islands.arrays.placement.install` adds, or with ``keep = 0`` puts in place.
         shift: The same on the host, before it was placed.
         dtypes: Of the local parameters.
+        mixes: ``keep`` is the share of the local value itself.
         places: Tensors to sample, by number -> positions in them (:mod:`islands.arrays.persistence`), on their device.
     """
 
     fragment_id: int
     fragment_version: int
     keep: float
-    mixes: bool
     placed: tuple[Leaf, ...]
     shift: tuple[Array, ...]
     dtypes: tuple[np.dtype[Any], ...]
+    mixes: bool = False
     places: Mapping[int, Any] = field(default_factory=dict)
 
 

@@ -176,6 +176,8 @@ class SimIsland:
                     self.held.clear()
                 case ie.CopyState():
                     self.gift_wanted = True
+                    if self.waits:
+                        queue.after(0.0, self.boundary)
                 case ie.CheckState():
                     checked = ie.StateChecked(flaw=self.work.take_state(action.parts))
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, checked))
