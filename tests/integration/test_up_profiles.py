@@ -1,0 +1,31 @@
+"""``up --profile``: the ancestors through the same processes and sockets; one island is five times slower."""
+
+import pytest
+
+from tests.local_run import Up, check_ranges, check_report
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("profile", ["paper", "streaming"])
+def test_a_profile_trains_to_the_end_and_only_those_in_lockstep_wait(tmp_path, profile):
+    tokens = {"paper": 24_000, "streaming": 12_000}[profile]
+    flags = ("--profile", profile, "--islands", 3, "--tokens", tokens, "--pace", "0.01,0.01,0.05", "--json")
+    with Up(tmp_path / "run", *flags, "--fragments", 4) as up:
+        assert up.wait(within_s=80.0) == 0, up.err
+    report = up.report()
+    check_report(report)
+    check_ranges(up.ledger())
+    assert report["recipe"]["profile"] == profile
+    fast = [each["sync_share"] for name, each in report["islands"].items() if name != "island-2"]
+    steps = [each["inner_steps"] for each in report["islands"].values()]
+    if profile == "streaming":
+        assert min(fast) > 0.4
+        assert max(steps) - min(steps) <= report["recipe"]["sync_interval"]
+        merged = [
+            {c["steps"]["to_step"] for c in line["contributions"]} for line in up.ledger() if line["contributions"]
+        ]
+        assert sum(len(each) == 1 for each in merged) >= len(merged) - 2 * 4  # but for the last rounds
+    else:
+        assert max(fast) < 0.4
+        assert max(steps) > 2 * min(steps)
