@@ -25,6 +25,7 @@ import pytest
 
 from aggregator import events as agg
 from broker.wire import messages as m
+from broker.wire.messages import RECIPE
 from tests.aggregator_hand import Desk
 
 FOLDER = Path(__file__).parents[1] / "transcripts"
@@ -97,7 +98,7 @@ class Scenario:
         for action in actions:
             match action:
                 case agg.Note(name=name, fields=fields):
-                    dull = DULL | SAID.get(name, set())
+                    dull = DULL | SAID.get(name, set()) | ({*RECIPE} if name == "recipe.settled" else set())
                     told = " ".join(f"{k}={_plain(v)}" for k, v in fields.items() if k not in dull)
                     yield f"{name} {told}".rstrip()
                 case agg.Merge(parts=parts):
