@@ -22,8 +22,9 @@ class OuterDefaults:
     outer_momentum: float
 
 
-ADAMW = OuterDefaults(merge=MergeRule.RDA, outer_learning_rate=1.0, outer_momentum=0.0)
-#: RDA, with AdamW's outer step, is 1.1 % behind with four islands.
+#: Along rate / (1 - momentum) = 1 the loss with RDA is flat, from rate 1 without momentum to 0.5 with 0.5.
+ADAMW = OuterDefaults(merge=MergeRule.RDA, outer_learning_rate=0.7, outer_momentum=0.3)
+#: RDA, with rate 1 and without momentum, is 1.1 % behind with four islands.
 MUON = OuterDefaults(merge=MergeRule.MEAN, outer_learning_rate=0.7, outer_momentum=0.5)
 
 
@@ -54,6 +55,7 @@ _ANCESTOR: Final[dict[str, Any]] = {
 #: DiLoCo (https://arxiv.org/abs/2604.21428); rate and momentum, which it does not print, are DiLoCo's.
 PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
     Profile.DECOUPLED: {},
+    Profile.DATA_PARALLEL: {},  # merges nothing
     Profile.PAPER: {
         "merge": MergeRule.RDA,
         "outer_learning_rate": 0.7,
@@ -92,7 +94,6 @@ PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
 
 #: Setting -> why our default is not the paper's.
 REASONS: Final[Mapping[str, str]] = {
-    "outer_learning_rate": "at short intervals a heavy outer momentum loses (docs/results.md, outer)",
     "outer_momentum": "at short intervals a heavy outer momentum loses (docs/results.md, outer)",
     "keep": "no token that was trained is dropped",
     "staleness_exponent": "a stale contribution moves the model less",

@@ -23,8 +23,9 @@ from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy
 from ops.run.display import Display, Rate, progress_of, trained_tokens
+from ops.run.judging import GaveUp
 from ops.run.local_plan import LocalPlan
-from ops.run.up import GaveUp, LocalRun
+from ops.run.up import LocalRun
 
 TICK_S = 0.05
 SHOW_EVERY_S = 1.0

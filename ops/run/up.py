@@ -21,27 +21,25 @@ from typing import Any
 from broker.process.signals import Interrupted, Signals
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
-from islands.config import LANGUAGE
+from broker.wire.messages import Profile
 from ops import run_directory
 from ops.inspect.export import Which, export
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.shards import one_report
 from ops.inspect.status import ADDRESS_FILE
 from ops.links import placing
-from ops.processes.child_process import ProcessSpec, last_lines
+from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
-from ops.processes.supervision import RestartPolicy
-from ops.run import daemons, explained, local_plan, resume
+from ops.run import daemons, data_parallel, explained, local_plan, resume
 from ops.run.display import Display, Rate, progress_of, trained_tokens
+from ops.run.judging import MODEL, POLL_S, SEED, GaveUp, judge, keep, loss_unit, sentence
 from ops.run.local_plan import LocalPlan
 from ops.run.prepare import prepare
-from ops.run.report import Metrics, Report, RunFacts, build_report, render
+from ops.run.report import Metrics, Report, RunFacts, build_report
 from ops.terminal import Screen
-from ops.text import finite
 
-POLL_S = 0.1
 STATUS_EVERY_S = 1.0
 #: Silence of Redis after which the display says why it stands still.
 STATUS_LATE_S = 10.0
@@ -60,19 +58,6 @@ exit status:
   1    a process could not be kept alive, or the model could not be evaluated; the report has what is known
   2    a setting is wrong, or contradicts those of the run to be resumed
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); the report has what was done until then"""
-
-
-class GaveUp(Exception):
-    """A process could not be kept alive; ``misset``: for its settings."""
-
-    def __init__(self, detail: str, *, misset: bool = False) -> None:
-        super().__init__(detail)
-        self.misset = misset
-
-
-def _sentence(err: Exception) -> str:
-    """Returns the error in a sentence, without the end of the log that tells more."""
-    return str(err).partition("; the end of ")[0].partition("\n")[0]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if args.explain_settings:
         return _explain(args)
     plan = prepare(args)
+    if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        return data_parallel.run(plan, started_s, as_json=args.json)
     run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None)
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
@@ -114,15 +101,11 @@ def run(args: argparse.Namespace) -> int:
             try:
                 judged = evaluate(plan, run_.last_stores(), display, signals)
             except (GaveUp, Unavailable, ConfigError) as err:
-                status, run_.note = 1, f"not evaluated: {_sentence(err)}"
+                status, run_.note = 1, f"not evaluated: {sentence(err)}"
                 display.note(f"not evaluated: {err}")
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
-    report: Report = finite(run_.report(status, judged))
-    try:
-        run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
-    finally:  # said at least, where it cannot be kept
-        print(json.dumps(report, allow_nan=False) if args.json else render(report), flush=True)
+    keep(plan, run_.report(status, judged), as_json=args.json)
     return status
 
 
@@ -163,7 +146,7 @@ class LocalRun:
                 self.start(cluster, display, signals)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
-                self.note = _sentence(err)
+                self.note = sentence(err)
                 display.note(str(err))
                 return 2 if isinstance(err, GaveUp) and err.misset else 1
             except Interrupted as err:
@@ -294,7 +277,7 @@ class LocalRun:
             first_step_s=self.first_step_s,
             restarts=self.restarts,
             note=self.note,
-            loss_unit="nats per token" if self.plan.island.task == LANGUAGE else "",
+            loss_unit=loss_unit(self.plan),
         )
         return build_report(self._counted(), facts, before=judged[0], after=judged[1])
 
@@ -313,47 +296,12 @@ class LocalRun:
 def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
     """Returns the held-out metrics of version 0 and of the newest model, which is left as ``model.safetensors``.
 
-    The two are judged at the same time, in processes of their own: this one never loads JAX.
-
     Raises:
         GaveUp: An evaluation failed; the message has the end of its log.
         Interrupted: A signal came.
         Unavailable: The store cannot be read.
     """
     display.note("evaluating the model before and after")
-    before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
-    export(plan.run_dir, before, which=Which.SEED)  # a standby may have come after it
-    export(stores, after)
-    environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
-    logs = plan.run_dir / "logs"
-    specs = [
-        ProcessSpec(
-            name=name,
-            command=daemons.our_command(
-                "evaluate", "--config", os.fspath(plan.config_file), "--model", os.fspath(path)
-            ),
-            environment=environment,
-            ends_by_itself=True,
-        )
-        for name, path in (("evaluate-before", before), ("evaluate-after", after))
-    ]
-    with LocalCluster(logs, policy=RestartPolicy(young_deaths=1, settled_after_s=float("inf"))) as cluster:
-        cluster.start(specs)
-        while cluster.running():
-            signals.check()
-            for event in cluster.poll():
-                if event.change is Change.GAVE_UP:
-                    raise GaveUp(event.detail)
-            time.sleep(POLL_S)
-    before.unlink()
-    first, second = (_metrics_in(logs / f"{spec.name}.log") for spec in specs)
-    return first, second
-
-
-def _metrics_in(log: Path) -> Metrics:
-    line = last_lines(log, 1)
-    try:
-        found: Metrics = json.loads(line)["metrics"]
-    except (ValueError, KeyError, TypeError) as err:
-        raise GaveUp(f"{log} should end with what was evaluated, not with {line!r}") from err
-    return found
+    export(plan.run_dir, plan.run_dir / SEED, which=Which.SEED)  # a standby may have come after it
+    export(stores, plan.run_dir / MODEL)
+    return judge(plan, display, signals)

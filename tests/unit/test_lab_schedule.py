@@ -249,11 +249,11 @@ def test_what_is_not_said_of_the_outer_step_is_what_suits_the_inner_optimizer():
         cell = cell_settings({name.replace("_", ".", 1): value for name, value in values.items()})
         return str(cell.merge), cell.outer_learning_rate, cell.outer_momentum
 
-    assert outer() == outer(task_optimizer="adamw") == ("rda", 1.0, 0.0)
+    assert outer() == outer(task_optimizer="adamw") == ("rda", 0.7, 0.3)
     assert outer(task_optimizer="muon") == ("mean", 0.7, 0.5)
     assert outer(task_optimizer="muon", merge="rda") == ("rda", 0.7, 0.5)
-    assert outer(task_optimizer="muon", mode="data-parallel") == ("rda", 1.0, 0.0), "nothing is merged there"
-    assert outer(task_optimizer="muon", task="tests:none") == ("rda", 1.0, 0.0), "another task's optimizer is not ours"
+    assert outer(task_optimizer="muon", mode="data-parallel") == ("rda", 0.7, 0.3), "nothing is merged there"
+    assert outer(task_optimizer="muon", task="tests:none") == ("rda", 0.7, 0.3), "another task's optimizer is not ours"
 
 
 def test_every_example_can_be_loaded(request):

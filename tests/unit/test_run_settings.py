@@ -93,7 +93,7 @@ def test_a_life_with_other_settings_notes_each_once_and_the_next_life_has_them()
     first.join("a")
     second = Desk(disk=first.disk, outer_learning_rate=0.5, quorum=2)
     assert sorted(notes(second.log), key=lambda each: each["field"]) == [
-        {"field": "outer_learning_rate", "was": 1.0, "now": 0.5},
+        {"field": "outer_learning_rate", "was": 0.7, "now": 0.5},
         {"field": "quorum", "was": 1, "now": 2},
     ]
     third = Desk(disk=second.disk, outer_learning_rate=0.5, quorum=2)
@@ -113,7 +113,7 @@ def two_lives(**changed):
 def test_a_tape_with_a_changed_setting_replays_and_a_forged_change_is_found():
     tape = two_lives(outer_learning_rate=0.5)
     told = [line for line in tape if line.get("note") == "aggregator.setting_changed"]
-    assert [line["fields"] for line in told] == [{"field": "outer_learning_rate", "was": 1.0, "now": 0.5}]
+    assert [line["fields"] for line in told] == [{"field": "outer_learning_rate", "was": 0.7, "now": 0.5}]
     assert played(tape)[1] is None
     told[0]["fields"]["now"] = 0.9
     assert "now of aggregator.setting_changed is 0.9 on the tape, and 0.5 was decided" in played(tape)[1].what

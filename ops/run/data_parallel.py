@@ -1,0 +1,129 @@
+"""``up --profile data-parallel``: the synchronous baseline, by JAX collectives over as many processes as islands.
+
+No broker, aggregator or Redis takes part. Task, data shares, pace, evaluation and report are those of any run. A
+process that dies ends the run, as in any job that is synchronous.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from broker.process.signals import Interrupted, Signals
+from broker.wire.errors import Unavailable
+from ops.processes.child_process import ProcessSpec
+from ops.processes.cluster import Change, LocalCluster
+from ops.processes.numeric import compilation_cache, one_thread_environment
+from ops.processes.supervision import RestartPolicy
+from ops.run import daemons
+from ops.run.display import Display
+from ops.run.judging import POLL_S, GaveUp, judge, keep, loss_unit, sentence
+from ops.run.local_plan import LocalPlan
+from ops.run.report import Metrics, RunFacts, build_report
+
+#: A synchronous job does not survive the death of a part of it.
+ONE_LIFE = RestartPolicy(young_deaths=1, settled_after_s=float("inf"))
+
+
+def run(plan: LocalPlan, started_s: float, *, as_json: bool) -> int:
+    """Trains, evaluates and reports; returns the exit status of ``up``."""
+    status, note = 0, ""
+    judged: tuple[Metrics, Metrics] = ({}, {})
+    counted: dict[str, Any] | None = None
+    with Signals() as signals, Display() as display:
+        display.note(f"run {plan.run_id} in {plan.run_dir}: {plan.aggregator.islands} processes in one JAX mesh")
+        ended_s = time.monotonic()
+        try:
+            try:
+                _train(plan, signals)
+            finally:
+                ended_s = time.monotonic()
+            counted = _counted(plan)
+            display.note("evaluating the model before and after")
+            judged = judge(plan, display, signals)
+        except GaveUp as err:
+            status, note = 2 if err.misset else 1, sentence(err)
+            display.note(str(err))
+        except (Unavailable, OSError, ValueError) as err:
+            status, note = 1, sentence(err)
+            display.note(str(err))
+        except Interrupted as err:
+            status, note = 128 + err.number, str(err)
+    facts = RunFacts(
+        run_id=plan.run_id,
+        run_dir=os.fspath(plan.run_dir),
+        exit=status,
+        wall_s=ended_s - started_s,
+        first_step_s=None,
+        restarts={},
+        note=note,
+        loss_unit=loss_unit(plan),
+    )
+    keep(plan, build_report(counted, facts, before=judged[0], after=judged[1]), as_json=as_json)
+    return status
+
+
+def _train(plan: LocalPlan, signals: Signals) -> None:
+    """Runs every process to its end.
+
+    Raises:
+        GaveUp: One of them failed.
+        Interrupted: A signal came.
+    """
+    with LocalCluster(plan.run_dir / "logs", policy=ONE_LIFE) as cluster:
+        cluster.start(_processes(plan))
+        while cluster.running():
+            signals.check()
+            for event in cluster.poll():
+                if event.change is Change.GAVE_UP:
+                    raise GaveUp(event.detail, misset=event.misset)
+            time.sleep(POLL_S)
+
+
+def _processes(plan: LocalPlan) -> list[ProcessSpec]:
+    environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
+    cpus = sorted(os.sched_getaffinity(0))
+    pace = plan.up.pace or (0.0,)
+    shared = {
+        "count": plan.aggregator.islands,
+        "seed": plan.aggregator.seed,
+        "tokens": plan.aggregator.total_tokens,
+        "coordinator": f"127.0.0.1:{plan.broker.port}",
+        "task": plan.island.task,
+        "config": plan.config_file,
+        "out": plan.run_dir,
+    }
+    flags = [text for name, value in shared.items() for text in (f"--{name}", str(value))]
+    return [
+        ProcessSpec(
+            name=island_id,
+            command=[
+                *(sys.executable, "-P", "-m", "ops.run.data_parallel_worker"),
+                *("--rank", str(rank), "--pace", str(pace[rank % len(pace)]), *flags),
+            ],
+            environment=environment,
+            cpus=(cpus[rank % len(cpus)],),
+            ends_by_itself=True,
+        )
+        for rank, island_id in enumerate(plan.island_ids)
+    ]
+
+
+def _counted(plan: LocalPlan) -> dict[str, Any]:
+    """Returns what the processes have counted, in the form of an aggregator's report."""
+    paths = [plan.run_dir / f"rank-{rank}.json" for rank in range(plan.aggregator.islands)]
+    islands = {
+        island_id: json.loads(path.read_text(encoding="utf-8"))
+        for island_id, path in zip(plan.island_ids, paths, strict=True)
+    }
+    for path in paths:
+        path.unlink()
+    tokens = sum(each["tokens"] for each in islands.values())
+    return {
+        "tokens": {"trained": tokens, "merged": tokens, "in_flight": 0, "wasted": {}},
+        "islands": islands,
+        "phase": "ended",
+    }

@@ -1,0 +1,153 @@
+"""One process of a data-parallel run: the same task, with gradients averaged at every step by JAX collectives.
+
+The processes form one mesh. Parameters and optimizer state are the same everywhere. Each process brings the batch of
+its own data share, a part of one large batch. The task's jitted step runs on that, so XLA reduces the gradients over
+the processes before the update (gloo on CPU). Nobody can go on without the slowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import save_file
+
+from broker.process import logs, settings
+from broker.wire.errors import AtollError, ConfigError
+from islands.arrays.tree import flatten
+from islands.tasks.task import DataShare, Schedule, Task, endless_batches, load_task
+
+log = logs.get(__name__)
+
+SAY_EVERY_S = 5.0
+#: Steps that this process first takes alone, to know how long its own part of one is; the first of them compiles.
+ALONE = 6
+
+
+def train(task: Task, *, rank: int, count: int, seed: int, tokens: int, pace_s: float, out: Path) -> dict[str, Any]:
+    """Trains until all processes together have trained so many tokens; returns what this one has counted.
+
+    The first process leaves the model before and after as ``seed.safetensors`` and ``model.safetensors``.
+
+    Args:
+        task: One whose step is a jitted function of JAX arrays.
+        rank: Number of this process.
+        count: Processes.
+        seed: Of parameters and data order.
+        tokens: Of the run.
+        pace_s: Least seconds for a step.
+        out: Directory.
+
+    Raises:
+        ConfigError: The task's parameters or batches are no arrays of JAX or numpy.
+    """
+    mesh = Mesh(np.array(jax.devices()), ("islands",))
+    everywhere, by_island = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("islands"))  # type: ignore[no-untyped-call]
+
+    def shared(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(everywhere, np.asarray(x)), tree)  # type: ignore[no-untyped-call]
+
+    def split(batch: Any) -> Any:
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(by_island, np.asarray(x)), batch)  # type: ignore[no-untyped-call]
+
+    initial, state = task.init(seed)
+    if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(initial)):
+        cure = "must be one of jax_task: data-parallel training averages gradients inside its jitted step"
+        raise ConfigError("task", task.describe, cure)
+    elements = sum(np.asarray(leaf).size for leaf in flatten(initial).values())
+    _save(initial, out / "seed.safetensors", rank)
+    params, opt_state = shared(initial), shared(state)
+    data = endless_batches(task, DataShare(index=rank, count=count, seed=seed))
+    steps = max(1, -(-tokens // (count * task.tokens_per_step)))
+    own_s = max(pace_s, alone_s := _alone_s(task, seed, rank, count))
+    took_s: list[float] = []
+    loss: Any = None
+    multihost_utils.sync_global_devices("begin")
+    began_s = said_s = time.monotonic()
+    for step in range(steps):
+        step_began_s = time.monotonic()
+        time.sleep(own_s - alone_s)  # plays slower hardware
+        params, opt_state, loss = task.train(params, opt_state, split(next(data)), Schedule(step, steps))
+        jax.block_until_ready(loss)  # type: ignore[no-untyped-call]
+        took_s.append(time.monotonic() - step_began_s)
+        if time.monotonic() >= said_s + SAY_EVERY_S:
+            said_s = time.monotonic()
+            log.info("island.progress", step=step + 1, loss=round(float(loss), 4), steps=steps)
+    _save(params, out / "model.safetensors", rank)
+    multihost_utils.sync_global_devices("end")
+    usual_s = took_s[1:] or took_s  # the first one compiles
+    ring_bytes = round(steps * 2 * (1 - 1 / count) * 4 * elements)
+    return {
+        "inner_steps": steps,
+        "tokens": steps * task.tokens_per_step,
+        "sync_share": max(0.0, 1 - own_s * len(usual_s) / sum(usual_s)),
+        "bytes_up": ring_bytes,
+        "bytes_down": ring_bytes,
+        "incarnations": 1,
+        "train_s": time.monotonic() - began_s,
+        "loss": float(loss),
+    }
+
+
+def _alone_s(task: Task, seed: int, rank: int, count: int) -> float:
+    """Returns the seconds of a step of this process by itself: the shortest of a few."""
+    params, opt_state = task.init(seed)
+    data = endless_batches(task, DataShare(index=rank, count=count, seed=seed))
+    took_s = []
+    for step in range(ALONE):
+        began_s = time.monotonic()
+        params, opt_state, loss = task.train(params, opt_state, next(data), Schedule(step, 0))
+        jax.block_until_ready(loss)  # type: ignore[no-untyped-call]
+        took_s.append(time.monotonic() - began_s)
+    return min(took_s)
+
+
+def _save(params: Any, path: Path, rank: int) -> None:
+    if rank == 0:
+        save_file({name: np.asarray(leaf, np.float32) for name, leaf in flatten(params).items()}, path)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one process; its count is written to ``rank-N.json`` in the directory of ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, kind in (("rank", int), ("count", int), ("seed", int), ("tokens", int), ("pace", float)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--coordinator", required=True, help="address of the first process, such as 127.0.0.1:7001")
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(arguments)
+    logs.configure(f"island-{args.rank}")
+    jax.distributed.initialize(args.coordinator, args.count, args.rank)
+    try:
+        task = load_task(args.task, settings.read_file(args.config).get("task", {}))
+        counted = train(
+            task,
+            rank=args.rank,
+            count=args.count,
+            seed=args.seed,
+            tokens=args.tokens,
+            pace_s=args.pace,
+            out=args.out,
+        )
+    except AtollError as err:
+        print(err, file=sys.stderr, flush=True)
+        return 2 if isinstance(err, ConfigError) else 1
+    temporary = args.out / f"rank-{args.rank}.tmp"
+    temporary.write_text(json.dumps(counted), encoding="utf-8")
+    os.replace(temporary, args.out / f"rank-{args.rank}.json")
+    jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

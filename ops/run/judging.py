@@ -1,0 +1,97 @@
+"""The end of a local run: the model before and after is evaluated, and the report is kept and said."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from broker.process.signals import Signals
+from islands.config import LANGUAGE
+from ops import run_directory
+from ops.processes.child_process import ProcessSpec, last_lines
+from ops.processes.cluster import Change, LocalCluster
+from ops.processes.numeric import compilation_cache, one_thread_environment
+from ops.processes.supervision import RestartPolicy
+from ops.run import daemons
+from ops.run.display import Display
+from ops.run.local_plan import LocalPlan
+from ops.run.report import Metrics, Report, render
+from ops.text import finite
+
+POLL_S = 0.1
+#: Files in the run directory: version 0, and the newest model.
+SEED, MODEL = "seed.safetensors", "model.safetensors"
+
+
+class GaveUp(Exception):
+    """A process could not be kept alive; ``misset``: for its settings."""
+
+    def __init__(self, detail: str, *, misset: bool = False) -> None:
+        super().__init__(detail)
+        self.misset = misset
+
+
+def sentence(err: Exception) -> str:
+    """Returns the error in a sentence, without the end of the log that tells more."""
+    return str(err).partition("; the end of ")[0].partition("\n")[0]
+
+
+def loss_unit(plan: LocalPlan) -> str:
+    """Returns the unit of the task's loss, where it is known."""
+    return "nats per token" if plan.island.task == LANGUAGE else ""
+
+
+def judge(plan: LocalPlan, display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
+    """Returns the held-out metrics of :data:`SEED`, which is removed, and of :data:`MODEL`.
+
+    The two are judged at the same time, in processes of their own: this one never loads JAX.
+
+    Raises:
+        GaveUp: An evaluation failed; the message has the end of its log.
+        Interrupted: A signal came.
+    """
+    before, after = plan.run_dir / SEED, plan.run_dir / MODEL
+    environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
+    logs = plan.run_dir / "logs"
+    specs = [
+        ProcessSpec(
+            name=name,
+            command=daemons.our_command(
+                "evaluate", "--config", os.fspath(plan.config_file), "--model", os.fspath(path)
+            ),
+            environment=environment,
+            ends_by_itself=True,
+        )
+        for name, path in (("evaluate-before", before), ("evaluate-after", after))
+    ]
+    with LocalCluster(logs, policy=RestartPolicy(young_deaths=1, settled_after_s=float("inf"))) as cluster:
+        cluster.start(specs)
+        while cluster.running():
+            signals.check()
+            for event in cluster.poll():
+                if event.change is Change.GAVE_UP:
+                    raise GaveUp(event.detail)
+            time.sleep(POLL_S)
+    before.unlink()
+    first, second = (_metrics_in(logs / f"{spec.name}.log") for spec in specs)
+    return first, second
+
+
+def keep(plan: LocalPlan, report: Report, *, as_json: bool) -> None:
+    """Writes a report to the run directory, and says it."""
+    whole: Report = finite(report)
+    try:
+        run_directory.write(plan.run_dir / "report.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
+    finally:  # said at least, where it cannot be kept
+        print(json.dumps(whole, allow_nan=False) if as_json else render(whole), flush=True)
+
+
+def _metrics_in(log: Path) -> Metrics:
+    line = last_lines(log, 1)
+    try:
+        found: Metrics = json.loads(line)["metrics"]
+    except (ValueError, KeyError, TypeError) as err:
+        raise GaveUp(f"{log} should end with what was evaluated, not with {line!r}") from err
+    return found
