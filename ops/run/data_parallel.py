@@ -52,12 +52,13 @@ def run(plan: LocalPlan, started_s: float, *, as_json: bool) -> int:
             display.note(str(err))
         except Interrupted as err:
             status, note = 128 + err.number, str(err)
+    trained_s = [each["train_s"] for each in (counted or {}).get("islands", {}).values()]
     facts = RunFacts(
         run_id=plan.run_id,
         run_dir=os.fspath(plan.run_dir),
         exit=status,
         wall_s=ended_s - started_s,
-        first_step_s=None,
+        first_step_s=ended_s - started_s - max(trained_s) if trained_s else None,
         restarts={},
         note=note,
         loss_unit=loss_unit(plan),

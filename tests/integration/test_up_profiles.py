@@ -1,6 +1,7 @@
 """``up --profile``: the ancestors through the same processes and sockets; one island is five times slower."""
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.local_run import Up, check_ranges, check_report
 
@@ -29,3 +30,14 @@ def test_a_profile_trains_to_the_end_and_only_those_in_lockstep_wait(tmp_path, p
     else:
         assert max(fast) < 0.4
         assert max(steps) > 2 * min(steps)
+
+
+def test_data_parallel_processes_train_one_model(tmp_path):
+    flags = ("--profile", "data-parallel", "--islands", 2, "--model", "tiny", "--tokens", 10_240, "--json")
+    with Up(tmp_path / "run", *flags, "--task-option", "held_out_tokens=2048", task=None) as up:
+        assert up.wait(within_s=80.0) == 0, up.err
+    report = up.report()
+    assert report["tokens"]["trained"] == 10_240
+    assert [each["inner_steps"] for each in report["islands"].values()] == [10, 10]
+    assert report["loss"]["after"] < report["loss"]["before"]
+    assert "embed" in load_file(up.run_dir / "model.safetensors")

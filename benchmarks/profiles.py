@@ -1,0 +1,101 @@
+"""The profiles side by side: the same task, data, seed and tokens through ``up``, with one island five times slower.
+
+Each row is a whole run of real processes, one after the other: ours, the published algorithm, its ancestors, and
+data-parallel training by JAX collectives. *Waiting* is the part of an island's time in which it could not train; bytes
+are those of one island in the mean, up and down. For data-parallel training they are those of a ring in float32.
+Seconds are counted from the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import output
+from benchmarks.output import Column, Printer
+from broker.wire.errors import Unavailable
+from broker.wire.messages import Profile
+from ops.launcher import ROOT
+
+COLUMNS = (
+    Column(key="profile", title="profile"),
+    Column(key="loss", title="held-out loss", form=".3f"),
+    Column(key="train_s", title="seconds", form=".1f"),
+    Column(key="tokens_per_s", title="tokens/s", form=",.0f"),
+    Column(key="speed", title="x decoupled", form=".2f"),
+    Column(key="fast_waiting", title="waiting, fast islands", form=".1%"),
+    Column(key="slow_waiting", title="waiting, slow island", form=".1%"),
+    Column(key="mb_up", title="MB up", form=".1f"),
+    Column(key="mb_down", title="MB down", form=".1f"),
+)
+
+
+def measured(profile: Profile, args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Returns the row of one profile.
+
+    Raises:
+        Unavailable: The run failed; with the end of what it said.
+    """
+    pace = ",".join([str(args.pace)] * (args.islands - 1) + [str(args.slower * args.pace)])
+    flags = ("--profile", profile, "--islands", args.islands, "--tokens", args.tokens, "--pace", pace, "--json")
+    task = ("--model", args.model, "--run-dir", directory / profile)
+    command = [sys.executable, "-m", "ops", "up", *map(str, (*flags, *task))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise Unavailable(
+            f"up --profile {profile} ended with status {done.returncode}: {done.stderr[-500:]}", definite=True
+        )
+    report = json.loads(done.stdout.splitlines()[-1])
+    islands = [report["islands"][name] for name in sorted(report["islands"])]
+    train_s = report["wall_s"] - (report["first_step_s"] or 0.0)
+    return {
+        "profile": str(profile),
+        "loss": report["loss"]["after"],
+        "train_s": train_s,
+        "tokens_per_s": report["tokens"]["trained"] / train_s,
+        "fast_waiting": statistics.fmean(each["sync_share"] or 0.0 for each in islands[:-1]),
+        "slow_waiting": islands[-1]["sync_share"] or 0.0,
+        "mb_up": statistics.fmean(each["bytes_up"] for each in islands) / 1e6,
+        "mb_down": statistics.fmean(each["bytes_down"] for each in islands) / 1e6,
+    }
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Runs every profile and prints the table."""
+    printer = Printer(COLUMNS, as_json=args.json)
+    profiles = [Profile.DECOUPLED, Profile.DATA_PARALLEL] if args.quick else list(Profile)
+    base: float | None = None
+    with tempfile.TemporaryDirectory(prefix="atoll-profiles-", dir=args.dir) as directory:
+        for profile in profiles:
+            printer.say(f"up --profile {profile}")
+            row = measured(profile, args, Path(directory))
+            base = base or row["tokens_per_s"]
+            printer.add(row | {"speed": row["tokens_per_s"] / base})
+    printer.close()
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark; returns its exit status."""
+    parser = output.parser_of("profiles", __doc__, "--tokens 600000 --pace 0.05")
+    output.add_arguments(parser)
+    parser.add_argument("--islands", type=int, default=4, help="islands (default 4)")
+    parser.add_argument("--tokens", type=int, default=300_000, help="tokens of every run (default 300000)")
+    parser.add_argument("--model", default="tiny", help="size of the built-in model (default tiny)")
+    parser.add_argument("--pace", type=float, default=0.05, help="least seconds of an inner step (default 0.05)")
+    parser.add_argument("--slower", type=float, default=5.0, help="so many times slower is the last island (default 5)")
+    parser.add_argument("--dir", type=Path, default=None, help="where run directories are made and removed")
+    args = parser.parse_args(arguments)
+    if args.quick:
+        args.tokens = min(args.tokens, 40_000)
+    return output.guarded(measure, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
