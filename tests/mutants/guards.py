@@ -561,4 +561,28 @@ MUTANTS = (
         'if line.get("note") != replayed["note"]:',
         "unit/test_replay.py::test_a_decision_that_was_tampered_with_is_named",
     ),
+    Mutant(
+        8,
+        "an island that contradicts the recipe is let in",
+        "broker/process/demands.py::contradicted",
+        "if wanted != has:",
+        "if wanted is None:",
+        "unit/test_recipes.py::test_an_island_that_demands_another_value_is_refused_with_both",
+    ),
+    Mutant(
+        8,
+        "what comes late is held though the recipe holds nothing",
+        "aggregator/rounds/intake.py::Intake._admit",
+        "and not run.config.hold",
+        "and not run.config.islands",
+        "unit/test_recipes.py::test_what_comes_after_its_round_is_refused_where_nothing_is_held_and_is_no_offence",
+    ),
+    Mutant(
+        7,
+        "islands wait though their recipe is not in lockstep",
+        "islands/protocol/lockstep.py::Lockstep.__init__",
+        "if recipe.pacing is Pacing.LOCKSTEP else ()",
+        "if recipe.pacing else ()",
+        "unit/test_lockstep.py::test_other_recipes_never_wait",
+    ),
 )
