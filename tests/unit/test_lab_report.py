@@ -50,7 +50,7 @@ def test_the_records_in_the_repository_answer_their_experiment(path):
     row = command.standing(experiment, read(ROOT / command.PUBLISHED, experiment.name))
     assert (row["due"], row["left_out"]) == (0, 0)
     assert json.loads(json.dumps(row, allow_nan=False)) == row
-    for name in (*row, *row["claims"][0], *row["cells"][0]):
+    for name in (*row, *(row["claims"] or [{}])[0], *row["cells"][0]):
         assert name in command._SHOW_EPILOG, name
     for claim in row["claims"]:
         low, high = claim["difference"] - claim["half_width"], claim["difference"] + claim["half_width"]
