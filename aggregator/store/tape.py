@@ -2,7 +2,7 @@
 
 Three kinds of lines, each one JSON object::
 
-    {"tape": 10, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
+    {"tape": 11, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
@@ -54,7 +54,7 @@ from broker.wire.schema import Record
 log = logs.get(__name__)
 
 #: Of the lines, and of the rules: where decisions change, a sound tape made by the earlier ones would look forged.
-FORMAT = 10
+FORMAT = 11
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
