@@ -26,7 +26,7 @@ from broker.process.settings import Setting, build, settings_of
 from broker.process.values import typed
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
-from broker.wire.messages import RECIPE, MergeRule
+from broker.wire.messages import RECIPE, MergeRule, Profile
 
 #: Their key in the run record.
 SETTINGS = "settings"
@@ -70,7 +70,10 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
         if _OF_RUN[name].scope is Scope.FIXED and given.get(name, had) != had:
             cure = f"the run has {_plain(had)}, from its beginning to its end: leave it out, or start another run"
             raise ConfigError(name, _plain(given[name]), f"{cure} (another --run, and another --store)")
-    return build(AggregatorConfig, begun_with({**known, **given}))
+    config = build(AggregatorConfig, begun_with({**known, **given}))
+    if config.profile is Profile.DATA_PARALLEL:
+        raise ConfigError("profile", str(config.profile), "merges nothing, and has no aggregator: it is for `up`")
+    return config
 
 
 def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> AggregatorConfig:

@@ -170,6 +170,11 @@ def test_what_is_given_wins_over_the_profile_and_the_profile_over_defaults():
     assert recipe_of(settled({"run_id": "demo"}, None)) == Recipe()
 
 
+def test_an_aggregator_refuses_the_profile_that_has_none():
+    with pytest.raises(ConfigError, match="has no aggregator: it is for `up`"):
+        settled({"run_id": "demo", "profile": Profile.DATA_PARALLEL}, None)
+
+
 @pytest.mark.parametrize("profile", Profile)
 def test_a_profile_names_settings_of_a_recipe_that_go_together(profile):
     recipe = Recipe(**begun_with({"profile": profile}))
