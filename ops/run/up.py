@@ -92,6 +92,9 @@ def run(args: argparse.Namespace) -> int:
         return _explain(args)
     plan = prepare(args)
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        if args.resume is not None:
+            cure = "is a data-parallel run, which keeps nothing to go on from: start another one"
+            raise ConfigError("resume", str(args.resume), cure)
         return data_parallel.run(plan, started_s, as_json=args.json)
     run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None)
     with Signals() as signals, Display() as display:
