@@ -23,7 +23,10 @@ from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from islands.config import LANGUAGE
 from ops import run_directory
-from ops.inspect.export import Which, export
+from ops.curve import Point, sentence
+from ops.evaluation.curve_file import read_points
+from ops.inspect.export import export
+from ops.inspect.global_model import Which
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.shards import one_report
 from ops.inspect.status import ADDRESS_FILE
@@ -46,6 +49,8 @@ STATUS_EVERY_S = 1.0
 STATUS_LATE_S = 10.0
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
 LEAVE_WITHIN_S = 3.0
+#: Deaths of the follower after the end of training, after which it is not waited for: `up` can evaluate the last model.
+FOLLOWER_DEATHS = 2
 
 _EPILOG = """
 --resume RUN_DIR continues a run that was stopped, killed or cut off by a power failure. It keeps the settings, the run
@@ -133,6 +138,7 @@ class LocalRun:
     troubles: tuple[str, ...] = ()
     first_step_s: float | None = None
     ended_s: float | None = None
+    told_model: str = ""  #: digest of the model whose evaluation was told last
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
 
@@ -142,6 +148,8 @@ class LocalRun:
             try:
                 self.start(cluster, display, signals)
                 self._watch(cluster, loop, display, signals)
+                self.ended_s = time.monotonic()
+                self._await_follower(cluster, display, signals)
             except (GaveUp, Unavailable) as err:
                 self.note = _sentence(err)
                 display.note(str(err))
@@ -151,14 +159,15 @@ class LocalRun:
                 display.note(f"{err}; ending every process")
                 return 128 + err.number
             finally:
-                self.ended_s = time.monotonic()
+                self.ended_s = self.ended_s or time.monotonic()
                 cluster.stop()
                 self.restarts = {name: cluster.restarts(name) for name in self._names()}
         return 0
 
     def _names(self) -> list[str]:
         links = [placing.PROCESS_NAME] if self.plan.links is not None else []
-        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients]
+        follower = [daemons.FOLLOWER] if self.plan.up.evaluate_every else []
+        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients, *follower]
 
     def start(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
         """Starts Redis, if it is ours to start, and then everything else.
@@ -181,6 +190,8 @@ class LocalRun:
         for spec in daemons.processes(plan, environment=environment, island_environment=numeric):
             signals.check()  # many islands take a while
             cluster.start([spec])
+        if plan.up.evaluate_every:
+            cluster.start([daemons.follower(plan, environment=environment | numeric)])
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
@@ -212,6 +223,7 @@ class LocalRun:
                             self.first_step_s = now_s - self.started_s
                         display.show(status, progress, now_s)
                         self._tell_troubles(status, display)
+                        self._tell_evaluation(status.evaluation, display)
                 time.sleep(POLL_S)
             leave_by_s = time.monotonic() + LEAVE_WITHIN_S
             while cluster.running() & set(self.plan.island_ids) and time.monotonic() < leave_by_s:
@@ -231,11 +243,32 @@ class LocalRun:
             display.note("the aggregator can go on")
         self.troubles = troubles
 
+    def _tell_evaluation(self, newest: Point | None, display: Display) -> None:
+        """Tells the newest evaluation, once."""
+        if newest is not None and newest.model != self.told_model:
+            self.told_model = newest.model
+            display.note(sentence(newest))
+
+    def _await_follower(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
+        """Returns when the follower has evaluated the last model, or will not do so."""
+        if daemons.FOLLOWER not in cluster.running():
+            return
+        display.note("evaluating the last model")
+        before = cluster.restarts(daemons.FOLLOWER)
+        while daemons.FOLLOWER in cluster.running():
+            self._happened(cluster, display)
+            if cluster.restarts(daemons.FOLLOWER) - before >= FOLLOWER_DEATHS:
+                return
+            signals.check()
+            time.sleep(POLL_S)
+
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether every shard has ended the run."""
         shards = self.plan.shards
         for event in cluster.poll():
             match event.change:
+                case Change.GAVE_UP if event.process == daemons.FOLLOWER:
+                    display.note(f"{event.detail}\natoll: the run goes on, and is evaluated at its end")
                 case Change.GAVE_UP:
                     raise GaveUp(event.detail, misset=event.misset)
                 case Change.DIED | Change.STARTED:
@@ -276,7 +309,8 @@ class LocalRun:
             note=self.note,
             loss_unit="nats per token" if self.plan.island.task == LANGUAGE else "",
         )
-        return build_report(self._counted(), facts, before=judged[0], after=judged[1])
+        points = read_points(self.plan.run_dir)
+        return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)
 
     def _counted(self) -> dict[str, Any] | None:
         """Returns what the aggregators counted; without that of one shard the rest would not add up."""
@@ -293,17 +327,22 @@ class LocalRun:
 def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
     """Returns the held-out metrics of version 0 and of the newest model, which is left as ``model.safetensors``.
 
-    The two are judged at the same time, in processes of their own: this one never loads JAX.
+    What was evaluated while the run trained is not evaluated again. The rest is judged at the same time, in processes
+    of their own: this one never loads JAX.
 
     Raises:
         GaveUp: An evaluation failed; the message has the end of its log.
         Interrupted: A signal came.
         Unavailable: The store cannot be read.
     """
-    display.note("evaluating the model before and after")
     before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
-    export(plan.run_dir, before, which=Which.SEED)  # a standby may have come after it
-    export(stores, after)
+    # The first version is in the store of whoever began: a standby may have come after it.
+    models = [export(plan.run_dir, before, which=Which.SEED).digest, export(stores, after).digest]
+    curve = read_points(plan.run_dir)
+    found = [known(curve, model) for model in models]
+    missing = " and ".join(when for when, metrics in zip(("before", "after"), found, strict=True) if not metrics)
+    if missing:
+        display.note(f"evaluating the model {missing}")
     environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
     logs = plan.run_dir / "logs"
     specs = [
@@ -315,7 +354,8 @@ def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals:
             environment=environment,
             ends_by_itself=True,
         )
-        for name, path in (("evaluate-before", before), ("evaluate-after", after))
+        for name, path, metrics in zip(("evaluate-before", "evaluate-after"), (before, after), found, strict=True)
+        if not metrics
     ]
     with LocalCluster(logs, policy=RestartPolicy(young_deaths=1, settled_after_s=float("inf"))) as cluster:
         cluster.start(specs)
@@ -326,8 +366,19 @@ def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals:
                     raise GaveUp(event.detail)
             time.sleep(POLL_S)
     before.unlink()
-    first, second = (_metrics_in(logs / f"{spec.name}.log") for spec in specs)
+    judged = iter([_metrics_in(logs / f"{spec.name}.log") for spec in specs])
+    first, second = (metrics or next(judged) for metrics in found)
     return first, second
+
+
+def known(points: Sequence[Point], model: str) -> Metrics:
+    """Returns what was measured of a model while the run trained; nothing if it, or a part of it, was not."""
+    for point in reversed(points):
+        if point.model == model and not point.failed:
+            return {
+                name: {"value": value, "better": point.better.get(name, "")} for name, value in point.metrics.items()
+            }
+    return {}
 
 
 def _metrics_in(log: Path) -> Metrics:
