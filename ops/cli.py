@@ -171,10 +171,9 @@ COMMANDS: dict[str, Command] = {
         hidden=True,
     ),
     "evaluate": Command(
-        module="ops.inspect.evaluate",
-        summary="prints the held-out loss of a safetensors model as JSON",
-        example="--config runs/20260131-120304/config.toml --model model.safetensors",
-        hidden=True,
+        module="ops.evaluation.command",
+        summary="follows a run and evaluates its global model while it trains, or evaluates one safetensors model",
+        example="--follow runs/20260131-120304 --every 500K --benchmark mymodel:accuracy",
     ),
 }
 

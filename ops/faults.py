@@ -56,6 +56,7 @@ class Role(StrEnum):
     REDIS = "redis"
     ROGUE = "rogue"
     LINKS = "links"
+    EVALUATION = "evaluation"  # of the model while it trains
 
 
 _ROLE_OF_WORD = {role.value: role for role in Role} | {"standby": Role.AGGREGATOR}

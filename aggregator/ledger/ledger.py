@@ -31,6 +31,13 @@ LIVES_KEPT = 8
 PAST = "past"
 
 
+def tokens_trained(kept: Mapping[str, Any]) -> int:
+    """Returns the tokens that all islands had reported by a commit, from its slice of the ledger; 0 if it has none."""
+    folded = sum(row[2] for row, *_ in kept.get("past", {}).values())
+    lives = (each["life"] for by_life in kept.get("accounts", {}).values() for each in by_life.values())
+    return int(folded + sum(last - start for _, start, _, last, _ in lives))
+
+
 class Ledger:
     """The books of one run.
 

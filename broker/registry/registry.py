@@ -10,6 +10,7 @@ aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
     totals:{shard}      hash         likewise, of each other shard
     brokers             sorted set   broker -> when it last wrote
     broker:{broker}     hash         field of BrokerRecord -> JSON, with ``written_at``
+    evaluation          string       JSON of the newest evaluation of the global model
     refusals:{source}   hash         island id -> JSON of reason -> count, as counted by aggregator or broker:{broker}
     lease:{shard}       hash         who leads; :mod:`aggregator.process.lease` changes it, by compare-and-set alone
     events              stream       capped; one JSON object in the field ``event``
@@ -271,6 +272,16 @@ class Registry:
 
         await self._attempt(write)
 
+    # --- written by whoever evaluates the run ---
+
+    async def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Writes the newest evaluation of the global model; whatever plain data it is, status hands it on."""
+
+        async def write() -> None:
+            await self._redis.set(self._key("evaluation"), json.dumps(dict(evaluation)), ex=KEEP_S)
+
+        await self._attempt(write)
+
     # --- read by status ---
 
     async def read(self) -> Snapshot:
@@ -286,7 +297,8 @@ class Registry:
                 pipe.hgetall(self._key(name))
             for shard in range(MAX_SHARDS):
                 pipe.hgetall(self._key("lease", str(shard)))
-            time, members, brokers, model, totals, *leases = await pipe.execute()
+            pipe.get(self._key("evaluation"))
+            time, members, brokers, model, totals, *leases, evaluation = await pipe.execute()
         islands = [island for island, _ in members]
         others = [shard for shard, held in enumerate(leases) if held and shard]
         sources = [*(f"broker:{broker}" for broker in brokers), *map(aggregator_source, (0, *others))]
@@ -311,6 +323,7 @@ class Registry:
             brokers=dict(zip(brokers, hashes[len(islands) :], strict=False)),
             refusals=dict(zip(sources, hashes[len(islands) + len(brokers) :], strict=True)),
             leases={shard: LeaseView.of(held, _seconds(time)) for shard, held in enumerate(leases) if held},
+            evaluation=json.loads(evaluation or "{}"),
         )
 
     async def read_events(self, count: int = 100) -> list[dict[str, Any]]:

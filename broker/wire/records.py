@@ -173,6 +173,7 @@ class Snapshot:
     brokers: Mapping[str, Mapping[str, Any]]
     refusals: Mapping[str, Mapping[str, Mapping[str, int]]]  # source -> island -> reason -> count
     leases: Mapping[int, LeaseView]  # those that somebody ever took
+    evaluation: Mapping[str, Any] = field(default_factory=dict)  # the newest, if anybody evaluates the run
 
     @property
     def empty(self) -> bool:

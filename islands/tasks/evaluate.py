@@ -1,4 +1,4 @@
-"""Evaluates ``model.safetensors`` of a run on held-out data of its task."""
+"""Gives the tensors of a global model the structure of its task, so that they can be evaluated."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
 from islands.arrays.partition import tensor_specs
 from islands.arrays.tree import flatten, unflatten
-from islands.tasks.task import Params, Task, evaluated
+from islands.tasks.task import Params, Task
 
 
-def evaluate_file(task: Task, path: Path) -> dict[str, float]:
-    """Returns what the task evaluates of the parameters in a safetensors file: metric -> number.
+def load_file_of(task: Task, path: Path) -> Params:
+    """Returns the parameters in a safetensors file, in the task's structure and dtypes.
 
     Raises:
         ConfigError: If the file cannot be read or is of another model than the task's.
@@ -28,7 +28,7 @@ def evaluate_file(task: Task, path: Path) -> dict[str, float]:
     except (OSError, SafetensorError) as err:
         cure = f"cannot be read as safetensors ({err}): name a run's model.safetensors"
         raise ConfigError("model", str(path), cure) from err
-    return evaluated(task, place(task, arrays, source=str(path)))
+    return place(task, arrays, source=str(path))
 
 
 def place(task: Task, arrays: Mapping[str, np.ndarray[Any, Any]], *, source: str) -> Params:

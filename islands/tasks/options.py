@@ -27,22 +27,27 @@ _NAMES_FROM_ELSEWHERE: Final = re.compile(rb"import\s*\*|__getattr__|globals\(|s
 _NAMED: Final = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def module_and_function(path: str) -> tuple[str, str]:
+def module_and_function(path: str, *, field: str = "task") -> tuple[str, str]:
     """Returns the two halves of ``package.module:function``.
+
+    Args:
+        path: What to read.
+        field: The setting that it stands in, for the error.
 
     Raises:
         ConfigError: It does not read so.
     """
     module_name, colon, function_name = path.partition(":")
     if not (module_name and colon and function_name):
-        raise ConfigError("task", path, "must read package.module:function, such as islands.language:task")
+        example = "islands.language:task" if field == "task" else "mymodel:accuracy"
+        raise ConfigError(field, path, f"must read package.module:function, such as {example}")
     return module_name, function_name
 
 
-def no_module(path: str, missing: str) -> ConfigError:
-    """The error of a task whose module is not where modules are looked for."""
+def no_module(path: str, missing: str, *, field: str = "task") -> ConfigError:
+    """The error of a function whose module is not where modules are looked for."""
     cure = f"there is no module {missing}: check the name, and that PYTHONPATH holds the folder it is in"
-    return ConfigError("task", path, cure)
+    return ConfigError(field, path, cure)
 
 
 def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -> None:
@@ -99,18 +104,19 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
             return None
 
 
-def check_findable(path: str, *, search: list[str] | None = None) -> None:
+def check_findable(path: str, *, search: list[str] | None = None, field: str = "task") -> None:
     """Refuses ``package.module:function`` if there is no such module; nothing is imported.
 
     Args:
         path: What is to be found.
         search: Folders to look in; ``sys.path`` when they are not given.
+        field: The setting that it stands in, for the error.
 
     Raises:
         ConfigError: There is none, as far as files and import hooks tell. What only an import can tell is let pass.
     """
     folders, package, so_far = search, None, ""
-    for part in module_and_function(path)[0].split("."):
+    for part in module_and_function(path, field=field)[0].split("."):
         so_far = f"{so_far}.{part}" if so_far else part
         try:
             spec = PathFinder.find_spec(so_far, folders)
@@ -123,7 +129,7 @@ def check_findable(path: str, *, search: list[str] | None = None) -> None:
         if spec is None:
             if package is not None and _has_modules_from_elsewhere(package):
                 return
-            raise no_module(path, so_far)
+            raise no_module(path, so_far, field=field)
         if folders is None:  # no package: what it calls its modules, only an import can tell
             return
         package = spec
@@ -138,17 +144,18 @@ def _has_modules_from_elsewhere(package: ModuleSpec) -> bool:
         return True
 
 
-def check_mentioned(path: str, *, search: list[str] | None = None) -> None:
+def check_mentioned(path: str, *, search: list[str] | None = None, field: str = "task") -> None:
     """Refuses ``package.module:function`` whose module is Python source that does not so much as mention the function.
 
     Args:
         path: What is to be read.
         search: Folders to look in; ``sys.path`` when they are not given.
+        field: The setting that it stands in, for the error.
 
     Raises:
         ConfigError: So it is, or the path names no function.
     """
-    module_name, function_name = module_and_function(path)
+    module_name, function_name = module_and_function(path, field=field)
     spec = find_module(module_name, search)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return
@@ -159,7 +166,7 @@ def check_mentioned(path: str, *, search: list[str] | None = None) -> None:
         return
     if function_name.encode() not in source and not _NAMES_FROM_ELSEWHERE.search(source):
         likely = f"; {nearest(function_name, known)}" if known else ""
-        raise ConfigError("task", path, f"{spec.origin} does not mention {function_name}{likely}")
+        raise ConfigError(field, path, f"{spec.origin} does not mention {function_name}{likely}")
 
 
 def find_module(module_name: str, search: list[str] | None) -> ModuleSpec | None:

@@ -147,7 +147,7 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
         # A task knows its options by name, and need not know the table that they stand in.
         raise ConfigError(f"task.{err.field.removeprefix('task.')}", err.value, err.cure) from err
     except Exception as err:
-        raise _broken(path, err) from err
+        raise broken(path, err) from err
     if not isinstance(task, Task):
         raise ConfigError("task", path, f"returned {type(task).__name__}: it must return an islands.tasks.task.Task")
     return task
@@ -159,11 +159,24 @@ def task_function(path: str) -> Callable[..., Any]:
     Raises:
         ConfigError: If there is no such module or function, or importing it fails, with the line where.
     """
-    module_name, function_name = module_and_function(path)
-    function = getattr(_import(module_name, path), function_name, None)
+    return named_function(path, field="task", kind="one that returns an islands.tasks.task.Task")
+
+
+def named_function(path: str, *, field: str, kind: str) -> Callable[..., Any]:
+    """Returns the function that ``path = "package.module:function"`` names in a setting.
+
+    Args:
+        path: What to import.
+        field: The setting, for the error.
+        kind: What the function must be, for the error.
+
+    Raises:
+        ConfigError: If there is no such module or function, or importing it fails, with the line where.
+    """
+    module_name, function_name = module_and_function(path, field=field)
+    function = getattr(_import(module_name, path, field), function_name, None)
     if not callable(function):
-        cure = f"module {module_name} has no function {function_name}: name one that returns an islands.tasks.task.Task"
-        raise ConfigError("task", path, cure)
+        raise ConfigError(field, path, f"module {module_name} has no function {function_name}: name {kind}")
     return function  # type: ignore[no-any-return]
 
 
@@ -224,24 +237,25 @@ def _number(value: Any) -> float:
         raise ConfigError("task.evaluate", value, cure) from err
 
 
-def _import(module_name: str, path: str) -> Any:
+def _import(module_name: str, path: str, field: str) -> Any:
     """Imports the module, telling a task that is not there from one whose own imports are not."""
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as err:
         missing = err.name or module_name
         if module_name == missing or module_name.startswith(missing + "."):
-            raise no_module(path, missing) from err
-        cure = f"module {module_name} imports {missing}, which is not installed: pip install it, on every island"
-        raise ConfigError("task", path, cure) from err
+            raise no_module(path, missing, field=field) from err
+        where = ", on every island" if field == "task" else ""
+        cure = f"module {module_name} imports {missing}, which is not installed: pip install it{where}"
+        raise ConfigError(field, path, cure) from err
     except Exception as err:
-        raise _broken(path, err) from err
+        raise broken(path, err, field=field) from err
 
 
-def _broken(path: str, err: Exception) -> ConfigError:
-    """The error of a task's own code, with the line it comes from: starting it again would not help."""
+def broken(path: str, err: Exception, *, field: str = "task") -> ConfigError:
+    """The error of the user's own code, with the line it comes from: starting it again would not help."""
     frames = traceback.extract_tb(err.__traceback__)
     own = [each for each in frames if not _ELSEWHERE.search(each.filename) and each.filename != __file__]
     where = own or ([] if isinstance(err, SyntaxError) else frames)  # rather the task's line than a library's
     lines = "".join(f" ({each.filename}, line {each.lineno})" for each in where[-1:])
-    return ConfigError("task", path, f"{type(err).__name__}: {err}{lines}")
+    return ConfigError(field, path, f"{type(err).__name__}: {err}{lines}")

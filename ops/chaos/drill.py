@@ -185,7 +185,7 @@ class Drill:
         change = ProcessChange(at_s=time.monotonic(), process=event.process, change=event.change)
         self.recording.changes.append(change)
         match event.change:
-            case Change.GAVE_UP if role_of(event.process) is not Role.ROGUE:
+            case Change.GAVE_UP if role_of(event.process) not in (Role.ROGUE, Role.EVALUATION):
                 raise GaveUp(event.detail)
             case Change.ENDED if role_of(event.process) is Role.AGGREGATOR:
                 self._ended = True

@@ -1,8 +1,6 @@
 """``atoll export``: writes the global model as one safetensors file, also during a run.
 
-Reads the store of an aggregator without its lock (:mod:`aggregator.store.layout`). While a run is live, the fragments
-are exported one after another, each whole: their versions may be those of different moments, as they are in every
-island. The file's metadata says which they are.
+The file's metadata says which version each fragment has (:mod:`ops.inspect.global_model`).
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +21,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from aggregator.events import Commit
-from aggregator.merge.outer_step import Vector
-from aggregator.state.records import MANIFEST, RUN_ID, manifest_from_rows
-from aggregator.store.commit_file import Damaged
-from aggregator.store.layout import mapped, read_newest, read_run, read_seed
+from aggregator.store.layout import mapped
 from broker.process import flags
 from broker.wire.errors import ConfigError, Unavailable
-from broker.wire.fragments import FragmentManifest, shard_of
-from broker.wire.schema import Unfit
+from ops.inspect.global_model import Which, read_model, stores_of
 
 DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
-
-
-class Which(StrEnum):
-    """The version of each fragment to export."""
-
-    NEWEST = "newest"
-    SEED = "seed"  # version 0, before any training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +39,7 @@ class Exported:
         versions: Fragment version of each fragment.
         parameters: Elements of all tensors.
         file_bytes: Size of the file.
+        digest: Names the model, whatever the number format (:attr:`ops.inspect.global_model.GlobalModel.digest`).
     """
 
     path: str
@@ -61,6 +47,7 @@ class Exported:
     versions: tuple[int, ...]
     parameters: int
     file_bytes: int
+    digest: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,77 +103,25 @@ def export(directory: Path | Sequence[Path], out: Path, *, which: Which = Which.
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(sorted(DTYPES))}")
     if out.is_dir():
         raise ConfigError("out", str(out), f"is a folder; name the file in it, such as {out / 'model.safetensors'}")
-    stores = _stores_of(directory) if isinstance(directory, Path) else [[store] for store in directory]
-    run_id, manifest = _run_of(stores[0][0])
-    tensors: dict[str, NDArray[Any]] = {}
-    versions, digests = [], []
-    for fragment_id, specs in enumerate(manifest.fragments):
-        store, commit, params = _newest(stores[shard_of(fragment_id, len(stores))], fragment_id, which)
-        if params.size != manifest.sizes[fragment_id]:
-            holds = f"fragment {fragment_id} of {store} holds {params.size} elements"
-            cure = "its commits are of another run: restore the store from one copy"
-            raise Unavailable(f"{holds}, its manifest {manifest.sizes[fragment_id]}; {cure}", definite=True)
-        ends = np.cumsum([spec.size for spec in specs])[:-1]
-        for spec, flat in zip(specs, np.split(params, ends), strict=True):
-            tensors[spec.name] = flat.reshape(spec.shape).astype(DTYPES[dtype], copy=False)
-        versions.append(commit.fragment_version)
-        digests.append(commit.digest)
+    stores = stores_of(directory) if isinstance(directory, Path) else [[store] for store in directory]
+    model = read_model(stores, which)
+    tensors = {name: tensor.astype(DTYPES[dtype], copy=False) for name, tensor in model.tensors.items()}
     metadata = {
         "format": "pt",  # what other libraries expect to find: arrays in C order
-        "run_id": run_id,
-        "manifest_digest": manifest.digest,
-        "fragment_versions": json.dumps(versions),
-        "fragment_digests": json.dumps(digests),  # of the float32 bytes, whatever the dtype here
+        "run_id": model.run_id,
+        "manifest_digest": model.manifest.digest,
+        "fragment_versions": json.dumps(model.versions),
+        "fragment_digests": json.dumps([each.digest for each in model.commits]),  # of the float32 bytes
     }
     _save(tensors, out, metadata)
     return Exported(
         path=str(out),
-        run_id=run_id,
-        versions=tuple(versions),
+        run_id=model.run_id,
+        versions=model.versions,
         parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
         file_bytes=out.stat().st_size,
+        digest=model.digest,
     )
-
-
-def _stores_of(directory: Path) -> list[list[Path]]:
-    """Returns the stores of each shard, in their order: its first aggregator's, then those of its standbys."""
-    if (directory / "fragments").is_dir():
-        return [[directory]]
-    if not (directory / "store" / "fragments").is_dir():
-        raise ConfigError("RUN_DIR", str(directory), "must be the directory of a run or a store, with fragments in it")
-    shards = [[directory / "store", *sorted(directory.glob("standby-*/store"))]]
-    others = [shard for shard in directory.glob("aggregator-[0-9]*") if shard.name[11:].isdecimal()]
-    others.sort(key=lambda shard: int(shard.name[11:]))
-    return shards + [[each / "store", *sorted(directory.glob(f"{each.name}-standby-*/store"))] for each in others]
-
-
-def _newest(stores: Sequence[Path], fragment_id: int, which: Which) -> tuple[Path, Commit, Vector]:
-    """Returns the newest version of a fragment in the stores of its shard: whoever led last has it."""
-    found: list[tuple[Path, Commit, Vector]] = []
-    failed: Unavailable | Damaged | None = None
-    for store in stores:
-        try:
-            commit, params = (read_seed if which is Which.SEED else read_newest)(store, fragment_id)
-        except (Unavailable, Damaged) as err:
-            failed = failed or err
-            continue
-        if not found or (commit.epoch, commit.fragment_version) > (found[0][1].epoch, found[0][1].fragment_version):
-            found = [(store, commit, params)]
-    if not found:
-        assert failed is not None
-        raise failed
-    return found[0]
-
-
-def _run_of(store: Path) -> tuple[str, FragmentManifest]:
-    record = read_run(store)
-    if record is None or record.get(MANIFEST) is None:
-        raise Unavailable(f"{store} holds no model yet; wait until an island has joined", definite=True)
-    try:
-        return str(record[RUN_ID]), manifest_from_rows(record[MANIFEST])
-    except (KeyError, TypeError, Unfit) as err:
-        cure = "export it with the program that wrote it"
-        raise Unavailable(f"the run record of {store} does not read as one ({err!r}); {cure}", definite=True) from err
 
 
 def _save(tensors: dict[str, NDArray[Any]], out: Path, metadata: dict[str, str]) -> None:

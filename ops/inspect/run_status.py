@@ -13,6 +13,7 @@ from typing import Any
 
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.records import Snapshot
+from ops.curve import Point
 from ops.inspect.shards import one_total
 from ops.text import age
 
@@ -91,6 +92,7 @@ class Status:
         totals: What the aggregator counted, with ``islands`` (state -> how many), ``refusals`` (reason -> messages,
             whoever sent them) and ``broker_age_s``.
         shards: Shard -> who leads it, of those that anybody ever led.
+        evaluation: The newest evaluation of the global model; None where nobody evaluates it.
     """
 
     run_id: str
@@ -101,6 +103,7 @@ class Status:
     broker_is_silent: bool
     brokers: Mapping[str, BrokerStatus] = field(default_factory=dict)
     shards: Mapping[int, ShardStatus] = field(default_factory=dict)
+    evaluation: Point | None = None
 
 
 def status_of(snapshot: Snapshot, now_s: float) -> Status:
@@ -168,6 +171,7 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         broker_is_silent=broker_age_s is None or broker_age_s >= dead_s,
         brokers=brokers,
         shards=shards,
+        evaluation=Point.of(snapshot.evaluation),
     )
 
 

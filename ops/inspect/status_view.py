@@ -12,6 +12,7 @@ from rich.text import Text
 from broker.routing.liveness import Liveness
 from broker.wire.messages import recipe_line
 from broker.wire.records import LEADER_WITHIN_S
+from ops.curve import sentence
 from ops.inspect.run_status import Status
 from ops.terminal import Column, Fitted
 from ops.text import age, finite, ordinal, size
@@ -29,7 +30,8 @@ def to_json(status: Status) -> dict[str, Any]:
     brokers = {name: asdict(each) for name, each in status.brokers.items()}
     shards = {str(shard): asdict(each) for shard, each in status.shards.items()}
     tables = {"islands": islands, "fragments": fragments, "brokers": brokers, "shards": shards}
-    return dict(finite(tables | {"totals": dict(status.totals)}, digits=6))
+    evaluation = None if status.evaluation is None else status.evaluation.to_json()
+    return dict(finite(tables | {"totals": dict(status.totals), "evaluation": evaluation}, digits=6))
 
 
 # --- as text ------------------------------------------------------------------------------------------------------
@@ -40,6 +42,8 @@ def render(status: Status) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(status), style="bold")]
     if status.totals.get("recipe"):
         parts += [Text(f"recipe: {recipe_line(status.totals['recipe'])}")]
+    if status.evaluation is not None:
+        parts += [Text(sentence(status.evaluation))]
     if status.islands:
         parts += [Text(), island_table(status)]
     if status.fragments:

@@ -6,9 +6,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from ops.faults import Role
 from ops.launcher import ROOT
 from ops.processes.child_process import ProcessSpec
 from ops.run.local_plan import LocalPlan
+
+#: The process that evaluates the run while it trains, which no run needs.
+FOLLOWER = str(Role.EVALUATION)
 
 
 def processes(
@@ -75,6 +79,13 @@ def _brokers(plan: LocalPlan, config: Sequence[str], environment: Mapping[str, s
         )
         for name, port in plan.broker_ports.items()
     ]
+
+
+def follower(plan: LocalPlan, *, environment: Mapping[str, str]) -> ProcessSpec:
+    """Returns the process that evaluates the run while it trains; it may use any processor, and gives way."""
+    command = ["evaluate", "--follow", os.fspath(plan.run_dir), "--every", str(plan.up.evaluate_every)]
+    command += [word for path in plan.up.benchmark for word in ("--benchmark", path)]
+    return ProcessSpec(name=FOLLOWER, command=our_command(*command), environment=environment, ends_by_itself=True)
 
 
 def our_command(*arguments: str) -> list[str]:

@@ -20,7 +20,7 @@ from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.supervision import RestartPolicy
 from ops.run import daemons
 from ops.run.display import Display
-from ops.run.judging import POLL_S, GaveUp, judge, keep, loss_unit, sentence
+from ops.run.judging import POLL_S, GaveUp, in_short, judge, keep, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, RunFacts, build_report
 
@@ -43,12 +43,12 @@ def run(plan: LocalPlan, started_s: float, *, as_json: bool) -> int:
                 ended_s = time.monotonic()
             counted = _counted(plan)
             display.note("evaluating the model before and after")
-            judged = judge(plan, display, signals)
+            judged = judge(plan, signals)
         except GaveUp as err:
-            status, note = 2 if err.misset else 1, sentence(err)
+            status, note = 2 if err.misset else 1, in_short(err)
             display.note(str(err))
         except (Unavailable, OSError, ValueError) as err:
-            status, note = 1, sentence(err)
+            status, note = 1, in_short(err)
             display.note(str(err))
         except Interrupted as err:
             status, note = 128 + err.number, str(err)

@@ -15,7 +15,6 @@ from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.supervision import RestartPolicy
 from ops.run import daemons
-from ops.run.display import Display
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, render
 from ops.text import finite
@@ -33,7 +32,7 @@ class GaveUp(Exception):
         self.misset = misset
 
 
-def sentence(err: Exception) -> str:
+def in_short(err: Exception) -> str:
     """Returns the error in a sentence, without the end of the log that tells more."""
     return str(err).partition("; the end of ")[0].partition("\n")[0]
 
@@ -43,10 +42,15 @@ def loss_unit(plan: LocalPlan) -> str:
     return "nats per token" if plan.island.task == LANGUAGE else ""
 
 
-def judge(plan: LocalPlan, display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
+def judge(plan: LocalPlan, signals: Signals, *, found: tuple[Metrics, Metrics] = ({}, {})) -> tuple[Metrics, Metrics]:
     """Returns the held-out metrics of :data:`SEED`, which is removed, and of :data:`MODEL`.
 
-    The two are judged at the same time, in processes of their own: this one never loads JAX.
+    What is missing is judged at the same time, in processes of their own: this one never loads JAX.
+
+    Args:
+        plan: The run.
+        signals: Asked several times a second.
+        found: What is known of the two already.
 
     Raises:
         GaveUp: An evaluation failed; the message has the end of its log.
@@ -64,7 +68,8 @@ def judge(plan: LocalPlan, display: Display, signals: Signals) -> tuple[Metrics,
             environment=environment,
             ends_by_itself=True,
         )
-        for name, path in (("evaluate-before", before), ("evaluate-after", after))
+        for name, path, metrics in zip(("evaluate-before", "evaluate-after"), (before, after), found, strict=True)
+        if not metrics
     ]
     with LocalCluster(logs, policy=RestartPolicy(young_deaths=1, settled_after_s=float("inf"))) as cluster:
         cluster.start(specs)
@@ -75,7 +80,8 @@ def judge(plan: LocalPlan, display: Display, signals: Signals) -> tuple[Metrics,
                     raise GaveUp(event.detail)
             time.sleep(POLL_S)
     before.unlink()
-    first, second = (_metrics_in(logs / f"{spec.name}.log") for spec in specs)
+    judged = iter([_metrics_in(logs / f"{spec.name}.log") for spec in specs])
+    first, second = (metrics or next(judged) for metrics in found)
     return first, second
 
 

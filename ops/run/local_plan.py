@@ -81,6 +81,14 @@ class UpConfig:
         (), "least seconds for an inner step: one number for all islands, or one for each"
     )
     standbys: int = setting(0, "standby aggregators, which take over when the leading one fails; of each shard")
+    evaluate_every: int = setting(
+        0,
+        "tokens between two evaluations of the global model while it trains; 0: only before and after",
+        subject="evaluation",
+    )
+    benchmark: tuple[str, ...] = setting(
+        (), "functions to evaluate it by besides: package.module:function, of the parameters; with --evaluate-every"
+    )
     model: str | None = setting(
         None, "size of the built-in model: tiny, small or medium (default: small)", subject="training"
     )
@@ -105,6 +113,11 @@ class UpConfig:
                 raise ConfigError(name, getattr(self, name), "must be from 1 to 65534, or 0 to pick a free one")
         if not 0 <= self.standbys <= 9:
             raise ConfigError("standbys", self.standbys, "must be from 0 to 9; one survives any single failure")
+        if self.evaluate_every < 0:
+            raise ConfigError("evaluate_every", self.evaluate_every, "must be a number of tokens, such as 200K, or 0")
+        if self.benchmark and not self.evaluate_every:
+            cure = "is evaluated while the run trains: add --evaluate-every TOKENS, or leave it out"
+            raise ConfigError("benchmark", self.benchmark[0], cure)
         if not 1 <= self.brokers <= MAX_BROKERS:
             raise ConfigError("brokers", self.brokers, f"must be from 1 to {MAX_BROKERS}; 2 or 3 are plenty")
         for seconds in self.pace:
@@ -289,6 +302,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
         raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
     _check_task(plan.island.task, plan.task)
+    for benchmark in up.benchmark:
+        check_findable(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
+        check_mentioned(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
     return plan
 
 

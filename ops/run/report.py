@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from broker.wire.messages import recipe_line
 from islands.tasks.task import LOSS
+from ops import curve
+from ops.curve import Point, figure
 from ops.text import age, size
 
 Report = dict[str, Any]
@@ -60,6 +62,7 @@ def build_report(
     *,
     before: Metrics,
     after: Metrics,
+    points: Sequence[Point] = (),
 ) -> Report:
     """Returns the report, ready for ``json.dumps``.
 
@@ -68,11 +71,12 @@ def build_report(
         facts: What the supervisor saw.
         before: Held-out metrics of version 0; empty if it was not evaluated.
         after: The same of the newest model.
+        points: Evaluations of the models in between.
 
     Returns:
-        ``run``, ``loss``, ``metrics`` (the loss among them), ``tokens``, ``versions``, ``rounds``, ``participation``,
-        ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``recipe``, ``wall_s``,
-        ``first_step_s``, ``exit``, ``note``.
+        ``run``, ``loss``, ``metrics`` (the loss among them), ``evaluations`` (:func:`ops.curve.summary`), ``tokens``,
+        ``versions``, ``rounds``, ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``,
+        ``phase``, ``recipe``, ``wall_s``, ``first_step_s``, ``exit``, ``note``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
@@ -84,6 +88,7 @@ def build_report(
             name: {"before": _value(before, name), "after": _value(after, name), "better": each["better"]}
             for name, each in {**before, **after}.items()
         },
+        "evaluations": curve.summary(points),
         "tokens": {
             "trained": tokens["trained"],
             "merged": tokens["merged"],
@@ -151,6 +156,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
     causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
     rows = [
         *_metrics(report["metrics"], report["loss"]["unit"]),
+        *_curve(report["evaluations"]),
         (
             "tokens",
             f"{tokens['trained']:,} trained = {tokens['merged']:,} merged{_part(tokens['merged'], tokens['trained'])}"
@@ -198,14 +204,17 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str) -> list[tuple[
     rows = []
     for name in sorted(metrics, key=lambda name: name != LOSS):
         before, after, better = (metrics[name][key] for key in ("before", "after", "better"))
-        known = [_figure(each) for each in (before, after) if each is not None] or ["no number"]
+        known = [figure(each) for each in (before, after) if each is not None] or ["no number"]
         text = " -> ".join(known) + (f" {unit}" if unit and name == LOSS else "") + _change(before, after, better)
         rows.append(("held-out loss" if name == LOSS else f"{name} ", text))
     return rows
 
 
-def _figure(value: float) -> str:
-    return f"{value:.3f}" if not value or abs(value) >= 0.001 else f"{value:.3g}"
+def _curve(evaluations: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A row for each metric that was evaluated more often than before and after."""
+    if evaluations.get("count", 0) < 3:
+        return []
+    return [("curve" if n == 0 else "", text) for n, text in enumerate(curve.shown(evaluations))]
 
 
 def _change(before: float | None, after: float | None, better: str) -> str:

@@ -19,14 +19,19 @@ from broker.process.values import expanded
 from broker.wire.errors import ConfigError
 from ops.run.local_plan import LocalPlan, resolve
 
-#: What a resumed run may change: its end, its pace, what it keeps for study, and the addresses on this machine.
-MAY_CHANGE = frozenset({"total_tokens", "pace", "record_payloads", "port", "redis_port", "redis_url"})
+#: What a resumed run may change: its end, its pace, what it is evaluated by and keeps for study, and addresses here.
+MAY_CHANGE = frozenset(
+    {"total_tokens", "pace", "evaluate_every", "benchmark", "record_payloads", "port", "redis_port", "redis_url"}
+)
 #: Places and parts, which follow from the directory, the ports and the other settings.
 _PLACES = frozenset(
     {"run_dir", "host", "broker", "store", "tape", "report", "model", "data", "task_options", "failover", "standby"}
 )
 
-CHANGES_HELP = "--tokens, --pace, --record-payloads, --port, --redis-port and --redis-url may differ"
+CHANGES_HELP = (
+    "--tokens, --pace, --evaluate-every, --benchmark, --record-payloads, --port, --redis-port and --redis-url "
+    "may differ"
+)
 
 
 def directory_of(args: argparse.Namespace) -> Path:

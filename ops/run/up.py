@@ -23,7 +23,10 @@ from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Profile
 from ops import run_directory
-from ops.inspect.export import Which, export
+from ops.curve import Point, sentence
+from ops.evaluation.curve_file import read_points
+from ops.inspect.export import export
+from ops.inspect.global_model import Which
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.shards import one_report
 from ops.inspect.status import ADDRESS_FILE
@@ -34,7 +37,7 @@ from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
 from ops.run import daemons, data_parallel, explained, local_plan, resume
 from ops.run.display import Display, Rate, progress_of, trained_tokens
-from ops.run.judging import MODEL, POLL_S, SEED, GaveUp, judge, keep, loss_unit, sentence
+from ops.run.judging import MODEL, POLL_S, SEED, GaveUp, in_short, judge, keep, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.prepare import prepare
 from ops.run.report import Metrics, Report, RunFacts, build_report
@@ -45,6 +48,8 @@ STATUS_EVERY_S = 1.0
 STATUS_LATE_S = 10.0
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
 LEAVE_WITHIN_S = 3.0
+#: Deaths of the follower after the end of training, after which it is not waited for: `up` can evaluate the last model.
+FOLLOWER_DEATHS = 2
 
 _EPILOG = """
 --resume RUN_DIR continues a run that was stopped, killed or cut off by a power failure. It keeps the settings, the run
@@ -104,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             try:
                 judged = evaluate(plan, run_.last_stores(), display, signals)
             except (GaveUp, Unavailable, ConfigError) as err:
-                status, run_.note = 1, f"not evaluated: {sentence(err)}"
+                status, run_.note = 1, f"not evaluated: {in_short(err)}"
                 display.note(f"not evaluated: {err}")
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
@@ -139,6 +144,7 @@ class LocalRun:
     troubles: tuple[str, ...] = ()
     first_step_s: float | None = None
     ended_s: float | None = None
+    told_model: str = ""  #: digest of the model whose evaluation was told last
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
 
@@ -148,8 +154,10 @@ class LocalRun:
             try:
                 self.start(cluster, display, signals)
                 self._watch(cluster, loop, display, signals)
+                self.ended_s = time.monotonic()
+                self._await_follower(cluster, display, signals)
             except (GaveUp, Unavailable) as err:
-                self.note = sentence(err)
+                self.note = in_short(err)
                 display.note(str(err))
                 return 2 if isinstance(err, GaveUp) and err.misset else 1
             except Interrupted as err:
@@ -157,14 +165,15 @@ class LocalRun:
                 display.note(f"{err}; ending every process")
                 return 128 + err.number
             finally:
-                self.ended_s = time.monotonic()
+                self.ended_s = self.ended_s or time.monotonic()
                 cluster.stop()
                 self.restarts = {name: cluster.restarts(name) for name in self._names()}
         return 0
 
     def _names(self) -> list[str]:
         links = [placing.PROCESS_NAME] if self.plan.links is not None else []
-        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients]
+        follower = [daemons.FOLLOWER] if self.plan.up.evaluate_every else []
+        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients, *follower]
 
     def start(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
         """Starts Redis, if it is ours to start, and then everything else.
@@ -187,6 +196,8 @@ class LocalRun:
         for spec in daemons.processes(plan, environment=environment, island_environment=numeric):
             signals.check()  # many islands take a while
             cluster.start([spec])
+        if plan.up.evaluate_every:
+            cluster.start([daemons.follower(plan, environment=environment | numeric)])
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
@@ -218,6 +229,7 @@ class LocalRun:
                             self.first_step_s = now_s - self.started_s
                         display.show(status, progress, now_s)
                         self._tell_troubles(status, display)
+                        self._tell_evaluation(status.evaluation, display)
                 time.sleep(POLL_S)
             leave_by_s = time.monotonic() + LEAVE_WITHIN_S
             while cluster.running() & set(self.plan.island_ids) and time.monotonic() < leave_by_s:
@@ -237,11 +249,32 @@ class LocalRun:
             display.note("the aggregator can go on")
         self.troubles = troubles
 
+    def _tell_evaluation(self, newest: Point | None, display: Display) -> None:
+        """Tells the newest evaluation, once."""
+        if newest is not None and newest.model != self.told_model:
+            self.told_model = newest.model
+            display.note(sentence(newest))
+
+    def _await_follower(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
+        """Returns when the follower has evaluated the last model, or will not do so."""
+        if daemons.FOLLOWER not in cluster.running():
+            return
+        display.note("evaluating the last model")
+        before = cluster.restarts(daemons.FOLLOWER)
+        while daemons.FOLLOWER in cluster.running():
+            self._happened(cluster, display)
+            if cluster.restarts(daemons.FOLLOWER) - before >= FOLLOWER_DEATHS:
+                return
+            signals.check()
+            time.sleep(POLL_S)
+
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether every shard has ended the run."""
         shards = self.plan.shards
         for event in cluster.poll():
             match event.change:
+                case Change.GAVE_UP if event.process == daemons.FOLLOWER:
+                    display.note(f"{event.detail}\natoll: the run goes on, and is evaluated at its end")
                 case Change.GAVE_UP:
                     raise GaveUp(event.detail, misset=event.misset)
                 case Change.DIED | Change.STARTED:
@@ -282,7 +315,8 @@ class LocalRun:
             note=self.note,
             loss_unit=loss_unit(self.plan),
         )
-        return build_report(self._counted(), facts, before=judged[0], after=judged[1])
+        points = read_points(self.plan.run_dir)
+        return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)
 
     def _counted(self) -> dict[str, Any] | None:
         """Returns what the aggregators counted; without that of one shard the rest would not add up."""
@@ -299,12 +333,29 @@ class LocalRun:
 def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
     """Returns the held-out metrics of version 0 and of the newest model, which is left as ``model.safetensors``.
 
+    What was evaluated while the run trained is not evaluated again.
+
     Raises:
         GaveUp: An evaluation failed; the message has the end of its log.
         Interrupted: A signal came.
         Unavailable: The store cannot be read.
     """
-    display.note("evaluating the model before and after")
-    export(plan.run_dir, plan.run_dir / SEED, which=Which.SEED)  # a standby may have come after it
-    export(stores, plan.run_dir / MODEL)
-    return judge(plan, display, signals)
+    # The first version is in the store of whoever began: a standby may have come after it.
+    first = export(plan.run_dir, plan.run_dir / SEED, which=Which.SEED)
+    last = export(stores, plan.run_dir / MODEL)
+    points = read_points(plan.run_dir)
+    found = known(points, first.digest), known(points, last.digest)
+    missing = " and ".join(when for when, metrics in zip(("before", "after"), found, strict=True) if not metrics)
+    if missing:
+        display.note(f"evaluating the model {missing}")
+    return judge(plan, signals, found=found)
+
+
+def known(points: Sequence[Point], model: str) -> Metrics:
+    """Returns what was measured of a model while the run trained; nothing if it, or a part of it, was not."""
+    for point in reversed(points):
+        if point.model == model and not point.failed:
+            return {
+                name: {"value": value, "better": point.better.get(name, "")} for name, value in point.metrics.items()
+            }
+    return {}
