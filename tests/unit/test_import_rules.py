@@ -40,6 +40,7 @@ PURE_MODULES = {
     "islands.arrays.persistence",
     "islands.arrays.plain_leaves",
     "ops.chaos.plan",
+    "ops.curve",
     "ops.faults",
     "ops.goodput.accounts",
     "ops.goodput.caveats",

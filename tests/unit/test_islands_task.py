@@ -20,7 +20,7 @@ from islands.arrays.tree import flatten
 from islands.tasks import model as transformer
 from islands.tasks.corpus import load_corpus
 from islands.tasks.data import Windows, evenly
-from islands.tasks.evaluate import evaluate_file, place
+from islands.tasks.evaluate import load_file_of, place
 from islands.tasks.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
@@ -219,7 +219,7 @@ def test_options_of_the_default_task_that_cannot_work_are_refused(text, options,
 def test_a_model_file_is_judged_as_the_parameters_it_holds(tiny, tmp_path):
     params, _ = tiny.init(1)
     save_file({name: np.asarray(x) for name, x in flatten(params).items()}, tmp_path / "model.safetensors")
-    assert evaluate_file(tiny, tmp_path / "model.safetensors") == {"loss": tiny.evaluate(params)}
+    assert tiny.evaluate(load_file_of(tiny, tmp_path / "model.safetensors")) == tiny.evaluate(params)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_file_that_is_no_model_is_refused(tiny, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     for path in (tmp_path / "model.safetensors", tmp_path / "absent.safetensors"):
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
-            evaluate_file(tiny, path)
+            load_file_of(tiny, path)
 
 
 @pytest.mark.parametrize("loss", [np.float32(1.5), np.ones(1) * 1.5, 1.5])

@@ -104,7 +104,7 @@ def test_json_has_the_documented_keys_and_is_strict():
     document = to_json(status_of(snapshot(), NOW_S))
     text = json.dumps(document, allow_nan=False)  # raises for NaN
     assert json.loads(text) == document
-    assert set(document) == {"islands", "fragments", "totals", "brokers", "shards"}
+    assert set(document) == {"islands", "fragments", "totals", "brokers", "shards", "evaluation"}
     assert set(document["islands"]["a"]) >= {
         "state",
         "inner_step",
