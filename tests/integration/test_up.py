@@ -184,7 +184,7 @@ def test_status_tells_of_a_live_run_from_other_processes_until_sigterm_ends_it(t
         end_by_signal(up, signal.SIGTERM, up.signal)
     assert len(seen) >= 3
     status = seen[-1]
-    assert status.keys() == {"islands", "fragments", "totals", "brokers", "shards"}
+    assert status.keys() == {"islands", "fragments", "totals", "brokers", "shards", "evaluation"}
     assert status["islands"].keys() == {"island-0", "island-1"}
     for island in status["islands"].values():
         assert island["state"] in ("alive", "suspect")
