@@ -89,6 +89,11 @@ def is_due(tokens: int, before: int | None, every: int) -> bool:
     return before is None or tokens // every != before // every  # a new lineage may begin further back
 
 
+def first_with(points: Iterable[Point], fragment: int, version: int) -> Point | None:
+    """Returns the first evaluation of a model with this version of a fragment, or a later one."""
+    return next((each for each in points if fragment < len(each.versions) and each.versions[fragment] >= version), None)
+
+
 def sentence(point: Point) -> str:
     """Returns one line for people: tokens, metrics, and what failed."""
     shown = ", ".join(f"{name} {figure(point.metrics[name])}" for name in _ordered(point.metrics))

@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate_file(args: argparse.Namespace) -> int:
-    """Prints ``{"loss": nats per token, "metrics": {name: {"value": number, "better": "min"}}}`` as one line.
+    """Prints ``{"loss": nats per token, "metrics": {name: {"value": number, "better": "min"}}, "failed": {}}``.
 
-    The loss is null where the task evaluates none; ``better`` is ``min``, ``max``, or empty where nobody says. What
-    failed is told on standard error, if anything did not.
+    The loss is null where the task evaluates none; ``better`` is ``min``, ``max``, or empty where nobody says. A
+    function that failed stands in ``failed`` with the reason, and on standard error.
     """
     from islands.tasks.benchmarks import judged, load_benchmarks
     from islands.tasks.evaluate import load_file_of
@@ -76,8 +76,8 @@ def _evaluate_file(args: argparse.Namespace) -> int:
     for name, why in found.failed.items():
         print(f"atoll: {name} failed: {why}", file=sys.stderr)
     metrics = {name: {"value": value, "better": found.better.get(name, "")} for name, value in found.metrics.items()}
-    print(json.dumps({"loss": found.metrics.get(LOSS), "metrics": metrics}), flush=True)
-    return 1 if found.failed else 0
+    print(json.dumps({"loss": found.metrics.get(LOSS), "metrics": metrics, "failed": dict(found.failed)}), flush=True)
+    return 0
 
 
 def _task_of(args: argparse.Namespace, tables: Mapping[str, Mapping[str, Any]]) -> Any:

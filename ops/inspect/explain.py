@@ -23,6 +23,8 @@ from aggregator.rounds.recovery import Lineage, lineages
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import read_lines
 from broker.wire.errors import ConfigError, Unavailable
+from ops import curve
+from ops.evaluation.curve_file import read_points
 from ops.inspect.absence import Absence, RoundStory, Storyteller, Target
 from ops.text import PLAIN_WIDTH
 
@@ -105,7 +107,13 @@ def run(args: argparse.Namespace) -> int:
         raise Unavailable(f"cannot read {err.filename}: {err.strerror}", definite=True) from err
     if found is None:
         raise Unavailable(f"{args.directory} knows no {args.version}: {_newest(ledgers)}", definite=True)
-    print(json.dumps(asdict(found)) if args.json else render(found), flush=True)
+    judged = None
+    if found.version is not None:
+        judged = curve.first_with(read_points(args.directory), found.fragment, found.version)
+    if args.json:
+        print(json.dumps(asdict(found) | {"evaluated": None if judged is None else judged.to_json()}), flush=True)
+    else:
+        print(render(found) + ("" if judged is None else f"\nfirst {curve.sentence(judged)}"), flush=True)
     return 0
 
 

@@ -83,9 +83,13 @@ def _brokers(plan: LocalPlan, config: Sequence[str], environment: Mapping[str, s
 
 def follower(plan: LocalPlan, *, environment: Mapping[str, str]) -> ProcessSpec:
     """Returns the process that evaluates the run while it trains; it may use any processor, and gives way."""
-    command = ["evaluate", "--follow", os.fspath(plan.run_dir), "--every", str(plan.up.evaluate_every)]
-    command += [word for path in plan.up.benchmark for word in ("--benchmark", path)]
-    return ProcessSpec(name=FOLLOWER, command=our_command(*command), environment=environment, ends_by_itself=True)
+    command = our_command("evaluate", "--follow", os.fspath(plan.run_dir), "--every", str(plan.up.evaluate_every))
+    return ProcessSpec(name=FOLLOWER, command=command + benchmarks(plan), environment=environment, ends_by_itself=True)
+
+
+def benchmarks(plan: LocalPlan) -> list[str]:
+    """Returns the flags of ``evaluate`` that name the user's own functions."""
+    return [word for path in plan.up.benchmark for word in ("--benchmark", path)]
 
 
 def our_command(*arguments: str) -> list[str]:

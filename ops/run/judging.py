@@ -62,9 +62,8 @@ def judge(plan: LocalPlan, signals: Signals, *, found: tuple[Metrics, Metrics] =
     specs = [
         ProcessSpec(
             name=name,
-            command=daemons.our_command(
-                "evaluate", "--config", os.fspath(plan.config_file), "--model", os.fspath(path)
-            ),
+            command=daemons.our_command("evaluate", "--config", os.fspath(plan.config_file), "--model", os.fspath(path))
+            + daemons.benchmarks(plan),
             environment=environment,
             ends_by_itself=True,
         )

@@ -87,7 +87,7 @@ class UpConfig:
         subject="evaluation",
     )
     benchmark: tuple[str, ...] = setting(
-        (), "functions to evaluate it by besides: package.module:function, of the parameters; with --evaluate-every"
+        (), "functions to evaluate it by besides: package.module:function, which takes the parameters"
     )
     model: str | None = setting(
         None, "size of the built-in model: tiny, small or medium (default: small)", subject="training"
@@ -115,9 +115,6 @@ class UpConfig:
             raise ConfigError("standbys", self.standbys, "must be from 0 to 9; one survives any single failure")
         if self.evaluate_every < 0:
             raise ConfigError("evaluate_every", self.evaluate_every, "must be a number of tokens, such as 200K, or 0")
-        if self.benchmark and not self.evaluate_every:
-            cure = "is evaluated while the run trains: add --evaluate-every TOKENS, or leave it out"
-            raise ConfigError("benchmark", self.benchmark[0], cure)
         if not 1 <= self.brokers <= MAX_BROKERS:
             raise ConfigError("brokers", self.brokers, f"must be from 1 to {MAX_BROKERS}; 2 or 3 are plenty")
         for seconds in self.pace:
@@ -302,6 +299,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
         raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
     _check_task(plan.island.task, plan.task)
+    if up.evaluate_every and plan.aggregator.profile is Profile.DATA_PARALLEL:
+        cure = "needs versions of a global model, which data-parallel training does not keep: leave it out"
+        raise ConfigError("evaluate_every", up.evaluate_every, cure)
     for benchmark in up.benchmark:
         check_findable(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
         check_mentioned(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")

@@ -274,7 +274,8 @@ class LocalRun:
         for event in cluster.poll():
             match event.change:
                 case Change.GAVE_UP if event.process == daemons.FOLLOWER:
-                    display.note(f"{event.detail}\natoll: the run goes on, and is evaluated at its end")
+                    display.note(event.detail)
+                    display.note("the run goes on, and is evaluated at its end")
                 case Change.GAVE_UP:
                     raise GaveUp(event.detail, misset=event.misset)
                 case Change.DIED | Change.STARTED:

@@ -130,6 +130,7 @@ async def write_a_run(run):
     await run.write_fragments([fragment(0, 3), fragment(1, 2, contributors=())])
     await run.write_totals(TOTALS)
     await run.write_refusals("broker:hub:7001", {"a": {"queue_full": 2}})
+    await run.write_evaluation({"tokens": 90, "metrics": {"loss": 2.25}})
 
 
 def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_heard_since(url):
@@ -191,6 +192,7 @@ def test_what_is_written_is_read_back(url):
     assert found.totals[0]["wasted_tokens"] == {"stale": 5}
     assert found.brokers["hub:7001"]["dropped"] == {"no_leader": 1}
     assert found.refusals["broker:hub:7001"] == {"a": {"queue_full": 2}}
+    assert found.evaluation == {"tokens": 90, "metrics": {"loss": 2.25}}
     assert not found.empty
 
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from aggregator.store.layout import read_run
 from ops.chaos.verify import verify
+from ops.evaluation.curve_file import read_points
 from ops.inspect.export import export
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
 
@@ -31,6 +32,7 @@ class Run:
     def __init__(self, run_dir):
         self.run_dir = run_dir
         flags = ("--shards", 2, "--standbys", 1, "--islands", 2, "--tokens", 40_000, "--pace", 0.04, "--json")
+        flags += ("--evaluate-every", 10_000)
         with Up(run_dir, *flags, "--sync-interval", 20) as self.up:
             self.wait_for(lambda: self.notes("aggregator-1", "standby.in_sync"), "standby of shard 1 in sync")
             self.wait_for(lambda: self.notes("aggregator", "version.committed"), "first version in shard 0")
@@ -130,3 +132,10 @@ def test_the_model_that_is_left_has_the_last_version_of_every_fragment(run, tmp_
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path, run.run_dir))
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_model_is_evaluated_while_leaders_change(run):
+    points = read_points(run.run_dir)
+    assert len({each.model for each in points}) == len(points) >= 3
+    assert dict(enumerate(points[-1].versions)) == {int(p): v for p, v in run.report["versions"].items()}
+    assert points[-1].metrics["loss"] == pytest.approx(run.report["loss"]["after"])

@@ -1,176 +1,196 @@
-"""The curve of a run: when a model is evaluated, what is kept of it, and that a restart evaluates none twice."""
+"""Following a run: what is evaluated when, what a restart takes up again, and how it ends."""
 
 import json
+import os
+import subprocess
 import sys
-import types
-from dataclasses import replace
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
+from aggregator.ledger.ledger import tokens_trained
 from broker.wire.errors import ConfigError, Unavailable
-from examples import numpy_task
-from islands.tasks.benchmarks import Judgement, judged, load_benchmarks
-from ops import curve
-from ops.curve import Point
+from islands.tasks.benchmarks import Judgement
+from ops import cli, curve
 from ops.evaluation.curve_file import CurveFile, read_points
 from ops.evaluation.follower import Follower
 from ops.inspect.global_model import Which
 
-POINT = Point(
-    tokens=100,
-    versions=(1, 2),
-    model="m1",
-    at=5.0,
-    seconds=0.1,
-    metrics={"accuracy": 0.5, "loss": 2.0},
-    better={"accuracy": "max", "loss": "min"},
-)
 
-
-# --- the curve --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("tokens", "before", "due"),
-    [(0, None, True), (99, 0, False), (100, 99, True), (199, 100, False), (350, 100, True), (50, 350, True)],
-)
-def test_models_are_due_on_a_grid_of_tokens(tokens, before, due):
-    assert curve.is_due(tokens, before, 100) is due
-
-
-def test_a_point_comes_back_from_its_line_and_other_lines_are_passed_over():
-    lines = [json.loads(json.dumps(POINT.to_json())), {"note": "x"}, {**POINT.to_json(), "metrics": [1]}]
-    assert curve.points_of(lines) == [POINT]
-    assert curve.sentence(POINT) == "evaluated at 100 tokens: loss 2.000, accuracy 0.500"
-
-
-def test_a_report_has_first_last_and_best_of_a_long_curve():
-    points = [
-        replace(POINT, tokens=k, metrics={"loss": abs(k - 30) + 1.0, "accuracy": 1 - abs(k - 10) / 100, "other": 1.0})
-        for k in range(50)
-    ]
-    summed = curve.summary(points)
-    assert summed["count"] == 50
-    assert len(summed["points"]) == curve.REPORTED_POINTS
-    assert [summed["points"][k]["tokens"] for k in (0, -1)] == [0, 49]
-    assert summed["best"] == {"loss": {"value": 1.0, "tokens": 30}, "accuracy": {"value": 1.0, "tokens": 10}}
-    assert [line.partition(" ")[0] for line in curve.shown(summed)] == ["loss", "accuracy", "other"]
-    assert curve.summary([]) == {}
-
-
-def test_the_file_has_one_writer_and_survives_a_line_that_was_cut_short(tmp_path):
-    file = CurveFile(tmp_path)
-    with pytest.raises(ConfigError, match="another process follows this run"):
-        CurveFile(tmp_path)
-    file.append(POINT)
-    file.close()
-    with (tmp_path / curve.FILE).open("a") as torn:
-        torn.write('{"tokens": 2')
-    again = CurveFile(tmp_path)
-    again.append(replace(POINT, tokens=200))
-    again.close()
-    assert [point.tokens for point in read_points(tmp_path)] == [100, 200]
-
-
-# --- following --------------------------------------------------------------------------------------------------------
-
-
-class Model:
-    def __init__(self, tokens, digest):
-        self.tokens, self.digest, self.run_id, self.versions, self.tensors = tokens, digest, "demo", (tokens,), {}
+def model(tokens, digest=None):
+    digest = f"model of {tokens}" if digest is None else digest
+    return SimpleNamespace(tokens=tokens, digest=digest, versions=(tokens // 10,), tensors={"w": tokens}, run_id="demo")
 
 
 class Run:
-    """A run that trains so many tokens each time that somebody looks, and ends."""
+    """A run whose newest model has the next of these tokens each time that somebody waits; None: there is no model."""
 
-    def __init__(self, tokens, *, end=1000):
-        self.trained, self.step, self.end, self.seen = 0, tokens, end, []
+    def __init__(self, *tokens, ends="ended"):
+        self._tokens, self._ends, self._at = tokens, ends, 0
+
+    @property
+    def _now(self):
+        return self._tokens[self._at]
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self._at += 1
 
     def tokens(self):
-        return self.trained
+        return self._now
 
     def model(self, which=Which.NEWEST):
-        tokens = 0 if which is Which.SEED else self.trained
-        return Model(tokens, f"m{tokens}")
+        return None if self._now is None else model(0 if which is Which.SEED else self._now)
 
     def has_ended(self):
-        return self.trained >= self.end
+        return self._ends == "ended" and self._at == len(self._tokens) - 1
 
     def is_abandoned(self):
-        return False
-
-    def go_on(self, _seconds):
-        self.trained = min(self.end, self.trained + self.step)
+        return self._ends == "abandoned" and self._at == len(self._tokens) - 1
 
 
-def followed(tmp_path, run, every, judge=None):
-    file, said, published = CurveFile(tmp_path), [], []
-    follower = Follower(
-        run,
-        file,
-        every=every,
-        judge=judge or (lambda tensors, source: Judgement(metrics={"loss": 1.0})),
-        publish=lambda point: published.append(point.model),
-        say=said.append,
-        sleep=run.go_on,
-    )
-    follower.follow()
-    file.close()
-    return file, said, published
+class Told:
+    """What the follower says, publishes, and asks to be judged."""
+
+    def __init__(self):
+        self.lines, self.published, self.judged = [], [], []
+
+    def judge(self, tensors, source):
+        assert source == "run demo"
+        self.judged.append(tensors["w"])
+        return Judgement(metrics={"loss": 1000.0 - tensors["w"]}, better={"loss": "min"})
 
 
-def test_version_0_the_grid_and_the_last_model_are_evaluated_each_once(tmp_path):
-    file, said, published = followed(tmp_path, Run(70), every=300)
-    assert [point.tokens for point in file.points] == [0, 350, 630, 910, 1000]
-    assert len(said) == len(file.points)
-    assert set(published) == {point.model for point in file.points}
-    again, said, _ = followed(tmp_path, Run(1000), every=300)
-    assert [point.tokens for point in again.points] == [0, 350, 630, 910, 1000]
-    assert said == []
+def follow(directory, run, *, every=100, told=None, **more):
+    told = told or Told()
+    file = CurveFile(directory)
+    try:
+        Follower(
+            run,
+            file,
+            every=every,
+            judge=more.get("judge", told.judge),
+            publish=told.published.append,
+            say=told.lines.append,
+            sleep=run.sleep,
+        ).follow()
+    finally:
+        file.close()
+    return told
 
 
-def test_a_disk_that_takes_nothing_is_told_once_and_the_run_is_followed(tmp_path, monkeypatch):
+def test_version_0_each_multiple_and_the_last_model_are_evaluated(tmp_path):
+    told = follow(tmp_path, Run(None, None, 0, 40, 110, 190, 450, 460, 480))
+    assert told.judged == [0, 110, 450, 480]
+    points = read_points(tmp_path)
+    assert [each.tokens for each in points] == told.judged
+    assert [each.metrics["loss"] for each in points] == [1000.0, 890.0, 550.0, 520.0]
+    assert told.lines[-1] == "evaluated at 480 tokens: loss 520.000"
+    assert told.published[-1] == points[-1]
+
+
+@pytest.mark.parametrize("stopped_after", range(1, 6))
+def test_after_a_restart_no_model_is_evaluated_twice(tmp_path, stopped_after):
+    steps = (0, 110, 190, 210, 330, 340)
+    first = follow(tmp_path, Run(*steps[:stopped_after], ends="abandoned")).judged
+    again = follow(tmp_path, Run(*steps[stopped_after - 1 :])).judged
+    assert len(set(first + again)) == len(first + again)
+    assert set(first + again) >= {0, 110, 210, 330, 340}
+
+
+def test_a_run_that_has_ended_and_was_evaluated_costs_nothing(tmp_path):
+    follow(tmp_path, Run(0, 130))
+    assert follow(tmp_path, Run(130)).judged == []
+
+
+def test_a_run_that_was_never_seeded_ends_without_a_point(tmp_path):
+    assert follow(tmp_path, Run(None, None, ends="abandoned")).judged == []
+    assert read_points(tmp_path) == []
+
+
+def test_what_cannot_be_written_is_told_once_and_evaluation_goes_on(tmp_path, monkeypatch):
     def full(self, point):
         self.points.append(point)
-        raise Unavailable("cannot write: no space left on device", definite=True)
+        raise Unavailable("cannot write curve: No space left; free space", definite=True)
 
     monkeypatch.setattr(CurveFile, "append", full)
-    file, said, _ = followed(tmp_path, Run(100), every=500)
-    assert [point.tokens for point in file.points] == [0, 500, 1000]
-    assert sum("no space left" in line for line in said) == 1
+    told = follow(tmp_path, Run(0, 110, 250))
+    assert told.judged == [0, 110, 250]
+    assert [line for line in told.lines if "No space left" in line] == told.lines[:1]
 
 
-# --- benchmarks -------------------------------------------------------------------------------------------------------
+def test_a_model_of_which_nothing_can_be_measured_is_an_error(tmp_path):
+    def judge(tensors, source):
+        raise ConfigError("model", source, "lacks everything")
+
+    with pytest.raises(ConfigError, match="lacks everything"):
+        follow(tmp_path, Run(0, 10), judge=judge)
 
 
-@pytest.fixture
-def mine(monkeypatch):
-    module = types.ModuleType("mine")
-    module.size = len
-    module.several = lambda params: {"a": 1, "b": np.float32(2)}
-    module.broken = lambda params: 1 / 0
-    module.text = lambda params: "good"
-    module.pair = lambda params, more: 0
-    monkeypatch.setitem(sys.modules, "mine", module)
+# --- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_functions_of_ones_own_stand_beside_the_task_and_a_broken_one_costs_its_numbers_alone(mine):
-    task = numpy_task.task()
-    params, _ = task.init(0)
-    found = judged(task, params, load_benchmarks(["mine:size", "mine:several", "mine:broken", "mine:text"]))
-    assert found.metrics["size"] == len(params)
-    assert (found.metrics["a"], found.metrics["b"]) == (1.0, 2.0)
-    assert "loss" in found.metrics
-    assert found.failed.keys() == {"mine:broken", "mine:text"}
-    assert "ZeroDivisionError" in found.failed["mine:broken"]
+def test_a_line_that_a_crash_cut_short_is_no_point_and_spoils_no_other(tmp_path):
+    follow(tmp_path, Run(0, 130))
+    path = tmp_path / curve.FILE
+    path.write_bytes(path.read_bytes() + b'{"tokens": 140, "met')
+    follow(tmp_path, Run(150, 160))
+    assert [each.tokens for each in read_points(tmp_path)] == [0, 130, 160]
+    assert json.loads(path.read_text().splitlines()[-1])["tokens"] == 160
+
+
+def test_two_do_not_follow_one_run(tmp_path):
+    file = CurveFile(tmp_path)
+    with pytest.raises(ConfigError, match="another process follows this run already"):
+        CurveFile(tmp_path)
+    file.close()
+    CurveFile(tmp_path).close()
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("path", "cure"), [("mine:none", "no function none"), ("mine:pair", "must take the parameters alone"), ("x", ":")]
+    ("words", "said"),
+    [
+        (["--follow", "nowhere"], "follow = 'nowhere': must be the directory of a run"),
+        (["--follow", "store"], "config = None: is needed where RUN_DIR is a store by itself; name the task"),
+        (["--follow", "store", "--every", "0"], "every = 0: must be at least 1 token, such as 500K"),
+        (["--follow", "store", "--every", "few"], "every = 'few': must be a whole number, such as 5000 or 5K"),
+        (["--model", "x", "--every", "5"], "every = '5': goes with --follow RUN_DIR"),
+        (["--follow", "run", "--config", "c.toml"], "config = 'c.toml': does not go with a run of `up`"),
+        (["--follow", "run", "--benchmark", "json"], "benchmark = 'json': must read package.module:function"),
+        (["--follow", "run", "--benchmark", "jsom:x"], "benchmark = 'jsom:x': there is no module jsom"),
+        (["--follow", "run", "--benchmark", "json:x"], "benchmark = 'json:x': module json has no function x"),
+        (["--follow", "run", "--benchmark", "os:getpid"], "benchmark = 'os:getpid': must take the parameters alone"),
+    ],
 )
-def test_a_benchmark_that_cannot_be_one_is_refused_at_once(mine, path, cure):
-    with pytest.raises(ConfigError) as refused:
-        load_benchmarks([path])
-    assert refused.value.field == "benchmark"
-    assert cure in str(refused.value)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, monkeypatch, capsys, words, said):
+    (tmp_path / "store" / "fragments").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text('[run]\nrun_id = "demo"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    assert cli.main(["evaluate", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"atoll: {said}")
+    assert err.count("\n") == 1
+
+
+def test_the_tokens_of_a_commit_are_those_of_all_lives():
+    def life(start, last):
+        return {"life": [0, start, 9, last, False], "merged": []}
+
+    kept = {
+        "past": {"a": [[2, 10, 700, 9, 600], 650, {}]},
+        "accounts": {"a": {"3": life(700, 900)}, "b": {"1": life(0, 50)}},
+    }
+    assert tokens_trained(kept) == 700 + 200 + 50
+    assert tokens_trained({}) == 0
+
+
+def test_the_command_limits_threads_before_anything_that_computes_is_loaded():
+    code = "import sys, ops.evaluation.command; print({'numpy', 'jax'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.stdout.strip() == "set()", done.stderr

@@ -240,3 +240,31 @@ def test_the_merge_rule_of_a_file_that_has_it_among_the_options_of_the_task_is_o
     path.write_text('[task]\noptimizer = "muon"\nmerge = "mean"\n[aggregator]\nouter_momentum = 0.5\n')
     plan = resolved("--config", str(path))
     assert (plan.task, plan.aggregator.merge, plan.aggregator.outer_momentum) == ({"optimizer": "muon"}, "mean", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--evaluate-every", "-5"), "evaluate_every = -5: must be a number of tokens, such as 200K, or 0"),
+        (("--evaluate-every", "5K", "--profile", "data-parallel"), "evaluate_every = 5000: needs versions of a global"),
+        (("--benchmark", "mine"), "benchmark = 'mine': must read package.module:function, such as mymodel:accuracy"),
+        (("--benchmark", "no.such:one"), "benchmark = 'no.such:one': there is no module no"),
+        (("--benchmark", "json:dump", "json.tool:mian"), "benchmark = 'json.tool:mian': "),
+    ],
+)
+def test_an_evaluation_that_cannot_work_is_refused_before_anything_starts(words, said):
+    with pytest.raises(ConfigError) as caught:
+        resolved(*words)
+    assert str(caught.value).startswith(said)
+
+
+def test_the_follower_is_told_what_to_evaluate_and_when():
+    plan = resolved("--evaluate-every", "200K", "--benchmark", "json:dump", "json:dumps")
+    follower = daemons.follower(plan, environment={"A": "b"})
+    words = follower.command[follower.command.index("evaluate") :]
+    assert words == [
+        *("evaluate", "--follow", "/runs/demo one", "--every", "200000"),
+        *("--benchmark", "json:dump", "--benchmark", "json:dumps"),
+    ]
+    assert follower.ends_by_itself
+    assert resolved().up.evaluate_every == 0

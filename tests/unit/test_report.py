@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ops.curve import Point
 from ops.run.report import RunFacts, build_report, is_balanced, render
 
 COUNTED = {
@@ -106,3 +107,19 @@ def test_the_text_says_what_people_ask_first():
     assert "93% of the live islands in a version; mean staleness 0.25 versions" in text
     assert "broker 2" in text
     assert "island-0         10           700     0.40%     1.2 MB      999 B         1" in text
+
+
+def test_a_curve_is_told_where_there_is_more_than_before_and_after():
+    def point(tokens, value):
+        metrics, better = {"loss": value}, {"loss": "min"}
+        return Point(tokens=tokens, versions=(1,), model="m", at=0.0, seconds=0.0, metrics=metrics, better=better)
+
+    points = [point(0, 5.5), point(500, 2.0), point(1000, 2.2)]
+    report = build_report(COUNTED, FACTS, before=loss(5.5), after=loss(2.2), points=points)
+    assert report["evaluations"]["count"] == 3
+    assert report["evaluations"]["best"] == {"loss": {"value": 2.0, "tokens": 500}}
+    told = "  curve         loss 5.500 at 0 -> 2.000 at 500 -> 2.200 at 1,000 tokens; best 2.000 at 500\n"
+    assert told in render(report)
+    short = build_report(COUNTED, FACTS, before=loss(5.5), after=loss(2.2), points=points[:1] + points[2:])
+    assert "curve" not in render(short)
+    assert build_report(COUNTED, FACTS, before={}, after={})["evaluations"] == {}

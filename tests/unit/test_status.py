@@ -105,6 +105,7 @@ def test_json_has_the_documented_keys_and_is_strict():
     text = json.dumps(document, allow_nan=False)  # raises for NaN
     assert json.loads(text) == document
     assert set(document) == {"islands", "fragments", "totals", "brokers", "shards", "evaluation"}
+    assert document["evaluation"] is None
     assert set(document["islands"]["a"]) >= {
         "state",
         "inner_step",
@@ -285,3 +286,24 @@ def test_a_directory_is_in_use_while_somebody_holds_it(tmp_path):
     assert in_use(tmp_path)
     os.close(lock)
     assert not in_use(tmp_path)
+
+
+def test_the_newest_evaluation_is_told_in_one_line_and_in_json():
+    line = {
+        "tokens": 12_000,
+        "versions": [3, 4],
+        "model": "ab12",
+        "at": 1_800_000_000.0,
+        "seconds": 0.25,
+        "metrics": {"accuracy": 0.75, "loss": 1.5},
+        "better": {"loss": "min"},
+        "failed": {},
+    }
+    found = status_of(snapshot(evaluation=line), NOW_S)
+    assert to_json(found)["evaluation"] == line
+    assert "evaluated at 12,000 tokens: loss 1.500, accuracy 0.750\n" in shown(found).replace(" \n", "\n")
+
+
+@pytest.mark.parametrize("other", [{}, {"tokens": "many"}, {"tokens": 5}, []])
+def test_what_is_no_evaluation_is_not_told(other):
+    assert status_of(snapshot(evaluation=other), NOW_S).evaluation is None
