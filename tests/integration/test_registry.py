@@ -270,7 +270,7 @@ def test_keys_vanish_some_time_after_the_last_write(url):
         return {key: await run._redis.ttl(key) for key in keys}
 
     ttls = with_registry(url, "vanish", use)
-    assert len(ttls) == 10
+    assert len(ttls) == 11
     assert all(0 < ttl <= registry.KEEP_S for ttl in ttls.values()), ttls
 
 
