@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.config import DEFAULT_REDIS_URL
 from broker.process import flags, settings
 from broker.process.values import from_flag
 from broker.wire.errors import ConfigError, Unavailable
@@ -140,10 +141,11 @@ def _redis_of(directory: Path, configured: str) -> str:
     """Returns the address of the run's Redis: the one that was started for it, or the configured one."""
     from ops.inspect.status import address_in
 
-    if not (directory / "config.toml").is_file():
-        return configured
-    kept = address_in(directory)
-    return kept.url if kept.own else configured
+    if (directory / "config.toml").is_file():
+        kept = address_in(directory)
+        if kept.own:
+            return kept.url
+    return configured or DEFAULT_REDIS_URL
 
 
 def _publisher(url: str, run_id: Callable[[], str]) -> Callable[[Any], None]:

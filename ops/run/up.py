@@ -144,7 +144,7 @@ class LocalRun:
     troubles: tuple[str, ...] = ()
     first_step_s: float | None = None
     ended_s: float | None = None
-    told_model: str = ""  #: digest of the model whose evaluation was told last
+    told_models: set[str] = field(default_factory=set)  #: digests of those whose evaluation was told, or stood there
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
 
@@ -197,6 +197,7 @@ class LocalRun:
             signals.check()  # many islands take a while
             cluster.start([spec])
         if plan.up.evaluate_every:
+            self.told_models = {point.model for point in read_points(plan.run_dir)}
             cluster.start([daemons.follower(plan, environment=environment | numeric)])
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
@@ -251,8 +252,8 @@ class LocalRun:
 
     def _tell_evaluation(self, newest: Point | None, display: Display) -> None:
         """Tells the newest evaluation, once."""
-        if newest is not None and newest.model != self.told_model:
-            self.told_model = newest.model
+        if newest is not None and newest.model not in self.told_models:
+            self.told_models.add(newest.model)
             display.note(sentence(newest))
 
     def _await_follower(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:

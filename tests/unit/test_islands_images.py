@@ -69,15 +69,15 @@ def test_a_moved_image_loses_nothing_but_what_leaves_it(digits):
 
 
 def test_it_learns_to_read_digits():
-    task = images.task(batch=32, channels=8, hidden=32, shift=0)
+    task = images.task(batch=32, channels=8, hidden=32, shift=0, learning_rate=0.01)
     params, state = task.init(0)
     batches = task.data(DataShare(index=0, count=1))
     before = evaluated(task, params)
-    for step in range(250):
-        params, state, _ = task.train(params, state, next(batches), Schedule(step, 250))
+    for step in range(120):
+        params, state, _ = task.train(params, state, next(batches), Schedule(step, 120))
     after = evaluated(task, params)
     assert before["loss"] == pytest.approx(np.log(10), rel=1e-5)
-    assert after["accuracy"] > 0.9 > before["accuracy"]
+    assert after["accuracy"] > 0.85 > before["accuracy"]
     assert after["loss"] < 0.6
     assert (task.better("accuracy"), task.better("loss")) == ("max", "min")
     assert task.inner_optimizer == "adamw"
