@@ -43,10 +43,13 @@ class AggregatorConfig(Recipe):
     )
     record_payloads: bool = process(False, "keep every merged payload beside the tape; this is as large as all traffic")
 
-    islands: int = fixed(4, "islands expected; the data is cut into as many shares", subject="run")
+    islands: int = fixed(4, "islands expected", subject="run")
     total_tokens: int = changeable(0, "tokens to train before the run ends; 0: no end", flag="--tokens")
     share_takeover_s: float = changeable(
         120.0, "seconds of absence after which an island's data go to another, until it is back; 0: never"
+    )
+    data_ahead_s: float = fixed(
+        10.0, "seconds of training for which an island is given data at a time; 0: one share each for the whole run"
     )
     seed: int = fixed(0, "seed of the initial model and of the data order")
 
@@ -101,7 +104,7 @@ class AggregatorConfig(Recipe):
             raise ConfigError(
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
             )
-        for name in ("quarantine_s", "total_tokens", "seed", "share_takeover_s"):
+        for name in ("quarantine_s", "total_tokens", "seed", "share_takeover_s", "data_ahead_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.standby and not self.failover:

@@ -46,7 +46,7 @@ from islands.session.samples import Samples
 from islands.session.session import Session
 from islands.session.state_parts import Needed
 from islands.session.training_state import Position, step_time_s
-from islands.tasks.task import DataShare, Schedule
+from islands.tasks.task import Schedule
 
 log = logs.get(__name__)
 
@@ -100,7 +100,6 @@ class Island:
         self._host = host
         self._unmerged = unmerged
         self._membership: JoinedRun = exchange.membership
-        self._shares = exchange.shares
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
         self._lockstep = Lockstep(self._membership.settings.recipe, self._membership.moving)
@@ -115,7 +114,7 @@ class Island:
         start = self._membership.start
         self.id = self._membership.island_id
         self.inner_step, self.tokens = start.step, start.tokens
-        self.share = DataShare.of(self._shares, self._membership.settings.seed)
+        self.share = exchange.data_share()
         self.restored: Literal["checkpoint", "donor", "fresh"] | None = None
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
@@ -216,9 +215,7 @@ class Island:
                 raise exchange.error
             self._check()
             params = self._wait(params, LOOK_EVERY_S, state)
-        if exchange.shares is not self._shares:
-            self._shares = exchange.shares
-            self.share.hold(self._shares)
+        exchange.deal(self.share)
         ended_s = time.perf_counter()
         if self._counted_from_s is None:
             self._counted_from_s = ended_s  # when the first step's training began is not known here
@@ -360,7 +357,7 @@ class Island:
         """The progress of the whole run in steps of this island, for learning rates."""
         start, settings = self._membership.start, self._membership.settings
         steps, tokens = self.inner_step - start.step, self.tokens - start.tokens
-        unit = self._membership.schedule_unit(self._tokens_per_step, steps, tokens, self._shares[0].count)
+        unit = self._membership.schedule_unit(self._tokens_per_step, steps, tokens, settings.islands)
         # Of the core, which belongs to the other thread, this reads one value that is replaced as a whole.
         step = int(self._machine.schedule_tokens(self.tokens) / unit)
         return Schedule(step=step, total_steps=settings.total_tokens // unit)

@@ -93,7 +93,7 @@ class Desk:
         self.computing: deque[agg.Plant | agg.Merge] = deque()
         self.writing: deque[agg.Persist | agg.SaveRun] = deque()
         self.log: list[agg.Action] = []
-        self.sequence = 0
+        self.sequence = self.saved_serial = 0
         self.incarnations: dict[str, int] = {}
         self.by: dict[str, int] = {}
         self.core = Aggregator(self.config, now_s=now_s, record=self.disk.record, commits=self.disk.commits)
@@ -247,7 +247,8 @@ class Desk:
         if isinstance(action, agg.SaveRun):
             if fails:
                 return self.feed(agg.RunSaveFailed(serial=action.serial, detail=fails))
-            self.disk.record = dict(action.record)
+            if action.serial > self.saved_serial:  # what is written while another write is told of comes first here
+                self.saved_serial, self.disk.record = action.serial, dict(action.record)
             return self.feed(agg.RunSaved(serial=action.serial))
         p, version = action.commit.fragment_id, action.commit.fragment_version
         if fails:

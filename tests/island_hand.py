@@ -14,6 +14,8 @@ SETTINGS = m.RunSettings(
     total_tokens=0,
     tokens_per_fleet_step=TOKENS_PER_STEP,
     seed=0,
+    islands=1,
+    data_ahead_s=0.0,
 )
 SHARE = m.Share(index=0, count=1, share_epoch=0)
 

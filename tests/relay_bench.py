@@ -36,6 +36,8 @@ def welcome(island_id, incarnation, nonce="n"):
         total_tokens=0,
         tokens_per_fleet_step=10,
         seed=0,
+        islands=2,
+        data_ahead_s=0.0,
     )
     return m.Welcome(
         nonce=nonce,

@@ -21,13 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from aggregator.ledger.lives import MOST_INTERVALS
+from aggregator.ledger.batch_books import BatchBooks, batches_of
+from aggregator.ledger.presence import Presence, Told
 from broker.wire import messages
 from broker.wire.messages import DataRange, Reason, Share
-from broker.wire.ranges import IntervalSet
 from broker.wire.schema import MAX_DATA_RANGES
 
 #: Shares in one island's hands, at most: a contribution names them all. What is beyond waits for another heir.
@@ -44,24 +43,6 @@ class Tenure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Presence:
-    """One island, as far as shares are concerned.
-
-    Attributes:
-        home: Number of its own share.
-        away_s: Seconds since it was heard; infinite once it has left.
-        able: It trains now, and what it trains is merged, so it can take a share over.
-        quarantined: Nothing that it trains is merged: it keeps its home, and what it took over goes on to others.
-    """
-
-    island_id: str
-    home: int
-    away_s: float
-    able: bool
-    quarantined: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """A share has changed hands."""
 
@@ -69,6 +50,12 @@ class Moved:
     before: str
     tenure: Tenure
     because: str
+
+    def note(self) -> tuple[str, dict[str, Any]]:
+        """Returns its name and fields for the tape."""
+        fields = {"share": self.share, "before": self.before, "owner": self.tenure.owner}
+        epoch = {"share_epoch": self.tenure.share_epoch, "cursor": self.tenure.cursor}
+        return "share.moved", {**fields, **epoch, "reason": self.because}
 
 
 class DataShares:
@@ -82,9 +69,13 @@ class DataShares:
         takeover_s: Absence after which an island's share goes to another; 0: never.
         now_s: Monotonic seconds.
         alone: Whether there is one aggregator shard.
+
+    Attributes:
+        books: What was merged, and waits to be.
     """
 
     def __init__(self, count: int, takeover_s: float, now_s: float, *, alone: bool = True) -> None:
+        self.books = BatchBooks()
         self._count = count
         self._alone = alone
         self._free_at: dict[int, int] = {}  # share of nobody -> serial of the record that says so first
@@ -95,12 +86,10 @@ class DataShares:
         self._tenures: dict[int, Tenure] = {}
         self._durable: dict[int, Tenure] = {}  # what may be told
         self._saving: list[tuple[int, dict[int, Tenure]]] = []  # serial of the run record -> tenures in it
-        self._merged: dict[tuple[int, int], IntervalSet] = {}  # (fragment, share) -> batches
-        self._waiting: dict[tuple[int, int], set[tuple[int, int]]] = {}
 
     # --- changing hands ---------------------------------------------------------------------------------------
 
-    def join(self, island_id: str, home: int) -> None:
+    def join(self, island_id: str, home: int, batch_tokens: int = 0) -> None:
         """A new life of an island begins with its home; what an earlier life had besides goes to nobody for now."""
         for share, tenure in self._tenures.items():
             if tenure.owner == island_id and share != home:
@@ -179,7 +168,7 @@ class DataShares:
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def told(self, island_id: str, home: int) -> tuple[Share, tuple[Share, ...]]:
+    def told(self, island_id: str, home: int) -> Told:
         """Returns what an island is told: its home, and what it has taken over.
 
         While its home is not its own (it is on the way back), the epoch is an earlier one: what it trains until then
@@ -189,7 +178,7 @@ class DataShares:
         mine = tenure.owner == island_id
         epoch = tenure.share_epoch if mine else max(0, tenure.share_epoch - 1)
         others = (self._share(n, t) for n, t in sorted(self._durable.items()) if t.owner == island_id and n != home)
-        return self._share(home, Tenure(island_id, epoch, tenure.cursor)), tuple(others)
+        return Told(self._share(home, Tenure(island_id, epoch, tenure.cursor)), tuple(others))
 
     def refusal(
         self, island_id: str, home: int, fragment_id: int, data: Sequence[DataRange], steps: int, most_batches: int
@@ -214,63 +203,25 @@ class DataShares:
         batches = sum(d.to_batch - d.from_batch for d in data)
         if batches != steps:
             return Reason.IMPLAUSIBLE, f"it names {batches} batches for {steps} steps"
-        own: dict[int, IntervalSet] = {}
         for d in data:
             tenure = self._tenures.get(d.share)
             if tenure is None or (tenure.owner, tenure.share_epoch) != (island_id, d.share_epoch):
                 now = "nobody" if tenure is None else f"{tenure.owner or 'nobody'} under epoch {tenure.share_epoch}"
                 return Reason.SHARE_MOVED, f"share {d.share} under epoch {d.share_epoch}: it belongs to {now}"
-            what = f"batches [{d.from_batch}, {d.to_batch}) of share {d.share}"
             if d.from_batch < tenure.cursor or d.to_batch > tenure.cursor + most_batches:
-                return Reason.IMPLAUSIBLE, f"{what}: this tenure began at {tenure.cursor}"
-            merged = self._merged.get((fragment_id, d.share), IntervalSet())
-            here = own.setdefault(d.share, IntervalSet())
-            known = merged.overlaps(d.from_batch, d.to_batch) or here.overlaps(d.from_batch, d.to_batch)
-            if known or self._waits(fragment_id, d.share, d.from_batch, d.to_batch):
-                return Reason.OVERLAP, f"{what} were handed over before, in part"
-            here.add(d.from_batch, d.to_batch)
-        return None
+                return Reason.IMPLAUSIBLE, f"{batches_of(d)}: this tenure began at {tenure.cursor}"
+        overlap = self.books.overlap(fragment_id, data)
+        return (Reason.OVERLAP, overlap) if overlap else None
 
-    # --- the books --------------------------------------------------------------------------------------------
+    # --- the record -------------------------------------------------------------------------------------------
 
-    def wait(self, fragment_id: int, data: Iterable[DataRange]) -> None:
-        """Takes note of batches that arrived."""
-        for d in data:
-            self._waiting.setdefault((fragment_id, d.share), set()).add((d.from_batch, d.to_batch))
-
-    def refuse(self, fragment_id: int, data: Iterable[DataRange]) -> None:
-        """Frees the batches of a waiting contribution that is refused after all."""
-        for d in data:
-            self._waiting.get((fragment_id, d.share), set()).discard((d.from_batch, d.to_batch))
-
-    def merge(self, fragment_id: int, data: Iterable[DataRange]) -> None:
-        """Books batches as merged into a fragment; a second time would be a bug here, and ends in an error."""
-        data = tuple(data)
-        self.refuse(fragment_id, data)
-        for d in data:
-            self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
-        for share in {d.share for d in data}:
-            self._merged[fragment_id, share].close_gaps(MOST_INTERVALS, partial(self._waits, fragment_id, share))
-
-    def reached(self, share: int) -> int:
-        """Returns the furthest batch of a share that was merged or waits to be, on any fragment: one past it."""
-        ends = [merged.end for (_, n), merged in self._merged.items() if n == share]
-        ends += [end for (_, n), waiting in self._waiting.items() if n == share for _, end in waiting]
-        return max([0, *ends])
-
-    def slice(self, fragment_id: int) -> dict[str, list[list[int]]]:
-        """Returns what was merged into one fragment, by share, as plain data for its commit."""
-        return {
-            str(n): [list(i) for i in merged] for (p, n), merged in sorted(self._merged.items()) if p == fragment_id
-        }
-
-    def restore(self, record: Mapping[str, Sequence[Any]], slices: Mapping[int, Mapping[str, Any]]) -> None:
+    def restore(
+        self, record: Mapping[str, Sequence[Any]], slices: Mapping[int, Mapping[str, Any]], epoch: int = 0
+    ) -> None:
         """Reads a run record's part and the fragments' slices back."""
         self._tenures = {int(n): Tenure(*row) for n, row in record.items()}
         self._durable = dict(self._tenures)
-        for p, rows in slices.items():
-            for n, intervals in rows.items():
-                self._merged[p, int(n)] = IntervalSet((a, b) for a, b in intervals)
+        self.books.restore(slices)
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -283,12 +234,12 @@ class DataShares:
         if known is not None and not self._free(share):
             return self._take(share)
         epoch = 0 if known is None else known.share_epoch + 1
-        cursor = max(self.reached(share), self._elsewhere.get(share, 0))
+        cursor = max(self.books.reached(share), self._elsewhere.get(share, 0))
         self._tenures[share] = Tenure(to, epoch, cursor)
         return self._tenures[share]
 
     def _take(self, share: int) -> Tenure:
-        tenure = self._tenures[share] = Tenure("", self._tenures[share].share_epoch + 1, self.reached(share))
+        tenure = self._tenures[share] = Tenure("", self._tenures[share].share_epoch + 1, self.books.reached(share))
         return tenure
 
     def _free(self, share: int) -> bool:
@@ -297,10 +248,6 @@ class DataShares:
 
     def _away(self, away_s: float) -> bool:
         return bool(self._takeover_s) and away_s >= self._takeover_s
-
-    def _waits(self, fragment_id: int, share: int, from_batch: int, to_batch: int) -> bool:
-        """Whether a contribution waits that was trained on some of these batches."""
-        return any(a < to_batch and from_batch < b for a, b in self._waiting.get((fragment_id, share), ()))
 
     def _owned(self, island_id: str) -> list[int]:
         return [n for n, tenure in self._tenures.items() if tenure.owner == island_id]

@@ -16,7 +16,7 @@ from broker.wire.ranges import IntervalSet, StepRange
 
 #: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
 REASONS_REMEMBERED = 32
-#: Intervals kept of one island, or of one share of the data, on one fragment: they stand in every commit. Where there
+#: Intervals kept of one island on one fragment: they stand in every commit. Where there
 #: are more, the lowest gaps count as filled: what belongs there was dropped or lost, or is far too old by now.
 MOST_INTERVALS = 32
 

@@ -51,7 +51,7 @@ class Intake:
             return
         steps = contribution.steps
         run.ledger.wait(member.island_id, member.incarnation, p, steps)
-        run.shares.wait(p, contribution.data)
+        run.shares.books.wait(p, contribution.data)
         member.counted_at_s = run.now_s
         run.clock.report(member.island_id, steps.to_step, run.now_s)
         run.round_times.arrived(contribution.round_id, run.now_s)
@@ -192,7 +192,7 @@ class Intake:
         """Refuses a contribution that had been let in."""
         run = self._run
         run.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)
-        run.shares.refuse(c.fragment_id, c.data)
+        run.shares.books.refuse(c.fragment_id, c.data)
         member = run.members[c.island_id]
         run.count_refusal(reason, member)
         if member.incarnation == c.incarnation:

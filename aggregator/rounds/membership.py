@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from aggregator.events import Received, Send
-from aggregator.ledger.data_shares import Presence
+from aggregator.ledger.presence import Presence
 from aggregator.rounds.notices import Notices
 from aggregator.rules.recipes import settle
 from aggregator.state.members import Member
@@ -151,7 +151,7 @@ class Membership:
         run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
         if run.phase is Phase.ENDED:
             run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
-        run.shares.join(member.island_id, member.index)
+        run.shares.join(member.island_id, member.index, member.tokens_per_step)
         run.pending_joins.welcomes.append((run.save(), member.island_id))
         run.note(
             "island.joined",
@@ -245,8 +245,10 @@ class Membership:
             total_tokens=c.total_tokens,
             tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),
             seed=c.seed,
+            islands=c.islands,
+            data_ahead_s=c.data_ahead_s,
         )
-        share, taken_over = run.shares.told(member.island_id, member.index)
+        data = run.shares.told(member.island_id, member.index)
         welcome = Welcome(
             nonce=member.nonce,
             island_id=member.island_id,
@@ -254,8 +256,7 @@ class Membership:
             epoch=run.epoch,
             fragments=run.manifest.fragments,
             settings=settings,
-            share=share,
-            taken_over=taken_over,
+            **data._asdict(),
             start_step=life.start_step,
             start_tokens=life.start_tokens,
         )
@@ -283,19 +284,17 @@ class Membership:
                 away_s=math.inf if m.left and not m.paused else run.now_s - m.last_seen_s,
                 able=m.island_id in live - out and m.ready and not m.stopped,
                 quarantined=m.island_id in out,
+                batch_tokens=m.tokens_per_step,
+                step_time_s=None if m.heartbeat is None else m.heartbeat.step_time_s,
+                block=0 if m.heartbeat is None else m.heartbeat.block,
+                released=() if m.heartbeat is None else m.heartbeat.released,
             )
             for m in run.members
         ]
         moved = run.shares.settle(present, run.now_s)
         for each in moved:
-            facts = {"share": each.share, "before": each.before, "owner": each.tenure.owner}
-            run.note(
-                "share.moved",
-                **facts,
-                share_epoch=each.tenure.share_epoch,
-                cursor=each.tenure.cursor,
-                reason=each.because,
-            )
+            name, facts = each.note()
+            run.note(name, **facts)
         if moved:
             run.save()
 

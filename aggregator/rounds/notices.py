@@ -61,7 +61,7 @@ class Notices:
         )
         newest = {(r.fragment_id, r.from_step, r.to_step): r for r in member.resolutions}
         member.resolutions.clear()
-        share, taken_over = run.shares.told(member.island_id, member.index)
+        data = run.shares.told(member.island_id, member.index)
         return FleetState(
             epoch=run.epoch,
             phase=run.phase,
@@ -72,8 +72,7 @@ class Notices:
             seed=self._seed_wanted(member),
             trained_tokens=run.ledger.trained_tokens(),
             fleet_ratio=self._fleet_ratio(member),
-            share=share,
-            taken_over=taken_over,
+            **data._asdict(),
             shard=run.config.shard,
             shards=run.config.shards,
         )

@@ -193,7 +193,7 @@ class Adopter:
             seeding_id=run.seeding_id if whole and self._durable == run.roster_at else 0,
             flushed=run.flushed and self._durable == run.roster_at,
             begins=tuple(Begin(island_id=i, step=step, tokens=tokens) for i, step, tokens in begins),
-            reached=tuple(Reached(share=n, batch=run.shares.reached(n)) for n in run.shares.nobodys()),
+            reached=tuple(Reached(share=n, batch=run.shares.books.reached(n)) for n in run.shares.nobodys()),
         )
 
     def _seed(self, roster: Roster) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Action, Finished, Manifested, Note, SaveRun
+from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.data_shares import DataShares
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.pacing import Lockstep, Pacer, StepClock
@@ -63,7 +64,10 @@ class Run:
         self.pending_joins = PendingJoins()
         self.finished = False  # the driver may exit
         takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
-        self.shares = DataShares(config.islands, takeover_s, now_s, alone=config.shards == 1)
+        alone = config.shards == 1
+        self.shares: DataShares | DataBlocks = DataShares(config.islands, takeover_s, now_s, alone=alone)
+        if config.data_ahead_s:
+            self.shares = DataBlocks(config.data_ahead_s, config.sync_interval, takeover_s, alone=alone)
         self.ledger = Ledger({})
         self.routes = Routes()
         self.clock = StepClock(config.heartbeat_interval_s, self.counts)

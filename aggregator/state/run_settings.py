@@ -7,8 +7,9 @@ the run's, as they are when it is written. A later life, here or on a standby th
 * what is given and fixed must be what the run has;
 * what is given and changeable is taken, and the core notes the change (``aggregator.setting_changed``).
 
-A record without them was written by an earlier release: there, nothing is compared. Which run and which shard a store
-holds stands in its record by itself, and is checked by :mod:`aggregator.store.loading`.
+A record without them was written by an earlier release: there, nothing is compared. How the data is cut a run keeps all
+the same: what it was before there was a setting for it, :data:`_BEFORE` says. Which run and which shard a store holds
+stands in its record by itself, and is checked by :mod:`aggregator.store.loading`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from broker.wire.messages import RECIPE, MergeRule, Profile
 
 #: Their key in the run record.
 SETTINGS = "settings"
+
+#: What runs had before there was a setting for it.
+_BEFORE: dict[str, Any] = {"data_ahead_s": 0.0}
 
 _BY_ITSELF = frozenset({"run_id", "shard", "shards"})
 _RUN_ID = next(each.default for each in settings_of(AggregatorConfig) if each.name == "run_id")
@@ -65,7 +69,7 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
         ConfigError: A fixed setting is given another value than the run has, or two settings do not go together.
     """
     other = record is not None and record.get("run_id") != given.get("run_id", _RUN_ID)
-    known = {} if other else _known(record)  # of another run, all is wrong: which the loading says
+    known = {} if other else _before(record) | _known(record)  # of another run, all is wrong: which the loading says
     for name, had in known.items():
         if _OF_RUN[name].scope is Scope.FIXED and given.get(name, had) != had:
             cure = f"the run has {_plain(had)}, from its beginning to its end: leave it out, or start another run"
@@ -89,6 +93,11 @@ def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> tuple
         for name, had in _known(record).items()
         if getattr(config, name) != had
     )
+
+
+def _before(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns settings of a run that is older than they are."""
+    return {} if record is None or record.get("manifest") is None else _BEFORE
 
 
 def _known(record: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_t
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages.rounds import Outstanding, Resolution
-from broker.wire.messages.values import AGGREGATOR, BROKER, DataRange, Reason, Share
+from broker.wire.messages.values import AGGREGATOR, BROKER, Block, DataRange, Reason, Share
 from broker.wire.names import NAME, RULE, is_name
 from broker.wire.ranges import StepRange
 
@@ -347,7 +347,7 @@ def _check_tensor(tensor: TensorSpec) -> None:
         raise Unfit(tensor.size, "at most 2**63 - 1 elements", at="shape")
 
 
-def _check_data(data: DataRange) -> None:
+def _check_data(data: DataRange | Block) -> None:
     if data.from_batch >= data.to_batch:
         expected = f"more than from_batch, {data.from_batch}"
         raise Unfit(data.to_batch, expected, reason=Reason.IMPLAUSIBLE, at="to_batch")
@@ -358,6 +358,7 @@ _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     Outstanding: _check_steps,
     Resolution: _check_steps,
     Share: _check_share,
+    Block: _check_data,
     DataRange: _check_data,
     TensorSpec: _check_tensor,
 }

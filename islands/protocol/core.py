@@ -17,6 +17,7 @@ from typing import assert_never
 from broker.routing.deafness import Carried, Hearing
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import (
+    Block,
     Channel,
     Demand,
     Donor,
@@ -118,7 +119,7 @@ class Island:
         self._bulk: int | None = None  # the bulk connection's number; None: whatever it is, it was spoken over
         self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._member = Member(join, self._training, self._choice)
-        self._hand_over = HandOver(self._training, self._member)
+        self._hand_over = HandOver(self._training, self._member, self._fleet)
         self._adoption = Adoption(self._training, self._fleet, self._hearing)
         self._receiver, self._giver = Receiver(), Giver()
         self._watched: frozenset[int] = frozenset()
@@ -220,8 +221,8 @@ class Island:
         return self._fleet.published
 
     @property
-    def shares(self) -> tuple[Share, ...]:
-        """Its part of the data, and what it has taken over."""
+    def shares(self) -> tuple[Share | Block, ...]:
+        """Its part of the data, and what it has taken over; or its blocks."""
         return self._fleet.shares
 
     def schedule_tokens(self, own_tokens: int) -> float:
@@ -323,6 +324,7 @@ class Island:
         training = self._training
         first = training.welcomed(welcome)
         self._fleet.welcomed(welcome)
+        self._hand_over.begin_blocks()
         self._choice.welcomed(welcome.settings.heartbeat_interval_s)
         if first:
             assert training.manifest is not None

@@ -1,7 +1,8 @@
-"""The island's side of data shares: the next batch, and the batches of each step. Pure.
+"""The island's side of data shares and blocks: the next batch, and the batches of each step. Pure.
 
-An island trains its own share and, in turn, those that it has taken over from islands that are away: a few batches of
-one, then of the next. Which batch a step was trained on is written down, so that each contribution can say it: that is
+Where the data go out in blocks, an island trains one after the other. Where each island has a share for the whole run,
+it trains its own and, in turn, those that it has taken over from islands that are away: a few batches of one, then of
+the next. Which batch a step was trained on is written down, so that each contribution can say it: that is
 how the run knows from where on a share goes to its next owner, and that no batch is merged twice
 (:mod:`aggregator.ledger.data_shares`).
 """
@@ -13,11 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from broker.wire.messages import DataRange, Share
+from broker.wire.messages import OWN_PASS, Block, DataRange, Share
 from broker.wire.schema import MAX_DATA_RANGES
 
 #: Between the orders of two passes over the data: far from the seeds that people choose.
 LANE_SEED = 1_000_003
+#: Batches of a pass of one's own after one block, at most, and blocks after which their numbers come again: the product
+#: with the tokens of a batch is far below 2**63, so that no task's arithmetic overflows.
+_OWN_BATCHES, _OWN_PASSES = 1 << 20, 1 << 16
 #: Batches of one share in a row, where there are several: what is written down stays short.
 IN_A_ROW = 8
 
@@ -40,9 +44,13 @@ class Cursor:
     batch: int
 
 
-def number_of(share: Share) -> int:
-    """Returns the number by which a share is known to all."""
-    return share.lane * share.count + share.index
+def number_of(share: Share | Block) -> int:
+    """Returns the number by which a share or a block is known to all."""
+    return share.number if isinstance(share, Block) else share.lane * share.count + share.index
+
+
+def _identity(share: Share | Block) -> tuple[int, int]:
+    return number_of(share), 0 if isinstance(share, Block) else share.share_epoch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,8 +59,12 @@ class DataShare:
 
     Batch number ``cursor`` of part ``index`` of ``count`` is always the same batch. A generator either calls
     :meth:`take` for each batch, and may then be ahead of training; or it reads ``index``, ``count``, ``cursor`` and
-    ``seed`` anew at each batch, not ahead. One that counts by itself trains the right data only while nothing changes
-    hands: when an island stays away, others train its part too, in turn with their own, until it is back.
+    ``seed`` anew at each batch, not ahead. One that counts by itself trains the right data only until the cursor jumps
+    (:attr:`jumps`): to the next block of data, or to the part of an island that stays away, and back.
+
+    Where the data go out in blocks, the part is all of the data: number 0 of 1. An island trains the blocks that it has
+    one after the other. If there is none left it does not wait: it goes on in a pass of its own, with batches from
+    :data:`~broker.wire.messages.OWN_PASS` on.
 
     The loop changes the fields between two batches, on the thread that trains: nobody sees half a change.
 
@@ -61,7 +73,9 @@ class DataShare:
         count: How many parts there are.
         share_epoch: Grows whenever this part changes hands.
         cursor: The next batch of it.
-        seed: Of the data order; the same on all islands, but for those beyond the expected number.
+        seed: Of the data order; the same on all islands, but for those beyond the expected number that have a share.
+        jumps: How often the next batch was not the one after the last one.
+        takes: The generator calls :meth:`take`.
     """
 
     index: int
@@ -69,31 +83,87 @@ class DataShare:
     share_epoch: int = 0
     cursor: int = 0
     seed: int = 0
-    _held: list[Share] = field(default_factory=list, repr=False)  # all that this island owns; the first is at hand
+    jumps: int = 0
+    takes: bool = False
+    #: What it owns: shares, of which the first is at hand; or blocks that come after the one at hand.
+    _held: list[Share | Block] = field(default_factory=list, repr=False)
     _in_a_row: int = field(default=0, repr=False)
     _ahead: deque[TrainedBatch] = field(default_factory=deque, repr=False)  # taken, and not trained yet
     _run_seed: int = field(default=0, repr=False)
+    _by_blocks: bool = field(default=False, repr=False)
+    _block: int = field(default=0, repr=False)  # number of the one that was begun last
+    _block_ends: int = field(default=0, repr=False)  # its last batch, and one; there is none in a pass of one's own
+    _at_hand: int = field(default=0, repr=False)  # number of the block that was trained last
+    _asked_from: int = field(default=0, repr=False)
+    _life: int = field(default=0, repr=False)
 
     @classmethod
-    def of(cls, shares: Sequence[Share], seed: int) -> DataShare:
+    def of(cls, shares: Sequence[Share | Block], seed: int, *, life: int = 0, by_blocks: bool = False) -> DataShare:
         """Returns the view of an island that owns these; the run's seed orders the data."""
-        made = cls(index=0, count=1)
+        made = cls(index=0, count=1, seed=seed)
         made._run_seed = seed
-        made.hold(shares)
+        made._life, made._by_blocks = life, by_blocks
+        made.hold(shares, life)
+        made.jumps = 0
         return made
 
-    def hold(self, shares: Sequence[Share]) -> None:
-        """Owns just these from now on; one that is held already, under the same epoch, goes on where it is."""
+    def hold(self, shares: Sequence[Share | Block], life: int = 0) -> None:
+        """Owns just these from now on; one that is held already, under the same epoch, goes on where it is.
+
+        Args:
+            shares: Shares; or blocks, of which there may be none.
+            life: Incarnation of the island: numbers of blocks are those of one life.
+        """
+        if self._by_blocks:
+            self._hold_blocks([each for each in shares if isinstance(each, Block)], life)
+            return
         self._put_back()
-        held = {(number_of(share), share.share_epoch): share for share in self._held}
+        held = {_identity(share): share for share in self._held}
         at_hand = number_of(self._held[0]) if self._held else -1
-        self._held = [held.get((number_of(share), share.share_epoch), share) for share in shares]
+        self._held = [held.get(_identity(share), share) for share in shares]
         self._held.sort(key=lambda share: number_of(share) != at_hand)
         self._show()
 
+    def _hold_blocks(self, blocks: Sequence[Block], life: int) -> None:
+        """The one at hand is trained on while it is among these; then come those that were not begun."""
+        if life != self._life:
+            self._life, self._block = life, 0
+        kept = any(block.number == self._block for block in blocks)
+        self._held = [block for block in blocks if block.number > self._block]
+        if not kept or self.cursor >= OWN_PASS:
+            self._next_block()
+
+    def _next_block(self) -> None:
+        """Goes on to the next block that was not trained to its end, or else to a pass of one's own."""
+        own = OWN_PASS + self._block % _OWN_PASSES * _OWN_BATCHES
+        while self._held:
+            block = self._held.pop(0)
+            assert isinstance(block, Block)
+            self._block, self._block_ends = block.number, block.to_batch
+            if block.from_batch < block.to_batch:
+                self._jump(block.from_batch)
+                return
+            own = max(block.from_batch, OWN_PASS + self._block % _OWN_PASSES * _OWN_BATCHES)
+        if self.cursor < OWN_PASS:
+            self._jump(own)
+
+    def _jump(self, cursor: int) -> None:
+        self.jumps += cursor != self.cursor
+        self.cursor = cursor
+
     def take(self) -> tuple[int, int, int, int]:
         """Returns index, count, cursor and seed of the next batch, and goes on to the one after it."""
+        self.takes = True
+        return self._take()
+
+    def _take(self) -> tuple[int, int, int, int]:
         taken = self.index, self.count, self.cursor, self.seed
+        if self._by_blocks:
+            self._ahead.append(TrainedBatch(self._block, 0, self.cursor))
+            self.cursor += 1
+            if self.cursor == self._block_ends:
+                self._next_block()
+            return taken
         number = number_of(self._held[0]) if self._held else self.index
         self._ahead.append(TrainedBatch(number, self.share_epoch, self.cursor))
         self.cursor += 1
@@ -107,15 +177,28 @@ class DataShare:
     def trained(self) -> TrainedBatch:
         """A step was run: returns the batch it was trained on, which is the oldest taken, else the next one."""
         if not self._ahead:
-            self.take()
-        return self._ahead.popleft()
+            self._take()
+        taken = self._ahead.popleft()
+        self._at_hand = taken.share
+        return taken
+
+    def runs_short(self) -> bool:
+        """Returns True once for each block that is trained while no other one is known."""
+        if not self._by_blocks or self._held or self._at_hand in (self._asked_from, 0):
+            return False
+        self._asked_from = self._at_hand
+        return True
 
     def _put_back(self) -> None:
         if self._held:
-            self._held[0] = replace(self._held[0], cursor=self.cursor)
+            first = self._held[0]
+            assert isinstance(first, Share)
+            self._held[0] = replace(first, cursor=self.cursor)
 
     def _show(self) -> None:
         first = self._held[0]
+        assert isinstance(first, Share)
+        self.jumps += self.cursor != first.cursor or self.index != first.index
         self.index, self.count, self.share_epoch, self.cursor = (
             first.index,
             first.count,
@@ -134,6 +217,11 @@ class Trail:
 
     def __len__(self) -> int:
         return len(self._runs)
+
+    @property
+    def shares(self) -> set[int]:
+        """Numbers of the shares or blocks of these batches."""
+        return {taken.share for _, taken, _ in self._runs}
 
     def add(self, step: int, taken: TrainedBatch) -> None:
         """Step number ``step`` (from 0) was trained on a batch; steps come in order."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.wire.fragments import shard_of
-from broker.wire.messages import FleetState, Phase, Share, Welcome
+from broker.wire.messages import Block, FleetState, Phase, Share, Welcome
 from islands.protocol.data_shares import Cursor, number_of
 
 
@@ -16,7 +16,8 @@ class Fleet:
     Attributes:
         phase: As the first shard, which decides for all, says.
         done: The training loop should end.
-        shares: This island's part of the data, and what it has taken over.
+        shares: This island's part of the data, and what it has taken over; or its blocks.
+        by_blocks: The data go out in blocks.
         published: The newest version that there is of each fragment; -1 for none.
         due_soon: Fragments whose rounds open soon.
         deserted: It ended while this island was away, and nobody is left who would tell what became of anything.
@@ -25,7 +26,8 @@ class Fleet:
     def __init__(self) -> None:
         self.phase = Phase.SEEDING
         self.done = False
-        self.shares: tuple[Share, ...] = ()
+        self.shares: tuple[Share | Block, ...] = ()
+        self.by_blocks = False
         self.published: tuple[int, ...] = ()
         self.due_soon: frozenset[int] = frozenset()
         self.deserted = False
@@ -40,12 +42,15 @@ class Fleet:
         self._trained_to = {(c.share, c.share_epoch): c.batch for c in cursors}
         self.shares = self._trained(self.shares)
 
-    def _trained(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
-        """Returns shares that begin behind what this life has trained of them."""
-        if not self._trained_to:
-            return shares
-        reached = [self._trained_to.get((number_of(share), share.share_epoch), 0) for share in shares]
-        return tuple(replace(share, cursor=max(share.cursor, at)) for share, at in zip(shares, reached, strict=True))
+    def _trained(self, shares: tuple[Share | Block, ...]) -> tuple[Share | Block, ...]:
+        """Returns shares, or blocks, that begin behind what this life has trained of them."""
+        return tuple(map(self._begun, shares)) if self._trained_to else shares
+
+    def _begun(self, share: Share | Block) -> Share | Block:
+        if isinstance(share, Block):
+            return replace(share, from_batch=max(share.from_batch, self._trained_to.get((share.number, 0), 0)))
+        at = self._trained_to.get((number_of(share), share.share_epoch), 0)
+        return replace(share, cursor=max(share.cursor, at))
 
     @property
     def ended(self) -> bool:
@@ -54,7 +59,8 @@ class Fleet:
 
     def welcomed(self, welcome: Welcome) -> None:
         """A life begins: only what is said from now on, by this epoch or a later one, is news."""
-        self.shares = self._trained((welcome.share, *welcome.taken_over))
+        self.by_blocks = welcome.settings.data_ahead_s > 0
+        self.shares = self._trained(welcome.blocks if self.by_blocks else (welcome.share, *welcome.taken_over))
         self._news = {0: (welcome.epoch, -1)}
         self.published = self.published or tuple(-1 for _ in welcome.fragments)
 
@@ -76,7 +82,7 @@ class Fleet:
             self._open_shards.add(state.shard)
         if state.shard == 0:  # which decides for all
             self.phase = state.phase
-            shares = self._trained((state.share, *state.taken_over))
+            shares = self._trained(state.blocks if self.by_blocks else (state.share, *state.taken_over))
             self.shares = shares if shares != self.shares else self.shares
             self._progress = (state.trained_tokens, own_tokens, state.fleet_ratio)
             if state.phase in (Phase.FLUSHING, Phase.ENDED):

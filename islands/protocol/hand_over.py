@@ -26,8 +26,9 @@ from broker.wire.messages import (
     Version,
 )
 from broker.wire.ranges import StepRange
-from islands.protocol.data_shares import Cursor, Trail, TrainedBatch
+from islands.protocol.data_shares import Cursor, Trail, TrainedBatch, number_of
 from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
+from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Pending, Point, Stage
 from islands.protocol.member import Member
 from islands.protocol.paused import Paused
@@ -39,12 +40,16 @@ NOTHING_AGAIN_S = 1.0
 class HandOver:
     """One island's answers to open rounds, and what becomes of its contributions."""
 
-    def __init__(self, training: Training, member: Member) -> None:
+    def __init__(self, training: Training, member: Member, fleet: Fleet) -> None:
         self._training = training
         self._member = member
+        self._fleet = fleet
+        member.blocks = self.blocks
         self._patience = Patience()
         self._trail = Trail()
         self._cursors: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> the batch after the last one trained
+        self._at_hand = 0  # the share or block that was trained last
+        self._asked_from = 0  # the last of which it was said that no other one is known
         self._seeds_for: dict[int, int] = {}  # shard -> epoch that asked for version 0 last
 
     @property
@@ -57,6 +62,27 @@ class HandOver:
         for step, taken in steps:
             self._trail.add(step, taken)
             self._cursors[taken.share, taken.share_epoch] = taken.batch + 1
+            self._at_hand = taken.share
+
+        if self._fleet.by_blocks and self._at_hand not in (self._asked_from, 0):
+            newest = max((number_of(block) for block in self._fleet.shares), default=0)
+            if self._at_hand >= newest:  # it has begun the last one that it knows: the answer has the next one
+                self._asked_from = self._at_hand
+                self._member.beat_besides()
+
+    def blocks(self) -> tuple[int, tuple[int, ...]]:
+        """Returns the number of the block at hand, and of those that are this island's and needed no more."""
+        if not self._fleet.by_blocks:
+            return 0, ()
+        numbers = [number_of(block) for block in self._fleet.shares]
+        outstanding = (pending for f in self._training.fragments.values() for pending in f.outstanding.values())
+        needed = self._trail.shares.union(d.share for pending in outstanding for d in pending.message.data)
+        self._cursors = {key: batch for key, batch in self._cursors.items() if key[0] in needed.union(numbers)}
+        return self._at_hand, tuple(n for n in numbers if n < self._at_hand and n not in needed)
+
+    def begin_blocks(self) -> None:
+        """A life begins: numbers of blocks are those of one life."""
+        self._at_hand = self._asked_from = 0
 
     # --- from one process to the next -------------------------------------------------------------------------
 
@@ -89,6 +115,7 @@ class HandOver:
     def resume(self, contributions: Sequence[Contribution], cursors: Sequence[Cursor], now_s: float) -> None:
         """Takes over what an earlier process of this life has kept: it is sent again if the aggregator lacks it."""
         self._cursors = {(c.share, c.share_epoch): c.batch for c in cursors}
+        self._at_hand = max((c.share for c in cursors), default=0)
         for each in contributions:
             key = (each.steps.from_step, each.steps.to_step)
             pending = Pending(each, self._pauses(each.fragment_id), sent_at_s=now_s, sent_once=False)

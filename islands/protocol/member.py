@@ -7,6 +7,7 @@ is given up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from broker.routing.resending import Backoff
@@ -34,18 +35,26 @@ class Member:
         incarnation: Which life it is; 0 before the first, and between two.
         nonce: Random, different in each life.
         vitals: What heartbeats report besides.
+        blocks: Returns what they say of blocks of data: the one at hand, and those that are needed no more.
     """
 
-    def __init__(self, join: Join, training: Training, choice: BrokerChoice) -> None:
+    def __init__(
+        self,
+        join: Join,
+        training: Training,
+        choice: BrokerChoice,
+    ) -> None:
         self.island_id = join.island_id
         self.incarnation = 0
         self.nonce = join.nonce
         self.vitals = Vitals(loss=None, step_time_s=None, sync_share=0.0, bytes_up=0, bytes_down=0)
         self._training = training
         self._choice = choice
+        self.blocks: Callable[[], tuple[int, tuple[int, ...]]] = lambda: (0, ())
         self.join = join
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
+        self._beats_besides = False
         self._fenced_since_s: float | None = None
 
     @property
@@ -114,6 +123,10 @@ class Member:
         """Something has changed that others wait to hear of: the next heartbeat is due."""
         self._heartbeat_at_s = now_s
 
+    def beat_besides(self) -> None:
+        """Something is wanted: a heartbeat is due at once, besides those that keep their times."""
+        self._beats_besides = True
+
     def introduce(self, now_s: float) -> None:
         """The broker may know nothing: the next heartbeat is due at once, or else the next join."""
         if self.joined:
@@ -128,20 +141,23 @@ class Member:
                 self._join_backoff.tried(now_s)
                 self._choice.asked(now_s)
                 actions.append(Send(to=AGGREGATOR, message=self.join))
-        elif self._heartbeat_at_s is not None and now_s >= self._heartbeat_at_s:
+        elif self._heartbeat_at_s is not None and (self._beats_besides or now_s >= self._heartbeat_at_s):
             self._heartbeat(now_s, actions)
 
     def _heartbeat(self, now_s: float, actions: list[Action]) -> None:
         training, vitals = self._training, self.vitals
         fragments = training.fragments
         assert training.settings is not None
-        self._heartbeat_at_s = now_s + training.settings.heartbeat_interval_s
+        self._beats_besides = False
+        if self._heartbeat_at_s is None or now_s >= self._heartbeat_at_s:
+            self._heartbeat_at_s = now_s + training.settings.heartbeat_interval_s
         # The oldest of each fragment first: what there is no room for is asked about as soon as others are resolved.
         every = sorted((n, p, steps) for p, f in fragments.items() for n, steps in enumerate(f.outstanding))
         outstanding = tuple(
             Outstanding(fragment_id=p, from_step=from_step, to_step=to_step)
             for _, p, (from_step, to_step) in every[:MAX_OUTSTANDING]
         )
+        block, released = self.blocks()
         beat = Heartbeat(
             inner_step=training.at.step,
             tokens=training.at.tokens,
@@ -155,6 +171,8 @@ class Member:
             outstanding=outstanding,
             stopped=training.stopped,
             optimizer=training.optimizer,
+            block=block,
+            released=released,
         )
         self._choice.asked(now_s)
         actions.append(Send(to=AGGREGATOR, message=beat))

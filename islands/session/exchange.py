@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from broker.wire.messages import Refused, RunSettings, Share, StateSource
-from islands.protocol.data_shares import TrainedBatch
+from broker.wire.messages import Block, Refused, RunSettings, Share, StateSource
+from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fragment import Fragment
 from islands.session.checkpoint import Checkpoint
 from islands.session.state_parts import Needed
@@ -147,7 +147,8 @@ class Exchange:
 
     # Written by the communication thread.
     membership: JoinedRun | None = None
-    shares: tuple[Share, ...] = ()  #: of the data
+    shares: tuple[Share | Block, ...] = ()  #: of the data
+    life: int = 0  #: incarnation that these are of; written before them
     ready: deque[Batch] = field(default_factory=deque)
     watched: frozenset[int] = frozenset()  #: copy these at each boundary
     urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
@@ -181,6 +182,21 @@ class Exchange:
     wake: Callable[[], None] = lambda: None  #: tells the communication thread of a moment; set by it once
 
     waked_at_s: float = 0.0
+    dealt: tuple[Share | Block, ...] = ()  #: the shares that the training thread has seen
+
+    def data_share(self) -> DataShare:
+        """Returns the training thread's view of the data, once this island is a member."""
+        assert self.membership is not None
+        settings, self.dealt = self.membership.settings, self.shares
+        return DataShare.of(self.dealt, settings.seed, life=self.life, by_blocks=settings.data_ahead_s > 0)
+
+    def deal(self, share: DataShare) -> None:
+        """Lets that view have what is this island's by now; asks for the next block where it begins the last one."""
+        if self.shares is not self.dealt:
+            self.dealt = self.shares
+            share.hold(self.dealt, self.life)
+        if share.runs_short():
+            self.wake()
 
     def tell(self, moment: Moment, now_s: float) -> None:
         """Hands a moment over, and wakes the communication thread if something waits for this.

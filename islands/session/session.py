@@ -332,7 +332,7 @@ class Session:
     def _after(self) -> None:
         """Publishes what the training thread looks at, and sets the timer."""
         exchange, core = self._exchange, self._core
-        exchange.shares = core.shares
+        exchange.life, exchange.shares = core.incarnation, core.shares
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
         startable = core.startable and self._warm
         now = core.done, core.delivered, core.finished, startable
@@ -378,7 +378,7 @@ class Session:
         self._array_work.open(joined.manifest)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
-        exchange.shares = core.shares
+        exchange.life, exchange.shares = core.incarnation, core.shares
         exchange.membership = JoinedRun(
             island_id=joined.island_id,
             incarnation=joined.incarnation,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import math
 import re
 import traceback
@@ -64,7 +63,8 @@ class Task:
             jitted, donates the first two, takes the schedule's numbers as dynamic values and returns the loss, in
             nats per token, as a device scalar.
         data: share -> batches, from ``share.cursor`` on; batch k is a pure function of the share and k. Where they
-            end, it is called again (:func:`endless_batches`): ``k % number`` then begins another epoch.
+            end, it is called again (:func:`endless_batches`): ``k % number`` then begins another epoch. So it is where
+            the cursor jumps to another block, unless it calls ``share.take``: reading files belongs outside.
             Data-parallel runs of the laboratory join those of all islands: each leaf along its first axis.
         evaluate: params -> held-out loss in nats per token, over a fixed set of examples; or a mapping of names of
             metrics to numbers, the loss, if it is among them, as ``loss``.
@@ -183,20 +183,27 @@ def named_function(path: str, *, field: str, kind: str) -> Callable[..., Any]:
 def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
     """Yields what a task's data yield, from the beginning again as often as they end.
 
+    Data that do not ask the share for each batch (:meth:`.DataShare.take`) begin anew where its cursor jumps, too.
+
     Raises:
         ConfigError: If they end without a batch.
     """
-    for epoch in itertools.count(1):
-        first = share.cursor
-        batch = None
+    ended = False
+    while True:
+        first, jumps, batch, jumped = share.cursor, share.jumps, None, False
         for batch in task.data(share):
             yield batch
+            jumped = share.jumps != jumps and not share.takes
+            if jumped:
+                break  # it may count by itself
+        if jumped:
+            continue
         if batch is None:
             cure = "yielded no batch: it must begin anew where the share's cursor is beyond its end (cursor % batches)"
             raise ConfigError("task.data", f"part {share.index} of {share.count}, from batch {first} on", cure)
-        if epoch == 1:
+        if not ended:
+            ended = True
             log.info("data.ended", batches=share.cursor, detail="they begin anew, now and whenever they end")
-    raise AssertionError("counting does not end")
 
 
 def evaluated(task: Task, params: Params) -> dict[str, float]:

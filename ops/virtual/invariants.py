@@ -6,20 +6,23 @@ What is asked of files too is in :mod:`ops.invariants`; the rest can only be see
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import ge
 from typing import TYPE_CHECKING
 
 from aggregator.core import Aggregator
 from aggregator.events import Commit, Merge, Publish
+from aggregator.ledger.data_blocks import DataBlocks
 from broker.wire.fragments import shard_of
-from broker.wire.messages import Phase
+from broker.wire.messages import OWN_PASS, Block, DataRange, Phase, Share
 from broker.wire.ranges import IntervalSet
 from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.events import Fail
 from islands.protocol.fragment import Stage
 from ops.faults import FaultKind
 from ops.invariants import Contents, Epochs, MergedRanges, balanced, durable_before, grows, weights_fit
+from ops.virtual.dealing import Dealing
 from ops.virtual.work import SEED_NORM, Claim
 from ops.virtual.world import World
 
@@ -79,17 +82,25 @@ class Invariants:
         self.merged_tokens: Counter[int] = Counter()
         self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
         self._merged_data = MergedRanges()  # of batches, by fragment and share
+        self._dealing = Dealing()
         self._versions_seen: dict[str, tuple[int, ...]] = {}
         self._trained_tokens: dict[tuple[str, int], int] = {}
         self._ends: dict[int, _End] = {}  # by shard
 
     def trained(self, taken: TrainedBatch) -> None:
         """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
+        if self._dealing.blocks or taken.batch >= OWN_PASS:
+            hold(2, self._dealing.trained(taken))
+            return
         known = self._trained.setdefault(taken.share, IntervalSet())
         if taken.batch > known.end:
             require(False, 2, f"batches [{known.end}, {taken.batch}) of share {taken.share} were skipped")
         if taken.batch == known.end:
             known.add(taken.batch, taken.batch + 1)
+
+    def told(self, island_id: str, shares: Sequence[Share | Block]) -> None:
+        """An island knows these shares, or blocks, as its own."""
+        hold(2, self._dealing.told(island_id, shares))
 
     # --- told by the drivers ----------------------------------------------------------------------------------
 
@@ -129,7 +140,10 @@ class Invariants:
             hold(2, self._merged.merge(life, steps.from_step, steps.to_step))
             require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {steps}")
             for d in merged.data:
-                hold(2, self._merged_data.merge((p, d.share), d.from_batch, d.to_batch))
+                hold(2, self._merged_data.merge(self._place(p, d), d.from_batch, d.to_batch))
+                if self._dealing.blocks:
+                    hold(2, self._dealing.merged(d))
+                    continue
                 ends_at = self._trained.get(d.share, IntervalSet()).end
                 require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
             self.merged_tokens[p] += steps.tokens
@@ -194,7 +208,10 @@ class Invariants:
         self._take_note_of_end(aggregator.core.run)
         if not self._watching:
             return
-        ledger = aggregator.core.run.ledger
+        run = aggregator.core.run
+        if isinstance(run.shares, DataBlocks) and not run.config.shard:
+            hold(2, self._dealing.dealt(aggregator.address, run.shares))
+        ledger = run.ledger
         ledger.check()
         books = ledger.books()
         hold(4, balanced(books.trained, books.merged, books.wasted.values(), books.in_flight))
@@ -252,6 +269,9 @@ class Invariants:
         """Checks what must hold when a run has ended and everybody is calm."""
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
+        shares = simulation.aggregator.core.run.shares
+        if isinstance(shares, DataBlocks):
+            hold(2, self._dealing.passed_over(shares))
 
     def _at_end(self, simulation: World, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
@@ -312,7 +332,11 @@ class Invariants:
             self._merged.take_back((merged.island_id, merged.incarnation, p), steps.from_step, steps.to_step)
             self.merged_tokens[p] -= steps.tokens
             for d in merged.data:
-                self._merged_data.take_back((p, d.share), d.from_batch, d.to_batch)
+                self._merged_data.take_back(self._place(p, d), d.from_batch, d.to_batch)
+
+    def _place(self, p: int, d: DataRange) -> tuple[int, int]:
+        """Returns where batches are merged: in a share or a pass of one's own, or in what blocks are cut from."""
+        return (p, 0) if self._dealing.blocks and d.from_batch < OWN_PASS else (p, d.share)
 
 
 def _newest_on(station: Station, fragment_id: int) -> int:

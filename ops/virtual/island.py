@@ -47,7 +47,7 @@ class SimIsland:
         self.training = self.searching = False
         self.stepped_at_s = math.inf  # when its first step ended
         self.data: DataShare
-        self.shares: tuple[m.Share, ...] = ()
+        self.shares: tuple[m.Share | m.Block, ...] = ()
         self.trained: list[tuple[int, TrainedBatch]] = []  # since the last boundary
         self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
@@ -143,9 +143,12 @@ class SimIsland:
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
-                    assert self.core.settings is not None
-                    self.lockstep = Lockstep(self.core.settings.recipe, action.manifest.moving)
-                    self.data = DataShare.of(self.core.shares, self.simulation.plan.config.seed)
+                    settings = self.core.settings
+                    assert settings is not None
+                    self.lockstep = Lockstep(settings.recipe, action.manifest.moving)
+                    by_blocks, life = settings.data_ahead_s > 0, self.core.incarnation
+                    self.data = DataShare.of(self.core.shares, settings.seed, life=life, by_blocks=by_blocks)
+                    self.simulation.invariants.told(self.name, self.core.shares)
                     self.work.joined(self.core, self.data)
                 case ie.Watch():
                     self.watched = action.fragments
@@ -245,7 +248,8 @@ class SimIsland:
             return
         if self.core.shares is not self.shares:
             self.shares = self.core.shares
-            self.data.hold(self.shares)
+            self.data.hold(self.shares, self.core.incarnation)
+            self.simulation.invariants.told(self.name, self.shares)
         self.work.train(self.tokens)
         taken = self.data.trained()
         self.simulation.invariants.trained(taken)

@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         2,
         "batches are merged that were merged before",
-        "aggregator/ledger/data_shares.py::DataShares.refusal",
+        "aggregator/ledger/batch_books.py::BatchBooks.overlap",
         "known = merged.overlaps(d.from_batch, d.to_batch) or here",
         "known = here",
         "unit/test_aggregator_share_moves.py::test_batches_that_were_merged_or_wait_are_not_taken_again",

@@ -45,6 +45,7 @@ def random_plan(seed: int) -> SimulationPlan:
         max_staleness=rng.choice([1, 2, 8]),
         keep=rng.choice([1.0, 1.0, 1.0, 0.0, 0.5]),
         held_bytes=rng.choice([1 << 30, 1 << 30, 200_000]),
+        data_ahead_s=data_ahead_s(seed),
     )
     slowest_s = rng.choice([0.005, 0.05, 0.5])
     link = LinkModel(
@@ -69,6 +70,11 @@ def random_plan(seed: int) -> SimulationPlan:
         calm_after_s=calm_after_s,
         tokens_per_step=tokens_per_step,
     )
+
+
+def data_ahead_s(seed: int) -> float:
+    """Returns how much data islands of the plan with that seed have ahead; 0: a share each."""
+    return random.Random(f"data {seed}").choice([0.0, 0.3, 1.0, 4.0])
 
 
 def kills(target: str, *moments_s: float, for_s: float = 0.5) -> tuple[Fault, ...]:
@@ -249,6 +255,7 @@ def absences_plan(seed: int) -> SimulationPlan:
         dead_after_s=2.0,
         round_timeout_s=5.0,
         keep=rng.choice([1.0, 1.0, 0.0]),
+        data_ahead_s=data_ahead_s(seed),
     )
     return SimulationPlan(
         seed=seed,

@@ -28,6 +28,7 @@ from ops.virtual.plan import (
     station_names,
 )
 from ops.virtual.queue import ClockTrouble, LinkModel
+from tests.sim.faults import data_ahead_s
 
 TOKENS_PER_STEP = 100
 #: Most that a process says or writes in one small run: numbers of crash points are drawn up to these, small ones first.
@@ -121,6 +122,7 @@ def short_plan(seed: int = 0, steps: int = 14) -> SimulationPlan:
         suspect_after_s=1.0,
         dead_after_s=1.5,
         share_takeover_s=2.0,
+        data_ahead_s=2.0,
         failover=True,
         lease_s=1.0,
     )
@@ -160,6 +162,7 @@ def _calm(rng: random.Random, seed: int) -> SimulationPlan:
         suspect_after_s=1.0,
         dead_after_s=1.5,
         share_takeover_s=rng.choice([2.0, 120.0]),
+        data_ahead_s=data_ahead_s(seed),
         failover=standbys > 0,
         lease_s=rng.choice([1.0, 2.0]),
     )

@@ -214,7 +214,8 @@ def test_most_absences_lead_to_takeovers_and_hand_backs() -> None:
     moves: Counter[str] = Counter()
     refused = 0
     for seed in range(6):
-        simulation = Simulation(absences_plan(seed))
+        plan = absences_plan(seed)
+        simulation = Simulation(replace(plan, config=replace(plan.config, data_ahead_s=0.0)))
         simulation.run(LIMIT_S)
         for _, _, name, fields in simulation.trace:
             if name == "share.moved":

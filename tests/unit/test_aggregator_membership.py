@@ -212,7 +212,7 @@ def test_a_heartbeat_is_answered_with_the_whole_state():
     (state,) = sent(made.beat("b", 4), FleetState, "b")
     assert (state.epoch, state.phase, state.versions) == (1, "running", (0,))
     assert (state.trained_tokens, state.fleet_ratio) == (80, 2.0)
-    assert (state.share.index, state.share.count) == (1, 3)
+    assert [(block.from_batch, block.to_batch) for block in state.blocks] == [(4, 8)]
     assert [r.fragment_id for r in state.rounds] == [0]
 
 

@@ -117,16 +117,17 @@ def test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first():
 
 
 @pytest.mark.parametrize(("departure", "moves"), [(Departure.PAUSED, False), (Departure.STOPPED, True)])
-def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(departure, moves):
-    made = Desk(islands=2, share_takeover_s=30.0)
+@pytest.mark.parametrize(("ahead_s", "note"), [(0.0, "share.moved"), (10.0, "block.ended")])
+def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(departure, moves, ahead_s, note):
+    made = Desk(islands=2, share_takeover_s=30.0, data_ahead_s=ahead_s)
     made.gather("a", "b")
     leave(made, "a", 3, departure)
     made.beat("b", 3)
-    assert bool(notes(made.log, "share.moved")) is moves
+    assert bool(notes(made.log, note)) is moves
     for at_s in range(1, 60):
         made.now_s = float(at_s)
         made.beat("b", 3 + at_s)
-    assert notes(made.log, "share.moved")
+    assert notes(made.log, note)
 
 
 # --- leaving for good -------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_both_can_be_switched_off():
 
 
 def test_a_quarantined_island_inherits_no_share_of_one_that_is_gone():
-    made = desk("a", "b", "c", share_takeover_s=6.0, quarantine_s=60.0)
+    made = desk("a", "b", "c", share_takeover_s=6.0, quarantine_s=60.0, data_ahead_s=0.0)
     made.run.quarantine.restore({"b": [0, 1, 60.0, "outlier", 0]}, made.now_s)
     moved = []
     for n in range(8):

@@ -77,7 +77,7 @@ def test_nothing_is_taken_from_a_life_that_has_not_begun():
 
 
 def test_an_island_that_joins_twice_before_the_shards_agree_begins_once_and_keeps_its_share():
-    made = shards("a")
+    made = shards("a", data_ahead_s=0.0)
     made.desks[1].writes = False
     made.join("a")
     made.incarnations["a"] = 2  # that process dies, too
@@ -144,7 +144,7 @@ def test_an_older_roster_changes_nothing_and_neither_does_the_same_again():
 
 
 def test_what_a_shard_that_does_not_exist_or_an_earlier_leader_says_is_not_believed():
-    made = shards("a")
+    made = shards("a", data_ahead_s=0.0)
     made.restart(1)
     made.run_to(2.0)
     said = sent(made.said[1], Rostered)[-1]
@@ -274,7 +274,9 @@ def test_a_begun_run_is_believed_whichever_attempt_its_roster_names(restarted):
 
 def moving(**settings):
     """Islands a and b; b was heard last at the beginning, and its share may move after three seconds."""
-    made = shards("a", "b", suspect_after_s=1.0, dead_after_s=2.0, share_takeover_s=3.0, islands=2, **settings)
+    made = shards(
+        "a", "b", suspect_after_s=1.0, dead_after_s=2.0, share_takeover_s=3.0, islands=2, data_ahead_s=0.0, **settings
+    )
     made.beat("b", 12)
     made.offer("b", 0, 4, fragment=0, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=4),))
     made.offer("b", 0, 9, fragment=1, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=9),))

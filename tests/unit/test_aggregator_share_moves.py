@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from aggregator.ledger.data_shares import DataShares, Presence
+from aggregator.ledger.data_shares import DataShares
+from aggregator.ledger.presence import Presence
 from broker.wire.messages import DataRange, Reason
 
 TAKEOVER_S = 10.0
@@ -46,7 +47,7 @@ def shares():
 
 
 def test_an_island_trains_its_home_from_the_beginning(shares):
-    home, others = shares.told("a", 0)
+    home, others, _ = shares.told("a", 0)
     assert (home.index, home.count, home.share_epoch, home.cursor, others) == (0, 2, 0, 0, ())
     assert refusal(shares, data(0, 4)) is None
 
@@ -97,16 +98,16 @@ def test_a_contribution_that_does_not_say_its_data_counts_as_of_its_home(shares)
 
 
 def test_batches_that_were_merged_or_wait_are_not_taken_again(shares):
-    shares.wait(0, [data(0, 4)])
+    shares.books.wait(0, [data(0, 4)])
     assert refusal(shares, data(2, 6)) is Reason.OVERLAP
-    shares.merge(0, [data(0, 4)])
+    shares.books.merge(0, [data(0, 4)])
     assert refusal(shares, data(3, 5)) is Reason.OVERLAP
     assert refusal(shares, data(4, 6)) is None
 
 
 def test_batches_that_were_refused_after_all_may_come_again(shares):
-    shares.wait(0, [data(0, 4)])
-    shares.refuse(0, [data(0, 4)])
+    shares.books.wait(0, [data(0, 4)])
+    shares.books.refuse(0, [data(0, 4)])
     assert refusal(shares, data(0, 4)) is None
 
 
@@ -117,14 +118,14 @@ def test_batches_named_twice_in_one_contribution_are_an_overlap(shares):
 def test_batches_must_be_as_many_as_steps_and_within_what_was_possible(shares):
     assert shares.refusal("a", 0, 0, [data(0, 4)], steps=3, most_batches=100) is not None
     assert refusal(shares, data(0, 4), most_batches=3) is Reason.IMPLAUSIBLE
-    shares.merge(0, [data(0, 4)])
+    shares.books.merge(0, [data(0, 4)])
     shares.settle(presence(12.0, 0.0), 12.0)
     assert refusal(shares, data(3, 5, share_epoch=1), island_id="b", home=1) is Reason.IMPLAUSIBLE
 
 
 def test_an_heir_begins_behind_everything_that_arrived(shares):
-    shares.merge(0, [data(0, 4)])
-    shares.wait(1, [data(4, 7)])
+    shares.books.merge(0, [data(0, 4)])
+    shares.books.wait(1, [data(4, 7)])
     (moved,) = shares.settle(presence(12.0, 0.0), 12.0)
     assert moved.tenure.cursor == 7
 
@@ -175,12 +176,12 @@ def test_a_share_does_not_go_back_to_an_island_that_returns_into_quarantine(thre
 
 
 def test_what_is_read_back_says_the_same(shares):
-    shares.merge(0, [data(0, 4)])
+    shares.books.merge(0, [data(0, 4)])
     shares.settle(presence(12.0, 0.0), 12.0)
-    record, slices = shares.saving(2), {0: shares.slice(0)}
+    record, slices = shares.saving(2), {0: shares.books.slice(0)}
     again = DataShares(2, TAKEOVER_S, 0.0)
     again.restore(record, slices)
     shares.saved(2)
     assert again.told("b", 1) == shares.told("b", 1)
     assert refusal(again, data(3, 5, share_epoch=1), island_id="b", home=1) is Reason.IMPLAUSIBLE
-    assert again.reached(0) == 4
+    assert again.books.reached(0) == 4

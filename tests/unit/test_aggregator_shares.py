@@ -2,7 +2,9 @@
 
 import math
 
-from aggregator.ledger.data_shares import MOST_INTERVALS, MOST_OWNED, DataShares, Presence
+from aggregator.ledger.batch_books import MOST_INTERVALS
+from aggregator.ledger.data_shares import MOST_OWNED, DataShares
+from aggregator.ledger.presence import Presence
 from broker.wire.messages import DataRange, Reason
 
 TAKEOVER_S = 60.0
@@ -31,8 +33,8 @@ def keep(shares, serial):
 
 
 def merge(shares, *ranges, fragment=0):
-    shares.wait(fragment, ranges)
-    shares.merge(fragment, ranges)
+    shares.books.wait(fragment, ranges)
+    shares.books.merge(fragment, ranges)
 
 
 def refusal(shares, name, home, *ranges, fragment=0, most=1000):
@@ -45,7 +47,7 @@ AWAY = [island("a", 0), island("b", 1, TAKEOVER_S), island("c", 2)]
 
 
 def told(shares, name, home):
-    own, others = shares.told(name, home)
+    own, others, _ = shares.told(name, home)
     return [(s.lane * s.count + s.index, s.share_epoch, s.cursor) for s in (own, *others)]
 
 
@@ -53,7 +55,7 @@ def test_the_share_of_an_absent_island_goes_on_with_another_from_the_furthest_ba
     shares = fleet()
     merge(shares, data(1, 0, 8), fragment=0)
     merge(shares, data(1, 0, 5), fragment=1)
-    shares.wait(1, [data(1, 5, 11)])
+    shares.books.wait(1, [data(1, 5, 11)])
     (moved,) = shares.settle(AWAY, 100.0)
     assert (moved.share, moved.before, moved.tenure.owner, moved.tenure.cursor) == (1, "b", "a", 11)
     assert shares.settle(AWAY, 101.0) == []
@@ -72,7 +74,7 @@ def test_an_island_beyond_the_expected_number_makes_a_further_pass_that_nobody_t
     shares = fleet()
     shares.join("d", 3)
     keep(shares, 2)
-    own, _ = shares.told("d", 3)
+    own, *_ = shares.told("d", 3)
     assert (own.index, own.count, own.lane) == (0, 3, 1)
     assert shares.settle([*AWAY[:1], island("b", 1), island("c", 2), island("d", 3, math.inf)], 100.0) == []
 
@@ -158,7 +160,7 @@ def test_other_shards_have_what_they_are_told_and_say_how_far_shares_of_nobody_w
     shares.settle(AWAY, 100.0)
     other.adopt(shares.tenures())
     assert other.tenures() == shares.tenures()
-    assert [(n, other.reached(n)) for n in other.nobodys()] == [(1, 8)]
+    assert [(n, other.books.reached(n)) for n in other.nobodys()] == [(1, 8)]
     assert refusal(other, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
 
 
@@ -177,7 +179,7 @@ def test_shares_survive_a_restart_with_what_was_merged_of_them():
     shares.settle(AWAY, 100.0)
     record = shares.saving(2)
     again = DataShares(3, TAKEOVER_S, 200.0)
-    again.restore(record, {p: shares.slice(p) for p in (0, 1)})
+    again.restore(record, {p: shares.books.slice(p) for p in (0, 1)})
     assert told(again, "a", 0) == [(0, 0, 0), (1, 1, 8)]
     assert again.saving(1) == record
     assert refusal(again, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
@@ -198,23 +200,23 @@ def test_one_heir_has_no_more_shares_than_a_contribution_can_name():
 
 def test_an_island_that_leaves_gaps_does_not_make_every_commit_longer():
     shares = fleet()
-    shares.wait(0, [data(0, 1, 2)])  # arrived, and waits
+    shares.books.wait(0, [data(0, 1, 2)])  # arrived, and waits
     for n in range(MOST_INTERVALS + 10):
         merge(shares, data(0, 4 * n + 2, 4 * n + 3), data(0, 4 * n + 4, 4 * n + 5))
-    assert len(shares.slice(0)["0"]) <= MOST_INTERVALS
-    assert shares.slice(0)["0"][0][0] == 2
+    assert len(shares.books.slice(0)["0"]) <= MOST_INTERVALS
+    assert shares.books.slice(0)["0"][0][0] == 2
     assert refusal(shares, "a", 0, data(0, 3, 4), most=10**6) is Reason.OVERLAP, "a gap that was given up"
     newest = 4 * (MOST_INTERVALS + 9) + 4
     assert refusal(shares, "a", 0, data(0, newest - 1, newest), most=10**6) is None, "a young one"
-    shares.merge(0, [data(0, 1, 2)])
+    shares.books.merge(0, [data(0, 1, 2)])
 
 
 def test_a_gap_in_which_something_waits_is_not_given_up():
     shares = fleet()
     late = data(0, 1, 2)
     merge(shares, data(0, 0, 1))
-    shares.wait(0, [late])
+    shares.books.wait(0, [late])
     for n in range(1, MOST_INTERVALS + 10):
         merge(shares, data(0, 2 * n, 2 * n + 1))
-    shares.merge(0, [late])
-    assert shares.slice(0)["0"][0][0] == 0
+    shares.books.merge(0, [late])
+    assert shares.books.slice(0)["0"][0][0] == 0

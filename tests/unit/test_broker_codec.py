@@ -181,6 +181,8 @@ def values(hint, field):
     if hint is DataRange:
         counters = dict.fromkeys(("share", "share_epoch"), COUNTERS)
         return st.builds(DataRange, **counters, from_batch=st.integers(0, 9), to_batch=st.integers(10, INT_MAX))
+    if hint is messages.Block:
+        return st.builds(messages.Block, number=COUNTERS, from_batch=st.just(3), to_batch=st.integers(4, INT_MAX))
     if hint is TensorSpec:
         shapes = st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
         return st.builds(

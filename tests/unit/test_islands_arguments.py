@@ -202,6 +202,8 @@ def test_where_a_join_fits_its_answer_does_too():
         total_tokens=10**12,
         tokens_per_fleet_step=10**6,
         seed=1,
+        islands=2,
+        data_ahead_s=0.0,
     )
     share = Share(index=0, count=1000, share_epoch=1, lane=3, cursor=10**9)
     welcome = Welcome(

@@ -33,6 +33,8 @@ def island_of():
             total_tokens=0,
             tokens_per_fleet_step=10,
             seed=0,
+            islands=2,
+            data_ahead_s=0.0,
         )
         exchange, array_work = Exchange(), ArrayWork(params, None)
         array_work.open(manifest)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages.recipe import Demand, Recipe
-from broker.wire.messages.values import Channel, Reason, Role, Share
+from broker.wire.messages.values import Block, Channel, Reason, Role, Share
 
 
 class Departure(StrEnum):
@@ -30,6 +30,9 @@ class RunSettings:
         tokens_per_fleet_step: Tokens that as many islands as are configured train in one step, if all have this
             one's ``tokens_per_step``: the unit of ``Island.schedule_step``.
         seed: Of model initialisation and data order; the same on all islands.
+        islands: Islands expected.
+        data_ahead_s: Seconds of training for which an island is given data at a time, in blocks; 0: it has one share of
+            them for the whole run.
     """
 
     recipe: Recipe
@@ -37,6 +40,8 @@ class RunSettings:
     total_tokens: int
     tokens_per_fleet_step: int
     seed: int
+    islands: int
+    data_ahead_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,7 @@ class Welcome:
         fragments: The run's manifest.
         start_step: Inner step to go on from: the highest step known to have been handed over.
         start_tokens: The token counter at that step.
+        blocks: Of the data; none where each island has one share of them for the whole run.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -99,6 +105,7 @@ class Welcome:
     settings: RunSettings
     share: Share
     taken_over: tuple[Share, ...] = ()
+    blocks: tuple[Block, ...] = ()
     start_step: int
     start_tokens: int
 

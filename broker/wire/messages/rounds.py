@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from broker.wire.messages.values import (
+    Block,
     Channel,
     DataRange,
     Fate,
@@ -60,7 +61,9 @@ class Heartbeat:
 
     ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts
     tokens that adoptions with keep = 0 dropped, over this incarnation; ``optimizer`` says what its inner optimizer
-    started from.
+    started from. ``block`` is the number of the block of data that it trains, 0 for none: those with higher numbers it
+    has not begun. ``released`` lists blocks that it has by the last :class:`FleetState`, and needs no more: they are
+    trained, and what became of that is known.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -77,6 +80,8 @@ class Heartbeat:
     outstanding: tuple[Outstanding, ...]
     stopped: bool
     optimizer: StateSource = StateSource.PENDING
+    block: int = 0
+    released: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,8 @@ class FleetState:
         fleet_ratio: Tokens the fleet trains while this island trains one.
         share: This island's own part of the data.
         taken_over: Parts of islands that are away; whatever is not listed any more is theirs again.
+        blocks: Of the data, where these go out in blocks: what is not listed any more is not this island's. Then
+            ``share`` is all of the data.
         shard: Whose fragments this is about, of ``shards``.
     """
 
@@ -155,5 +162,6 @@ class FleetState:
     fleet_ratio: float
     share: Share
     taken_over: tuple[Share, ...] = ()
+    blocks: tuple[Block, ...] = ()
     shard: int = 0
     shards: int = 1

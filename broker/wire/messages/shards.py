@@ -28,12 +28,17 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """A share in one island's hands, from batch ``cursor`` on; empty ``owner``: in nobody's."""
+    """A share in one island's hands, from batch ``cursor`` on; empty ``owner``: in nobody's.
+
+    Of a block ``to_batch`` says where it ends, ``batch_tokens`` what its owner calls a batch; of a share both are 0.
+    """
 
     share: int
     owner: str
     share_epoch: int
     cursor: int
+    to_batch: int = 0
+    batch_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,7 @@ class Roster:
         fragments: The run's manifest; empty before the first island joins.
         recipe: The run's; None before the first island joins.
         members: Every island that ever joined.
-        tenures: Every share that was ever given to anybody.
+        tenures: Every share that was ever given to anybody, or every block that is in use.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL

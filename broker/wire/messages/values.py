@@ -162,9 +162,30 @@ class Share:
     cursor: int = 0
 
 
+#: Batches from here on are of a pass over the data of an island's own: no block reaches as far.
+OWN_PASS = 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Batches ``[from_batch, to_batch)`` of the whole data, in one island's hands as block ``number``, from 1.
+
+    A number belongs to one life of one island, and never comes again. Batches are counted in the size that the island
+    has declared, in one order that all islands share; it goes on through one pass over the data after the other.
+    """
+
+    number: int
+    from_batch: int
+    to_batch: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRange:
-    """Batches ``[from_batch, to_batch)`` of share number ``share``, which is ``lane * count + index``."""
+    """Batches ``[from_batch, to_batch)`` of share number ``share``, which is ``lane * count + index``.
+
+    Where the data go out in blocks, ``share`` is the block's number, and ``share_epoch`` 0. From :data:`OWN_PASS` on
+    batches are of a pass of the island's own, which it trained after the block because it knew of no other one.
+    """
 
     share: int
     share_epoch: int

@@ -1,0 +1,91 @@
+"""The batches that were merged, and those that wait to be: by fragment, and by share or block of the data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from broker.wire.messages import OWN_PASS, DataRange
+from broker.wire.ranges import IntervalSet
+
+#: Intervals kept of one part of the data on one fragment, as of one island (:mod:`aggregator.ledger.lives`).
+MOST_INTERVALS = 32
+
+
+class BatchBooks:
+    """Books of numbered parts of the data, each of numbered batches.
+
+    What islands train in a pass of their own is in none: no such batch is anybody else's.
+    """
+
+    def __init__(self) -> None:
+        self._merged: dict[tuple[int, int], IntervalSet] = {}  # (fragment, part) -> batches
+        self._waiting: dict[tuple[int, int], set[tuple[int, int]]] = {}
+
+    def overlap(self, fragment_id: int, data: Iterable[DataRange]) -> str:
+        """Says which batches were merged before, wait to be, or are named twice; empty if none."""
+        own: dict[int, IntervalSet] = {}
+        for d in _given(data):
+            merged = self._merged.get((fragment_id, d.share), IntervalSet())
+            here = own.setdefault(d.share, IntervalSet())
+            known = merged.overlaps(d.from_batch, d.to_batch) or here.overlaps(d.from_batch, d.to_batch)
+            if known or self._waits(fragment_id, d.share, d.from_batch, d.to_batch):
+                return f"{batches_of(d)} were handed over before, in part"
+            here.add(d.from_batch, d.to_batch)
+        return ""
+
+    def wait(self, fragment_id: int, data: Iterable[DataRange]) -> None:
+        """Takes note of batches that arrived."""
+        for d in _given(data):
+            self._waiting.setdefault((fragment_id, d.share), set()).add((d.from_batch, d.to_batch))
+
+    def refuse(self, fragment_id: int, data: Iterable[DataRange]) -> None:
+        """Frees the batches of a waiting contribution that is refused after all."""
+        for d in data:
+            self._waiting.get((fragment_id, d.share), set()).discard((d.from_batch, d.to_batch))
+
+    def merge(self, fragment_id: int, data: Iterable[DataRange]) -> None:
+        """Books batches as merged into a fragment; a second time would be a bug here, and ends in an error."""
+        data = _given(data)
+        self.refuse(fragment_id, data)
+        for d in data:
+            self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
+        for part in {d.share for d in data}:
+            self._merged[fragment_id, part].close_gaps(MOST_INTERVALS, partial(self._waits, fragment_id, part))
+
+    def reached(self, part: int) -> int:
+        """Returns the furthest batch of a part that was merged or waits to be, on any fragment: one past it."""
+        ends = [merged.end for (_, n), merged in self._merged.items() if n == part]
+        ends += [end for (_, n), waiting in self._waiting.items() if n == part for _, end in waiting]
+        return max([0, *ends])
+
+    def keep(self, parts: Collection[int]) -> None:
+        """Forgets all parts but these."""
+        self._merged = {key: batches for key, batches in self._merged.items() if key[1] in parts}
+        self._waiting = {key: batches for key, batches in self._waiting.items() if key[1] in parts}
+
+    def slice(self, fragment_id: int) -> dict[str, list[list[int]]]:
+        """Returns what was merged into one fragment, by part, as plain data for its commit."""
+        return {
+            str(n): [list(i) for i in merged] for (p, n), merged in sorted(self._merged.items()) if p == fragment_id
+        }
+
+    def restore(self, slices: Mapping[int, Mapping[str, Any]]) -> None:
+        """Reads the fragments' slices back."""
+        for p, rows in slices.items():
+            for n, intervals in rows.items():
+                self._merged[p, int(n)] = IntervalSet((a, b) for a, b in intervals)
+
+    def _waits(self, fragment_id: int, part: int, from_batch: int, to_batch: int) -> bool:
+        """Whether a contribution waits that was trained on some of these batches."""
+        return any(a < to_batch and from_batch < b for a, b in self._waiting.get((fragment_id, part), ()))
+
+
+def _given(data: Iterable[DataRange]) -> tuple[DataRange, ...]:
+    return tuple(d for d in data if d.from_batch < OWN_PASS)
+
+
+def batches_of(data: DataRange) -> str:
+    """Names a range for people."""
+    return f"batches [{data.from_batch}, {data.to_batch}) of share {data.share}"

@@ -1,0 +1,283 @@
+"""Blocks of data: who is given which, how many batches at once, and what becomes of one that was lost (section 8).
+
+The whole data is one sequence of batches, pass after pass, in an order that all islands share. It goes out in *blocks*
+of some seconds of training each, as islands ask for them: who is twice as fast is given twice the data, and who joins
+in mid-run what nobody had yet. An island has a block to train and the next one, so that it never waits.
+
+*One owner, ever.* A block's number belongs to one life of one island. It ends when its island needs it no more, or is
+away for long, has left or begins a new life. What was not merged of it then, from the furthest batch
+on that was merged or waits to be, goes out again under another number, and before anything new: so nobody trains a
+batch of the next pass before all of the present one were handed out. What is trained under a number that has ended is
+refused (``share_moved``). A block is durable before its island hears of it, and the books of one that has ended stay
+until that is durable.
+
+*Unlike batches.* Places in the sequence are counted in tokens where the first island says how many a batch has, else
+in batches. Each island counts batches of its own size from the beginning of the sequence. Between blocks of islands
+with unlike batches up to one batch is left out of a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aggregator.ledger.batch_books import BatchBooks, batches_of
+from aggregator.ledger.presence import Presence, Told
+from broker.wire import messages
+from broker.wire.messages import OWN_PASS, Block, DataRange, Reason, Share
+
+#: A block has at least the batches of so many parts of a sync interval: a contribution names all that it spans.
+PIECES = 16
+#: Batches of one block, at most.
+MOST_BATCHES = 1 << 20
+#: Numbers of the blocks that are given under one epoch: what is not durable, or given up with a lineage, is not reused.
+NUMBERS_PER_EPOCH = 1 << 20
+
+#: All of the data, as the share of an island.
+_WHOLE = Share(index=0, count=1, share_epoch=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Batches ``[from_batch, to_batch)`` of ``tokens`` each in one island's hands; empty ``owner``: about to end."""
+
+    owner: str
+    from_batch: int
+    to_batch: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """A block was given to an island, or taken from it."""
+
+    block: int
+    given: Given
+    because: str = ""
+
+    def note(self) -> tuple[str, dict[str, Any]]:
+        """Returns its name and fields for the tape."""
+        given = self.given
+        fields = {"block": self.block, "from_batch": given.from_batch, "to_batch": given.to_batch}
+        if not self.because:
+            return "block.given", {**fields, "owner": given.owner}
+        return "block.ended", {**fields, "before": given.owner, "reason": self.because}
+
+
+class DataBlocks:
+    """Every block of a run that is in use, and what of the data was not given to anybody yet.
+
+    Args:
+        ahead_s: Seconds of training for which an island is to have data, in two blocks.
+        sync_interval: Inner steps between two merges of a fragment: the length of the first blocks of an island.
+        takeover_s: Absence after which an island's blocks end; 0: never.
+        alone: Whether there is one aggregator shard. With several a block ends in two steps
+            (:mod:`aggregator.rounds.roster`): first it is nobody's, and when every shard knows that and has said how
+            far it was trained, what is left of it may be given.
+
+    Attributes:
+        books: What was merged, and waits to be.
+        left: Places that were given and lost, [from, to), in order: they go out before anything new.
+        end: The first place that was never given to anybody.
+        unit: Tokens in a batch of the first island; 0: it does not say; None: none has come.
+    """
+
+    def __init__(self, ahead_s: float, sync_interval: int, takeover_s: float, *, alone: bool = True) -> None:
+        self.books = BatchBooks()
+        self.left: list[tuple[int, int]] = []
+        self.end = 0
+        self._block_s = ahead_s / 2
+        self._interval = sync_interval
+        self._takeover_s = takeover_s
+        self._alone = alone
+        self.unit: int | None = None
+        self._next = 1
+        self._given: dict[int, Given] = {}
+        self._durable: dict[int, Given] = {}  # what may be told
+        self._saving: list[tuple[int, dict[int, Given]]] = []  # serial of the run record -> blocks in it
+        self._free_at: dict[int, int] = {}  # block of nobody -> serial of the record that says so first
+        self._agreed_serial = 0
+        self._elsewhere: dict[int, int] = {}  # block -> furthest batch on the fragments of other shards
+
+    # --- dealing ----------------------------------------------------------------------------------------------
+
+    def join(self, island_id: str, home: int, batch_tokens: int = 0) -> None:
+        """A new life of an island begins with a block; those of an earlier life end."""
+        for n in self._of(island_id):
+            self._end(n)
+        self._give(island_id, batch_tokens, self._interval)
+
+    def leave(self, island_id: str, home: int) -> None:
+        """The first step of joining where there are several shards: what the island has is nobody's."""
+        for n in self._of(island_id):
+            self._end(n)
+
+    def settle(self, present: Sequence[Presence], now_s: float) -> list[Dealt]:
+        """Ends blocks that nobody needs or trains, and gives others to those who begin their last one."""
+        dealt: list[Dealt] = []
+        for n, given in list(self._given.items()):
+            if not given.owner and self._free_at.get(n, math.inf) <= self._agreed_serial:
+                self._finish(n, given)
+                dealt.append(Dealt(block=n, given=given, because="every shard knows"))
+        by_id = {p.island_id: p for p in present}
+        for n, given in list(self._given.items()):
+            because = self._why_ended(n, by_id.get(given.owner)) if given.owner else ""
+            if because:
+                self._end(n)
+                dealt.append(Dealt(block=n, given=given, because=because))
+        newest: dict[str, int] = {}
+        for n, given in self._given.items():
+            newest[given.owner] = max(n, newest.get(given.owner, 0))
+        for p in present:
+            if p.able and newest.get(p.island_id, 0) <= p.block:
+                n = self._give(p.island_id, p.batch_tokens, self._batches(p.step_time_s))
+                dealt.append(Dealt(block=n, given=self._given[n]))
+        return dealt
+
+    def _why_ended(self, n: int, owner: Presence | None) -> str:
+        """Says why a block ends now; empty if it does not."""
+        if owner is None or n in owner.released:
+            return "its island needs it no more"
+        if not self._takeover_s or owner.away_s < self._takeover_s:
+            return ""
+        return "its island has left" if math.isinf(owner.away_s) else f"its island is away for {owner.away_s:.0f} s"
+
+    def _batches(self, step_time_s: float | None) -> int:
+        """Returns how many batches the next block of an island has."""
+        if not step_time_s:
+            return self._interval
+        return min(MOST_BATCHES, max(math.ceil(self._interval / PIECES), math.ceil(self._block_s / step_time_s)))
+
+    def _give(self, island_id: str, batch_tokens: int, batches: int) -> int:
+        """Gives an island the next batches, and returns their number; what was lost goes before what is new."""
+        if self.unit is None:
+            self.unit = batch_tokens
+        tokens = (batch_tokens or self.unit) if self.unit else 1
+        from_batch, to_batch = self._cut(tokens, batches)
+        n, self._next = self._next, self._next + 1
+        self._given[n] = Given(owner=island_id, from_batch=from_batch, to_batch=to_batch, tokens=tokens)
+        return n
+
+    def _cut(self, tokens: int, batches: int) -> tuple[int, int]:
+        while self.left:
+            start, end = self.left.pop(0)
+            first = -(-start // tokens)
+            last = min(first + batches, end // tokens)
+            if first < last:
+                if last * tokens < end:
+                    self.left.insert(0, (last * tokens, end))
+                return first, last
+        first = -(-self.end // tokens)
+        self.end = (first + batches) * tokens
+        return first, first + batches
+
+    def _end(self, n: int) -> None:
+        given = self._given[n]
+        if self._alone:
+            self._finish(n, given)
+        else:
+            self._given[n] = replace(given, owner="")
+
+    def _finish(self, n: int, given: Given) -> None:
+        """A block has ended in every shard: what was not trained of it is there to be given."""
+        reached = max(given.from_batch, self.books.reached(n), self._elsewhere.pop(n, 0))
+        if reached < given.to_batch:
+            insort(self.left, (reached * given.tokens, given.to_batch * given.tokens))
+        del self._given[n]
+
+    # --- the record -------------------------------------------------------------------------------------------
+
+    def saving(self, serial: int) -> dict[str, Any]:
+        """Returns what belongs into the run record of that serial, as plain data."""
+        if not self._saving or self._saving[-1][1] != self._given:  # else that one says it, with an earlier serial
+            self._saving.append((serial, dict(self._given)))
+        self._free_at = {n: self._free_at.get(n, serial) for n in self.nobodys()}
+        return {
+            "unit": self.unit,
+            "next": self._next,
+            "end": self.end,
+            "left": [list(piece) for piece in self.left],
+            "given": {str(n): [g.owner, g.from_batch, g.to_batch, g.tokens] for n, g in sorted(self._given.items())},
+        }
+
+    def saved(self, serial: int) -> None:
+        """The run record of that serial is durable, in every shard: what it says may be told, the rest goes."""
+        self._agreed_serial = serial
+        while self._saving and self._saving[0][0] <= serial:
+            _, self._durable = self._saving.pop(0)
+        known = {*self._given, *self._durable, *(n for _, given in self._saving for n in given)}
+        self.books.keep(known)
+        self._elsewhere = {n: batch for n, batch in self._elsewhere.items() if n in known}
+
+    def restore(self, record: Mapping[str, Any], slices: Mapping[int, Mapping[str, Any]], epoch: int) -> None:
+        """Reads a run record's part and the fragments' slices back, to go on under another epoch."""
+        if record:
+            self.unit, self.end = record["unit"], record["end"]
+            self._next = max(record["next"], epoch * NUMBERS_PER_EPOCH)
+            self.left = [(a, b) for a, b in record["left"]]
+            rows = record["given"].items()
+            self._given = {
+                int(n): Given(owner=owner, from_batch=a, to_batch=b, tokens=tokens) for n, (owner, a, b, tokens) in rows
+            }
+        self._durable = dict(self._given)
+        self.books.restore(slices)
+        self.books.keep(self._given)
+
+    def nobodys(self) -> list[int]:
+        """Returns the numbers of blocks that belong to nobody now."""
+        return sorted(n for n, given in self._given.items() if not given.owner)
+
+    def reached_elsewhere(self, share: int, batch: int) -> None:
+        """Another shard has merged, or holds, a block of nobody up to this batch."""
+        self._elsewhere[share] = max(batch, self._elsewhere.get(share, 0))
+
+    def tenures(self) -> tuple[messages.Tenure, ...]:
+        """Returns who has what for other shards."""
+        return tuple(
+            messages.Tenure(
+                share=n, owner=g.owner, share_epoch=0, cursor=g.from_batch, to_batch=g.to_batch, batch_tokens=g.tokens
+            )
+            for n, g in sorted(self._given.items())
+        )
+
+    def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
+        """Takes over who has what from shard 0."""
+        self._given = {
+            t.share: Given(owner=t.owner, from_batch=t.cursor, to_batch=t.to_batch, tokens=t.batch_tokens)
+            for t in tenures
+        }
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def told(self, island_id: str, home: int) -> Told:
+        """Returns what an island is told: its blocks, those that it trains first in front."""
+        own = ((n, given) for n, given in sorted(self._durable.items()) if given.owner == island_id)
+        return Told(_WHOLE, (), tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own))
+
+    def refusal(
+        self, island_id: str, home: int, fragment_id: int, data: Sequence[DataRange], steps: int, most_batches: int
+    ) -> tuple[Reason, str] | None:
+        """Says why what a contribution was trained on cannot be, or is not its island's to train; None if it is.
+
+        One that does not say what it was trained on is taken while its island has a block.
+        """
+        if not data:
+            return None if self._of(island_id) else (Reason.SHARE_MOVED, f"{island_id} has no block")
+        batches = sum(d.to_batch - d.from_batch for d in data)
+        if batches != steps:
+            return Reason.IMPLAUSIBLE, f"it names {batches} batches for {steps} steps"
+        for d in data:
+            given = self._given.get(d.share)
+            if given is None or given.owner != island_id:
+                now = "has ended" if given is None else f"belongs to {given.owner or 'nobody'}"
+                return Reason.SHARE_MOVED, f"{batches_of(d)}: it is a block that {now}"
+            if not (d.from_batch >= OWN_PASS or given.from_batch <= d.from_batch < d.to_batch <= given.to_batch):
+                return Reason.IMPLAUSIBLE, f"{batches_of(d)}: it has [{given.from_batch}, {given.to_batch})"
+        overlap = self.books.overlap(fragment_id, data)
+        return (Reason.OVERLAP, overlap) if overlap else None
+
+    def _of(self, island_id: str) -> list[int]:
+        return [n for n, given in self._given.items() if given.owner == island_id]
