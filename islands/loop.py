@@ -357,7 +357,7 @@ class Island:
         """The progress of the whole run in steps of this island, for learning rates."""
         start, settings = self._membership.start, self._membership.settings
         steps, tokens = self.inner_step - start.step, self.tokens - start.tokens
-        unit = self._membership.schedule_unit(self._tokens_per_step, steps, tokens, settings.islands)
+        unit = self._membership.schedule_unit(self._tokens_per_step, steps, tokens)
         # Of the core, which belongs to the other thread, this reads one value that is replaced as a whole.
         step = int(self._machine.schedule_tokens(self.tokens) / unit)
         return Schedule(step=step, total_steps=settings.total_tokens // unit)

@@ -35,7 +35,7 @@ _EVENT_FIELDS = {
     "outages": "[island, from s, for s]",
 }
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
-_YOUNGER = {"crashes": (), "restart_s": 10.0}
+_YOUNGER = {"crashes": (), "restart_s": 10.0, "data_ahead_s": 0.0}
 
 #: What is not an experiment's subject is as in production.
 _PRODUCTION = Recipe()
@@ -74,6 +74,9 @@ class CellSettings:
     jitter: float = setting(0.0, "relative spread of step times")
     delays_s: tuple[float, ...] = setting((0.002,), "one-way delay of each island's link, repeated")
     megabytes_per_s: float = setting(0.0, "rate of every link; 0 for infinite")
+    data_ahead_s: float = setting(
+        0.0, "virtual seconds of training for which an island is given data at a time; 0: one share each"
+    )
     joins: tuple[tuple[float, ...], ...] = setting((), "who is there for a part of the run: [island, from s, until s]")
     crashes: tuple[tuple[float, ...], ...] = setting(
         (), "whose process dies, and starts anew with a fresh optimizer: [island, at s]"
@@ -156,6 +159,7 @@ class CellSettings:
             max_staleness=self.max_staleness,
             presence_exponent=self.presence_exponent,
             codec=self.codec,
+            data_ahead_s=self.data_ahead_s,
             heartbeat_interval_s=fastest_s / 2,
             suspect_after_s=2 * slowest_s + 2,
             share_takeover_s=0.0,  # islands that die come back: data changes hands in other tests
