@@ -6,8 +6,9 @@ simulated one. A predicate returns in words what does not hold, and an empty tex
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 
 from broker.wire.messages import Reason
 from broker.wire.ranges import IntervalSet
@@ -61,6 +62,36 @@ class MergedRanges:
         kept = [(a, b) for a, b in self._ranges[key] if not a <= start < b]
         a, b = next((a, b) for a, b in self._ranges[key] if a <= start < b)
         self._ranges[key] = IntervalSet([*kept, *((x, y) for x, y in ((a, start), (end, b)) if x < y)])
+
+
+class InOrder:
+    """Invariant 2: batches are given out one after the other, and those that were lost again before any new ones.
+
+    Args:
+        end: The first place in the data that was never given out, in tokens.
+        left: Places that were given out and lost.
+    """
+
+    def __init__(self, end: int = 0, left: Iterable[Sequence[int]] = ()) -> None:
+        self._end = end
+        self._left = sorted((start, stop) for start, stop in left)
+
+    def end_block(self, reached: int, to_batch: int, tokens: int) -> None:
+        """A block has ended: its batches from ``reached`` on are lost; each has so many tokens."""
+        if reached < to_batch:
+            insort(self._left, (reached * tokens, to_batch * tokens))
+
+    def give(self, from_batch: int, to_batch: int, tokens: int) -> str:
+        """The batches ``[from_batch, to_batch)`` are given to somebody."""
+        start, stop = from_batch * tokens, to_batch * tokens
+        while self._left and -(-self._left[0][0] // tokens) >= self._left[0][1] // tokens:
+            self._left.pop(0)  # less than a batch of that island
+        lost, until = self._left.pop(0) if self._left else (self._end, stop)
+        if stop < until:
+            self._left.insert(0, (stop, until))
+        self._end = max(self._end, stop)
+        fits = lost <= start < lost + tokens and stop <= until
+        return "" if fits else f"batches [{from_batch}, {to_batch}) are given out, {lost / tokens:g} comes next"
 
 
 def weights_fit(key: Key, weights: Collection[float]) -> str:

@@ -52,19 +52,20 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """A block was given to an island, or taken from it."""
+    """A block was given to an island; or it has ended, and the batches from ``reached`` on are there to be given."""
 
     block: int
     given: Given
+    reached: int = 0
     because: str = ""
 
     def note(self) -> tuple[str, dict[str, Any]]:
         """Returns its name and fields for the tape."""
         given = self.given
-        fields = {"block": self.block, "from_batch": given.from_batch, "to_batch": given.to_batch}
+        fields = {"block": self.block, "to_batch": given.to_batch, "batch_tokens": given.tokens}
         if not self.because:
-            return "block.given", {**fields, "owner": given.owner}
-        return "block.ended", {**fields, "before": given.owner, "reason": self.because}
+            return "block.given", {**fields, "from_batch": given.from_batch, "owner": given.owner}
+        return "block.ended", {**fields, "reached": self.reached, "before": given.owner, "reason": self.because}
 
 
 class DataBlocks:
@@ -104,37 +105,32 @@ class DataBlocks:
 
     # --- dealing ----------------------------------------------------------------------------------------------
 
-    def join(self, island_id: str, home: int, batch_tokens: int = 0) -> None:
+    def join(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Dealt]:
         """A new life of an island begins with a block; those of an earlier life end."""
-        for n in self._of(island_id):
-            self._end(n)
-        self._give(island_id, batch_tokens, self._interval)
+        dealt = [each for n in self._of(island_id) for each in self._end(n, "its island begins a new life")]
+        return [*dealt, self._give(island_id, batch_tokens, self._interval)]
 
     def leave(self, island_id: str, home: int) -> None:
         """The first step of joining where there are several shards: what the island has is nobody's."""
         for n in self._of(island_id):
-            self._end(n)
+            self._end(n, "its island begins a new life")
 
     def settle(self, present: Sequence[Presence], now_s: float) -> list[Dealt]:
         """Ends blocks that nobody needs or trains, and gives others to those who begin their last one."""
         dealt: list[Dealt] = []
         for n, given in list(self._given.items()):
             if not given.owner and self._free_at.get(n, math.inf) <= self._agreed_serial:
-                self._finish(n, given)
-                dealt.append(Dealt(block=n, given=given, because="every shard knows"))
+                dealt.append(self._finish(n, given, "every shard knows"))
         by_id = {p.island_id: p for p in present}
         for n, given in list(self._given.items()):
             because = self._why_ended(n, by_id.get(given.owner)) if given.owner else ""
-            if because:
-                self._end(n)
-                dealt.append(Dealt(block=n, given=given, because=because))
+            dealt += self._end(n, because) if because else []
         newest: dict[str, int] = {}
         for n, given in self._given.items():
             newest[given.owner] = max(n, newest.get(given.owner, 0))
         for p in present:
             if p.able and newest.get(p.island_id, 0) <= p.block:
-                n = self._give(p.island_id, p.batch_tokens, self._batches(p.step_time_s))
-                dealt.append(Dealt(block=n, given=self._given[n]))
+                dealt.append(self._give(p.island_id, p.batch_tokens, self._batches(p.step_time_s)))
         return dealt
 
     def _why_ended(self, n: int, owner: Presence | None) -> str:
@@ -151,15 +147,15 @@ class DataBlocks:
             return self._interval
         return min(MOST_BATCHES, max(math.ceil(self._interval / PIECES), math.ceil(self._block_s / step_time_s)))
 
-    def _give(self, island_id: str, batch_tokens: int, batches: int) -> int:
-        """Gives an island the next batches, and returns their number; what was lost goes before what is new."""
+    def _give(self, island_id: str, batch_tokens: int, batches: int) -> Dealt:
+        """Gives an island the next batches; what was lost goes before what is new."""
         if self.unit is None:
             self.unit = batch_tokens
         tokens = (batch_tokens or self.unit) if self.unit else 1
         from_batch, to_batch = self._cut(tokens, batches)
         n, self._next = self._next, self._next + 1
         self._given[n] = Given(owner=island_id, from_batch=from_batch, to_batch=to_batch, tokens=tokens)
-        return n
+        return Dealt(block=n, given=self._given[n])
 
     def _cut(self, tokens: int, batches: int) -> tuple[int, int]:
         while self.left:
@@ -174,19 +170,21 @@ class DataBlocks:
         self.end = (first + batches) * tokens
         return first, first + batches
 
-    def _end(self, n: int) -> None:
+    def _end(self, n: int, because: str) -> list[Dealt]:
+        """Ends a block; where there are other shards, as far as this one is concerned."""
         given = self._given[n]
         if self._alone:
-            self._finish(n, given)
-        else:
-            self._given[n] = replace(given, owner="")
+            return [self._finish(n, given, because)]
+        self._given[n] = replace(given, owner="")
+        return []
 
-    def _finish(self, n: int, given: Given) -> None:
+    def _finish(self, n: int, given: Given, because: str) -> Dealt:
         """A block has ended in every shard: what was not trained of it is there to be given."""
         reached = max(given.from_batch, self.books.reached(n), self._elsewhere.pop(n, 0))
         if reached < given.to_batch:
             insort(self.left, (reached * given.tokens, given.to_batch * given.tokens))
         del self._given[n]
+        return Dealt(block=n, given=given, reached=reached, because=because)
 
     # --- the record -------------------------------------------------------------------------------------------
 

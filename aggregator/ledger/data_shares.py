@@ -89,12 +89,13 @@ class DataShares:
 
     # --- changing hands ---------------------------------------------------------------------------------------
 
-    def join(self, island_id: str, home: int, batch_tokens: int = 0) -> None:
+    def join(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Moved]:
         """A new life of an island begins with its home; what an earlier life had besides goes to nobody for now."""
         for share, tenure in self._tenures.items():
             if tenure.owner == island_id and share != home:
                 self._take(share)
         self._move(home, island_id)
+        return []
 
     def leave(self, island_id: str, home: int) -> None:
         """The first step of joining where there are several shards: what the island has, and its home, are nobody's."""

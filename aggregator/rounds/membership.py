@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from aggregator.events import Received, Send
+from aggregator.ledger.data_blocks import Dealt
+from aggregator.ledger.data_shares import Moved
 from aggregator.ledger.presence import Presence
 from aggregator.rounds.notices import Notices
 from aggregator.rules.recipes import settle
@@ -151,7 +154,7 @@ class Membership:
         run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
         if run.phase is Phase.ENDED:
             run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
-        run.shares.join(member.island_id, member.index, member.tokens_per_step)
+        dealt = run.shares.join(member.island_id, member.index, member.tokens_per_step)
         run.pending_joins.welcomes.append((run.save(), member.island_id))
         run.note(
             "island.joined",
@@ -160,6 +163,7 @@ class Membership:
             start_step=start_step,
             islands=len(run.members.live(run.now_s)),
         )
+        self._note(dealt)
 
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
@@ -292,11 +296,14 @@ class Membership:
             for m in run.members
         ]
         moved = run.shares.settle(present, run.now_s)
-        for each in moved:
-            name, facts = each.note()
-            run.note(name, **facts)
+        self._note(moved)
         if moved:
             run.save()
+
+    def _note(self, moved: Sequence[Moved | Dealt]) -> None:
+        for each in moved:
+            name, facts = each.note()
+            self._run.note(name, **facts)
 
     # --- hearing ----------------------------------------------------------------------------------------------
 

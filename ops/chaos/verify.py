@@ -12,7 +12,6 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import read_lines
 from broker.wire.errors import Unavailable
+from ops.chaos.checks import Check, Files, Line
+from ops.chaos.data_check import data_checks
 from ops.chaos.recording import ledger_files, tape_files
 from ops.invariants import (
     Contents,
@@ -35,46 +36,8 @@ from ops.invariants import (
     weights_fit,
 )
 
-Line = Mapping[str, Any]
-#: The lines of files, by their names.
-Files = Mapping[str, Sequence[Line]]
 #: A fragment version, its digest, and the books that were committed with it.
 Books = tuple[int, str, Line]
-
-#: Violations that a check quotes; it counts all.
-MOST_QUOTED = 5
-
-
-@dataclass(slots=True)
-class Check:
-    """One invariant, and what does not hold of it.
-
-    Attributes:
-        invariant: Its number in section 10.
-        name: What should hold.
-        looked_at: Facts that were checked.
-        violations: How many of them do not fit.
-        examples: The first few of these, in words.
-    """
-
-    invariant: int
-    name: str
-    looked_at: int = 0
-    violations: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    @property
-    def holds(self) -> bool:
-        """Whether all that was looked at fits."""
-        return not self.violations
-
-    def fact(self, wrong: str, where: str = "") -> None:
-        """Counts one fact, and what a predicate says is wrong with it."""
-        self.looked_at += 1
-        if wrong:
-            self.violations += 1
-            if len(self.examples) < MOST_QUOTED:
-                self.examples.append(f"{where}: {wrong}" if where else wrong)
 
 
 def verify(run_dir: Path) -> list[Check]:
@@ -104,7 +67,8 @@ def verify(run_dir: Path) -> list[Check]:
     books = [books_agree(name, newest_books(store), merged) for name, store in stores.items()]
     return [
         *growth,
-        *(walk.gap, walk.content, walk.once, walk.weights, walk.lost, walk.durable, walk.epochs),
+        *(walk.gap, walk.content, walk.once, *data_checks(tapes, merged), walk.weights, walk.lost, walk.durable),
+        walk.epochs,
         *books,
         *(walk.balance, walk.reasons),
     ]
