@@ -1,0 +1,339 @@
+"""Blocks of data: who is given which, what becomes of lost ones, and what is refused; the test plays the core."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.ledger.data_blocks import MOST_BATCHES, DataBlocks
+from aggregator.ledger.presence import Presence
+from broker.wire.messages import OWN_PASS, DataRange, Reason
+from ops.invariants import InOrder
+
+TAKEOVER_S = 10.0
+AHEAD_S, INTERVAL = 20.0, 16
+
+
+def presence(island_id, *, block=0, released=(), step_time_s=None, away_s=0.0, able=True, batch_tokens=10):
+    return Presence(
+        island_id=island_id,
+        home=0,
+        away_s=away_s,
+        able=able,
+        batch_tokens=batch_tokens,
+        step_time_s=step_time_s,
+        block=block,
+        released=tuple(released),
+    )
+
+
+def data(block, from_batch, to_batch):
+    return DataRange(share=block, share_epoch=0, from_batch=from_batch, to_batch=to_batch)
+
+
+def refusal(blocks, *ranges, island_id="a", fragment=0):
+    steps = sum(d.to_batch - d.from_batch for d in ranges)
+    found = blocks.refusal(island_id, 0, fragment, ranges, steps=steps, most_batches=1000)
+    return found[0] if found is not None else None
+
+
+def told(blocks, island_id):
+    return [(b.number, b.from_batch, b.to_batch) for b in blocks.told(island_id, 0).blocks]
+
+
+def save(blocks, serial):
+    record = blocks.saving(serial)
+    blocks.saved(serial)
+    return record
+
+
+def again(record, slices=None, *, epoch=2, alone=True):
+    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S, alone=alone)
+    made.restore(record, slices or {}, epoch)
+    return made
+
+
+@pytest.fixture
+def blocks():
+    """Islands a and b have joined, and have a block each of one interval: their pace is not known."""
+    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S)
+    for island_id in "ab":
+        made.join(island_id, 0, 10)
+    save(made, 1)
+    return made
+
+
+# --- giving -----------------------------------------------------------------------------------------------------------
+
+
+def test_islands_begin_with_batches_of_one_interval_each_its_own(blocks):
+    assert (told(blocks, "a"), told(blocks, "b")) == ([(1, 0, 16)], [(2, 16, 32)])
+    assert (blocks.told("a", 0).share.index, blocks.told("a", 0).share.count) == (0, 1)
+
+
+def test_who_begins_its_last_block_is_given_another_of_as_many_seconds_whatever_its_pace(blocks):
+    present = [presence("a", block=1, step_time_s=0.5), presence("b", block=2, step_time_s=2.0)]
+    assert len(blocks.settle(present, 1.0)) == 2
+    save(blocks, 2)
+    assert told(blocks, "a")[-1] == (3, 32, 52)  # 10 s of training
+    assert told(blocks, "b")[-1] == (4, 52, 57)
+    assert blocks.settle(present, 1.1) == [], "one in reserve is enough"
+
+
+@pytest.mark.parametrize(("step_time_s", "batches"), [(1000.0, 1), (1e-9, MOST_BATCHES), (None, 16), (0.0, 16)])
+def test_a_block_is_neither_so_short_that_no_contribution_could_name_all_nor_endless(blocks, step_time_s, batches):
+    blocks.settle([presence("a", block=1, step_time_s=step_time_s), presence("b")], 1.0)
+    save(blocks, 2)
+    _, from_batch, to_batch = told(blocks, "a")[-1]
+    assert to_batch - from_batch == batches
+
+
+def test_who_is_not_able_is_given_nothing(blocks):
+    assert blocks.settle([presence("a", block=1, able=False), presence("b")], 1.0) == []
+
+
+def test_nobody_is_told_of_a_block_before_it_is_durable(blocks):
+    blocks.settle([presence("a", block=1), presence("b")], 1.0)
+    assert len(told(blocks, "a")) == 1
+    blocks.saving(2)
+    assert len(told(blocks, "a")) == 1
+    blocks.saved(2)
+    assert len(told(blocks, "a")) == 2
+
+
+def test_who_comes_in_mid_run_is_given_what_nobody_had(blocks):
+    blocks.join("c", 2, 10)
+    save(blocks, 2)
+    assert told(blocks, "c") == [(3, 32, 48)]
+
+
+# --- ending -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_is_trained_and_needed_no_more_ends_and_leaves_nothing(blocks):
+    blocks.books.merge(0, [data(1, 0, 16)])
+    present = [presence("a", block=3, released=[1]), presence("b")]
+    ended = blocks.settle(present, 1.0)[0]
+    assert ended.note()[1]["reached"] == 16
+    assert blocks.left == []
+    assert refusal(blocks, data(1, 0, 1)) is Reason.SHARE_MOVED
+
+
+@pytest.mark.parametrize(("away_s", "ends"), [(9.9, False), (10.0, True), (math.inf, True)])
+def test_what_an_absent_island_has_not_trained_goes_out_again_before_anything_new(blocks, away_s, ends):
+    blocks.books.merge(0, [data(1, 0, 5)])
+    blocks.books.wait(1, [data(1, 5, 7)])
+    blocks.settle([presence("a", away_s=away_s, able=False), presence("b", block=2, step_time_s=2.5)], away_s)
+    save(blocks, 2)
+    # Four batches are 10 s of b. What was merged, or waits to be, on any fragment is not trained again.
+    assert told(blocks, "b")[-1] == ((3, 7, 11) if ends else (3, 32, 36))
+    assert blocks.left == ([(110, 160)] if ends else [])
+
+
+def test_without_takeover_an_absent_island_keeps_its_block():
+    made = DataBlocks(AHEAD_S, INTERVAL, 0.0)
+    made.join("a", 0, 10)
+    assert made.settle([presence("a", away_s=math.inf, able=False)], 1e6) == []
+
+
+def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blocks):
+    blocks.books.merge(0, [data(1, 0, 5)])
+    ended, given_ = blocks.join("a", 0, 10)
+    save(blocks, 2)
+    assert (ended.note()[0], given_.note()[0]) == ("block.ended", "block.given")
+    assert told(blocks, "a") == [(3, 5, 16)]
+    assert refusal(blocks, data(1, 5, 6)) is Reason.SHARE_MOVED
+    assert refusal(blocks, data(3, 5, 6)) is None
+
+
+def test_the_books_of_a_block_stay_until_its_end_is_durable(blocks):
+    """Else a crash between a commit without them and the record could give the same batches out again."""
+    blocks.books.merge(0, [data(1, 0, 9)])
+    blocks.settle([presence("a", block=3, released=[1]), presence("b")], 1.0)
+    blocks.saving(2)
+    assert blocks.books.slice(0) == {"1": [[0, 9]]}
+    blocks.saved(2)
+    assert blocks.books.slice(0) == {}
+
+
+def test_with_several_shards_a_block_ends_when_all_have_said_how_far_it_was_trained():
+    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S, alone=False)
+    for island_id in "ab":
+        made.join(island_id, 0, 10)
+    save(made, 1)
+    made.books.merge(0, [data(1, 0, 4)])
+    away = [presence("a", away_s=math.inf, able=False), presence("b")]
+    made.settle(away, 20.0)
+    assert made.nobodys() == [1]
+    made.saving(2)
+    assert made.settle(away, 20.0) == []
+    made.reached_elsewhere(1, 9)
+    made.saved(2)
+    (ended,) = made.settle(away, 20.0)
+    assert (ended.reached, made.left, made.nobodys()) == (9, [(90, 160)], [])
+
+
+def test_other_shards_refuse_what_shard_0_has_given_to_somebody_else(blocks):
+    other = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S, alone=False)
+    other.adopt(blocks.tenures())
+    assert other.tenures() == blocks.tenures()
+    assert refusal(other, data(1, 0, 16)) is None
+    assert refusal(other, data(1, 0, 16), island_id="b") is Reason.SHARE_MOVED
+
+
+# --- refusing ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_in_the_block_or_was_handed_over_before_is_refused(blocks):
+    assert refusal(blocks, data(1, 10, 17)) is Reason.IMPLAUSIBLE
+    assert refusal(blocks, data(2, 0, 4), island_id="b") is Reason.IMPLAUSIBLE
+    assert refusal(blocks, data(7, 0, 4)) is Reason.SHARE_MOVED
+    blocks.books.merge(0, [data(1, 0, 4)])
+    assert refusal(blocks, data(1, 3, 6)) is Reason.OVERLAP
+    assert refusal(blocks, data(1, 3, 6), fragment=1) is None
+
+
+def test_batches_of_a_pass_of_ones_own_are_taken_and_in_no_books(blocks):
+    own = data(1, OWN_PASS, OWN_PASS + 8)
+    assert refusal(blocks, own) is None
+    blocks.books.wait(0, [own])
+    blocks.books.merge(0, [own])
+    assert blocks.books.reached(1) == 0
+    assert refusal(blocks, own, island_id="b") is Reason.SHARE_MOVED
+
+
+def test_who_does_not_say_what_it_was_trained_on_must_have_a_block(blocks):
+    assert blocks.refusal("a", 0, 0, (), steps=4, most_batches=9) is None
+    assert blocks.refusal("c", 0, 0, (), steps=4, most_batches=9)[0] is Reason.SHARE_MOVED
+
+
+# --- unlike batches ---------------------------------------------------------------------------------------------------
+
+
+def test_an_island_with_other_batches_counts_in_its_own_and_shares_no_place_with_anybody(blocks):
+    blocks.join("c", 2, 24)  # tokens a batch, where a and b have 10
+    blocks.join("d", 3, 0)  # which does not say: as the first island
+    save(blocks, 2)
+    ((_, first, last),) = told(blocks, "c")
+    assert first * 24 >= 320 > (first - 1) * 24
+    ((_, after, _),) = told(blocks, "d")
+    assert after * 10 >= last * 24 > (after - 1) * 10
+
+
+def test_where_the_first_island_does_not_say_places_are_batches():
+    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S)
+    made.join("a", 0, 0)
+    made.join("b", 1, 512)
+    save(made, 1)
+    assert (told(made, "a"), told(made, "b")) == ([(1, 0, 16)], [(2, 16, 32)])
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_goes_on_with_numbers_that_nobody_was_given(blocks):
+    blocks.books.merge(0, [data(1, 0, 4)])
+    record = save(blocks, 2)
+    later = again(record, {0: blocks.books.slice(0)})
+    assert told(later, "a") == told(blocks, "a")
+    assert refusal(later, data(1, 3, 6)) is Reason.OVERLAP
+    later.settle([presence("a", block=1), presence("b")], 1.0)
+    save(later, 1)
+    number, from_batch, _ = told(later, "a")[-1]
+    assert number > 2**20
+    assert from_batch == 32
+
+
+def test_of_blocks_that_ended_a_restart_remembers_nothing(blocks):
+    before = blocks.books
+    before.merge(0, [data(1, 0, 16)])
+    slices = {0: before.slice(0)}
+    blocks.settle([presence("a", block=3, released=[1]), presence("b")], 1.0)
+    assert again(save(blocks, 2), slices).books.slice(0) == {}
+
+
+# --- whatever happens -------------------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Four islands that train, release, die and come back; what they train is handed over at once, on one fragment."""
+
+    def __init__(self, alone):
+        self.blocks = DataBlocks(4.0, 8, TAKEOVER_S, alone=alone)
+        self.order, self.serial, self.merged = InOrder(), 0, []
+        self.at = {}  # island -> (block, its next batch)
+        self.away = set()
+
+    def take(self, dealt):
+        for each in dealt:
+            name, facts = each.note()
+            if name == "block.given":
+                wrong = self.order.give(facts["from_batch"], facts["to_batch"], facts["batch_tokens"])
+                assert not wrong, wrong
+            else:
+                self.order.end_block(facts["reached"], facts["to_batch"], facts["batch_tokens"])
+
+    def settle(self):
+        present = []
+        for island_id in "abcd":
+            if island_id not in self.at:
+                continue
+            block, _ = self.at[island_id]
+            older = [n for n, *_ in told(self.blocks, island_id) if n < block]
+            away_s = math.inf if island_id in self.away else 0.0
+            able = island_id not in self.away
+            what = {"step_time_s": 0.5, "away_s": away_s, "able": able, "batch_tokens": 1}
+            present.append(presence(island_id, block=block, released=older, **what))
+        self.take(self.blocks.settle(present, 0.0))
+        self.serial += 1
+        save(self.blocks, self.serial)
+
+    def step(self, kind, island_id, batches):
+        if kind == "join" or island_id not in self.at:
+            self.take(self.blocks.join(island_id, 0, 1) or ())
+            self.at[island_id] = (0, 0)
+            self.away.discard(island_id)
+        elif kind == "die":
+            self.away.add(island_id)
+        elif island_id not in self.away:
+            for n, from_batch, to_batch in told(self.blocks, island_id):
+                block, next_batch = self.at[island_id]
+                if n < block:
+                    continue
+                first = next_batch if n == block else from_batch
+                last = min(first + batches, to_batch)
+                if first < last:
+                    assert refusal(self.blocks, data(n, first, last), island_id=island_id) is None
+                    self.blocks.books.merge(0, [data(n, first, last)])
+                    self.merged.append((first, last))
+                self.at[island_id] = (n, last)
+                if last < to_batch:
+                    break
+        self.settle()
+
+
+STEPS = st.tuples(
+    st.sampled_from(["train", "train", "train", "die", "join"]), st.sampled_from("abcd"), st.integers(1, 9)
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, max_size=60), st.booleans())
+def test_whatever_islands_do_no_batch_is_merged_twice_and_what_was_lost_goes_before_what_is_new(steps, alone):
+    fleet = Fleet(alone)
+    for each in steps:
+        fleet.step(*each)
+    ends = sorted(fleet.merged)
+    assert all(a[1] <= b[0] for a, b in pairwise(ends)), "a batch was merged twice"
+    held = [n for island_id in "abcd" for n in told(fleet.blocks, island_id)]
+    assert len(held) <= 3 * 4, "blocks that are needed no more stay"
+    assert len(fleet.blocks.books.slice(0)) <= 4 * 4
+    # Of all that was given, what nobody merged is in somebody's hands, or there to be given.
+    fleet.settle()
+    known = sorted([*ends, *((a, b) for _, a, b in held), *fleet.blocks.left])
+    reach = 0
+    for a, b in known:
+        assert a <= reach or not alone, f"batches from {reach} to {a} are nowhere"
+        reach = max(reach, b)
