@@ -224,6 +224,11 @@ class DataBlocks:
         self.books.restore(slices)
         self.books.keep(self._given)
 
+    @property
+    def num_given(self) -> int:
+        """How many blocks are in use."""
+        return len(self._given)
+
     def nobodys(self) -> list[int]:
         """Returns the numbers of blocks that belong to nobody now."""
         return sorted(n for n, given in self._given.items() if not given.owner)

@@ -20,11 +20,12 @@ class Dealing:
     Attributes:
         blocks: Number -> who was told of it, and its batches.
         own: Batches that islands trained in passes of their own.
+        most_given: Blocks that were in use at the same time, at most.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[str, Block]] = {}
-        self.own = 0
+        self.own = self.most_given = 0
         self._places = IntervalSet()  # trained by anybody
         self._trained: dict[int, int] = {}  # block -> one past the furthest batch
         self._seen: dict[str, tuple[list[tuple[int, int]], int]] = {}  # life -> what was left, and the end
@@ -65,6 +66,7 @@ class Dealing:
         """Nothing new was given out while something was left of what had been lost."""
         left, end = self._seen.get(life, ([], blocks.end))
         self._seen[life] = (list(blocks.left), blocks.end)
+        self.most_given = max(self.most_given, blocks.num_given)
         if blocks.end > end and any(piece in blocks.left for piece in left):
             return f"batches from {end} on are given out while {blocks.left} are left"
         return ""

@@ -82,15 +82,15 @@ class Invariants:
         self.merged_tokens: Counter[int] = Counter()
         self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
         self._merged_data = MergedRanges()  # of batches, by fragment and share
-        self._dealing = Dealing()
+        self.dealing = Dealing()
         self._versions_seen: dict[str, tuple[int, ...]] = {}
         self._trained_tokens: dict[tuple[str, int], int] = {}
         self._ends: dict[int, _End] = {}  # by shard
 
     def trained(self, taken: TrainedBatch) -> None:
         """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
-        if self._dealing.blocks or taken.batch >= OWN_PASS:
-            hold(2, self._dealing.trained(taken))
+        if self.dealing.blocks or taken.batch >= OWN_PASS:
+            hold(2, self.dealing.trained(taken))
             return
         known = self._trained.setdefault(taken.share, IntervalSet())
         if taken.batch > known.end:
@@ -98,9 +98,13 @@ class Invariants:
         if taken.batch == known.end:
             known.add(taken.batch, taken.batch + 1)
 
+    def commits(self, fragment_id: int) -> list[Commit]:
+        """Returns every version of a fragment that was durable anywhere."""
+        return [commit for (p, _), commit in self._durable.items() if p == fragment_id]
+
     def told(self, island_id: str, shares: Sequence[Share | Block]) -> None:
         """An island knows these shares, or blocks, as its own."""
-        hold(2, self._dealing.told(island_id, shares))
+        hold(2, self.dealing.told(island_id, shares))
 
     # --- told by the drivers ----------------------------------------------------------------------------------
 
@@ -141,8 +145,8 @@ class Invariants:
             require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {steps}")
             for d in merged.data:
                 hold(2, self._merged_data.merge(self._place(p, d), d.from_batch, d.to_batch))
-                if self._dealing.blocks:
-                    hold(2, self._dealing.merged(d))
+                if self.dealing.blocks:
+                    hold(2, self.dealing.merged(d))
                     continue
                 ends_at = self._trained.get(d.share, IntervalSet()).end
                 require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
@@ -210,7 +214,7 @@ class Invariants:
             return
         run = aggregator.core.run
         if isinstance(run.shares, DataBlocks) and not run.config.shard:
-            hold(2, self._dealing.dealt(aggregator.address, run.shares))
+            hold(2, self.dealing.dealt(aggregator.address, run.shares))
         ledger = run.ledger
         ledger.check()
         books = ledger.books()
@@ -271,7 +275,7 @@ class Invariants:
             self._at_end(simulation, leader.core)
         shares = simulation.aggregator.core.run.shares
         if isinstance(shares, DataBlocks):
-            hold(2, self._dealing.passed_over(shares))
+            hold(2, self.dealing.passed_over(shares))
 
     def _at_end(self, simulation: World, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
@@ -336,7 +340,7 @@ class Invariants:
 
     def _place(self, p: int, d: DataRange) -> tuple[int, int]:
         """Returns where batches are merged: in a share or a pass of one's own, or in what blocks are cut from."""
-        return (p, 0) if self._dealing.blocks and d.from_batch < OWN_PASS else (p, d.share)
+        return (p, 0) if self.dealing.blocks and d.from_batch < OWN_PASS else (p, d.share)
 
 
 def _newest_on(station: Station, fragment_id: int) -> int:
