@@ -153,6 +153,7 @@ def test_the_books_of_a_block_stay_until_its_end_is_durable(blocks):
     blocks.books.merge(0, [data(1, 0, 9)])
     blocks.settle([presence("a", block=3, released=[1]), presence("b")], 1.0)
     blocks.saving(2)
+    blocks.saved(1)
     assert blocks.books.slice(0) == {"1": [[0, 9]]}
     blocks.saved(2)
     assert blocks.books.slice(0) == {}

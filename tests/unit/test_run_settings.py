@@ -54,6 +54,15 @@ def test_what_is_not_given_follows_the_run_whatever_the_defaults_are():
     assert changes(again, record()) == ()
 
 
+def test_a_run_that_is_older_than_blocks_of_data_keeps_one_share_for_each_island():
+    older = {name: value for name, value in recorded(FOUNDED).items() if name != "data_ahead_s"}
+    again = settled({"run_id": "demo"}, record(settings=older))
+    assert again.data_ahead_s == 0.0
+    with pytest.raises(ConfigError, match="data_ahead_s"):
+        settled({"run_id": "demo", "data_ahead_s": 5.0}, record(settings=older))
+    assert settled({"run_id": "demo"}, record(settings={})).data_ahead_s == 0.0
+
+
 @pytest.mark.parametrize("name", with_scope(Scope.FIXED))
 def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cure(name):
     (setting,) = (each for each in settings_of(AggregatorConfig) if each.name == name)
