@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from broker.config import BrokerConfig
 from broker.process.settings import to_table
 from broker.server import serve as serve_broker
 from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.wire.messages import OWN_PASS
 from broker.wire.ranges import IntervalSet
 from ops.processes.cluster import free_ports
 
@@ -545,7 +547,7 @@ def owners_in(store):
 
 
 def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_batch_is_merged_twice(tmp_path):
-    waits = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5}
+    waits = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5, "data_ahead_s": 0.0}
     with Hub(tmp_path / "store", islands=2, **waits) as hub:
         tenures = hub.core.run.shares._tenures
         with join(hub, params_of(), island_id="stays") as stays:
@@ -560,7 +562,7 @@ def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_bat
                 goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
                 train(goes, theirs, until=lambda: tenures[1].owner == "stays")
                 reached = tenures[1].cursor
-                train(goes, theirs, until=lambda: hub.core.run.shares.reached(1) > reached + 8)
+                train(goes, theirs, until=lambda: hub.core.run.shares.books.reached(1) > reached + 8)
                 goes.leave()
                 with join(hub, params_of(), island_id="goes") as back:
                     assert (back.share.index, back.share.cursor) == (1, tenures[1].cursor)
@@ -634,3 +636,36 @@ with islands.join({hub.address!r}, params, run={RUN!r}) as island:
 assert "jax" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
+
+
+def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_blocks_of_its_own(tmp_path):
+    waits = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5, "data_ahead_s": 0.2}
+    with Hub(tmp_path / "store", islands=2, **waits) as hub, join(hub, params_of(), island_id="stays") as stays:
+        params, _ = stays.restore(params_of())
+        goes = join(hub, params_of(), island_id="goes")
+        theirs, _ = goes.restore(params_of())
+        stop = threading.Event()
+        trainer = threading.Thread(target=train, args=(stays, params), kwargs={"until": stop.is_set})
+        trainer.start()
+        try:
+            train(goes, theirs, until=lambda: min(newest(hub)) > 2)
+            goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
+            train(goes, theirs, until=lambda: not hub.core.run.shares.told("goes", 1).blocks)
+            assert goes.share.cursor >= OWN_PASS, "it had no block left, and trained on all the same"
+            goes.leave()
+            with join(hub, params_of(), island_id="goes") as back:
+                theirs, _ = back.restore(params_of())
+                began = back.share.cursor
+                theirs = train(back, theirs, until=lambda: back.share.cursor > began + 30)
+        finally:
+            stop.set()
+            trainer.join()
+    batches = [
+        (d["from_batch"], d["to_batch"])
+        for row in rows_of(tmp_path / "store")
+        if row["fragment_id"] == 0
+        for each in row["contributions"]
+        for d in each["data"]
+    ]
+    ends = sorted(batches)
+    assert all(a[1] <= b[0] for a, b in pairwise(ends)), "a batch was merged twice"
