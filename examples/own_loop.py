@@ -65,13 +65,13 @@ def float32(tree: Params) -> Params:
 
 
 def data(share: DataShare) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields batches of this island's share: of every ``count`` examples, number ``index`` is ours."""
+    """Yields the batches that are this island's: of every ``count`` examples, number ``index``, from ``cursor`` on."""
     sources = sorted(Path(argparse.__file__).parent.glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in sources)[:2_000_000], np.uint8)
     windows = np.lib.stride_tricks.sliding_window_view(text, HISTORY + 1)
     order = np.random.default_rng(share.seed).permutation(len(windows))
     while True:
-        index, count, cursor, _ = share.take()  # anew for each batch: data of an island that is away come to others
+        index, count, cursor, _ = share.take()  # anew for each batch: data go out in blocks
         numbers = (cursor * BATCH + np.arange(BATCH)) * count + index
         yield windows[order[numbers % len(order)]]
 

@@ -19,12 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from broker.wire.messages import Block, Refused, RunSettings, Share, StateSource
+from broker.process import logs
+from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, Share, StateSource
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fragment import Fragment
 from islands.session.checkpoint import Checkpoint
 from islands.session.state_parts import Needed
 from islands.session.training_state import ORIGIN, Array, Leaf, Position, Snapshot
+
+log = logs.get(__name__)
 
 #: What an island does first, for people who wait.
 CONNECTING = "connecting to the broker"
@@ -183,6 +186,7 @@ class Exchange:
 
     waked_at_s: float = 0.0
     dealt: tuple[Share | Block, ...] = ()  #: the shares that the training thread has seen
+    repeats: bool = False  #: it has trained batches of a pass of its own
 
     def data_share(self) -> DataShare:
         """Returns the training thread's view of the data, once this island is a member."""
@@ -197,6 +201,10 @@ class Exchange:
             share.hold(self.dealt, self.life)
         if share.runs_short():
             self.wake()
+        if share.cursor >= OWN_PASS and not self.repeats:
+            self.repeats = True
+            detail = "no other block of data is known: it goes on in a pass of its own, now and whenever there is none"
+            log.info("data.own_pass", detail=detail)
 
     def tell(self, moment: Moment, now_s: float) -> None:
         """Hands a moment over, and wakes the communication thread if something waits for this.
