@@ -191,7 +191,7 @@ def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
     ended = False
     while True:
         first, jumps, batch, jumped = share.cursor, share.jumps, None, False
-        for batch in task.data(share):
+        for num, batch in enumerate(task.data(share), start=1):  # noqa: B007 (said at the end)
             yield batch
             jumped = share.jumps != jumps and not share.takes
             if jumped:
@@ -203,7 +203,7 @@ def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
             raise ConfigError("task.data", f"part {share.index} of {share.count}, from batch {first} on", cure)
         if not ended:
             ended = True
-            log.info("data.ended", batches=share.cursor, detail="they begin anew, now and whenever they end")
+            log.info("data.ended", batches=num, detail="they begin anew, now and whenever they end")
 
 
 def evaluated(task: Task, params: Params) -> dict[str, float]:
