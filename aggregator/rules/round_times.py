@@ -66,7 +66,8 @@ class RoundTimes:
             quorum_s=self._quorum_s.get(),
             sync_s=self._sync_s.get(),
         )
-        arrivals_s = min(self.arrivals_p90_s(), c.sync_interval / 2 * step_s) if c.grace_by_arrivals else 0.0
+        # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
+        arrivals_s = min(self.arrivals_p90_s() + step_s, c.sync_interval / 2 * step_s) if c.grace_by_arrivals else 0.0
         return Waits(quorum=c.quorum or c.islands, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
 
     def rounds_allowed(self, num_fragments: int, step_s: float) -> int:

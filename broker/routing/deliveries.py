@@ -2,8 +2,9 @@
 
 *Backpressure.* The driver sends or, at a high-water mark, answers a :class:`~broker.routing.events.Send` with
 :class:`~broker.routing.events.Blocked`. A contribution then waits in a queue bounded in bytes; a version does not wait
-at all: the island's credit stands again, and whatever version is the newest when the island takes more is what it gets.
-Nobody says when a connection takes more, so those that took nothing are tried again after a short pause.
+at all: there is room in the island's window again (:mod:`broker.routing.window`), and whatever is the newest when the
+island takes more is what it gets. Nobody says when a connection takes more, so those that took nothing are tried again
+after a short pause.
 
 What islands send again while its first copy is still on this machine is dropped: it waits in the queue here, or has not
 left the connection (:mod:`broker.routing.unsent`).
@@ -52,31 +53,32 @@ class Deliveries:
 
     # --- towards islands ---
 
-    def publish(self, envelope: Envelope, version: m.Version, size_bytes: int) -> None:
-        """Keeps a version, if it is newer than the one held, and sends it to all who have credit."""
+    def publish(self, envelope: Envelope, version: m.Version, size_bytes: int, now_s: float) -> None:
+        """Keeps a version, if it is newer than the one held, and sends it to all who take more."""
         if self.shelf.offer(envelope, version, size_bytes):
             for peer in self._who.peers.values():
-                self._serve(peer)
+                self._serve(peer, now_s)
         else:
             self._out.counters.dropped["old_version"] += 1
 
-    def grant(self, peer: Peer, versions: tuple[int, ...]) -> None:
-        """Gives a peer credit for one version newer than ``versions``, of any fragment."""
-        peer.want, peer.credit = versions, True
-        self._serve(peer)
+    def grant(self, peer: Peer, versions: tuple[int, ...], now_s: float) -> None:
+        """Sends a peer what is newer than ``versions``, as far as its window allows."""
+        peer.window.wants(versions, now_s)
+        self._serve(peer, now_s)
 
-    def _serve(self, peer: Peer) -> None:
-        """Spends a peer's credit, if there is anything new to spend it on."""
-        route = peer.routes.get(Channel.BULK)
-        if not peer.credit or route is None or peer.name in self._blocked_peers:
-            return
-        held = self.shelf.choose(peer.want, peer.served)
-        if held is None:
-            return
-        peer.credit = False
-        peer.transfers += 1
-        peer.served[held.version.fragment_id] = peer.transfers
-        self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
+    def _serve(self, peer: Peer, now_s: float) -> None:
+        """Fills a peer's window, if there is anything new."""
+        route, window = peer.routes.get(Channel.BULK), peer.window
+        while route is not None and window.is_open and peer.name not in self._blocked_peers:
+            assert window.versions is not None
+            held = self.shelf.choose(window.versions, peer.served, window.under_way)
+            if held is None:
+                return
+            p = held.version.fragment_id
+            peer.transfers += 1
+            peer.served[p] = peer.transfers
+            window.sent(p, held.version.fragment_version, now_s)
+            self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
 
     def unblock_peer(self, name: str) -> None:
         """Notes that a peer has gone, or has a new connection, which starts empty."""
@@ -156,7 +158,7 @@ class Deliveries:
                 peer = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")
                 if peer is None:
                     return
-                peer.credit = True
+                peer.window.took_back(p)
                 peer.served.pop(p, None)  # it still comes first
                 self._blocked_peers[peer.name] = None
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
@@ -187,7 +189,7 @@ class Deliveries:
         self.retry_at_s = None
         peers, self._blocked_peers = self._blocked_peers, {}
         for name in peers:
-            self._serve(self._who.peers[name])
+            self._serve(self._who.peers[name], now_s)
         shards, self._blocked_shards = self._blocked_shards, {}
         for shard in shards:
             leader = self._who.leaders.get(shard)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from broker.routing.window import Window
 from broker.wire.messages import AGGREGATOR, Channel, Follow, Standing, joining, newness, standing_by
 
 #: The name under which refusals are counted while the sender is not known.
@@ -56,8 +57,7 @@ class Peer:
 
     Attributes:
         routes: Routing id by channel; a channel is missing until the peer has been heard on it.
-        want: Version it has, by fragment, as its last :class:`~broker.wire.messages.Want` said.
-        credit: Whether it may be sent one version now.
+        window: Versions under way to it.
         served: Fragment -> number of this peer's transfer that carried it last.
         transfers: Versions sent to it.
         asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
@@ -69,8 +69,7 @@ class Peer:
     incarnation: int
     heard_s: float
     routes: dict[Channel, bytes] = field(default_factory=dict)
-    want: tuple[int, ...] = ()
-    credit: bool = False
+    window: Window = field(default_factory=Window)
     served: dict[int, int] = field(default_factory=dict)
     transfers: int = 0
     asked_s: float | None = None
@@ -187,6 +186,8 @@ class Directory:
     def disconnect(self, who: Peer | Leader, channel: Channel) -> None:
         """Drops a connection, unless its new owner has it already: a joiner goes on under its island id."""
         route = who.routes.pop(channel, None)
+        if channel is Channel.BULK and isinstance(who, Peer):
+            who.window.close()
         if route is not None and self._names.get((channel, route)) == who.name:
             del self._names[channel, route]
 

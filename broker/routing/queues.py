@@ -7,7 +7,7 @@ here is counted in bytes, because a broker that runs out of memory takes the who
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from broker.wire.messages import Contribution, Encoded, Envelope, Seed, Stored, Version
@@ -69,7 +69,9 @@ class VersionShelf:
             if among(p)
         )
 
-    def choose(self, versions: tuple[int, ...], served: dict[int, int]) -> HeldVersion | None:
+    def choose(
+        self, versions: tuple[int, ...], served: dict[int, int], under_way: Container[int] = ()
+    ) -> HeldVersion | None:
         """Picks what an island is sent next, or None while it has everything.
 
         Among the fragments of which something newer is held, the one goes first that this island was sent the longest
@@ -79,11 +81,13 @@ class VersionShelf:
         Args:
             versions: Fragment version that the island has, by fragment; missing ones count as -1.
             served: Fragment -> number of this island's transfer that carried it last.
+            under_way: Fragments of which something is being sent to it already.
         """
         newer = [
             held
             for p, held in self._held.items()
-            if held.version.fragment_version > (versions[p] if p < len(versions) else -1)
+            if p not in under_way
+            and held.version.fragment_version > (versions[p] if p < len(versions) else -1)
         ]
         return min(newer, key=lambda held: (served.get(held.version.fragment_id, 0), held.number), default=None)
 

@@ -19,7 +19,7 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Nothing                        island -> the fragment's shard       control   likewise
     Seed Contribution              island -> the fragment's shard       bulk      queued in bytes; beyond that refused;
                                                                                   copies of what is still here dropped
-    Want                           island -> here: credit for one       bulk
+    Want                           island -> here: opens its window     bulk
     FetchState StatePart           island -> the island in ``to``      both      asked for again; dropped if it is gone
     Version                        aggregator -> here: kept             bulk      the newest of each fragment
     Attach AttachBulk              aggregator -> here: who leads        both
@@ -196,7 +196,7 @@ class Relay:
             return peer
         match envelope.message:
             case m.Want(versions=versions):
-                self._deliveries.grant(peer, versions)
+                self._deliveries.grant(peer, versions, now_s)
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 # One that does not exist is refused for good by whose it would be, and who knows the manifest.
                 item = Queued(envelope=envelope, size_bytes=event.size_bytes)
@@ -258,7 +258,7 @@ class Relay:
             return leader
         match envelope.message:
             case m.Version() as version:
-                self._deliveries.publish(envelope, version, event.size_bytes)
+                self._deliveries.publish(envelope, version, event.size_bytes, now_s)
                 return None
             case m.Roster(to_shard=shard):
                 self._to_shard(shard, event)

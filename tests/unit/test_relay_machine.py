@@ -4,7 +4,7 @@ Whatever an island hands over is, at any time, with the aggregator, in the broke
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -29,7 +29,8 @@ class World:
         self.bytes = {}
         self.arrived = Counter()
         self.refused = Counter()
-        self.credits = Counter()
+        self.wants = Counter()
+        self.under_way = defaultdict(set)  # island -> fragments sent since its last Want
         self.shelf = {}
 
     def settle(self, fates):
@@ -51,12 +52,13 @@ class World:
                 continue
             elif isinstance(message, m.Version):
                 name = send.peer.decode().split("/")[0]
-                self.credits[name] -= 1
-                assert self.credits[name] >= 0, f"{name} was sent a version that it had no credit for"
+                sent = self.under_way[name]
+                assert message.fragment_id not in sent, f"{name} was sent a fragment twice, and asked once"
+                assert len(sent) < self.wants[name], f"{name} was sent more than its window holds"
                 assert message.fragment_version == self.shelf[message.fragment_id], "not the newest"
                 if fate != "blocked":
+                    sent.add(message.fragment_id)
                     continue
-                self.credits[name] += 1
             elif fate == "arrives":
                 continue
             (self.driver.block if fate == "blocked" else self.driver.unreachable)(send)
@@ -122,7 +124,8 @@ def step(world, kind, a, b):
         case "hand over":
             world.hand_over(island, b % 2, a % 7, 20 + 10 * (b % 14), fates)
         case "want":
-            world.credits[island] = 1
+            world.wants[island] += 1
+            world.under_way[island].clear()
             world.driver.receive(island, m.Want(versions=(b % 4 - 1, a % 4 - 1)))
             world.settle(fates)
         case "publish":

@@ -211,7 +211,7 @@ def test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more(keyed
     assert [action.event for action in actions if isinstance(action, Note)] == ["relay.island_revoked"]
     assert keyed.relay.num_peers == 0
     sends = keyed.receive(AGGREGATOR, version(0, 1), key="K-leader")
-    assert not [action for action in sends if isinstance(action, Send)]  # its credit is gone with it
+    assert not [action for action in sends if isinstance(action, Send)]  # what it wants is gone with it
     assert refusals_in(keyed.receive("paris", beat(), key="K-paris")) == [Reason.WRONG_KEY]
     keyed.event(AllowListChanged(allowed=ALLOWED))
     assert not refusals_in(keyed.receive("paris", beat(), key="K-paris"))

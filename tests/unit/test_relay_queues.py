@@ -148,7 +148,7 @@ def test_a_blocked_control_message_is_dropped_and_counted(led):
     assert led.relay.next_deadline_s() == before
 
 
-# --- versions by credit -----------------------------------------------------------------------------------------------
+# --- versions to islands ----------------------------------------------------------------------------------------------
 
 
 def test_what_islands_say_to_each_other_about_a_state_is_passed_on_each_on_its_channel(led):
@@ -172,7 +172,7 @@ def test_a_want_is_answered_with_one_version(led):
     led.receive("a", m.Want(versions=()))
     assert led.sent == [(b"a/1/bulk", version(0, 3))]
     led.receive(AGGREGATOR, version(1, 6))
-    assert led.sent == []  # the credit is spent
+    assert led.sent == []  # one at a time, until the link is known
     led.receive("a", m.Want(versions=(3, -1)))
     assert led.sent == [(b"a/1/bulk", version(1, 6))]
 

@@ -12,8 +12,9 @@ from broker.wire.messages.values import Channel, Merged, Payload, Role
 class Want:
     """To the broker: what this island has, and so what it may be sent.
 
-    Each Want grants one transfer (the newest version of one fragment that is newer than ``versions``). The island
-    sends the next one as soon as a transfer has begun to be used, and again after silence.
+    The broker sends the newest version of each fragment that is newer than ``versions``, as many at a time as the link
+    carries without delay (:mod:`broker.routing.window`). The island says anew what it has as soon as a version has
+    arrived, and again after silence.
     """
 
     channel: ClassVar[Channel] = Channel.BULK
@@ -23,7 +24,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A published fragment version; the broker keeps the newest of each fragment and hands it out by credit.
+    """A published fragment version; the broker keeps the newest of each fragment and sends it to who wants it.
 
     Attributes:
         digest: xxh3_128 of the float32 bytes of the fragment, in hex: names the byte string in the store.
