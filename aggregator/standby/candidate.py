@@ -47,7 +47,7 @@ from aggregator.standby.candidate_events import (
     Unpolled,
 )
 from aggregator.state.founding import Founding, foundings_in, made_under, shards_in, stray
-from broker.routing.transitions import Staged, Transitions
+from broker.process.transitions import Staged, Transitions
 from broker.wire.messages import Follow, Following, Replica, ReplicaRun, Stored, newness
 from broker.wire.records import LeaseView
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from aggregator.events import Commit
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.state.round import Admitted, Round
-from broker.routing.transitions import Staged, Transitions
+from broker.process.transitions import Staged, Transitions
 from broker.wire.messages import Merged
 
 

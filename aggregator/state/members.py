@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from broker.process.transitions import Staged, Transitions
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
-from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import Departure, Enrolled, Heartbeat, Resolution, StateSource
 
 #: Rounds in a row that an island may miss before rounds stop waiting for it.

@@ -1,1 +1,1 @@
-"""The process kit of every daemon: settings, flags, TOML, logs, clocks and signals."""
+"""The process kit of every daemon: settings, flags, TOML, logs, clocks, signals, and state machines as tables."""

@@ -86,8 +86,7 @@ class VersionShelf:
         newer = [
             held
             for p, held in self._held.items()
-            if p not in under_way
-            and held.version.fragment_version > (versions[p] if p < len(versions) else -1)
+            if p not in under_way and held.version.fragment_version > (versions[p] if p < len(versions) else -1)
         ]
         return min(newer, key=lambda held: (served.get(held.version.fragment_id, 0), held.number), default=None)
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
+from broker.process.transitions import Staged, Transitions
 from broker.routing.resending import Patience
-from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import AGGREGATOR, AskDonor, Donor, FetchState, Payload, StatePart, StateSource
 from islands.protocol.events import Action, CheckState, CopyState, Note, Send, Settled
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from broker.process.transitions import Staged, Transitions
 from broker.routing.resending import Backoff
-from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import Contribution, TrainedOn, Version
 from broker.wire.ranges import StepRange
 

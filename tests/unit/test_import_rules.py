@@ -35,6 +35,7 @@ PURE_MODULES = {
     "aggregator.core",
     "aggregator.events",
     "broker.gateway.connections",
+    "broker.process.transitions",
     "broker.transport.address_rotation",
     "islands.arguments",
     "islands.arrays.persistence",

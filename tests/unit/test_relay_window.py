@@ -7,7 +7,6 @@ from broker.routing.window import LOST, Window
 FRAGMENTS = 6
 
 
-
 def follow(round_trip_s, transfer_s, every_s, versions=40, window=None):
     """Publishes a version every so often, fragment after fragment, over a modelled link that is served in order.
 

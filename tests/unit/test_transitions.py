@@ -8,7 +8,7 @@ import pytest
 from aggregator.standby import candidate
 from aggregator.state import fragment as aggregators_fragment
 from aggregator.state import members
-from broker.routing.transitions import IllegalTransition, Staged, Transitions
+from broker.process.transitions import IllegalTransition, Staged, Transitions
 from islands.protocol import donation
 from islands.protocol import fragment as islands_fragment
 
