@@ -192,6 +192,7 @@ def produced(step_times_s=(1.0,) * ISLANDS, *, whole=False, **changes):
         run_id="paper",
         islands=ISLANDS,
         total_tokens=(STEPS - 4) * ISLANDS * TOKENS,
+        data_ahead_s=0.0,  # an island keeps to its share, as the transcription has it
         share_takeover_s=0.0,
         dead_after_s=40.0,
         suspect_after_s=20.0,
