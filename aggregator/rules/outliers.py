@@ -25,6 +25,8 @@ of one fragment differ by factors. Only long ones are refused. A short one is ha
   the islands that are there to be counted send too much, the times have changed and not the islands: their
   contributions are shortened to the limit, and the statistics start again from what they sent. Votes of several rounds
   count together, so that rounds of few islands cannot be refused for ever. A single island is its own fleet.
+  And who sends at most ``ALIKE`` times what the others of its round send is not to blame either: its contribution is
+  shortened to the limit.
 
 Norms say nothing about directions: what is within the limit may still be wrong.
 """
@@ -47,6 +49,8 @@ MANY = 16
 COMPARABLE = 1 / 8
 #: Allowed in the warm-up, in factors; and the most that a wide spread may stretch the factor later.
 WARM_UP_FACTORS, SPREAD_FACTORS = 10.0, 2.5
+#: Islands of one round that differ by less are alike: twice what was measured in healthy runs.
+ALIKE = 3.0
 #: Standard deviations, estimated robustly, that are never too much.
 DEVIATIONS = 6 * 1.4826
 
@@ -130,7 +134,9 @@ class FragmentNorms:
         if too_long and 2 * len(votes) > len(voters):
             self._restart(samples)
             return tuple(_shortened(s, limit) for s, limit in zip(samples, limits, strict=True))
-        findings = tuple(_refused(s, limit) for s, limit in zip(samples, limits, strict=True))
+        findings = tuple(
+            (_shortened if _alike(s, samples) else _refused)(s, limit) for s, limit in zip(samples, limits, strict=True)
+        )
         self._suspects -= {sample.island_id for sample in samples}
         self._suspects |= too_long
         self._learn([s for s, finding in zip(samples, findings, strict=True) if not finding.refused])
@@ -199,6 +205,15 @@ def _known(sample: Sample) -> _Known:
 def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:
     """Returns the norm of ``steps`` steps at a rate that is usual for ``typical_steps``; see the module's docstring."""
     return math.exp(min(log_rate, 700.0)) * steps * max(1.0, math.sqrt(typical_steps / steps))
+
+
+def _alike(sample: Sample, samples: Sequence[Sample]) -> bool:
+    """Whether others of the round, at least two, sent about as much a step."""
+    others = [_known(each) for each in samples if each.norm and each.island_id != sample.island_id]
+    if not sample.norm or len(others) < 2:
+        return False
+    usual = median_low(others)
+    return sample.norm <= _allowed(usual.log_rate + math.log(ALIKE), usual.steps, sample.steps)
 
 
 def _shortened(sample: Sample, limit: float) -> Finding:

@@ -61,9 +61,14 @@ class Deliveries:
         else:
             self._out.counters.dropped["old_version"] += 1
 
-    def grant(self, peer: Peer, versions: tuple[int, ...], now_s: float) -> None:
+    def grant(self, peer: Peer, versions: tuple[int, ...], now_s: float, sequence: int) -> None:
         """Sends a peer what is newer than ``versions``, as far as its window allows."""
-        peer.window.wants(versions, now_s)
+        peer.window.wants(versions, now_s, sequence)
+        self._serve(peer, now_s)
+
+    def adopted(self, peer: Peer, versions: tuple[int, ...], now_s: float, sequence: int) -> None:
+        """Makes room in a peer's window: it says that it trains with these."""
+        peer.window.adopted(versions, now_s, sequence)
         self._serve(peer, now_s)
 
     def _serve(self, peer: Peer, now_s: float) -> None:

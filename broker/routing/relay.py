@@ -196,7 +196,7 @@ class Relay:
             return peer
         match envelope.message:
             case m.Want(versions=versions):
-                self._deliveries.grant(peer, versions, now_s)
+                self._deliveries.grant(peer, versions, now_s, envelope.sequence)
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 # One that does not exist is refused for good by whose it would be, and who knows the manifest.
                 item = Queued(envelope=envelope, size_bytes=event.size_bytes)
@@ -211,6 +211,7 @@ class Relay:
                 for shard in range(1, self._who.shards):
                     self._to_shard(shard, event)
                 if isinstance(envelope.message, m.Heartbeat):
+                    self._deliveries.adopted(peer, envelope.message.versions, now_s, envelope.sequence)
                     self._answer_for_nobody(event, peer, now_s, led=led)
             case m.Join():
                 self._answer_for_nobody(event, peer, now_s, led=self._to_shard(0, event))  # which keeps membership

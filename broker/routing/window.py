@@ -5,7 +5,7 @@ version costs a round trip each: where round trips take several inner steps, isl
 that are old. So more of them may be under way, of different fragments, and their number follows what deliveries take,
 as in TCP Vegas (Brakmo and Peterson, 1995). While they arrive about as fast as one by itself does, there may be one
 more; where they take longer, they wait for each other, the link is full, and their number is halved. On a full link one
-at a time is best: what goes next is then the newest that there is.
+at a time is best: what goes next is then the newest that there is. So another one is tried ever more seldom there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 #: A delivery that takes so many times the least that one of its fragment took lately has waited for others.
 FULL = 1.5
+#: After a full window one more is tried when so many deliveries have gone well: at first, and at most.
+SOON, SELDOM = 1, 64
 #: What was the least grows by this factor with every delivery: routes change.
 FORGETTING = 1.02
 #: Less is no journey: the link is not to blame for the differences.
@@ -28,6 +30,7 @@ class Sent(NamedTuple):
     version: int
     at_s: float
     again: bool  # so nobody knows which copy arrives
+    beside: int  # so many more were under way then
 
 
 class Taken(NamedTuple):
@@ -46,7 +49,7 @@ class Window:
         under_way: What was sent, by fragment.
     """
 
-    __slots__ = ("_lost", "_taken", "size", "under_way", "versions")
+    __slots__ = ("_lost", "_patience", "_sequence", "_taken", "_until_next", "size", "under_way", "versions")
 
     def __init__(self) -> None:
         self.size = 1
@@ -54,30 +57,54 @@ class Window:
         self.under_way: dict[int, Sent] = {}
         self._lost: dict[int, int] = {}  # fragment -> version
         self._taken: dict[int, Taken] = {}  # by fragment
+        self._sequence = 0  # of the heartbeat that was heard last
+        self._patience = self._until_next = SOON  # deliveries
 
     @property
     def is_open(self) -> bool:
         """Whether one more may be sent."""
         return self.versions is not None and len(self.under_way) < self.size
 
-    def wants(self, versions: tuple[int, ...], now_s: float) -> None:
-        """The island says what it has: that has arrived. It says so again while it lacks something."""
-        filled, repeated = len(self.under_way) >= self.size, versions == self.versions
+    def wants(self, versions: tuple[int, ...], now_s: float, sequence: int = 0) -> None:
+        """The island says what it has: that has arrived. It says so again while it lacks something.
+
+        Args:
+            versions: By fragment.
+            now_s: The time.
+            sequence: Of the message: one that a heartbeat has overtaken knows less.
+        """
+        if self.versions is not None and sequence < self._sequence and len(versions) == len(self.versions):
+            versions = tuple(map(max, self.versions, versions))
+        repeated = versions == self.versions
         self.versions = versions
+        self._arrived(now_s)
         for p, sent in list(self.under_way.items()):
-            taken, age_s = self._taken.get(p), now_s - sent.at_s
-            if p < len(versions) and versions[p] >= sent.version:
-                del self.under_way[p]
-                if not sent.again:
-                    self._took(p, age_s, filled=filled)
-            elif repeated if taken is None else age_s > LOST * taken.last_s:
+            taken = self._taken.get(p)
+            if repeated if taken is None else now_s - sent.at_s > LOST * taken.last_s:
                 del self.under_way[p]
                 self._lost[p] = sent.version
+
+    def adopted(self, versions: tuple[int, ...], now_s: float, sequence: int = 0) -> None:
+        """A heartbeat says what the island trains with: that has arrived, too.
+
+        It overtakes a ``Want`` that waits behind contributions, on an island's narrow link for minutes.
+        """
+        if self.versions is not None and len(versions) == len(self.versions):
+            self.versions, self._sequence = tuple(map(max, self.versions, versions)), sequence
+            self._arrived(now_s)
+
+    def _arrived(self, now_s: float) -> None:
+        assert self.versions is not None
+        for p, sent in list(self.under_way.items()):
+            if p < len(self.versions) and self.versions[p] >= sent.version:
+                del self.under_way[p]
+                if not sent.again:
+                    self._took(p, now_s - sent.at_s, filled=sent.beside + 1 >= self.size)
 
     def sent(self, fragment_id: int, version: int, now_s: float) -> None:
         """A version is under way from now on."""
         again = self._lost.pop(fragment_id, None) == version
-        self.under_way[fragment_id] = Sent(version, now_s, again)
+        self.under_way[fragment_id] = Sent(version, now_s, again, len(self.under_way))
 
     def took_back(self, fragment_id: int) -> None:
         """A version was not sent after all."""
@@ -89,11 +116,17 @@ class Window:
         self.under_way.clear()
 
     def _took(self, fragment_id: int, took_s: float, *, filled: bool) -> None:
-        """Changes the size after a delivery that took so long; ``filled``: there was no room for another beside it."""
+        """Changes the size after a delivery that took so long; ``filled``: no more were allowed beside it."""
         before = self._taken.get(fragment_id)
         least_s = took_s if before is None else min(took_s, FORGETTING * before.least_s)
         self._taken[fragment_id] = Taken(least_s, took_s)
         if took_s > FULL * max(least_s, LEAST_S):
-            self.size = max(1, self.size // 2)
+            if self.size > 1:
+                self._patience = min(SELDOM, 2 * self._patience)
+            self.size, self._until_next = max(1, self.size // 2), self._patience
         elif filled:
-            self.size += 1
+            if self.size > 1:
+                self._patience = max(SOON, self._patience // 2)
+            self._until_next -= 1
+            if self._until_next <= 0:
+                self.size, self._until_next = self.size + 1, SOON

@@ -215,7 +215,7 @@ def test_of_versions_that_are_too_many_for_links_some_are_skipped_and_rounds_kee
 
 
 @pytest.mark.parametrize(
-    ("times", "limit", "in_time"), [(1.0, 8, 1.0), (2.0, 8, 1.0), (2.5, 8, 0.715), (4.0, 8, 0.10), (2.0, 6, 0.6)]
+    ("times", "limit", "in_time"), [(1.0, 8, 1.0), (2.5, 8, 1.0), (3.0, 8, 0.815), (4.0, 8, 0.288), (2.0, 4, 0.435)]
 )
 def test_one_narrow_link_costs_its_own_site_what_is_too_stale_and_the_others_nothing(times, limit, in_time):
     wide = fleet(gbps=1.0, codec=Codec.F32, max_staleness=limit)

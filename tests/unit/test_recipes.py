@@ -202,7 +202,7 @@ def test_what_comes_after_its_round_is_refused_where_nothing_is_held_and_is_no_o
 
 
 def test_grace_by_its_formula_alone_does_not_wait_for_arrivals():
-    for by_arrivals, waited in ((True, 2.0), (False, 0.0)):
+    for by_arrivals, waited in ((True, 3.0), (False, 0.0)):
         times = RoundTimes(AggregatorConfig(grace_by_arrivals=by_arrivals))
         times.opened(1, 0.0)
         times.arrived(1, 2.0)

@@ -86,6 +86,41 @@ def test_what_is_asked_for_again_was_lost_once_nobody_would_wait_for_it():
     assert 1 not in window.under_way
 
 
+def test_a_heartbeat_makes_room_where_the_answer_waits_behind_contributions():
+    window = Window()
+    window.wants((-1, -1), 0.0, 1)
+    window.sent(0, 3, 0.0)
+    window.adopted((-1, -1), 4.0, 3)
+    assert not window.is_open
+    window.adopted((3, -1), 5.0, 4)
+    assert window.is_open
+    window.wants((-1, -1), 30.0, 2)
+    assert window.versions == (3, -1), "said before the heartbeat"
+    window.wants((-1, -1), 31.0, 5)
+    assert window.versions == (-1, -1), "it has thrown it away since"
+
+
+def test_a_heartbeat_opens_no_window():
+    window = Window()
+    window.adopted((3, 3), 1.0, 1)
+    assert not window.is_open
+
+
+def test_one_more_is_tried_ever_more_seldom_on_a_full_link():
+    window, tried, held = Window(), [], [-1] * FRAGMENTS
+    window.wants(tuple(held), 0.0)
+    for n in range(400):
+        now_s, together = 100.0 * n, [(n + k) % FRAGMENTS for k in range(window.size)]
+        tried.append(len(together) > 1)
+        for p in together:
+            window.sent(p, n, now_s)
+        for k, p in enumerate(together):
+            held[p] = n
+            window.wants(tuple(held), now_s + 10.0 * (k + 1))
+    assert sum(tried[:20]) >= 2
+    assert 1 <= sum(tried[-200:]) <= 8
+
+
 @pytest.mark.parametrize("how", ["close", "took_back"])
 def test_what_did_not_go_out_is_not_under_way(how):
     window = Window()
