@@ -241,8 +241,8 @@ def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: 
     """
     # Steps since the last hand-over, and the way up: of a free link an interval and one fragment's time.
     age = 2 * up_full if up_full > 1 else 1 + up_full / fragments
-    # A version is a fragment's time old when it comes; over a narrow link it is in use for as long as the next one takes,
-    # half of that in the mean.
+    # A version is a fragment's time old when it comes; over a narrow link it is in use until the next one has come, for
+    # half of that time in the mean.
     age += down_full / 2 if down_full > 1 else down_full / fragments
     age += later
     scattered = 1.0 if max(up_full, down_full) > 1 else min(1.0, later)

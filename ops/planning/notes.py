@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from ops.planning.fleet import Fleet, limits_to_raise, merging_steps
+import math
+
+from ops.planning.fleet import Fleet, limits_to_raise, load_of, merging_steps
 from ops.planning.forecast import Forecast
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import FleetPlan
 
 #: The least share of the accelerators' memory that should be left.
 ROOM_FOR_ACTIVATIONS = 0.2
+
+#: An interval should have room for so many journeys.
+JOURNEYS = 3
 
 
 def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
@@ -30,7 +35,7 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
                 f"A fragment's way up and its merging take longer than H steps: H grows to "
                 f"{chosen.sync_interval_steps:.0f}. More fragments are smaller."
             )
-        found += _stale_sites(fleet, chosen)
+        found += _stale_sites(fleet, chosen) + _long_journeys(fleet, chosen)
     counts = [site.accelerators for site in fleet.sites if site.accelerators is not None]
     if fleet.accelerator_gb is not None and counts:
         left = 1 - planned.memory["island_accelerators"].expected / (min(counts) * fleet.accelerator_gb * 1e9)
@@ -54,6 +59,18 @@ def _narrow_links(fleet: Fleet, chosen: Forecast) -> str:
         effect = f"H is {chosen.sync_interval_steps:.0f}"
     who = "The narrowest link has" if chosen.link_gbps == min(fleet.site_gbps()) else "A site's share of the broker has"
     return f"{who} {chosen.link_gbps:.3g} of {wide}: {effect}."
+
+
+def _long_journeys(fleet: Fleet, chosen: Forecast) -> list[str]:
+    """Whether latency alone takes much of H: measured in the laboratory (docs/results.md, Journeys)."""
+    load, interval = load_of(fleet, Mode.DECOUPLED), chosen.sync_interval_steps
+    steps = math.ceil(load.latency_s / load.step_s)
+    if fleet.assume is Assume.PAPER or JOURNEYS * steps <= interval * (1 + 1e-6):
+        return []
+    return [
+        f"The way there and back takes {steps} steps of {interval:.0f}. What islands train meanwhile moves the model "
+        f"little: the loss is lower with H of {JOURNEYS * steps} (--sync-interval)."
+    ]
 
 
 def _stale_sites(fleet: Fleet, chosen: Forecast) -> list[str]:

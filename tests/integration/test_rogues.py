@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from aggregator.rules.outliers import WARM_UP_ROUNDS
 from ops.faults import MISBEHAVIORS, FaultKind
 from tests.local_run import NUMPY_TASK, Process, Up, check_report, check_versions, ops, wait_for
 
@@ -33,6 +34,8 @@ class Run:
         with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as self.up, contextlib.ExitStack() as stack:
             up = self.up
             wait_for(lambda: (run_dir / "config.toml").exists(), "configuration", evidence=lambda: up.err)
+            # At the very first steps a thousand times too long may be no longer than what is usual soon.
+            wait_for(lambda: len(up.ledger()) >= 4 * WARM_UP_ROUNDS, "what is usual", evidence=lambda: up.err)
             self.rogues = {manner: self.rogue(run_dir, manner) for manner in MISBEHAVIORS}
             for rogue in self.rogues.values():
                 stack.enter_context(rogue)
@@ -104,7 +107,8 @@ def test_status_shows_who_is_quarantined_until_when_and_why(run):
     for manner in MISBEHAVIORS:
         each = kept_out[f"rogue-{manner}"]
         assert 0 < each["for_s"] <= 60
-        assert (each["times"], each["reason"] in REASONS[manner]) == (1, True), each
+        random_values = {"outlier", "not_finite"} if manner is FaultKind.GARBAGE else set()
+        assert (each["times"], each["reason"] in REASONS[manner] | random_values) == (1, True), each
 
 
 def test_nothing_of_the_honest_islands_is_refused_and_nothing_spoilt_is_merged(run):

@@ -230,6 +230,14 @@ def test_one_narrow_link_costs_its_own_site_what_is_too_stale_and_the_others_not
     assert len(told) == (times > 1)
 
 
+@pytest.mark.parametrize(("latency_s", "told"), [(7.9, False), (8.1, True)])
+def test_an_interval_without_room_for_three_journeys_is_noted(latency_s, told):
+    asked = fleet(latency_s=latency_s / 2, step_s=1.0)
+    found = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if each.startswith("The way there and back")]
+    assert bool(found) == told
+    assert all("9 steps of 24" in each and "H of 27" in each for each in found)
+
+
 def test_where_most_links_are_narrow_rounds_follow_the_median_and_the_narrowest_is_late_even_so():
     need = forecast(fleet(codec=Codec.F32), Mode.DECOUPLED).exact_gbps
     links = (need, need / 2, need / 2, need / 8)
