@@ -78,7 +78,7 @@ class BatchBooks:
                 self._merged[p, int(n)] = IntervalSet((a, b) for a, b in intervals)
 
     def _waits(self, fragment_id: int, part: int, from_batch: int, to_batch: int) -> bool:
-        """Whether a contribution waits that was trained on some of these batches."""
+        """Whether a contribution that waits to be merged was trained on any of these batches."""
         return any(a < to_batch and from_batch < b for a, b in self._waiting.get((fragment_id, part), ()))
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.ledger.batch_books import BatchBooks, batches_of
+from aggregator.ledger.ownership import Ownership
 from aggregator.ledger.presence import Presence, Told
 from broker.wire import messages
 from broker.wire.messages import OWN_PASS, Block, DataRange, Reason, Share
@@ -96,37 +97,32 @@ class DataBlocks:
         self._alone = alone
         self.unit: int | None = None
         self._next = 1
-        self._given: dict[int, Given] = {}
-        self._durable: dict[int, Given] = {}  # what may be told
-        self._saving: list[tuple[int, dict[int, Given]]] = []  # serial of the run record -> blocks in it
-        self._free_at: dict[int, int] = {}  # block of nobody -> serial of the record that says so first
-        self._agreed_serial = 0
-        self._elsewhere: dict[int, int] = {}  # block -> furthest batch on the fragments of other shards
+        self._owners: Ownership[Given] = Ownership()
 
     # --- dealing ----------------------------------------------------------------------------------------------
 
     def join(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Dealt]:
         """A new life of an island begins with a block; those of an earlier life end."""
-        dealt = [each for n in self._of(island_id) for each in self._end(n, "its island begins a new life")]
+        dealt = [each for n in self._owners.of(island_id) for each in self._end(n, "its island begins a new life")]
         return [*dealt, self._give(island_id, batch_tokens, self._interval)]
 
     def leave(self, island_id: str, home: int) -> None:
         """The first step of joining where there are several shards: what the island has is nobody's."""
-        for n in self._of(island_id):
+        for n in self._owners.of(island_id):
             self._end(n, "its island begins a new life")
 
     def settle(self, present: Sequence[Presence], now_s: float) -> list[Dealt]:
         """Ends blocks that nobody needs or trains, and gives others to those who begin their last one."""
         dealt: list[Dealt] = []
-        for n, given in list(self._given.items()):
-            if not given.owner and self._free_at.get(n, math.inf) <= self._agreed_serial:
+        for n, given in list(self._owners.now.items()):
+            if not given.owner and self._owners.is_agreed(n):
                 dealt.append(self._finish(n, given, "every shard knows"))
         by_id = {p.island_id: p for p in present}
-        for n, given in list(self._given.items()):
+        for n, given in list(self._owners.now.items()):
             because = self._why_ended(n, by_id.get(given.owner)) if given.owner else ""
             dealt += self._end(n, because) if because else []
         newest: dict[str, int] = {}
-        for n, given in self._given.items():
+        for n, given in self._owners.now.items():
             newest[given.owner] = max(n, newest.get(given.owner, 0))
         for p in present:
             if p.able and newest.get(p.island_id, 0) <= p.block:
@@ -154,8 +150,8 @@ class DataBlocks:
         tokens = (batch_tokens or self.unit) if self.unit else 1
         from_batch, to_batch = self._cut(tokens, batches)
         n, self._next = self._next, self._next + 1
-        self._given[n] = Given(owner=island_id, from_batch=from_batch, to_batch=to_batch, tokens=tokens)
-        return Dealt(block=n, given=self._given[n])
+        self._owners.now[n] = Given(owner=island_id, from_batch=from_batch, to_batch=to_batch, tokens=tokens)
+        return Dealt(block=n, given=self._owners.now[n])
 
     def _cut(self, tokens: int, batches: int) -> tuple[int, int]:
         while self.left:
@@ -172,43 +168,38 @@ class DataBlocks:
 
     def _end(self, n: int, because: str) -> list[Dealt]:
         """Ends a block; where there are other shards, as far as this one is concerned."""
-        given = self._given[n]
+        given = self._owners.now[n]
         if self._alone:
             return [self._finish(n, given, because)]
-        self._given[n] = replace(given, owner="")
+        self._owners.now[n] = replace(given, owner="")
         return []
 
     def _finish(self, n: int, given: Given, because: str) -> Dealt:
         """A block has ended in every shard: what was not trained of it is there to be given."""
-        reached = max(given.from_batch, self.books.reached(n), self._elsewhere.pop(n, 0))
+        reached = max(given.from_batch, self.books.reached(n), self._owners.elsewhere(n))
         if reached < given.to_batch:
             insort(self.left, (reached * given.tokens, given.to_batch * given.tokens))
-        del self._given[n]
+        del self._owners.now[n]
         return Dealt(block=n, given=given, reached=reached, because=because)
 
     # --- the record -------------------------------------------------------------------------------------------
 
     def saving(self, serial: int) -> dict[str, Any]:
         """Returns what belongs into the run record of that serial, as plain data."""
-        if not self._saving or self._saving[-1][1] != self._given:  # else that one says it, with an earlier serial
-            self._saving.append((serial, dict(self._given)))
-        self._free_at = {n: self._free_at.get(n, serial) for n in self.nobodys()}
+        self._owners.saving(serial)
         return {
             "unit": self.unit,
             "next": self._next,
             "end": self.end,
             "left": [list(piece) for piece in self.left],
-            "given": {str(n): [g.owner, g.from_batch, g.to_batch, g.tokens] for n, g in sorted(self._given.items())},
+            "given": {
+                str(n): [g.owner, g.from_batch, g.to_batch, g.tokens] for n, g in sorted(self._owners.now.items())
+            },
         }
 
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable, in every shard: what it says may be told, the rest goes."""
-        self._agreed_serial = serial
-        while self._saving and self._saving[0][0] <= serial:
-            _, self._durable = self._saving.pop(0)
-        known = {*self._given, *self._durable, *(n for _, given in self._saving for n in given)}
-        self.books.keep(known)
-        self._elsewhere = {n: batch for n, batch in self._elsewhere.items() if n in known}
+        self.books.keep(self._owners.saved(serial))
 
     def restore(self, record: Mapping[str, Any], slices: Mapping[int, Mapping[str, Any]], epoch: int) -> None:
         """Reads a run record's part and the fragments' slices back, to go on under another epoch."""
@@ -217,25 +208,27 @@ class DataBlocks:
             self._next = max(record["next"], epoch * NUMBERS_PER_EPOCH)
             self.left = [(a, b) for a, b in record["left"]]
             rows = record["given"].items()
-            self._given = {
-                int(n): Given(owner=owner, from_batch=a, to_batch=b, tokens=tokens) for n, (owner, a, b, tokens) in rows
-            }
-        self._durable = dict(self._given)
+            self._owners.restore(
+                {
+                    int(n): Given(owner=owner, from_batch=a, to_batch=b, tokens=tokens)
+                    for n, (owner, a, b, tokens) in rows
+                }
+            )
         self.books.restore(slices)
-        self.books.keep(self._given)
+        self.books.keep(self._owners.now)
 
     @property
     def num_given(self) -> int:
-        """How many blocks are in use."""
-        return len(self._given)
+        """Returns how many blocks islands have, or have just given back."""
+        return len(self._owners.now)
 
     def nobodys(self) -> list[int]:
         """Returns the numbers of blocks that belong to nobody now."""
-        return sorted(n for n, given in self._given.items() if not given.owner)
+        return self._owners.nobodys()
 
     def reached_elsewhere(self, share: int, batch: int) -> None:
         """Another shard has merged, or holds, a block of nobody up to this batch."""
-        self._elsewhere[share] = max(batch, self._elsewhere.get(share, 0))
+        self._owners.reached_elsewhere(share, batch)
 
     def tenures(self) -> tuple[messages.Tenure, ...]:
         """Returns who has what for other shards."""
@@ -243,12 +236,12 @@ class DataBlocks:
             messages.Tenure(
                 share=n, owner=g.owner, share_epoch=0, cursor=g.from_batch, to_batch=g.to_batch, batch_tokens=g.tokens
             )
-            for n, g in sorted(self._given.items())
+            for n, g in sorted(self._owners.now.items())
         )
 
     def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
         """Takes over who has what from shard 0."""
-        self._given = {
+        self._owners.now = {
             t.share: Given(owner=t.owner, from_batch=t.cursor, to_batch=t.to_batch, tokens=t.batch_tokens)
             for t in tenures
         }
@@ -257,7 +250,7 @@ class DataBlocks:
 
     def told(self, island_id: str, home: int) -> Told:
         """Returns what an island is told: its blocks, those that it trains first in front."""
-        own = ((n, given) for n, given in sorted(self._durable.items()) if given.owner == island_id)
+        own = ((n, given) for n, given in sorted(self._owners.durable.items()) if given.owner == island_id)
         return Told(_WHOLE, (), tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own))
 
     def refusal(
@@ -268,12 +261,12 @@ class DataBlocks:
         One that does not say what it was trained on is taken while its island has a block.
         """
         if not data:
-            return None if self._of(island_id) else (Reason.SHARE_MOVED, f"{island_id} has no block")
+            return None if self._owners.of(island_id) else (Reason.SHARE_MOVED, f"{island_id} has no block")
         batches = sum(d.to_batch - d.from_batch for d in data)
         if batches != steps:
             return Reason.IMPLAUSIBLE, f"it names {batches} batches for {steps} steps"
         for d in data:
-            given = self._given.get(d.share)
+            given = self._owners.now.get(d.share)
             if given is None or given.owner != island_id:
                 now = "has ended" if given is None else f"belongs to {given.owner or 'nobody'}"
                 return Reason.SHARE_MOVED, f"{batches_of(d)}: it is a block that {now}"
@@ -281,6 +274,3 @@ class DataBlocks:
                 return Reason.IMPLAUSIBLE, f"{batches_of(d)}: it has [{given.from_batch}, {given.to_batch})"
         overlap = self.books.overlap(fragment_id, data)
         return (Reason.OVERLAP, overlap) if overlap else None
-
-    def _of(self, island_id: str) -> list[int]:
-        return [n for n, given in self._given.items() if given.owner == island_id]

@@ -18,12 +18,12 @@ loses the batches between, as it loses an island's last steps when that dies.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aggregator.ledger.batch_books import BatchBooks, batches_of
+from aggregator.ledger.ownership import Ownership
 from aggregator.ledger.presence import Presence, Told
 from broker.wire import messages
 from broker.wire.messages import DataRange, Reason, Share
@@ -78,20 +78,15 @@ class DataShares:
         self.books = BatchBooks()
         self._count = count
         self._alone = alone
-        self._free_at: dict[int, int] = {}  # share of nobody -> serial of the record that says so first
-        self._agreed_serial = 0
-        self._elsewhere: dict[int, int] = {}  # share -> furthest batch on the fragments of other shards
         self._takeover_s = takeover_s
         self._began_s = now_s
-        self._tenures: dict[int, Tenure] = {}
-        self._durable: dict[int, Tenure] = {}  # what may be told
-        self._saving: list[tuple[int, dict[int, Tenure]]] = []  # serial of the run record -> tenures in it
+        self._owners: Ownership[Tenure] = Ownership()
 
     # --- changing hands ---------------------------------------------------------------------------------------
 
     def join(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Moved]:
         """A new life of an island begins with its home; what an earlier life had besides goes to nobody for now."""
-        for share, tenure in self._tenures.items():
+        for share, tenure in self._owners.now.items():
             if tenure.owner == island_id and share != home:
                 self._take(share)
         self._move(home, island_id)
@@ -99,7 +94,7 @@ class DataShares:
 
     def leave(self, island_id: str, home: int) -> None:
         """The first step of joining where there are several shards: what the island has, and its home, are nobody's."""
-        for share, tenure in self._tenures.items():
+        for share, tenure in self._owners.now.items():
             if tenure.owner and (tenure.owner == island_id or share == home):
                 self._take(share)
 
@@ -110,8 +105,8 @@ class DataShares:
         by_id = {p.island_id: p for p in present}
         able = [p for p in present if p.able]
         for share in range(self._count):
-            tenure = self._tenures.get(share, Tenure("", 0, 0))
-            if share in self._tenures and not tenure.owner and not self._free(share):
+            tenure = self._owners.now.get(share, Tenure("", 0, 0))
+            if share in self._owners.now and not tenure.owner and not self._free(share):
                 continue  # on its way: not every shard knows yet that it is nobody's
             home, owner = at_home.get(share), by_id.get(tenure.owner)
             if home is not None and home.able:
@@ -128,44 +123,39 @@ class DataShares:
             elif not self._away(away_s):
                 continue
             if able:
-                heir = min(able, key=lambda p: (len(self._owned(p.island_id)), p.home))
-                if len(self._owned(heir.island_id)) >= MOST_OWNED:
+                heir = min(able, key=lambda p: (len(self._owners.of(p.island_id)), p.home))
+                if len(self._owners.of(heir.island_id)) >= MOST_OWNED:
                     continue
                 moved.append(self._moved(share, heir.island_id, because))
         return moved
 
     def saving(self, serial: int) -> dict[str, list[Any]]:
         """Returns what belongs into the run record of that serial, as plain data."""
-        if not self._saving or self._saving[-1][1] != self._tenures:  # else that one says it, with an earlier serial
-            self._saving.append((serial, dict(self._tenures)))
-        nobodys = self.nobodys()
-        self._free_at = {n: self._free_at.get(n, serial) for n in nobodys}
-        return {str(n): [t.owner, t.share_epoch, t.cursor] for n, t in sorted(self._tenures.items())}
+        self._owners.saving(serial)
+        return {str(n): [t.owner, t.share_epoch, t.cursor] for n, t in sorted(self._owners.now.items())}
 
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable, in every shard: what it says may be told."""
-        self._agreed_serial = serial
-        while self._saving and self._saving[0][0] <= serial:
-            _, self._durable = self._saving.pop(0)
+        self._owners.saved(serial)
 
     def nobodys(self) -> list[int]:
-        """Shares that belong to nobody now."""
-        return sorted(n for n, tenure in self._tenures.items() if not tenure.owner)
+        """Returns the shares that belong to nobody now."""
+        return self._owners.nobodys()
 
     def reached_elsewhere(self, share: int, batch: int) -> None:
         """Another shard has merged, or holds, a share of nobody up to this batch."""
-        self._elsewhere[share] = max(batch, self._elsewhere.get(share, 0))
+        self._owners.reached_elsewhere(share, batch)
 
     def tenures(self) -> tuple[messages.Tenure, ...]:
         """Returns who has what for other shards."""
         return tuple(
             messages.Tenure(share=n, owner=t.owner, share_epoch=t.share_epoch, cursor=t.cursor)
-            for n, t in sorted(self._tenures.items())
+            for n, t in sorted(self._owners.now.items())
         )
 
     def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
         """Takes over who has what from shard 0."""
-        self._tenures = {t.share: Tenure(t.owner, t.share_epoch, t.cursor) for t in tenures}
+        self._owners.now = {t.share: Tenure(t.owner, t.share_epoch, t.cursor) for t in tenures}
 
     # --- telling ----------------------------------------------------------------------------------------------
 
@@ -175,10 +165,12 @@ class DataShares:
         While its home is not its own (it is on the way back), the epoch is an earlier one: what it trains until then
         will be refused, and what it has is not to be replaced.
         """
-        tenure = self._durable.get(home, Tenure("", 0, 0))
+        tenure = self._owners.durable.get(home, Tenure("", 0, 0))
         mine = tenure.owner == island_id
         epoch = tenure.share_epoch if mine else max(0, tenure.share_epoch - 1)
-        others = (self._share(n, t) for n, t in sorted(self._durable.items()) if t.owner == island_id and n != home)
+        others = (
+            self._share(n, t) for n, t in sorted(self._owners.durable.items()) if t.owner == island_id and n != home
+        )
         return Told(self._share(home, Tenure(island_id, epoch, tenure.cursor)), tuple(others))
 
     def refusal(
@@ -197,7 +189,7 @@ class DataShares:
             most_batches: Of one share, that this life can have trained so far.
         """
         if not data:
-            tenure = self._tenures.get(home)
+            tenure = self._owners.now.get(home)
             if tenure is None or tenure.owner == island_id:
                 return None
             return Reason.SHARE_MOVED, f"share {home} is in the hands of another"
@@ -205,7 +197,7 @@ class DataShares:
         if batches != steps:
             return Reason.IMPLAUSIBLE, f"it names {batches} batches for {steps} steps"
         for d in data:
-            tenure = self._tenures.get(d.share)
+            tenure = self._owners.now.get(d.share)
             if tenure is None or (tenure.owner, tenure.share_epoch) != (island_id, d.share_epoch):
                 now = "nobody" if tenure is None else f"{tenure.owner or 'nobody'} under epoch {tenure.share_epoch}"
                 return Reason.SHARE_MOVED, f"share {d.share} under epoch {d.share_epoch}: it belongs to {now}"
@@ -220,38 +212,36 @@ class DataShares:
         self, record: Mapping[str, Sequence[Any]], slices: Mapping[int, Mapping[str, Any]], epoch: int = 0
     ) -> None:
         """Reads a run record's part and the fragments' slices back."""
-        self._tenures = {int(n): Tenure(*row) for n, row in record.items()}
-        self._durable = dict(self._tenures)
+        self._owners.restore({int(n): Tenure(*row) for n, row in record.items()})
         self.books.restore(slices)
 
     # --- parts ------------------------------------------------------------------------------------------------
 
     def _moved(self, share: int, to: str, because: str) -> Moved:
-        before = self._tenures.get(share, Tenure("", 0, 0)).owner
+        before = self._owners.now.get(share, Tenure("", 0, 0)).owner
         return Moved(share=share, before=before, tenure=self._move(share, to), because=because)
 
     def _move(self, share: int, to: str) -> Tenure:
-        known = self._tenures.get(share)
+        known = self._owners.now.get(share)
         if known is not None and not self._free(share):
             return self._take(share)
         epoch = 0 if known is None else known.share_epoch + 1
-        cursor = max(self.books.reached(share), self._elsewhere.get(share, 0))
-        self._tenures[share] = Tenure(to, epoch, cursor)
-        return self._tenures[share]
+        cursor = max(self.books.reached(share), self._owners.elsewhere(share))
+        self._owners.now[share] = Tenure(to, epoch, cursor)
+        return self._owners.now[share]
 
     def _take(self, share: int) -> Tenure:
-        tenure = self._tenures[share] = Tenure("", self._tenures[share].share_epoch + 1, self.books.reached(share))
+        tenure = self._owners.now[share] = Tenure(
+            "", self._owners.now[share].share_epoch + 1, self.books.reached(share)
+        )
         return tenure
 
     def _free(self, share: int) -> bool:
         """Whether a share may be given: what its last owner trained is known in every shard."""
-        return self._alone or self._free_at.get(share, math.inf) <= self._agreed_serial
+        return self._alone or self._owners.is_agreed(share)
 
     def _away(self, away_s: float) -> bool:
         return bool(self._takeover_s) and away_s >= self._takeover_s
-
-    def _owned(self, island_id: str) -> list[int]:
-        return [n for n, tenure in self._tenures.items() if tenure.owner == island_id]
 
     def _share(self, number: int, tenure: Tenure) -> Share:
         lane, index = divmod(number, self._count)

@@ -35,7 +35,7 @@ class Presence:
 
 
 class Told(NamedTuple):
-    """What an island is told of its data, as in :class:`~broker.wire.messages.FleetState`."""
+    """The data of one island, for its next :class:`~broker.wire.messages.FleetState`."""
 
     share: Share
     taken_over: tuple[Share, ...] = ()

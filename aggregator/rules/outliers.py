@@ -208,7 +208,7 @@ def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:
 
 
 def _alike(sample: Sample, samples: Sequence[Sample]) -> bool:
-    """Whether others of the round, at least two, sent about as much a step."""
+    """Whether a contribution is at most ``ALIKE`` times as long as the lower median of the others in its round."""
     others = [_known(each) for each in samples if each.norm and each.island_id != sample.island_id]
     if not sample.norm or len(others) < 2:
         return False

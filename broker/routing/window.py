@@ -1,4 +1,4 @@
-"""How many versions may be under way to one island at once. Pure.
+"""Limits the versions that the broker has under way to one island, by how fast they arrive. Pure.
 
 An island's ``Want`` lists the versions that it has, so it acknowledges what it was sent. To wait for that after every
 version costs a round trip each: where round trips take several inner steps, islands adopt late, and train on versions
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What deliveries of one fragment took, acknowledgement included."""
+    """Seconds from sending a version of one fragment until the island said that it has it."""
 
     least_s: float
     last_s: float
@@ -62,7 +62,7 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Whether one more may be sent."""
+        """Whether the broker may send another version now."""
         return self.versions is not None and len(self.under_way) < self.size
 
     def wants(self, versions: tuple[int, ...], now_s: float, sequence: int = 0) -> None:

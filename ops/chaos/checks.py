@@ -34,7 +34,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether all that was looked at fits."""
+        """Whether no fact that was looked at violates the invariant."""
         return not self.violations
 
     def fact(self, wrong: str, where: str = "") -> None:

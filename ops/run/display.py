@@ -104,8 +104,11 @@ def trained_tokens(status: Status) -> int:
 
 def line(progress: Progress) -> str:
     """Returns a moment of the run in one line."""
-    islands = f"{progress.alive} of {progress.known} islands" if progress.known else "no island yet"
-    words = [f"{progress.phase} {progress.fraction:4.0%}", islands]
+    words = [f"{progress.phase} {progress.fraction:4.0%}"]
+    if progress.known:
+        words.append(f"{progress.alive} of {progress.known} islands")
+    elif progress.phase != Phase.ENDED:
+        words.append("no island yet")
     words += [f"{label} {text}" for label, text in _figures(progress)]
     return "  ".join(words)
 

@@ -549,7 +549,7 @@ def owners_in(store):
 def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_batch_is_merged_twice(tmp_path):
     waits = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5, "data_ahead_s": 0.0}
     with Hub(tmp_path / "store", islands=2, **waits) as hub:
-        tenures = hub.core.run.shares._tenures
+        tenures = hub.core.run.shares._owners.now
         with join(hub, params_of(), island_id="stays") as stays:
             params, _ = stays.restore(params_of())
             goes = join(hub, params_of(), island_id="goes")

@@ -104,9 +104,9 @@ MUTANTS = (
     Mutant(
         2,
         "the books of a block are forgotten before its end is durable",
-        "aggregator/ledger/data_blocks.py::DataBlocks.saved",
-        "known = {*self._given, *self._durable, *(n for _, given in self._saving for n in given)}",
-        "known = {*self._given}",
+        "aggregator/ledger/ownership.py::Ownership.saved",
+        "known = {*self.now, *self.durable, *(n for _, then in self._saving for n in then)}",
+        "known = {*self.now}",
         "unit/test_aggregator_blocks.py::test_the_books_of_a_block_stay_until_its_end_is_durable",
     ),
     Mutant(

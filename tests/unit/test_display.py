@@ -67,6 +67,11 @@ def test_before_anything_is_known_nothing_is_made_up():
     assert line(progress) == "starting   0%  no island yet  merged 0"
 
 
+def test_an_ended_run_whose_islands_have_gone_waits_for_none():
+    totals = {"phase": "ended", "trained_tokens": 10, "merged_tokens": 10, "target_tokens": 10}
+    assert "no island yet" not in line(progress_of(status({}, totals=totals), rate=None))
+
+
 def test_a_line_says_all_of_it():
     words = line(progress_of(RUNNING, rate=2000.0))
     assert words == (

@@ -101,6 +101,17 @@ def test_it_runs_short_once_for_each_block_that_it_trains_as_its_last():
 # --- data that count by themselves ------------------------------------------------------------------------------------
 
 
+def trained_on(data):
+    """Trains five batches, of two blocks, and returns them."""
+    share = view(block(1, 0, 2), block(2, 10, 13))
+    batches = endless_batches(replace(a_task(), data=data), share)
+    seen = []
+    for _ in range(5):
+        seen.append(next(batches))
+        share.trained()
+    return seen
+
+
 @pytest.mark.parametrize("counts", [True, False])
 def test_data_that_count_by_themselves_begin_anew_at_each_block(counts):
     begun = []
@@ -112,13 +123,7 @@ def test_data_that_count_by_themselves_begin_anew_at_each_block(counts):
             yield cursor if counts else share.cursor
             cursor += 1
 
-    share = view(block(1, 0, 2), block(2, 10, 13))
-    batches = endless_batches(replace(a_task(), data=data), share)
-    seen = []
-    for _ in range(5):
-        seen.append(next(batches))
-        share.trained()
-    assert seen == [0, 1, 10, 11, 12]
+    assert trained_on(data) == [0, 1, 10, 11, 12]
     assert begun == [0, 10]
 
 
@@ -130,13 +135,7 @@ def test_data_that_ask_for_each_batch_are_begun_once():
         while True:
             yield share.take()[2]
 
-    share = view(block(1, 0, 2), block(2, 10, 13))
-    batches = endless_batches(replace(a_task(), data=data), share)
-    seen = []
-    for _ in range(5):
-        seen.append(next(batches))
-        share.trained()
-    assert (seen, begun) == ([0, 1, 10, 11, 12], [0])
+    assert (trained_on(data), begun) == ([0, 1, 10, 11, 12], [0])
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
