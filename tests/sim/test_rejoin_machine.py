@@ -76,7 +76,7 @@ class World:
             if island.searching and not island.training:
                 since_s = self._searching.setdefault(island.address, self.now_s)
                 assert self.now_s - since_s <= DONOR_WAIT_S + SLACK_S, f"{island.address} looks for a donor for ever"
-        for number, tenure in self.sim.aggregator.core.run.shares._durable.items():
+        for number, tenure in self.sim.aggregator.core.run.shares._owners.durable.items():
             epoch = getattr(tenure, "share_epoch", 0)  # a block has none: its number is one owner's
             before = self._owners.setdefault((number, epoch), tenure.owner)
             assert before == tenure.owner, f"{before} and {tenure.owner} own {number} under one epoch"
