@@ -21,6 +21,7 @@ PURE_ROOMS = [
     "broker.wire",
     "broker.wire.messages",
     "broker.routing",
+    "islands.hosts",
     "islands.protocol",
     "aggregator.rules",
     "aggregator.ledger",
