@@ -1,6 +1,7 @@
 """The manifest: the tensors of each fragment, as a run agrees on them.
 
-A *fragment* is a fixed set of tensors that is synchronised as a unit. The manifest is computed once, from
+A *fragment* is a fixed set of tensors that is synchronised as a unit. Where several hosts train one island, each has
+*regions* of these tensors. The manifest is computed once, from
 the tensors of the first island, by :func:`partition`, and handed to every island that joins. It is pure data:
 names, shapes, dtypes, kinds. Nobody but the island ever sees a model.
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -126,3 +128,57 @@ def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentMa
 def shard_of(fragment_id: int, shards: int) -> int:
     """Which aggregator shard of ``shards`` owns a fragment: they take turns, so each has its part of every size."""
     return fragment_id % shards
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Region:
+    """A box of a tensor: its first element and its lengths, per dimension.
+
+    Row by row its elements keep the order that they have in the whole tensor: any range of the tensor meets one range
+    of the region.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Returns the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Returns the index of the box in the whole array."""
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape, strict=True))
+
+
+def whole(shape: tuple[int, ...]) -> Region:
+    """Returns the region that is all of a tensor."""
+    return Region((0,) * len(shape), shape)
+
+
+def flaw_in(regions: Sequence[Region], shape: tuple[int, ...]) -> str:
+    """Says why these regions are not the whole tensor, each element once; empty if they are."""
+    for region in regions:
+        if len(region.start) != len(shape) or len(region.shape) != len(shape):
+            return f"a part has {len(region.shape)} dimensions, the tensor has {len(shape)}"
+        if any(a + n > length for a, n, length in zip(region.start, region.shape, shape, strict=True)):
+            return f"a part at {list(region.start)} of shape {list(region.shape)} reaches beyond {list(shape)}"
+    filled = [region for region in regions if region.size]
+    if sum(region.size for region in filled) != math.prod(shape):
+        held = sum(region.size for region in filled)
+        return f"the parts have {held} elements, the tensor has {math.prod(shape)}"
+    # As many elements as the tensor has: they are all of it just if no two parts meet.
+    ordered = sorted(filled)
+    for i, one in enumerate(ordered):
+        for other in ordered[i + 1 :]:
+            if one.start and other.start[0] >= one.start[0] + one.shape[0]:
+                break  # sorted by their first row: nobody further on meets this one
+            if _meet(one, other):
+                return f"the parts at {list(one.start)} and {list(other.start)} have elements in common"
+    return ""
+
+
+def _meet(one: Region, other: Region) -> bool:
+    sides = zip(one.start, one.shape, other.start, other.shape, strict=True)
+    return all(a < c + m and c < a + n for a, n, c, m in sides)

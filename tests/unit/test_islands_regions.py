@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from islands.hosts.regions import Region, Rows, cut, flaw_in, owners, region_of, whole
+from aggregator.merge.pieces import Piece, Pieces, Rows
+from broker.wire.fragments import Region, flaw_in, whole
+from broker.wire.messages import Codec
+from broker.wire.tensors import decode_tensor, encode_tensor
+from islands.hosts.regions import cut, owners, region_of
 
 shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 
@@ -72,3 +76,25 @@ def test_replicas_are_handed_over_by_the_first_host_that_has_them():
 
 def test_the_slices_of_a_sharding_are_a_region():
     assert region_of((slice(None), slice(2, 4)), (3, 4)) == Region((0, 2), (3, 2))
+
+
+def in_pieces(tensor, axis, at, codec):
+    """Returns a tensor in two pieces, and its elements as they arrive."""
+    received, pieces = np.empty_like(tensor), []
+    for a, b in ((0, at), (at, tensor.shape[axis])):
+        start = tuple(a if i == axis else 0 for i in range(tensor.ndim))
+        region = Region(start, tuple(b - a if i == axis else n for i, n in enumerate(tensor.shape)))
+        encoded = encode_tensor(np.ascontiguousarray(cut(tensor, region)), codec)
+        received[region.slices] = decode_tensor(encoded)
+        pieces.append(Piece(start, encoded))
+    return pieces, received
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize(("axis", "at"), [(0, 0), (0, 300), (1, 1), (1, 77), (2, 2)])
+def test_a_tensor_in_pieces_is_read_as_if_it_were_whole(codec, axis, at):
+    tensor = np.random.default_rng(0).normal(size=(700, 130, 5)).astype(np.float32)
+    pieces, received = in_pieces(tensor, axis, at, codec)
+    elements = Pieces(pieces, tensor.shape)
+    for start, length in ((0, 1), (649, 65_536), (tensor.size - 1000, 1000), (12_345, 131_072)):
+        assert np.array_equal(elements.read(start, np.empty(length, np.float32)), received.reshape(-1)[start:][:length])

@@ -1,0 +1,105 @@
+"""A tensor that came in pieces, one or more from each host of an island, read as if it were whole. Pure.
+
+Pieces are never put together: merging reads a range of the tensor, and that meets one range of each piece
+(:class:`broker.wire.fragments.Region`). So a contribution of many hosts takes the memory of its bytes, like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.wire.fragments import Region
+from broker.wire.messages import Encoded
+from broker.wire.tensors import Elements, Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One region of a tensor, as a host encoded it."""
+
+    start: tuple[int, ...]
+    encoded: Encoded
+
+    @property
+    def region(self) -> Region:
+        """Returns the place of the piece in the tensor."""
+        return Region(self.start, self.encoded.shape)
+
+
+class Pieces:
+    """The elements of a tensor in pieces as float32, a range at a time; like :class:`broker.wire.tensors.Elements`.
+
+    Args:
+        pieces: Together the tensor, each element once (:func:`broker.wire.fragments.flaw_in`).
+        shape: Of the tensor.
+
+    Attributes:
+        size: Elements in all.
+    """
+
+    __slots__ = ("_parts", "size")
+
+    def __init__(self, pieces: Sequence[Piece], shape: tuple[int, ...]) -> None:
+        self.size = math.prod(shape)
+        self._parts = [(Rows(piece.region, shape), Elements(piece.encoded)) for piece in pieces if piece.region.size]
+
+    def read(self, start: int, scratch: Float32Array) -> Float32Array:
+        """Returns the elements from ``start`` on, as many as ``scratch`` holds, in it."""
+        stop = start + scratch.size
+        for rows, elements in self._parts:
+            runs = rows.overlap(start, stop) if rows.first < stop and rows.last > start else []
+            if not runs:
+                continue
+            first, end = runs[0][0], runs[-1][0] + runs[-1][2]
+            values = elements.read(first, np.empty(end - first, np.float32))
+            for here, there, length in runs:
+                scratch[there - start : there - start + length] = values[here - first : here - first + length]
+        return scratch
+
+
+class Rows:
+    """The place of a region's elements in the whole tensor, as flat numbers.
+
+    Args:
+        region: Of the tensor.
+        shape: Of the tensor.
+    """
+
+    __slots__ = ("_length", "_places", "first", "last")
+
+    def __init__(self, region: Region, shape: tuple[int, ...]) -> None:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        # The longest run of elements that lie side by side in the tensor: trailing dimensions that are whole, and one.
+        inner = len(shape)
+        while inner and region.shape[inner - 1] == shape[inner - 1]:
+            inner -= 1
+        inner = max(0, inner - 1)
+        self._length = math.prod(region.shape[inner:])
+        offset = sum(a * s for a, s in zip(region.start, strides, strict=True))
+        places = np.array([offset], np.int64)
+        for n, s in zip(region.shape[:inner], strides[:inner], strict=True):
+            places = (places[:, None] + np.arange(n, dtype=np.int64) * s).reshape(-1)
+        self._places = places if self._length else places[:0]
+        self.first = int(self._places[0]) if self._places.size else 0
+        self.last = int(self._places[-1]) + self._length if self._places.size else 0
+
+    def overlap(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Returns what of a flat range of the tensor is in the region.
+
+        Returns:
+            Runs (first element in the region, first element in the tensor, elements), in order.
+        """
+        places, length = self._places, self._length
+        begin = max(0, int(np.searchsorted(places, start, "right")) - 1)
+        end = int(np.searchsorted(places, stop, "left"))
+        runs = []
+        for row in range(begin, end):
+            place = int(places[row])
+            lo, hi = max(start, place), min(stop, place + length)
+            if lo < hi:
+                runs.append((row * length + lo - place, lo, hi - lo))
+        return runs
