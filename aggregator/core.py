@@ -54,6 +54,7 @@ from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.rounds.rounds import Rounds
 from aggregator.rounds.seeding import Seeding
 from aggregator.rounds.store_behind import StoreBehind
+from aggregator.state.assembly import Assembly
 from aggregator.state.founding import MAX_FOUNDINGS, Founding
 from aggregator.state.members import Member
 from aggregator.state.restoring import restore
@@ -64,6 +65,7 @@ from broker.wire.messages import (
     Attached,
     Contribution,
     Heartbeat,
+    HostPart,
     Join,
     Leave,
     Nothing,
@@ -126,6 +128,7 @@ class Aggregator:
         keeps = Adopter if config.shard else Keeper
         self._roster: Keeper | Adopter = keeps(self.run, self._membership)
         self._donations = Donations(self.run)
+        self._assembly = Assembly(self.run)
         self._intake = Intake(self.run, notices)
         self._rounds = Rounds(self.run, notices, self._intake)
         self._publishing = Publishing(self.run)
@@ -168,6 +171,7 @@ class Aggregator:
             Leave: self._membership.leave,
             Seed: self._seeding.seed,
             Contribution: self._intake.contribution,
+            HostPart: lambda *_: None,  # part of what is assembled first
             AskDonor: self._donations.ask,
         }
         return anybody, members
@@ -232,10 +236,11 @@ class Aggregator:
         self._ending.reached = True
         self._publishing.came(event)
         message = event.envelope.message
-        if (from_member := self._from_members.get(type(message))) is not None:
+        if type(message) in self._from_members:
             member = self._membership.sender(event)
-            if member is not None:
-                from_member(member, message, event)
+            whole = self._assembly.take(event) if member is not None else None
+            if member is not None and whole is not None:
+                self._from_members[type(whole.envelope.message)](member, whole.envelope.message, whole)
         elif (handler := self._handlers.get(type(message))) is not None:
             handler(event)
         else:

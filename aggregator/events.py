@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.routing.deafness import Carried
-from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Envelope, Merged, Message, Payload, Reason, Recipe, Refused
+from broker.wire.fragments import FragmentManifest, Region
+from broker.wire.messages import Encoded, Envelope, Merged, Message, Payload, Reason, Recipe, Refused
 from broker.wire.ranges import StepRange
 
 # --- in -------------------------------------------------------------------------------------------------------
@@ -151,6 +151,27 @@ class Plant:
 
     fragment_id: int
     payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One region of a tensor, as one host of an island encoded it."""
+
+    start: tuple[int, ...]
+    encoded: Encoded
+
+    @property
+    def region(self) -> Region:
+        """Returns the place of the piece in the tensor."""
+        return Region(self.start, tuple(self.encoded.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Pieced:
+    """A tensor that came in pieces, each element once; it stands in a payload in the place of a buffer."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

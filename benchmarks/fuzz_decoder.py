@@ -123,6 +123,9 @@ def _related(cls: type[Any], values: dict[str, Any], rng: random.Random) -> dict
     if cls is TensorSpec:
         values["shape"] = tuple(rng.randint(0, 9) for _ in range(rng.randrange(4)))
         values["unit_axes"] = rng.randint(0, len(values["shape"]))
+    if "hosts" in values:
+        values["hosts"] = rng.randint(10, 99)
+        values |= {"host": rng.randint(1, 9)} if "host" in values else {}
     if cls is Recipe:  # which checks its own relations
         values = {"merge": values["merge"], "codec": values["codec"], "quorum": 1 + values["quorum"]}
     return values

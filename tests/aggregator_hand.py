@@ -150,7 +150,7 @@ class Desk:
             to=m.AGGREGATOR,
             message=message,
         )
-        size = payload_bytes if isinstance(message, m.Contribution | m.Seed) else 0
+        size = payload_bytes if isinstance(message, m.Contribution | m.Seed | m.HostPart) else 0
         by = self.by.get(island_id, 0) if broker is None else broker
         return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size, norm=norm, broker=by))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from aggregator.events import Flaw, Inspection
 from broker.wire.codec import verify
 from broker.wire.errors import RemoteProtocolError
-from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Codec, Contribution, Envelope, Reason, Seed, kind_of
+from broker.wire.fragments import FragmentManifest, Region, TensorSpec
+from broker.wire.messages import Codec, Contribution, Envelope, HostPart, Reason, Seed, kind_of
 from broker.wire.tensors import check_payload, squared_norm
 
 _SEED_CODECS = frozenset({Codec.F32})  # version 0 is what every later one is measured from: nothing is rounded away
@@ -21,11 +22,11 @@ def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection
     tensors; every element is finite, which its norm tells. A payload that passes can be merged whatever it holds.
 
     Args:
-        envelope: With a Contribution or a Seed.
+        envelope: With a Contribution, a Seed, or one host's part of either.
         manifest: The run's fragments; None while no island has joined.
     """
     message = envelope.message
-    assert isinstance(message, Contribution | Seed)
+    assert isinstance(message, Contribution | Seed | HostPart)
     p = message.fragment_id
     if manifest is None or p >= len(manifest):
         known = 0 if manifest is None else len(manifest)
@@ -33,7 +34,9 @@ def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection
     tensors = manifest.fragments[p]
     try:
         verify(envelope)
-        check_payload(message.payload, tensors, codecs=_SEED_CODECS if isinstance(message, Seed) else frozenset(Codec))
+        seed = isinstance(message, Seed) or (isinstance(message, HostPart) and message.to_step == 0)
+        tensors = _present(message, tensors)
+        check_payload(message.payload, tensors, codecs=_SEED_CODECS if seed else frozenset(Codec))
     except RemoteProtocolError as err:
         return _flawed(Reason(err.reason), f"{err.field} is {err.got}, expected {err.expected}")
     total = 0.0
@@ -44,6 +47,35 @@ def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection
             return _flawed(Reason.NOT_FINITE, detail)
         total += squares
     return Inspection(norm=math.sqrt(total))
+
+
+def _present(message: Contribution | Seed | HostPart, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Returns what the buffers of a message must be: all tensors, or what one of several hosts says that it has.
+
+    Raises:
+        RemoteProtocolError: It says what cannot be.
+    """
+    if message.hosts == 1:
+        return tensors
+    places, payload = message.places, message.payload
+    if len(places) != len(payload):
+        got, expected = f"{len(payload)} tensors", f"{len(places)} tensors, one for each place"
+        raise RemoteProtocolError(Reason.WRONG_SHAPE, field="buffers", got=got, expected=expected)
+    present = []
+    for i, (place, encoded) in enumerate(zip(places, payload, strict=True)):
+        if place.tensor >= len(tensors):
+            expected = f"below {len(tensors)}, the tensors of this fragment"
+            raise RemoteProtocolError(
+                Reason.WRONG_SHAPE, field=f"places[{i}].tensor", got=place.tensor, expected=expected
+            )
+        tensor = tensors[place.tensor]
+        region = Region(place.start, encoded.shape)
+        if not region.within(tensor.shape):
+            expected = f"a part of {list(tensor.shape)} for {tensor.name}"
+            got = f"{list(encoded.shape)} at {list(place.start)}"
+            raise RemoteProtocolError(Reason.WRONG_SHAPE, field=f"buffers[{i}].shape", got=got, expected=expected)
+        present.append(replace(tensor, shape=encoded.shape, unit_axes=0))
+    return tuple(present)
 
 
 def _flawed(reason: Reason, detail: str) -> Inspection:

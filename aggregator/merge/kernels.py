@@ -32,7 +32,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.events import Part
+from aggregator.events import Part, Pieced
+from aggregator.merge.pieces import Pieces, elements_of
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
@@ -101,7 +102,7 @@ def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part], *, capp
             continue
         units = math.prod(tensor.shape[: tensor.unit_axes]) if tensor.kind is Kind.RDA else 1
         columns = tensor.size // units
-        sources = [Elements(part.payload[index]) for part in parts]
+        sources = [elements_of(part.payload[index]) for part in parts]
         for rows in _strips(units, columns):
             strip = _Strip(sources, rows.start * columns, region.reshape(units, columns)[rows], scratch)
             mean, lengths = strip.weighted_mean(weights)
@@ -135,7 +136,9 @@ class _Strip:
         scratch: Two blocks.
     """
 
-    def __init__(self, sources: list[Elements], first: int, out: Vector, scratch: tuple[Vector, Vector]) -> None:
+    def __init__(
+        self, sources: list[Elements | Pieces], first: int, out: Vector, scratch: tuple[Vector, Vector]
+    ) -> None:
         self._sources = sources
         self._first = first
         self._out = out
@@ -258,6 +261,8 @@ def _check(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> None:
         if len(part.payload) != len(tensors):
             raise LocalProtocolError(f"{part.island_id} sent {len(part.payload)} buffers for {len(tensors)} tensors")
         for tensor, encoded in zip(tensors, part.payload, strict=True):
+            if isinstance(encoded, Pieced):
+                continue  # looked at when its last piece came
             got, expected = memoryview(encoded.data).nbytes, encoded_bytes(encoded.codec, tensor.size)
             if got != expected:
                 what = f"{tensor.name} from {part.island_id}"

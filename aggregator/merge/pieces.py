@@ -8,26 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from aggregator.events import Piece, Pieced
 from broker.wire.fragments import Region
 from broker.wire.messages import Encoded
-from broker.wire.tensors import Elements, Float32Array
+from broker.wire.tensors import Elements, Float32Array, decode_into
+
+#: Elements that are filled in at a time.
+BLOCK = 1 << 17
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One region of a tensor, as a host encoded it."""
+def elements_of(tensor: Encoded | Pieced) -> Elements | Pieces:
+    """Returns the elements of a tensor in a payload, whole or in pieces."""
+    return Pieces(tensor.pieces, tensor.shape) if isinstance(tensor, Pieced) else Elements(tensor)
 
-    start: tuple[int, ...]
-    encoded: Encoded
 
-    @property
-    def region(self) -> Region:
-        """Returns the place of the piece in the tensor."""
-        return Region(self.start, self.encoded.shape)
+def fill(tensor: Encoded | Pieced, out: Float32Array) -> None:
+    """Writes a tensor into ``out``, which is float32, flat and contiguous."""
+    if not isinstance(tensor, Pieced):
+        decode_into(tensor, out)
+        return
+    elements = elements_of(tensor)
+    for start in range(0, out.size, BLOCK):
+        elements.read(start, out[start : start + BLOCK])
+
+
+def vector(payload: Sequence[Encoded | Pieced]) -> Float32Array:
+    """Returns the tensors of a payload side by side in one new vector."""
+    sizes = [math.prod(tensor.shape) for tensor in payload]
+    out, start = np.empty(sum(sizes), np.float32), 0
+    for tensor, size in zip(payload, sizes, strict=True):
+        fill(tensor, out[start : start + size])
+        start += size
+    return out
 
 
 class Pieces:

@@ -11,10 +11,11 @@ import numpy as np
 from aggregator.events import Merge, Plant
 from aggregator.merge.kernels import MergedFragment, merge_fragment
 from aggregator.merge.outer_step import FragmentState, OuterStep, seeded
+from aggregator.merge.pieces import vector
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded
-from broker.wire.tensors import decode_into, encode_tensor, fragment_digest
+from broker.wire.tensors import encode_tensor, fragment_digest
 
 
 class Made(NamedTuple):
@@ -31,11 +32,7 @@ def plant(tensors: Sequence[TensorSpec], action: Plant) -> Made:
         tensors: The fragment, in manifest order.
         action: Its payload has been checked against ``tensors``.
     """
-    params = np.empty(sum(tensor.size for tensor in tensors), np.float32)
-    start = 0
-    for tensor, encoded in zip(tensors, action.payload, strict=True):
-        decode_into(encoded, params[start : start + tensor.size])
-        start += tensor.size
+    params = vector(action.payload)
     return Made(seeded(params), fragment_digest(params))
 
 

@@ -41,6 +41,7 @@ from broker.wire.messages import (
     Contribution,
     Envelope,
     FollowBulk,
+    HostPart,
     Message,
     Refused,
     Replica,
@@ -165,7 +166,7 @@ class BrokerLinks:
         message = envelope.message
         tells = message.channel is Channel.BULK or isinstance(message, Attached)
         carried = self._links[place].carried if tells else None
-        if not isinstance(message, Contribution | Seed):
+        if not isinstance(message, Contribution | Seed | HostPart):
             return Received(envelope=envelope, broker=place, carried=carried)
         nbytes = payload_bytes(message.payload)
         if nbytes < INSPECT_HERE_BYTES:

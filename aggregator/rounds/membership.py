@@ -22,6 +22,7 @@ from broker.wire.messages import (
     SLOWEST_STEP_S,
     Fate,
     Heartbeat,
+    HostPart,
     Join,
     Leave,
     Outstanding,
@@ -69,6 +70,8 @@ class Membership:
             detail = f"incarnation {envelope.incarnation} has ended: {member.incarnation} has joined"
             self._notices.refuse(event, Reason.FENCED, detail)
             return None
+        if isinstance(envelope.message, HostPart):
+            return member  # hosts number their messages by themselves, and the speaker alone says that it is there
         newest = run.routes.heard(envelope, event.broker)
         member.last_seen_s = run.now_s
         if member.left and newest and isinstance(envelope.message, Heartbeat):

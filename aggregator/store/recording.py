@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aggregator.events import Merge, Part
 from aggregator.merge.kernels import MergedFragment
 from aggregator.merge.outer_step import FragmentState, Vector
+from aggregator.merge.pieces import vector
 from broker.process import logs
 from broker.wire.errors import ConfigError
-from broker.wire.tensors import decode_tensor
 
 log = logs.get(__name__)
 
@@ -81,7 +80,7 @@ class Recorder:
             "momentum_after": after.momentum,
         }
         for index, part in enumerate(action.parts):
-            arrays[f"delta.{index}"] = np.concatenate([decode_tensor(each).reshape(-1) for each in part.payload])
+            arrays[f"delta.{index}"] = vector(part.payload)
         facts = {
             "round_id": action.round_id,
             "fragment_id": action.fragment_id,

@@ -166,7 +166,7 @@ class Deliveries:
                 peer.window.took_back(p)
                 peer.served.pop(p, None)  # it still comes first
                 self._blocked_peers[peer.name] = None
-            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
                 self._connection(shard).took_back(item.identity, item.least_bytes)
@@ -180,7 +180,7 @@ class Deliveries:
     def give_up(self, event: Unreachable) -> None:
         """A contribution waits for the aggregator's next connection; an island asks again over its own."""
         match event.envelope.message:
-            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
                 self.queue.put_back(shard, item)

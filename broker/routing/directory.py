@@ -17,6 +17,8 @@ UNKNOWN = "(unknown)"
 
 #: Shards are small numbers; the bound keeps a wrong one from making entries without end.
 MAX_SHARDS = 64
+#: Connections of other hosts of one island that are remembered.
+MAX_HOSTS = 4096
 
 JOINING = joining("")
 STANDBY = standing_by("")
@@ -62,6 +64,7 @@ class Peer:
         transfers: Versions sent to it.
         asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
         seen: The sequence numbers heard over each connection.
+        host_seen: The same of each connection of another host of this island.
         follow: What a standby said last.
     """
 
@@ -74,6 +77,7 @@ class Peer:
     transfers: int = 0
     asked_s: float | None = None
     seen: dict[Channel, Seen] = field(default_factory=dict)
+    host_seen: dict[bytes, Seen] = field(default_factory=dict)
     follow: Follow | None = None
 
     @property

@@ -18,7 +18,7 @@ from typing import TypeVar
 from broker.routing.actions import Actions
 from broker.routing.bindings import Bindings
 from broker.routing.deliveries import Deliveries
-from broker.routing.directory import MAX_SHARDS, Directory, Leader, Peer, Seen
+from broker.routing.directory import MAX_HOSTS, MAX_SHARDS, Directory, Leader, Peer, Seen
 from broker.routing.events import Note, Received, Refusal, RelayConfig
 from broker.routing.rights import speaks_for
 from broker.wire import messages as m
@@ -46,6 +46,8 @@ class Presence:
         peer = self._who.peers.get(name)
         if peer is not None and incarnation < peer.incarnation:
             return Reason.FENCED, f"incarnation {incarnation} of {name} has ended: {peer.incarnation} has joined"
+        if isinstance(event.envelope.message, m.HostPart):
+            return self._hear_host(peer, event)
         self._end_joiner(event)
         if peer is None and self._who.full:
             return self._no_room()
@@ -54,6 +56,21 @@ class Presence:
         if self._who.connect(peer, event.channel, event.peer):
             self._deliveries.unblock_peer(name)  # a new connection starts empty
         return self._admit(peer, event, now_s)
+
+    def _hear_host(self, peer: Peer | None, event: Received) -> Peer | Refusal:
+        """Takes note of one more host of an island, over a connection of its own; the island is who its speaker is."""
+        name, incarnation = event.envelope.sender, event.envelope.incarnation
+        if peer is None or incarnation > peer.incarnation:
+            return (
+                Reason.UNKNOWN_ISLAND,
+                f"incarnation {incarnation} of {name} was not heard yet",
+            )
+        while len(peer.host_seen) >= MAX_HOSTS and event.peer not in peer.host_seen:
+            del peer.host_seen[next(iter(peer.host_seen))]
+        if not peer.host_seen.setdefault(event.peer, Seen()).repeats(event.envelope.sequence):
+            return peer
+        self._out.counters.repeated_messages += 1
+        return Reason.REPLAYED, f"message {event.envelope.sequence} has come over this connection before"
 
     def _end_joiner(self, event: Received) -> None:
         """Forgets who asked over this connection to become an island, once another name comes over it.

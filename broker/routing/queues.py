@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from broker.wire.messages import Contribution, Encoded, Envelope, Seed, Stored, Version
+from broker.wire.messages import Contribution, Encoded, Envelope, HostPart, Seed, Stored, Version
 from broker.wire.tensors import payload_bytes
 
 
@@ -114,6 +114,8 @@ class Queued:
                 what: tuple[object, ...] = ("contribution", p, steps.from_step, steps.to_step)
             case Seed(fragment_id=p):
                 what = ("seed", p)
+            case HostPart(fragment_id=p, host=host):
+                what = ("part", p, self.envelope.message.from_step, self.envelope.message.to_step, host)
             case other:
                 raise AssertionError(f"{type(other).__name__} does not queue")
         return (self.envelope.sender, self.envelope.incarnation, *what)

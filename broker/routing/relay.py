@@ -17,7 +17,7 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Join AskDonor                  island -> aggregator of shard 0      control   repeated; dropped if nobody takes it
     Heartbeat Leave                island -> aggregator of each shard   control   likewise
     Nothing                        island -> the fragment's shard       control   likewise
-    Seed Contribution              island -> the fragment's shard       bulk      queued in bytes; beyond that refused;
+    Seed Contribution HostPart     island -> the fragment's shard       bulk      queued in bytes; beyond that refused;
                                                                                   copies of what is still here dropped
     Want                           island -> here: opens its window     bulk
     FetchState StatePart           island -> the island in ``to``      both      asked for again; dropped if it is gone
@@ -148,7 +148,7 @@ class Relay:
         match envelope.message:
             case m.AttachBulk():
                 return peer
-            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 leader = self._who.leading(shard_of(p, self._who.shards))
                 return leader.routes.get(Channel.BULK) if leader is not None else None
             case _:
@@ -197,7 +197,7 @@ class Relay:
         match envelope.message:
             case m.Want(versions=versions):
                 self._deliveries.grant(peer, versions, now_s, envelope.sequence)
-            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 # One that does not exist is refused for good by whose it would be, and who knows the manifest.
                 item = Queued(envelope=envelope, size_bytes=event.size_bytes)
                 return self._deliveries.contribute(shard_of(p, self._who.shards), item, now_s, event.carried)

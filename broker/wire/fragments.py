@@ -146,6 +146,12 @@ class Region:
         """Returns the number of elements."""
         return math.prod(self.shape)
 
+    def within(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is a part of a tensor of this shape."""
+        return len(self.start) == len(self.shape) == len(shape) and all(
+            a + n <= length for a, n, length in zip(self.start, self.shape, shape, strict=True)
+        )
+
     @property
     def slices(self) -> tuple[slice, ...]:
         """Returns the index of the box in the whole array."""
@@ -160,10 +166,8 @@ def whole(shape: tuple[int, ...]) -> Region:
 def flaw_in(regions: Sequence[Region], shape: tuple[int, ...]) -> str:
     """Says why these regions are not the whole tensor, each element once; empty if they are."""
     for region in regions:
-        if len(region.start) != len(shape) or len(region.shape) != len(shape):
-            return f"a part has {len(region.shape)} dimensions, the tensor has {len(shape)}"
-        if any(a + n > length for a, n, length in zip(region.start, region.shape, shape, strict=True)):
-            return f"a part at {list(region.start)} of shape {list(region.shape)} reaches beyond {list(shape)}"
+        if not region.within(shape):
+            return f"a part at {list(region.start)} of shape {list(region.shape)} is not inside of {list(shape)}"
     filled = [region for region in regions if region.size]
     if sum(region.size for region in filled) != math.prod(shape):
         held = sum(region.size for region in filled)

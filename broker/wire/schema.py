@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_t
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec
-from broker.wire.messages.rounds import Outstanding, Resolution
+from broker.wire.messages.rounds import Contribution, HostPart, Outstanding, Resolution, Seed
 from broker.wire.messages.values import AGGREGATOR, BROKER, Block, DataRange, Reason, Share
 from broker.wire.names import NAME, RULE, is_name
 from broker.wire.ranges import StepRange
@@ -41,6 +41,7 @@ PAYLOAD = "payload"
 #: Longest tuples of fields whose readers repeat them, or do more than read them.
 _MOST_ITEMS = {
     "shape": MAX_DIMENSIONS,
+    "start": MAX_DIMENSIONS,
     "outstanding": MAX_OUTSTANDING,
     "data": MAX_DATA_RANGES,
     "trained_on": MAX_TRAINED_ON,
@@ -353,8 +354,25 @@ def _check_data(data: DataRange | Block) -> None:
         raise Unfit(data.to_batch, expected, reason=Reason.IMPLAUSIBLE, at="to_batch")
 
 
+def _check_hosts(value: Contribution | Seed) -> None:
+    if value.hosts < 1:
+        raise Unfit(value.hosts, "at least 1", at="hosts")
+    if value.hosts == 1 and value.places:
+        raise Unfit(f"{len(value.places)} places", "none, of a single host", at="places")
+
+
+def _check_part(part: HostPart) -> None:
+    if not 0 < part.host < part.hosts:
+        raise Unfit(part.host, f"from 1 to {part.hosts - 1}, below hosts", at="host")
+    if part.from_step >= part.to_step > 0 or part.from_step > part.to_step:
+        raise Unfit(part.to_step, f"more than from_step, {part.from_step}", reason=Reason.IMPLAUSIBLE, at="to_step")
+
+
 _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     StepRange: _check_steps,
+    Contribution: _check_hosts,
+    Seed: _check_hosts,
+    HostPart: _check_part,
     Outstanding: _check_steps,
     Resolution: _check_steps,
     Share: _check_share,

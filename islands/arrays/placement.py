@@ -28,6 +28,12 @@ Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
 
 
+_SEVERAL_HOSTS = (
+    "it is spread over the devices of several processes, and an island of several hosts does not work yet: let each"
+    " process train an island of its own, with a mesh of jax.local_devices()"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """The device, sharding and dtype of one parameter.
@@ -78,6 +84,8 @@ class Parameters:
         for name, leaf in leaves.items():
             if not is_array(leaf):
                 raise ConfigError(f"params {name}", type(leaf).__name__, NO_ARRAY)
+            if is_on_device(leaf) and not leaf.is_fully_addressable:
+                raise ConfigError(f"params {name}", shown(leaf), _SEVERAL_HOSTS)
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         self._ways = _ways_to(params, leaves)
         self._fragments: tuple[tuple[str, ...], ...] = ()

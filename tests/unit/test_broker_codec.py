@@ -198,7 +198,7 @@ def values(hint, field):
             quorum=st.integers(1, INT_MAX),
             codec=st.sampled_from(Codec),
         )
-    if hint in (Outstanding, Resolution):
+    if hint in (Outstanding, Resolution, messages.HostPart):
         rest = {f.name: values(typing.get_type_hints(hint)[f.name], f.name) for f in dataclasses.fields(hint)}
         return st.builds(hint, **(rest | {"from_step": st.just(3), "to_step": st.integers(4, 9)}))
     if dataclasses.is_dataclass(hint):
@@ -206,6 +206,8 @@ def values(hint, field):
         return st.builds(hint, **{f.name: values(hints[f.name], f.name) for f in dataclasses.fields(hint)})
     if field == "payload":
         return st.lists(buffers(), max_size=3).map(tuple)
+    if field in ("host", "hosts"):
+        return st.integers(1, 99) if field == "host" else st.integers(100, INT_MAX)
     if hint is int:
         return st.integers(-1 if field in ("versions", "sequence") else 0, INT_MAX)
     if hint is float:
@@ -260,8 +262,8 @@ def test_payload_buffers_are_passed_through_without_a_copy():
 
 
 def test_another_protocol_version_is_refused_before_anything_else_is_looked_at():
-    error = refusal({"v": 6, "something": "new"})
-    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "5")
+    error = refusal({"v": 7, "something": "new"})
+    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "6")
     assert refusal({"v": True}).reason == Reason.PROTOCOL_VERSION
     assert refusal({}).reason == Reason.PROTOCOL_VERSION
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.merge.pieces import Piece, Pieces, Rows
+from aggregator.events import Piece
+from aggregator.merge.pieces import Pieces, Rows
 from broker.wire.fragments import Region, flaw_in, whole
 from broker.wire.messages import Codec
 from broker.wire.tensors import decode_tensor, encode_tensor
@@ -61,12 +62,9 @@ def test_parts_that_meet_are_not_the_whole_though_they_count_as_many_elements():
     assert flaw_in(parts, (3, 3)) == "the parts at [0, 0] and [1, 1] have elements in common"
 
 
-@pytest.mark.parametrize(
-    ("region", "said"),
-    [(Region((0,), (4,)), "1 dimensions"), (Region((1, 0), (2, 2)), "reaches beyond")],
-)
-def test_a_part_that_does_not_fit_is_told(region, said):
-    assert said in flaw_in([region], (2, 2))
+@pytest.mark.parametrize("region", [Region((0,), (4,)), Region((1, 0), (2, 2))])
+def test_a_part_that_does_not_fit_is_told(region):
+    assert "not inside of [2, 2]" in flaw_in([region], (2, 2))
 
 
 def test_replicas_are_handed_over_by_the_first_host_that_has_them():

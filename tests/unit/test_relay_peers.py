@@ -293,3 +293,36 @@ def test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more():
     assert driver.relay.num_peers == 2
     driver.receive("a", beat())
     assert driver.sends  # whoever is known is heard
+
+
+# --- islands of several hosts ---------------------------------------------------------------------------------
+
+
+def host_part(host=1):
+    return m.HostPart(fragment_id=0, from_step=0, to_step=1, host=host, hosts=3, places=(), payload=())
+
+
+def test_hosts_of_an_island_hand_over_beside_its_speaker_each_over_a_connection_of_its_own(led):
+    led.receive("a", m.Want(versions=(-1, -1)))
+    led.receive("a", host_part(1), route=b"host 1")
+    assert led.sent == [(b"aggregator/0/bulk", host_part(1))]
+    led.receive("a", host_part(2), route=b"host 2")
+    assert led.sent == [(b"aggregator/0/bulk", host_part(2))]
+    led.receive(AGGREGATOR, version(0, 0))
+    assert [peer for peer, _ in led.sent] == [b"a/1/bulk"]  # the speaker alone wants versions
+
+
+def test_a_host_is_heard_once_its_island_is_and_not_in_a_life_that_has_ended(led):
+    led.receive("a", host_part(), route=b"host 1")
+    assert led.reason() is Reason.UNKNOWN_ISLAND
+    led.receive("a", beat(), incarnation=2)
+    led.receive("a", host_part(), route=b"host 1", incarnation=1)
+    assert led.reason() is Reason.FENCED
+
+
+def test_what_a_host_sent_is_not_taken_twice_over_one_connection(led):
+    led.receive("a", beat())
+    led.receive("a", host_part(), route=b"host 1")
+    led.sequence -= 1
+    led.receive("a", host_part(), route=b"host 1")
+    assert led.reason() is Reason.REPLAYED

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
 from broker.wire.messages.membership import Join, Leave, Refused, Welcome
-from broker.wire.messages.rounds import Contribution, FleetState, Heartbeat, Nothing, Seed
+from broker.wire.messages.rounds import Contribution, FleetState, Heartbeat, HostPart, Nothing, Seed
 from broker.wire.messages.shards import Roster, Rostered
 from broker.wire.messages.standby import Follow, FollowBulk, Following, Replica, ReplicaRun
 from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want
@@ -19,6 +19,7 @@ Message = (
     | Leave
     | Seed
     | Contribution
+    | HostPart
     | Want
     | AskDonor
     | FetchState

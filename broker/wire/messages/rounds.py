@@ -12,6 +12,7 @@ from broker.wire.messages.values import (
     Fate,
     Payload,
     Phase,
+    Place,
     Reason,
     Role,
     Share,
@@ -96,11 +97,16 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
-    """One fragment of version 0, from the island that :class:`FleetState` asked for it. Buffers: float32."""
+    """One fragment of version 0, from the island that :class:`FleetState` asked for it. Buffers: float32.
+
+    ``hosts`` and ``places`` as in :class:`Contribution`.
+    """
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.ISLAND
     fragment_id: int
+    hosts: int = 1
+    places: tuple[Place, ...] = ()
     payload: Payload
 
 
@@ -112,7 +118,10 @@ class Contribution:
         round_id: The round it answers.
         trained_on: Versions its steps were run on, oldest first; the steps add up to ``steps.steps``.
         data: Batches its steps were trained on; they add up likewise. Empty: its island does not say.
-        payload: One buffer per tensor of the fragment.
+        hosts: How many hosts the island has. With more than one this is the part of its speaker, host 0, and each of
+            the others sends a :class:`HostPart`.
+        places: Of each buffer, where there are several hosts; else none.
+        payload: One buffer per tensor of the fragment; of several hosts, those regions that this one hands over.
     """
 
     channel: ClassVar[Channel] = Channel.BULK
@@ -122,6 +131,32 @@ class Contribution:
     steps: StepRange
     trained_on: tuple[TrainedOn, ...]
     data: tuple[DataRange, ...] = ()
+    hosts: int = 1
+    places: tuple[Place, ...] = ()
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPart:
+    """One host's part of a contribution, or of a seed, of an island that has several.
+
+    The speaker's own part is in the :class:`Contribution` or the :class:`Seed` itself.
+
+    Attributes:
+        from_step: With ``to_step`` the range of the contribution; both 0: it is of version 0.
+        host: Which one of ``hosts``, from 1.
+        places: Of each buffer.
+        payload: The regions that this host hands over; may be none.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.ISLAND
+    fragment_id: int
+    from_step: int
+    to_step: int
+    host: int
+    hosts: int
+    places: tuple[Place, ...]
     payload: Payload
 
 

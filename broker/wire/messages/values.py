@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.wire.ranges import StepRange
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 class Channel(StrEnum):
@@ -145,6 +145,14 @@ class TrainedOn:
 
     fragment_version: int
     steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place of a buffer in a fragment: a region of one of its tensors that begins here, in the buffer's shape."""
+
+    tensor: int
+    start: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,193 @@
+"""Islands of several hosts: parts of a contribution are one when all are there, and count as nothing before."""
+
+import numpy as np
+import pytest
+
+from aggregator import events as agg
+from aggregator.events import Part, Piece, Pieced
+from aggregator.merge.inspection import inspect
+from aggregator.merge.kernels import merge_fragment
+from broker.wire import messages as m
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.messages import Codec, Envelope, Place, Reason
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import decode_tensor, encode_tensor
+from tests.aggregator_hand import Desk, sent, steps, tensors
+
+ROWS = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+def rows(first, last, tensor=0, values=ROWS):
+    """A place and its buffer: some rows of a tensor."""
+    return Place(tensor=tensor, start=(first, 0)), encode_tensor(values[first:last].copy(), Codec.F32)
+
+
+def split(*parts):
+    places, payload = zip(*parts, strict=True) if parts else ((), ())
+    return {"places": tuple(places), "payload": tuple(payload)}
+
+
+def spoken(desk, from_step, to_step, *parts, hosts=2):
+    """What host 0 of island b says."""
+    version = desk.run.fragments[0].version
+    open_ = [r.round_id for r in desk.run.open_rounds.values()]
+    return m.Contribution(
+        round_id=(open_ or [0])[0],
+        fragment_id=0,
+        steps=steps(from_step, to_step),
+        trained_on=(m.TrainedOn(fragment_version=version, steps=to_step - from_step),),
+        hosts=hosts,
+        **split(*parts),
+    )
+
+
+def part(from_step, to_step, *parts, host=1, hosts=2):
+    return m.HostPart(fragment_id=0, from_step=from_step, to_step=to_step, host=host, hosts=hosts, **split(*parts))
+
+
+@pytest.fixture
+def desk():
+    desk = Desk(islands=2)
+    desk.gather("a", "b")
+    desk.open_round("a", "b", step=4)
+    desk.offer("a", 0, 4)
+    return desk
+
+
+@pytest.mark.parametrize("speaker_first", [True, False])
+def test_a_contribution_counts_when_its_last_part_is_there(desk, speaker_first):
+    said = [spoken(desk, 0, 4, rows(0, 5)), part(0, 4, rows(5, 8))]
+    first, second = said if speaker_first else reversed(said)
+    assert not [each for each in desk.say("b", first, norm=3.0) if isinstance(each, agg.Merge)]
+    assert desk.run.fragments[0].version == 0
+    merges = [each for each in desk.say("b", second, norm=4.0, payload_bytes=100) if isinstance(each, agg.Merge)]
+    (mine,) = [each for each in merges[0].parts if each.island_id == "b"]
+    assert mine.payload[0].shape == (8, 8)
+    assert sorted(piece.start for piece in mine.payload[0].pieces) == [(0, 0), (5, 0)]
+    assert desk.run.fragments[0].version == 1
+
+
+def test_half_a_contribution_is_unknown_and_nothing_is_booked(desk):
+    desk.say("b", spoken(desk, 0, 4, rows(0, 5)), norm=3.0)
+    listed = (m.Outstanding(fragment_id=0, from_step=0, to_step=4),)
+    (state,) = sent(desk.beat("b", 4, outstanding=listed), m.FleetState)
+    assert [r.fate for r in state.resolutions] == [m.Fate.UNKNOWN]
+
+
+def test_a_new_life_does_not_complete_what_the_last_one_left_half(desk):
+    desk.say("b", spoken(desk, 0, 4, rows(0, 5)), norm=3.0)
+    desk.join("b")
+    said = desk.say("b", part(0, 4, rows(5, 8)), norm=4.0)
+    assert not [each for each in said if isinstance(each, agg.Merge) and len(each.parts) > 1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([rows(0, 5), rows(6, 8)], "the parts have 56 elements, the tensor has 64"),
+        ([rows(0, 5), rows(4, 8)], "the parts have 72 elements"),
+        ([rows(0, 4), rows(3, 7)], "have elements in common"),
+    ],
+)
+def test_parts_that_are_not_the_whole_are_refused_as_one(desk, parts, said):
+    desk.say("b", spoken(desk, 0, 4, parts[0]), norm=3.0)
+    answers = desk.say("b", part(0, 4, parts[1]), norm=4.0)
+    (refused,) = [r for s in sent(answers, m.FleetState) for r in s.resolutions if r.fate is m.Fate.REFUSED]
+    assert refused.reason is Reason.WRONG_SHAPE
+    assert "w0 of 2 hosts" in refused.detail
+    assert said in refused.detail
+
+
+def test_a_flaw_of_one_host_is_a_flaw_of_all(desk):
+    desk.say("b", spoken(desk, 0, 4, rows(0, 5)), norm=3.0)
+    flaw = agg.Flaw(reason=Reason.NOT_FINITE, detail="w0 holds values that are not finite")
+    answers = desk.say("b", part(0, 4, rows(5, 8)), flaw=flaw)
+    (refused,) = [r for s in sent(answers, m.FleetState) for r in s.resolutions if r.fate is m.Fate.REFUSED]
+    assert refused.reason is Reason.NOT_FINITE
+
+
+def test_a_damaged_part_is_as_if_it_had_not_come_and_may_come_again(desk):
+    desk.say("b", spoken(desk, 0, 4, rows(0, 5)), norm=3.0)
+    damaged = agg.Flaw(reason=Reason.CHECKSUM, detail="buffers[0]")
+    assert not [e for e in desk.say("b", part(0, 4, rows(5, 8)), flaw=damaged) if isinstance(e, agg.Merge)]
+    assert [e for e in desk.say("b", part(0, 4, rows(5, 8)), norm=4.0) if isinstance(e, agg.Merge)]
+
+
+def test_version_0_comes_in_parts_too():
+    desk = Desk(islands=1)
+    desk.join("b")
+    desk.say("b", m.Seed(fragment_id=0, hosts=2, **split(rows(0, 5))), norm=3.0)
+    said = desk.say("b", part(0, 0, rows(5, 8)), norm=4.0)
+    (plant,) = [each for each in said if isinstance(each, agg.Plant)]
+    assert isinstance(plant.payload[0], Pieced)
+
+
+def test_parts_that_never_become_whole_do_not_pile_up(desk):
+    for k in range(20):
+        desk.say("b", part(4 * k, 4 * k + 4, rows(5, 8)), norm=4.0)
+    assert desk.core._assembly.waiting_bytes <= 2 * 256
+
+
+# --- what the worker threads see ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "field"),
+    [
+        (Place(tensor=1, start=(0, 0)), (2, 8), "places[0].tensor"),
+        (Place(tensor=0, start=(7, 0)), (2, 8), "buffers[0].shape"),
+        (Place(tensor=0, start=(0,)), (2, 8), "buffers[0].shape"),
+    ],
+)
+def test_a_place_outside_of_the_fragment_is_a_flaw_that_names_it(place, shape, field):
+    message = m.HostPart(
+        fragment_id=0,
+        from_step=0,
+        to_step=4,
+        host=1,
+        hosts=2,
+        places=(place,),
+        payload=(encode_tensor(np.zeros(shape, np.float32), Codec.F32),),
+    )
+    envelope = Envelope(run_id="demo", sender="b", incarnation=1, sequence=1, to="aggregator", message=message)
+    flaw = inspect(envelope, FragmentManifest((tensors(1),))).flaw
+    assert flaw.reason is Reason.WRONG_SHAPE
+    assert field in flaw.detail
+
+
+@pytest.mark.parametrize("codec", [Codec.F32, Codec.BF16])
+@pytest.mark.parametrize("kind", [Kind.RDA, Kind.MEAN])
+def test_merging_from_parts_gives_the_bytes_of_merging_whole_tensors(codec, kind):
+    rng = np.random.default_rng(1)
+    spec = TensorSpec(name="w", shape=(300, 700), dtype="float32", kind=kind)
+    values = [rng.normal(size=spec.shape).astype(np.float32) for _ in range(3)]
+    whole = [(encode_tensor(each, codec),) for each in values]
+
+    def pieced(each, axis, at):
+        slices = [[slice(None)] * 2 for _ in range(2)]
+        slices[0][axis], slices[1][axis] = slice(0, at), slice(at, None)
+        starts = [(0, 0), tuple(at if i == axis else 0 for i in range(2))]
+        return Pieced(
+            spec.shape,
+            tuple(
+                Piece(start, encode_tensor(np.ascontiguousarray(each[tuple(here)]), codec))
+                for start, here in zip(starts, slices, strict=True)
+            ),
+        )
+
+    parts = [(pieced(values[0], 0, 111),), whole[1], (pieced(values[2], 1, 333),)]
+    weigh = [{"token_weight": w, "staleness_weight": s} for w, s in ((1.0, 1.0), (2.0, 0.5), (3.0, 1.0))]
+    at = StepRange(from_step=0, to_step=4, from_tokens=0, to_tokens=40)
+    merged = [
+        merge_fragment(
+            (spec,),
+            [
+                Part(island_id=str(i), steps=at, payload=p, **w)
+                for i, (p, w) in enumerate(zip(each, weigh, strict=True))
+            ],
+        )
+        for each in (whole, parts)
+    ]
+    assert decode_tensor(whole[0][0]).shape == spec.shape
+    assert np.array_equal(merged[0].delta, merged[1].delta)
+    assert merged[0].norms == merged[1].norms
