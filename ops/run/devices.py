@@ -135,7 +135,8 @@ def _memory(sharers: int) -> dict[str, str]:
 def merged(environment: Mapping[str, str], placement: Placement) -> dict[str, str]:
     """Returns the variables of an island: those of any numeric process, and over them those of its devices."""
     both = {**environment, **placement.environment}
-    flags = [each["XLA_FLAGS"] for each in (environment, placement.environment) if each.get("XLA_FLAGS")]
+    # XLA reads no further than the first word without a dash, and one of the others is such a word.
+    flags = [each["XLA_FLAGS"] for each in (placement.environment, environment) if each.get("XLA_FLAGS")]
     return both | ({"XLA_FLAGS": " ".join(flags)} if flags else {})
 
 

@@ -23,8 +23,8 @@ task = load_task("islands.language:task", options)
 params, state = task.init(3)
 batches = endless_batches(task, DataShare(index=0, count=1, seed=5))
 losses = []
-for step in range(4):
-    params, state, loss = task.train(params, state, next(batches), Schedule(step, 10))
+for step in range(12):
+    params, state, loss = task.train(params, state, next(batches), Schedule(step, 100))
     losses.append(float(loss))
 whole = all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((params, state)))
 fresh = task.fresh_optimizer(params)

@@ -95,7 +95,7 @@ def test_without_a_number_every_count_of_islands_finds_its_place(found, islands)
 def test_variables_of_devices_win_and_flags_of_xla_add_up():
     place = Placement(environment={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--devices"})
     ours = {"XLA_FLAGS": "--one", "JAX_PLATFORMS": "cuda", "A": "b"}
-    assert devices.merged(ours, place) == {"XLA_FLAGS": "--one --devices", "JAX_PLATFORMS": "cpu", "A": "b"}
+    assert devices.merged(ours, place) == {"XLA_FLAGS": "--devices --one", "JAX_PLATFORMS": "cpu", "A": "b"}
     assert devices.merged({"A": "b"}, Placement()) == {"A": "b"}
 
 
