@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from islands.arrays.tree import devices_of
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # it compiles: the limit is for a hang
@@ -59,3 +62,7 @@ def test_a_batch_that_cannot_be_split_is_refused_with_its_cure(tmp_path):
     done = trained(tmp_path, 3, batch=8)
     assert done.returncode != 0
     assert "must divide among the 3 devices of this island" in done.stderr
+
+
+def test_arrays_of_numpy_are_in_the_memory_of_the_host():
+    assert devices_of({"w": np.ones(2), "layers": [np.zeros(1)]}) == "host"
