@@ -2,18 +2,26 @@
 #
 #   docker build -t atoll .
 #   docker build -t atoll --build-arg BASE_IMAGE=registry.example.com/python:3.12-slim .
+#   docker build -t atoll --build-arg EXTRA=cuda12 .        islands that train on NVIDIA GPUs; EXTRA=tpu: on TPUs
 #
-# The base image needs Python 3.11 or newer with venv. Nothing runs as root, and nothing is written outside
+# The base image needs Python 3.11 or newer with venv. With EXTRA=cuda12 the CUDA libraries come as wheels; the host
+# gives the driver. An image of an accelerator's vendor serves as the base if it has such a Python. Nothing runs as root, and nothing is written outside
 # /var/lib/atoll (the store and checkpoints), /etc/atoll (keys) and /tmp.
 ARG BASE_IMAGE=python:3.12-slim
 
 FROM ${BASE_IMAGE} AS build
+ARG EXTRA=""
 WORKDIR /build
 COPY requirements.lock ./
 # Every file is verified against the hashes in the lock. The tools of development are taken out again.
 RUN python3 -m venv /opt/atoll \
     && /opt/atoll/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.lock \
     && /opt/atoll/bin/pip uninstall --yes --quiet mypy ruff uv pytest pytest-timeout hypothesis
+# The plugin for an accelerator is not in the lock; it is the one for the very JAX that is.
+RUN if [ -n "${EXTRA}" ]; then \
+        jax="$(/opt/atoll/bin/python -c 'from importlib.metadata import version; print(version("jax"))')" \
+        && /opt/atoll/bin/pip install --no-cache-dir --disable-pip-version-check "jax[${EXTRA}]==${jax}"; \
+    fi
 
 ARG BASE_IMAGE
 FROM ${BASE_IMAGE}

@@ -25,6 +25,7 @@ from broker.process.signals import Interrupted, Signals
 from broker.transport.keys import client_keys
 from broker.wire.errors import ConfigError, RunEnded
 from broker.wire.identity import KeyRole
+from islands.arrays.tree import devices_of
 from islands.config import IslandConfig
 from islands.session.pulse import Pulse
 from islands.tasks.task import OptState, Params, Task, endless_batches, load_task
@@ -108,6 +109,7 @@ def train(
     """
     log.info("island.starts", task=config.task, model=task.describe, broker=config.broker, run=config.run_id)
     params, opt_state = task.init(0)
+    log.info("island.devices", devices=devices_of(params))
     pulse = None if config.pulse is None else Pulse(config.pulse)
     health = None if config.health is None else _Health(config.health)
     check()

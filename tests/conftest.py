@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -14,6 +15,9 @@ settings.load_profile("atoll")
 # A shell without job control starts its background jobs with SIGINT ignored, and so would they what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The suite tests the same on a machine with GPUs, also in the processes that it starts.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 #: Of the long runs with every combination of troubles, each for itself.
 LONG_SEEDS = range(4)

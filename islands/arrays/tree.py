@@ -175,3 +175,10 @@ def _plain_map(function: Callable[[Any], Any], node: Any) -> Any:
         return rebuilt
     fields = [value for _, value in values]
     return type(node)(*fields) if hasattr(node, "_fields") else type(node)(fields)
+
+
+def devices_of(tree: Tree) -> str:
+    """Names the devices that hold the leaves, such as ``gpu:0, gpu:1``; the host's memory, for arrays of numpy."""
+    found = {each for _, leaf in named_leaves(tree) if hasattr(leaf, "devices") for each in leaf.devices()}
+    ordered = sorted(found, key=lambda device: (device.platform, device.id))
+    return ", ".join(f"{device.platform}:{device.id}" for device in ordered) or "host"

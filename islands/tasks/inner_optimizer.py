@@ -24,6 +24,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from broker.wire.errors import ConfigError
+from islands.tasks.local_devices import LocalDevices
 from islands.tasks.task import Batch, DataShare, OptState, Params, Schedule, Task
 
 #: (schedule, steps of this optimizer) -> rate; all of them float32 scalars under ``jit``.
@@ -166,6 +167,8 @@ def jax_task(
 ) -> Task:
     """Returns the task that minimises a JAX loss function.
 
+    On several devices each has the parameters, and every batch is split among them.
+
     Args:
         init: Random key -> parameters: any tree of floating-point arrays, float32 or bfloat16. Traced only.
         loss: (params, batch) -> scalar mean loss in nats per token, differentiable in every leaf.
@@ -216,13 +219,14 @@ def jax_task(
         params = init(jax.random.key(seed))
         return params, fresh_optimizer(params)
 
-    jitted_start = jax.jit(start)
-    jitted_train = jax.jit(train, donate_argnums=(0, 1))
+    devices = LocalDevices()
+    jitted_start = devices.jit(start)
+    jitted_train = devices.jit(train, donate_argnums=(0, 1))
 
     def inner_step(params: Params, opt_state: OptState, batch: Batch, schedule: Schedule) -> tuple[Any, Any, Any]:
         # Of one type whatever the caller counts with: an int here and a float there would compile the step twice.
         dynamic = Schedule(_dynamic(schedule.step), _dynamic(schedule.total_steps))
-        return jitted_train(params, opt_state, batch, dynamic)  # type: ignore[no-any-return]
+        return jitted_train(params, opt_state, devices.split(batch), dynamic)  # type: ignore[no-any-return]
 
     num_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     return Task(
@@ -235,7 +239,7 @@ def jax_task(
         bytes_per_token=bytes_per_token,
         corpus=corpus,
         metrics=metrics or {},
-        fresh_optimizer=jax.jit(fresh_optimizer),
+        fresh_optimizer=devices.jit(fresh_optimizer),
         kinds=kinds or {},
         unit_axes=unit_axes or {},
         inner_optimizer=inner_optimizer or ("adamw" if optimizer is None else ""),

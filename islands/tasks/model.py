@@ -85,7 +85,7 @@ PRESETS: Final[dict[str, dict[str, int]]] = {
 }
 
 
-def init(key: jax.Array, config: ModelConfig, dtype: jnp.dtype[Any] | type = jnp.float32) -> Params:
+def init(key: jax.Array, config: ModelConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
     """Returns fresh parameters, all of ``dtype``.
 
     Weights are normal with variance 1 / fan-in; the two projections that write into the residual stream are scaled

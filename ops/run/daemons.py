@@ -9,10 +9,14 @@ from collections.abc import Mapping, Sequence
 from ops.faults import Role
 from ops.launcher import ROOT
 from ops.processes.child_process import ProcessSpec
+from ops.run.devices import Placement, Platform, merged
 from ops.run.local_plan import LocalPlan
 
 #: The process that evaluates the run while it trains, which no run needs.
 FOLLOWER = str(Role.EVALUATION)
+
+#: Of processes that leave the accelerators to the islands.
+ON_CPU = {"JAX_PLATFORMS": "cpu"}
 
 
 def processes(
@@ -23,10 +27,9 @@ def processes(
     Args:
         plan: The run.
         environment: Variables of all of them.
-        island_environment: Variables that the numeric ones get besides.
+        island_environment: Variables that the numeric ones get besides. Those of an island's devices are the plan's.
     """
     numeric = {**environment, **island_environment}
-    cpus = sorted(os.sched_getaffinity(0))
     config = ["--config", os.fspath(plan.config_file)]
     specs = _brokers(plan, config, environment)
     for name, shard in plan.shards.items():
@@ -40,11 +43,12 @@ def processes(
             ProcessSpec(
                 name=name,
                 command=our_command("aggregator", *config, *own),
-                environment=numeric,
+                environment=numeric | ON_CPU,
                 ends_by_itself=True,
             )
         )
-    for index, island_id in enumerate(plan.island_ids):
+    places = plan.devices or (Placement(),) * len(plan.island_ids)
+    for index, (island_id, place) in enumerate(zip(plan.island_ids, places, strict=True)):
         own = ["--island-id", island_id]
         if plan.up.keys:
             own += ["--key", os.fspath(plan.keys_dir / f"island-{island_id}.secret")]
@@ -56,15 +60,22 @@ def processes(
             ProcessSpec(
                 name=island_id,
                 command=our_command("island", *config, *own),
-                environment=numeric,
-                # Pinned: the flags of XLA alone do not keep its threads to one processor.
-                cpus=(cpus[index % len(cpus)],),
+                environment=merged(numeric, place),
+                cpus=_processors(index, place),
                 ends_by_itself=True,
             )
         )
     if plan.links is None:
         return specs
     return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
+
+
+def _processors(index: int, place: Placement) -> tuple[int, ...]:
+    """Pins an island that trains on the CPU: the flags of XLA alone do not keep its threads to one processor."""
+    if place.platform is not Platform.CPU:
+        return ()  # its step runs elsewhere; compiling and copying take what they find
+    cpus = sorted(os.sched_getaffinity(0))
+    return tuple(dict.fromkeys(cpus[(index * place.count + k) % len(cpus)] for k in range(place.count)))
 
 
 def _brokers(plan: LocalPlan, config: Sequence[str], environment: Mapping[str, str]) -> list[ProcessSpec]:

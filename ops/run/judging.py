@@ -14,7 +14,7 @@ from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.supervision import RestartPolicy
-from ops.run import daemons
+from ops.run import daemons, devices
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, render
 from ops.text import finite
@@ -58,6 +58,7 @@ def judge(plan: LocalPlan, signals: Signals, *, found: tuple[Metrics, Metrics] =
     """
     before, after = plan.run_dir / SEED, plan.run_dir / MODEL
     environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
+    environment |= devices.judging(plan.devices, sum(not metrics for metrics in found))
     logs = plan.run_dir / "logs"
     specs = [
         ProcessSpec(

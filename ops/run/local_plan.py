@@ -33,6 +33,7 @@ from islands.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 from ops.links.placing import Links
+from ops.run.devices import Placement, Platform
 
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
@@ -95,6 +96,10 @@ class UpConfig:
     data: tuple[str, ...] = setting(
         (), "text to train on: files, folders, .npy or .bin token arrays, python:PACKAGE (default: Python's sources)"
     )
+    platform: Platform = setting(Platform.AUTO, "what islands train on; auto: what JAX finds", subject="this machine")
+    devices_per_island: int = setting(
+        0, "devices of each island, over which it splits its batch; 0: one, shared where islands outnumber GPUs"
+    )
     link: Path | None = setting(
         None, "TOML file of delays, rates and faults between the processes: a wide-area network", subject="this machine"
     )
@@ -117,6 +122,8 @@ class UpConfig:
             raise ConfigError("evaluate_every", self.evaluate_every, "must be a number of tokens, such as 200K, or 0")
         if not 1 <= self.brokers <= MAX_BROKERS:
             raise ConfigError("brokers", self.brokers, f"must be from 1 to {MAX_BROKERS}; 2 or 3 are plenty")
+        if self.devices_per_island < 0:
+            raise ConfigError("devices_per_island", self.devices_per_island, "must be at least 1, or 0: one, or shared")
         for seconds in self.pace:
             if seconds < 0:
                 raise ConfigError("pace", seconds, "must be a finite number of seconds, 0 or more")
@@ -132,6 +139,8 @@ class LocalPlan:
         redis_port: Of the Redis to be started; None: it runs already.
         task: Options of the task.
         links: What lies between clients and broker; None: nothing.
+        devices: Those of each island; empty: not decided, which is the CPU.
+        devices_note: What the user should know of how they were found.
     """
 
     run_dir: Path
@@ -143,6 +152,8 @@ class LocalPlan:
     redis_url: str = field(repr=False)  # it may hold a password
     redis_port: int | None
     links: Links | None = None
+    devices: tuple[Placement, ...] = ()
+    devices_note: str = ""
 
     @property
     def run_id(self) -> str:
@@ -302,6 +313,12 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     if up.evaluate_every and plan.aggregator.profile is Profile.DATA_PARALLEL:
         cure = "needs versions of a global model, which data-parallel training does not keep: leave it out"
         raise ConfigError("evaluate_every", up.evaluate_every, cure)
+    if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        cure = "does not go with --profile data-parallel, whose processes train on the CPU: leave it out"
+        if up.platform not in (Platform.AUTO, Platform.CPU):
+            raise ConfigError("platform", str(up.platform), cure)
+        if up.devices_per_island > 1:
+            raise ConfigError("devices_per_island", up.devices_per_island, cure)
     for benchmark in up.benchmark:
         check_findable(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
         check_mentioned(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")

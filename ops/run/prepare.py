@@ -17,12 +17,13 @@ from broker.registry import redis_address
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.masking import shown
+from broker.wire.messages import Profile
 from ops import run_directory
 from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links
 from ops.processes.cluster import are_free, free_ports
-from ops.run import local_plan, resume
+from ops.run import device_probe, devices, local_plan, resume
 from ops.run.local_plan import LocalPlan
 
 #: Where ``status`` looks first.
@@ -94,7 +95,18 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
     again = last_port if last_port and are_free(range(last_port, last_port + ports)) else 0
     port = up.port or again or free_ports(ports)
     plan = local_plan.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    plan = _with_devices(plan)
     return plan if up.link is None else replace(plan, links=_links(plan, up.link))
+
+
+def _with_devices(plan: LocalPlan) -> LocalPlan:
+    """Looks for devices, and divides them among the islands."""
+    if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        return plan  # its processes train on the CPU
+    found = device_probe.find(plan.up.platform)
+    each = plan.up.devices_per_island
+    places = devices.placements(found, islands=plan.aggregator.islands, devices_per_island=each)
+    return replace(plan, devices=places, devices_note=found.note)
 
 
 def _links(plan: LocalPlan, file: Path) -> Links:

@@ -35,7 +35,7 @@ from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
-from ops.run import daemons, data_parallel, explained, local_plan, resume
+from ops.run import daemons, data_parallel, devices, explained, local_plan, resume
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import MODEL, POLL_S, SEED, GaveUp, in_short, judge, keep, loss_unit
 from ops.run.local_plan import LocalPlan
@@ -183,6 +183,10 @@ class LocalRun:
         """
         plan = self.plan
         display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
+        if plan.devices:
+            if plan.devices_note:
+                display.note(plan.devices_note)
+            display.note(devices.sentence(plan.island_ids, plan.devices))
         (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
         if plan.redis_port is not None:
             run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")
@@ -198,7 +202,7 @@ class LocalRun:
             cluster.start([spec])
         if plan.up.evaluate_every:
             self.told_models = {point.model for point in read_points(plan.run_dir)}
-            cluster.start([daemons.follower(plan, environment=environment | numeric)])
+            cluster.start([daemons.follower(plan, environment=environment | numeric | daemons.ON_CPU)])
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:

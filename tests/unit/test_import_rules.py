@@ -68,6 +68,7 @@ PURE_MODULES = {
     "ops.planning.notes",
     "ops.planning.planner",
     "ops.planning.utilisation",
+    "ops.run.devices",
     "ops.text",
 }
 #: The values of settings. They are declared beside flags and files, which pure modules never touch.

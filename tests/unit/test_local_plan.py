@@ -18,6 +18,7 @@ from broker.process.signals import Interrupted
 from broker.wire.errors import ConfigError
 from ops.links import placing
 from ops.run import daemons, display, local_plan, up
+from ops.run.devices import Found, Platform, placements
 from ops.run.prepare import prepare
 
 
@@ -158,6 +159,43 @@ def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
         assert spec.cpus == (cpus[index % len(cpus)],)
         assert spec.command[-2:] == ["--pace", f"0.{index + 1}"]
         assert spec.environment == {"A": "1", "B": "2"}
+
+
+def test_islands_have_their_devices_and_nobody_else_has_any():
+    plan = resolved("--islands", "2")
+    found = Found(platform=Platform.GPU, devices=("0", "1"))
+    places = placements(found, islands=2, devices_per_island=1)
+    plan = dataclasses.replace(plan, devices=places)
+    broker, aggregator, *islands = daemons.processes(
+        plan, environment={"A": "1"}, island_environment={"JAX_PLATFORMS": "cuda"}
+    )
+    assert broker.environment == {"A": "1"}
+    assert aggregator.environment == {"A": "1", "JAX_PLATFORMS": "cpu"}
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in islands] == ["0", "1"]
+    assert [each.cpus for each in islands] == [(), ()]
+
+
+def test_an_island_of_several_cpu_devices_has_as_many_processors_while_there_are_any():
+    places = placements(Found(platform=Platform.CPU), islands=2, devices_per_island=2)
+    plan = dataclasses.replace(resolved("--islands", "2"), devices=places)
+    specs = daemons.processes(plan, environment={}, island_environment={})[2:]
+    cpus = sorted(os.sched_getaffinity(0))
+    assert [len(each.cpus) for each in specs] == [min(2, len(cpus))] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--platform", "gqu"), "platform = 'gqu': must be one of auto, cpu, gpu, tpu"),
+        (("--devices-per-island", "-1"), "devices_per_island = -1: must be at least 1, or 0"),
+        (("--profile", "data-parallel", "--platform", "gpu"), "platform = 'gpu': does not go with --profile data-par"),
+        (("--profile", "data-parallel", "--devices-per-island", "2"), "devices_per_island = 2: does not go with --pro"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused_before_anything_starts(words, said):
+    with pytest.raises(ConfigError) as caught:
+        resolved(*words)
+    assert str(caught.value).startswith(said)
 
 
 def test_one_pace_is_for_all_and_another_number_of_them_is_refused():

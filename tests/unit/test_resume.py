@@ -83,14 +83,18 @@ def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
 
 
 def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
+    devices = ("--platform", "cpu", "--devices-per-island", 2)
     evaluation = ("--evaluate-every", "2K", "--benchmark", "math:sqrt")
-    plan = prepare(parsed("--resume", a_run, "--tokens", 5000, "--pace", "0.1", "--record-payloads", *evaluation))
+    plan = prepare(
+        parsed("--resume", a_run, "--tokens", 5000, "--pace", "0.1", "--record-payloads", *evaluation, *devices)
+    )
     assert (plan.aggregator.total_tokens, plan.up.pace) == (5000, (0.1,))
     again = local_plan.resolve(
         argparse.Namespace(config=plan.config_file), run_dir=a_run, port=7001, redis_url="", redis_port=None
     )
     assert again.aggregator.total_tokens == 5000
     assert again.aggregator.record_payloads
+    assert (again.up.platform, again.up.devices_per_island) == ("cpu", 2)
     assert (again.up.evaluate_every, again.up.benchmark) == (2000, ("math:sqrt",))
 
 
