@@ -80,7 +80,8 @@ def put(value: Array | jax.Array, sharding: Any, *, weak: bool = False) -> jax.A
         weak: Whether it is to be of a weak type, where one is of its dtype.
     """
     if weak:
-        blank = jnp.full(value.shape, value.dtype.type(0).item())  # of a Python number, and so weak
+        zeros = jnp.full(value.shape, 0 if value.dtype == bool else value.dtype.type(0).item())
+        blank = zeros > 0 if value.dtype == bool else zeros  # of Python numbers, and so weak
         value = _into(blank, value) if blank.dtype == value.dtype else value
     placed: jax.Array = jax.device_put(value) if sharding is None else jax.device_put(value, sharding)
     return placed

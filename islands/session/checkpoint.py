@@ -322,8 +322,8 @@ def misfit(saved: Sequence[tuple[str, str, Array]], named: Sequence[tuple[str, A
 
 def _are_one(sort: str, array: Array, leaf: Any) -> bool:
     """Whether a value may stand for another one that is not of its sort and shape: one of both is a plain value."""
-    if plain_leaves.is_plain(leaf) and sort == sort_of(leaf):
-        return True  # text, of another length
+    if type(leaf) in (int, str, bytes) and sort == sort_of(leaf):
+        return True  # text, or the digits of a large number: of another length
     plain = plain_leaves.is_plain(leaf) or sort in plain_leaves.PLAIN
     number = plain_leaves.number_in(leaf)
     return plain and number != "" and number == plain_leaves.number_in(array)
