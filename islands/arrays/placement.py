@@ -366,5 +366,7 @@ def from_host(value: Array, like: Leaf) -> Leaf:
         from islands.arrays import jax_placement
 
         return jax_placement.from_host(value, like)
+    if not hasattr(like, "dtype"):
+        return type(like)(value.item())
     array = value.astype(like.dtype)
     return array[()] if isinstance(like, np.generic) else array

@@ -297,8 +297,9 @@ def check(tree: Tree) -> None:
         if not plain_leaves.is_plain(leaf) and not (placement.is_array(leaf) and is_carried(leaf.dtype)):
             value = shown(leaf) if placement.is_array(leaf) else type(leaf).__name__
             cure = (
-                "no checkpoint carries it: make it an array of numpy or JAX, a number, text or bytes, or leave it out"
+                "no checkpoint carries it: make it an array of numpy or JAX, a number, text or bytes, leave it out, or"
             )
+            cure += " tell JAX of its class if it holds such (jax.tree_util.register_dataclass)"
             raise ConfigError(f"state {name}".rstrip(), value, cure)
 
 

@@ -263,3 +263,24 @@ def test_what_no_file_holds_is_refused_by_name(name):
     with pytest.raises(ConfigError) as refused:
         checkpoint.check(state)
     assert named in str(refused.value)
+
+
+def test_a_mask_is_no_plain_boolean():
+    saved, fresh = {"on": np.ones(3, bool)}, {"on": True}
+    assert checkpoint.difference(saved, checkpoint.leaves_of(fresh)) == "saved was on bool[3], needed is on bool[]"
+    assert "needed is on bool[3]" in checkpoint.difference(fresh, checkpoint.leaves_of(saved))
+
+
+def test_local_parameters_come_back_in_their_place_and_with_their_masks(tmp_path):
+    def local(value):
+        counts = {"seen": np.float32(value), "on": np.arange(3) < value, "four": jnp.full(2, value).astype(jnp.int4)}
+        mask = jnp.where(jnp.tri(3) > 0, 0.0, -jnp.inf)
+        return {**counts, "mask": mask, "key": jax.random.key(int(value))}
+
+    names, fresh = list(local(1.0)), local(1.0)
+    snapshot = Snapshot(state=(), cursor=None, local=tuple(local(2.0).values()))
+    checkpoint.save(tmp_path / "c", snapshot, names, Position(4, 40), 1, checkpoint.Newest())
+    saved = checkpoint.load(tmp_path / "c")
+    assert state_parts.unfit(saved, state_parts.Needed(state=(), local=list(fresh.items()))) == ""
+    again = [placement.from_host(array, leaf) for (*_, array), leaf in zip(saved.local, fresh.values(), strict=True)]
+    assert_same(again, list(local(2.0).values()))

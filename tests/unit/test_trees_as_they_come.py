@@ -15,11 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, partition
 from broker.wire.headers import Limits
+from broker.wire.tensors import decode_tensor
 from islands import arguments
 from islands.arrays.initial_values import InitialValues
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.placement import Parameters, Placement, to_host
 from islands.arrays.reference import Reference, encode_seed
+from islands.arrays.tree import _plain_leaves
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
@@ -254,3 +256,31 @@ def test_what_cannot_be_synchronised_is_refused_by_name_and_with_a_cure(name):
         joins(params)
     assert named in str(refused.value)
     assert cure in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "cure"),
+    [
+        (np.array([0, -(1 << 24) - 1]), "float32, which rounds integers that are as large: make it local"),
+        (np.array([0, -np.inf], np.float32), "not finite in float32, and a run cannot begin with them: make it local"),
+    ],
+)
+def test_a_frozen_part_whose_values_would_not_arrive_is_refused(frozen, cure):
+    params = {"base": frozen, "lora": weight()}
+    specs = tensor_specs(params, {"base": "frozen"})
+    with pytest.raises(ConfigError) as refused:
+        encode_seed(specs, list(params.values()))
+    assert "params = 'base'" in str(refused.value)
+    assert cure in str(refused.value)
+    assert tensor_specs(params, {"base": "local"})[0].kind is Kind.LOCAL
+
+
+def test_integers_that_float32_holds_are_frozen_as_they_are():
+    base = np.array([(1 << 24) - 1, 1 - (1 << 24), 7])
+    (spec, _) = tensor_specs({"base": base, "lora": weight()}, {"base": "frozen"})
+    assert np.array_equal(decode_tensor(*encode_seed((spec,), [base])).astype(base.dtype), base)
+
+
+def test_without_jax_a_dict_whose_keys_have_no_order_is_refused_by_its_path():
+    with pytest.raises(ConfigError, match=r"^tree net/0 = 'a dict with keys of several sorts'.*make all of them texts"):
+        list(_plain_leaves({"net": [{1: weight(), "1": weight()}]}, ()))
