@@ -32,7 +32,7 @@ class TreeNames:
     out whether they are.
     """
 
-    __slots__ = ("_name_of_leaf", "names")
+    __slots__ = ("name_of_leaf", "names")
 
     def __init__(self, tree: Tree) -> None:
         """Names the leaves of ``tree``.
@@ -42,7 +42,8 @@ class TreeNames:
         """
         seen: dict[int, str] = {}
         used: set[str] = set()
-        self._name_of_leaf: list[str] = []
+        #: Of every leaf, in the order of the tree.
+        self.name_of_leaf: list[str] = []
         for name, leaf in named_leaves(tree):
             if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
                 raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
@@ -50,15 +51,16 @@ class TreeNames:
                 cure = 'two leaves have this path; a key holds a "/", or 1 and "1" are both keys: rename one'
                 raise ConfigError("params", name, cure)
             used.add(name)
-            self._name_of_leaf.append(seen.setdefault(id(leaf), name))
+            # A scalar of numpy is a value: two are not tied for being one object, as all that are True are.
+            self.name_of_leaf.append(name if isinstance(leaf, np.generic) else seen.setdefault(id(leaf), name))
         #: Each distinct leaf once, in the order of the tree.
-        self.names = tuple(dict.fromkeys(self._name_of_leaf))
+        self.names = tuple(dict.fromkeys(self.name_of_leaf))
 
     @property
     def tied(self) -> tuple[tuple[int, ...], ...]:
         """Of each array that stands in several places, their numbers in the order of the tree's leaves."""
         places: dict[str, list[int]] = {}
-        for place, name in enumerate(self._name_of_leaf):
+        for place, name in enumerate(self.name_of_leaf):
             places.setdefault(name, []).append(place)
         return tuple(tuple(each) for each in places.values() if len(each) > 1)
 
@@ -70,10 +72,10 @@ class TreeNames:
         """
         found: dict[str, Any] = {}
         leaves = list(named_leaves(tree))
-        if len(leaves) != len(self._name_of_leaf):
-            cure = f"it had {len(self._name_of_leaf)} when the island joined; the structure must stay the same"
+        if len(leaves) != len(self.name_of_leaf):
+            cure = f"it had {len(self.name_of_leaf)} when the island joined; the structure must stay the same"
             raise ConfigError("params", f"{len(leaves)} leaves", cure)
-        for name, (_, leaf) in zip(self._name_of_leaf, leaves, strict=True):
+        for name, (_, leaf) in zip(self.name_of_leaf, leaves, strict=True):
             found.setdefault(name, leaf)
         return found
 
@@ -86,7 +88,7 @@ class TreeNames:
         unknown = leaves.keys() - set(self.names)
         if unknown:
             raise KeyError(f"no parameter is named {', '.join(sorted(unknown))}")
-        names = iter(self._name_of_leaf)
+        names = iter(self.name_of_leaf)
         return map_leaves(lambda leaf: leaves.get(next(names), leaf), tree)
 
 

@@ -246,7 +246,14 @@ def test_an_optimizer_goes_on_from_its_checkpoint_in_the_same_train_step(name, d
     assert len(traced) == before, "no leaf has changed to what needs another trace"
 
 
+class Tensor:
+    """What a tensor of torch shows."""
+
+    shape, dtype = (3,), "torch.float32"
+
+
 REFUSED = {
+    "a tensor of torch": ({"m": Tensor()}, "state m = 'Tensor'"),
     "an object": ({"m": object()}, "state m = 'object'"),
     "an unregistered dataclass": ({"m": [Position(1, 2)]}, "state m/0 = 'Position'"),
     "a function": ({"f": np.tanh}, "state f = 'ufunc'"),

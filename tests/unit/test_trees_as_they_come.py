@@ -114,6 +114,7 @@ TAKEN = {
     "an Equinox module": lambda: eqx.filter(eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0)), eqx.is_array),
     "scalars": lambda: {"w": weight(), "jax": jnp.float32(2), "array": np.array(2, np.float32)},
     "numpy scalars": lambda: {"w": weight(), "f": np.float32(2), "d": np.float64(3), "b": ml_dtypes.bfloat16(4)},
+    "one scalar in two places": lambda: {"w": weight(), "first": np.bool_(True), "second": np.bool_(True)},
     "weakly typed arrays": lambda: {"w": jnp.full((2, 2), 1.5), "temperature": jnp.asarray(1.0)},
     "integers and booleans": lambda: {"w": f32(2), "i": jnp.arange(3), "u": np.uint8(3), "mask": np.ones(2, bool)},
     "integers of four bits": lambda: {"w": f32(2), "q": jnp.ones(4, jnp.int4)},
@@ -284,3 +285,10 @@ def test_integers_that_float32_holds_are_frozen_as_they_are():
 def test_without_jax_a_dict_whose_keys_have_no_order_is_refused_by_its_path():
     with pytest.raises(ConfigError, match=r"^tree net/0 = 'a dict with keys of several sorts'.*make all of them texts"):
         list(_plain_leaves({"net": [{1: weight(), "1": weight()}]}, ()))
+
+
+def test_scalars_of_numpy_are_not_tied_for_being_one_object():
+    one = np.float32(1)
+    params = {"a": one, "b": one, "on": np.bool_(True), "off": np.bool_(True)}
+    assert [spec.name for spec in tensor_specs(params)] == ["a", "b", "off", "on"]
+    assert Parameters(params).tied == ()
