@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from islands.arguments import is_floating
 from islands.arrays.placement import Leaf, from_host, to_host
-
-#: Kinds of numpy's dtypes that cannot be infinite or NaN: counters and the data of random keys go on where they are.
-_ALWAYS_FINITE = "iub"
 
 
 class InitialValues:
@@ -29,8 +27,11 @@ class InitialValues:
         self._arrays: list[npt.NDArray[Any]] = [np.array(to_host(leaf)) for leaf in leaves]
 
     def restored(self, leaves: Sequence[Leaf]) -> list[Leaf]:
-        """Returns ``leaves``, in the same order, with those that can be spoilt as they were; never waits."""
+        """Returns ``leaves``, in the same order, with those that can be spoilt as they were; never waits.
+
+        Counters, masks and random keys cannot be infinite or NaN: they go on where they are.
+        """
         return [
-            leaf if array.dtype.kind in _ALWAYS_FINITE else from_host(array, leaf)
+            from_host(array, leaf) if is_floating(array.dtype) or array.dtype.kind == "c" else leaf
             for array, leaf in zip(self._arrays, leaves, strict=True)
         ]

@@ -62,7 +62,8 @@ def install(
 @functools.cache
 def _installer(keep: float, shardings: tuple[Any, ...]) -> Callable[..., list[jax.Array]]:
     def install(leaves: list[jax.Array], shifts: list[jax.Array]) -> list[jax.Array]:
-        return [adopted(leaf, shift, keep) for leaf, shift in zip(leaves, shifts, strict=True)]
+        moved = [adopted(leaf, shift, keep) for leaf, shift in zip(leaves, shifts, strict=True)]
+        return [_into(leaf, x) if leaf.weak_type else x for leaf, x in zip(leaves, moved, strict=True)]
 
     if shardings[0] is None:
         return jax.jit(install)
@@ -70,10 +71,25 @@ def _installer(keep: float, shardings: tuple[Any, ...]) -> Callable[..., list[ja
     return jax.jit(install, out_shardings=list(shardings))
 
 
-def put(value: Array | jax.Array, sharding: Any) -> jax.Array:
-    """Places an array: committed to ``sharding``, or uncommitted on the default device where it is None."""
+def put(value: Array | jax.Array, sharding: Any, *, weak: bool = False) -> jax.Array:
+    """Places an array: committed to ``sharding``, or uncommitted on the default device where it is None.
+
+    Args:
+        value: On the host, or a random key.
+        sharding: Where to.
+        weak: Whether it is to be of a weak type, where one is of its dtype.
+    """
+    if weak:
+        zeros = jnp.full(value.shape, 0 if value.dtype == bool else value.dtype.type(0).item())
+        blank = zeros > 0 if value.dtype == bool else zeros  # of Python numbers, and so weak
+        value = _into(blank, value) if blank.dtype == value.dtype else value
     placed: jax.Array = jax.device_put(value) if sharding is None else jax.device_put(value, sharding)
     return placed
+
+
+def _into(like: jax.Array, value: Any) -> jax.Array:
+    """Returns the elements of ``value`` with the type of ``like``, also where that is weak."""
+    return like.at[...].set(value)
 
 
 def to_host(leaf: jax.Array) -> Array:
@@ -100,4 +116,4 @@ def from_host(value: Array, like: jax.Array) -> jax.Array:
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(like))
         return put(key, sharding) if sharding is not None else key
-    return put(value.astype(like.dtype), sharding)
+    return put(value.astype(like.dtype), sharding, weak=like.weak_type)

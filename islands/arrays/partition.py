@@ -24,7 +24,7 @@ from typing import Any, Final
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from islands import arguments
-from islands.arrays.tree import Tree, flatten
+from islands.arrays.tree import Tree, flatten, is_of_torch, no_array
 
 #: Of a unit: below it a length and a direction say little, and the mean is as good.
 SMALLEST_RDA_ELEMENTS: Final = 1024
@@ -38,8 +38,8 @@ _LOCAL_BY_NAME: Final = re.compile(
 )
 _SEPARATOR: Final = re.compile(r"[/.]")
 _NO_NUMBERS: Final = (
-    "no such values are merged: give arrays of real numbers (torch: tensor.numpy(); complex: real and imaginary"
-    " parts apart), or leave it out of the parameters"
+    "no such values are merged: give arrays of real numbers (complex: real and imaginary parts apart), or leave it out"
+    " of the parameters"
 )
 
 
@@ -63,7 +63,9 @@ def tensor_specs(
     stacked = _stacked_axes({name: tuple(leaf.shape) for name, leaf in leaves.items()})
     specs = []
     for name, leaf in leaves.items():
-        shape, dtype = tuple(int(n) for n in leaf.shape), str(leaf.dtype)
+        if is_of_torch(leaf):
+            raise ConfigError(f"params {name}".rstrip(), arguments.shown(leaf), no_array(leaf))
+        shape, dtype = tuple(int(n) for n in leaf.shape), _dtype_name(leaf.dtype)
         cure = f"the tensor has the shape {shape}: must be a whole number, at most {len(shape)}"
         axes = arguments.whole(f"unit_axes of {name}", axes_of.get(name, stacked[name]), cure, most=len(shape))
         trainable, real = is_trainable(leaf), arguments.is_real(leaf.dtype)
@@ -98,6 +100,11 @@ def describe_kinds(specs: tuple[TensorSpec, ...]) -> str:
 def is_trainable(leaf: Any) -> bool:
     """Whether the array holds floating-point numbers, at least one; bfloat16 and smaller floats included."""
     return arguments.is_floating(leaf.dtype) and int(math.prod(leaf.shape)) > 0
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Names a dtype as every island does, in whatever order this one has its bytes."""
+    return str(dtype if getattr(dtype, "isnative", True) else dtype.newbyteorder("="))
 
 
 def _default_kind(name: str, unit_shape: tuple[int, ...]) -> Kind:

@@ -22,7 +22,7 @@ from broker.wire.fragments import FragmentManifest
 from islands.arguments import shown
 from islands.arrays import persistence
 from islands.arrays.reference import adopted, wide_dtype
-from islands.arrays.tree import NO_ARRAY, Tree, TreeNames, children_of
+from islands.arrays.tree import Tree, TreeNames, children_of, no_array
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
@@ -43,23 +43,31 @@ class Site:
         on_device: Whether it is a JAX array.
         sharding: Its JAX sharding if it is committed to that. An uncommitted array must stay so: committing it
             would trace and compile the caller's train step once more.
+        weak: Whether it is a JAX array of a weak type, which gives way to the dtype of whatever it meets. One that
+            ceased to be would make float32 of bfloat16 in the caller's train step.
+        scalar: Whether it is a scalar of numpy, and no array.
     """
 
     dtype: np.dtype[Any]
     on_device: bool
     sharding: Any = None
+    weak: bool = False
+    scalar: bool = False
 
 
 def site_of(leaf: Leaf) -> Site:
     """Returns where a parameter is kept."""
     if is_on_device(leaf):
-        return Site(leaf.dtype, True, leaf.sharding if leaf.committed else None)
-    return Site(np.dtype(getattr(leaf, "dtype", None) or type(leaf)), False)
+        return Site(leaf.dtype, True, leaf.sharding if leaf.committed else None, weak=getattr(leaf, "weak_type", False))
+    return Site(np.dtype(getattr(leaf, "dtype", None) or type(leaf)), False, scalar=isinstance(leaf, np.generic))
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Whether a leaf is an array of numpy or JAX, and not one of another library."""
-    return isinstance(leaf, np.ndarray | np.generic) or is_on_device(leaf)
+    """Whether a leaf is an array of numpy or JAX, and not one of another library.
+
+    A subclass of numpy's is none: what replaces it would be a plain array, without its mask or whatever it adds.
+    """
+    return type(leaf) in (np.ndarray, np.memmap) or isinstance(leaf, np.generic) or is_on_device(leaf)
 
 
 def is_on_device(leaf: Leaf) -> bool:
@@ -83,11 +91,11 @@ class Parameters:
         leaves = self._names.leaves(params)
         for name, leaf in leaves.items():
             if not is_array(leaf):
-                raise ConfigError(f"params {name}", type(leaf).__name__, NO_ARRAY)
+                raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
             if is_on_device(leaf) and not leaf.is_fully_addressable:
                 raise ConfigError(f"params {name}", shown(leaf), _SEVERAL_HOSTS)
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
-        self._ways = _ways_to(params, leaves)
+        self._ways = _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
         self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.arrays.ties`
@@ -150,10 +158,11 @@ def _follow(way: Way, node: Any) -> Any:
     return node
 
 
-def _ways_to(params: Tree, leaves: Mapping[str, Leaf]) -> dict[str, Way] | None:
+def _ways_to(params: Tree, names: Sequence[str]) -> dict[str, Way] | None:
     """Returns the way to each leaf, or None where the tree does not show any: then it is flattened each time.
 
-    Following ways takes a tenth of the time of flattening the tree.
+    ``names`` are those of all leaves, in the order of the tree. Following ways takes a tenth of the time of flattening
+    the tree.
     """
     jax = sys.modules.get("jax")
     if jax is None:
@@ -161,16 +170,15 @@ def _ways_to(params: Tree, leaves: Mapping[str, Leaf]) -> dict[str, Way] | None:
     else:
         paths = jax.tree_util.tree_leaves_with_path(params)
         found = [(tuple(map(_step, path)), leaf) for path, leaf in paths]
-    by_leaf = {id(leaf): name for name, leaf in leaves.items()}
     ways: dict[str, Way] = {}
-    for way, leaf in found:
+    for name, (way, leaf) in zip(names, found, strict=True):
         try:
             there = _follow(way, params)
         except (LookupError, AttributeError, TypeError):
             return None
         if there is not leaf:
             return None
-        ways.setdefault(by_leaf[id(leaf)], way)
+        ways.setdefault(name, way)
     return ways
 
 
@@ -243,7 +251,7 @@ class Placement:
                 hosts = zip(ours, shifts, strict=True)
                 installed = [np.asarray(adopted(np.asarray(leaf), shift, keep)) for leaf, shift in hosts]
             for i, each in zip(indices, installed, strict=True):
-                result[i] = each
+                result[i] = each[()] if self.sites[i].scalar else each
         return result
 
     def place(self, values: Sequence[Array], keep: float) -> list[Leaf]:
@@ -261,9 +269,9 @@ class Placement:
             if site.on_device:
                 from islands.arrays import jax_placement
 
-                placed.append(jax_placement.put(cast, site.sharding))
+                placed.append(jax_placement.put(cast, site.sharding, weak=site.weak and keep == 0))
             else:
-                placed.append(cast)
+                placed.append(cast[()] if site.scalar else cast)
         return placed
 
     def places(self, movements: Sequence[Array]) -> dict[int, Leaf]:
@@ -366,4 +374,7 @@ def from_host(value: Array, like: Leaf) -> Leaf:
         from islands.arrays import jax_placement
 
         return jax_placement.from_host(value, like)
-    return value.astype(like.dtype) if hasattr(like, "dtype") else type(like)(value.item())
+    if not hasattr(like, "dtype"):
+        return type(like)(value.item())
+    array = value.astype(like.dtype)
+    return array[()] if isinstance(like, np.generic) else array

@@ -31,12 +31,14 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.wire.errors import ConfigError, LocalProtocolError
-from broker.wire.fragments import TensorSpec
+from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec, Encoded
 from broker.wire.tensors import Float32Array, decode_into, decode_tensor, encode_tensor
 
 Array = npt.NDArray[Any]
 
+#: Below this float32 holds every integer.
+_EXACT: Final = 1 << 24
 #: Elements worked on together: temporaries of 256 KB stay in the second-level cache.
 _BLOCK: Final = 65_536
 
@@ -62,17 +64,22 @@ def encode_seed(tensors: Sequence[TensorSpec], initial: Sequence[Array]) -> tupl
     """Returns a fragment of version 0 as it travels: float32 copies of the initial parameters.
 
     Raises:
-        ConfigError: One of them is not finite: the run could never begin.
+        ConfigError: One of them is not finite: the run could never begin. Or a frozen one has integers that float32
+            would round.
         LocalProtocolError: A shape has changed.
     """
     _check(tensors, initial)
     with np.errstate(over="ignore"):
         wide = [np.array(leaf, np.float32, order="C") for leaf in initial]
-    for tensor, leaf in zip(tensors, wide, strict=True):
+    for tensor, leaf, given in zip(tensors, wide, initial, strict=True):
         unfit = leaf.size - int(np.count_nonzero(np.isfinite(leaf)))
         if unfit:
             what = f"{unfit} of its {leaf.size} initial values are not finite in float32"
-            raise ConfigError("params", tensor.name, f"{what}, and a run cannot begin with them: look at init")
+            cure = "make it local (kinds)" if tensor.kind is Kind.FROZEN else "look at init"
+            raise ConfigError("params", tensor.name, f"{what}, and a run cannot begin with them: {cure}")
+        if given.dtype.kind in "iu" and given.dtype.itemsize > 2 and np.any(np.abs(leaf) >= _EXACT):
+            cure = "numbers travel in float32, which rounds integers that are as large: make it local (kinds)"
+            raise ConfigError("params", tensor.name, cure)
     return tuple(encode_tensor(leaf, Codec.F32) for leaf in wide)
 
 

@@ -14,13 +14,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from broker.wire.errors import ConfigError
 
-#: Cures a leaf that is none of these.
-NO_ARRAY = (
-    "every leaf is an array of numpy or JAX: convert it (torch: tensor.numpy()) or leave it out"
-    " (Equinox: eqx.filter(model, eqx.is_array))"
-)
+#: Of a torch tensor: the way to join with it.
+TORCH = "join with islands.torch.join, which takes tensors of torch"
 #: Any nest of containers with arrays as leaves; None is an empty container.
 Tree = Any
 
@@ -33,7 +32,7 @@ class TreeNames:
     out whether they are.
     """
 
-    __slots__ = ("_name_of_leaf", "names")
+    __slots__ = ("name_of_leaf", "names")
 
     def __init__(self, tree: Tree) -> None:
         """Names the leaves of ``tree``.
@@ -43,23 +42,25 @@ class TreeNames:
         """
         seen: dict[int, str] = {}
         used: set[str] = set()
-        self._name_of_leaf: list[str] = []
+        #: Of every leaf, in the order of the tree.
+        self.name_of_leaf: list[str] = []
         for name, leaf in named_leaves(tree):
             if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-                raise ConfigError(f"params {name}", type(leaf).__name__, NO_ARRAY)
+                raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
             if name in used:
                 cure = 'two leaves have this path; a key holds a "/", or 1 and "1" are both keys: rename one'
                 raise ConfigError("params", name, cure)
             used.add(name)
-            self._name_of_leaf.append(seen.setdefault(id(leaf), name))
+            # A scalar of numpy is a value: two are not tied for being one object, as all that are True are.
+            self.name_of_leaf.append(name if isinstance(leaf, np.generic) else seen.setdefault(id(leaf), name))
         #: Each distinct leaf once, in the order of the tree.
-        self.names = tuple(dict.fromkeys(self._name_of_leaf))
+        self.names = tuple(dict.fromkeys(self.name_of_leaf))
 
     @property
     def tied(self) -> tuple[tuple[int, ...], ...]:
         """Of each array that stands in several places, their numbers in the order of the tree's leaves."""
         places: dict[str, list[int]] = {}
-        for place, name in enumerate(self._name_of_leaf):
+        for place, name in enumerate(self.name_of_leaf):
             places.setdefault(name, []).append(place)
         return tuple(tuple(each) for each in places.values() if len(each) > 1)
 
@@ -71,10 +72,10 @@ class TreeNames:
         """
         found: dict[str, Any] = {}
         leaves = list(named_leaves(tree))
-        if len(leaves) != len(self._name_of_leaf):
-            cure = f"it had {len(self._name_of_leaf)} when the island joined; the structure must stay the same"
+        if len(leaves) != len(self.name_of_leaf):
+            cure = f"it had {len(self.name_of_leaf)} when the island joined; the structure must stay the same"
             raise ConfigError("params", f"{len(leaves)} leaves", cure)
-        for name, (_, leaf) in zip(self._name_of_leaf, leaves, strict=True):
+        for name, (_, leaf) in zip(self.name_of_leaf, leaves, strict=True):
             found.setdefault(name, leaf)
         return found
 
@@ -87,7 +88,7 @@ class TreeNames:
         unknown = leaves.keys() - set(self.names)
         if unknown:
             raise KeyError(f"no parameter is named {', '.join(sorted(unknown))}")
-        names = iter(self._name_of_leaf)
+        names = iter(self.name_of_leaf)
         return map_leaves(lambda leaf: leaves.get(next(names), leaf), tree)
 
 
@@ -114,13 +115,50 @@ def unflatten(like: Tree, leaves: Mapping[str, Any]) -> Tree:
 
 
 def named_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
-    """Yields (name, leaf) in the order of JAX: keys of plain dicts sorted, everything else as it stands."""
+    """Yields (name, leaf) in the order of JAX: keys of plain dicts sorted, everything else as it stands.
+
+    Raises:
+        ConfigError: If the keys of a dict have no order.
+    """
     jax = sys.modules.get("jax")
     if jax is None:
         yield from _plain_leaves(tree, ())
         return
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    try:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+    except ValueError as err:
+        if "sorting pytree dictionary keys" not in str(err):
+            raise
+        raise _unordered(()) from err
+    for path, leaf in leaves:
         yield "/".join(_key_name(key) for key in path), leaf
+
+
+def _unordered(path: tuple[str, ...]) -> ConfigError:
+    cure = "the keys of one dict must have an order: make all of them texts"
+    return ConfigError(f"tree {'/'.join(path)}".rstrip(), "a dict with keys of several sorts", cure)
+
+
+def is_of_torch(leaf: Any) -> bool:
+    """Whether a leaf is a tensor, or another object, of torch; does not import it."""
+    return type(leaf).__module__.partition(".")[0] == "torch"
+
+
+def no_array(leaf: Any) -> str:
+    """Returns the cure of a parameter that is no array of numpy or JAX."""
+    if is_of_torch(leaf):
+        cure = f"{TORCH}, or convert it (tensor.numpy())"
+    elif isinstance(leaf, np.ndarray):
+        cure = "of a subclass, what it adds would be lost: give np.asarray(x)"
+    elif isinstance(leaf, bool | int | float):
+        cure = "make a number that is trained one (np.float32(x)), or leave it out"
+    elif callable(leaf) or isinstance(leaf, str | bytes):
+        cure = "leave it out (Equinox: eqx.filter(model, eqx.is_array))"
+    else:
+        cure = (
+            "convert it, leave it out, or tell JAX of its class if it holds arrays (jax.tree_util.register_dataclass)"
+        )
+    return f"every leaf is an array of numpy or JAX: {cure}"
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -154,7 +192,10 @@ def children_of(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _plain_leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    children = children_of(node)
+    try:
+        children = children_of(node)
+    except TypeError as err:
+        raise _unordered(path) from err
     if children is None:
         yield "/".join(path), node
         return

@@ -297,8 +297,9 @@ def check(tree: Tree) -> None:
         if not plain_leaves.is_plain(leaf) and not (placement.is_array(leaf) and is_carried(leaf.dtype)):
             value = shown(leaf) if placement.is_array(leaf) else type(leaf).__name__
             cure = (
-                "no checkpoint carries it: make it an array of numpy or JAX, a number, text or bytes, or leave it out"
+                "no checkpoint carries it: make it an array of numpy or JAX, a number, text or bytes, leave it out, or"
             )
+            cure += " tell JAX of its class if it holds such (jax.tree_util.register_dataclass)"
             raise ConfigError(f"state {name}".rstrip(), value, cure)
 
 
@@ -322,8 +323,8 @@ def misfit(saved: Sequence[tuple[str, str, Array]], named: Sequence[tuple[str, A
 
 def _are_one(sort: str, array: Array, leaf: Any) -> bool:
     """Whether a value may stand for another one that is not of its sort and shape: one of both is a plain value."""
-    if plain_leaves.is_plain(leaf) and sort == sort_of(leaf):
-        return True  # text, of another length
+    if type(leaf) in (int, str, bytes) and sort == sort_of(leaf):
+        return True  # text, or the digits of a large number: of another length
     plain = plain_leaves.is_plain(leaf) or sort in plain_leaves.PLAIN
     number = plain_leaves.number_in(leaf)
     return plain and number != "" and number == plain_leaves.number_in(array)

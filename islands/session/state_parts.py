@@ -19,6 +19,7 @@ import xxhash
 
 from broker.wire.messages import Codec, Encoded, StatePart
 from islands.arguments import is_floating
+from islands.arrays import placement
 from islands.arrays.plain_leaves import PLAIN, as_array, is_plain, value_of
 from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint
@@ -32,7 +33,7 @@ class Needed:
     """The required form of a state: this island's own leaves, with their names.
 
     Attributes:
-        state: Of the fresh optimizer; no more than names, sorts and shapes of them counts.
+        state: Of the fresh optimizer; what counts is names, sorts, shapes, and which values are not finite.
         local: Parameters that are never synchronised, likewise.
     """
 
@@ -86,10 +87,11 @@ def unfit(found: Checkpoint, needed: Needed) -> str:
     misfit = checkpoint.misfit(found.state, needed.state) or checkpoint.misfit(found.local, needed.local)
     if misfit:
         return f"it is of another model or optimizer: {misfit}"
-    for name, sort, array in (*found.state, *found.local):
+    leaves = zip((*found.state, *found.local), (*needed.state, *needed.local), strict=True)
+    for (name, sort, array), (_, fresh) in leaves:
         if not _holds(sort, array):
             return f"{name} is called {sort} and holds {array.dtype}{list(array.shape)}"
-        if not _finite(sort, array):
+        if not _finite(sort, array, fresh):
             return f"{name} is not finite"
     return ""
 
@@ -103,8 +105,10 @@ def _holds(sort: str, array: npt.NDArray[Any]) -> bool:
     """Whether an array may stand for a leaf of this sort: its own dtype, a random key's integers, or a plain number."""
     if sort.startswith("key<"):
         return array.dtype.kind == "u"
+    if str(array.dtype) == sort:  # a plain bool is called as an array of them is
+        return True
     if sort not in PLAIN:
-        return str(array.dtype) == sort
+        return False
     try:
         value_of(array, PLAIN[sort])
     except ValueError:
@@ -112,7 +116,13 @@ def _holds(sort: str, array: npt.NDArray[Any]) -> bool:
     return True
 
 
-def _finite(sort: str, array: npt.NDArray[Any]) -> bool:
-    if sort == float.__name__:
-        return not np.isnan(array).any()  # a best loss begins at infinity, and says nothing of what was trained
-    return not (is_floating(array.dtype) or array.dtype.kind == "c") or bool(np.isfinite(array).all())
+def _finite(sort: str, array: npt.NDArray[Any], fresh: Any) -> bool:
+    """Whether all numbers of a leaf are finite, but for those that are none in the fresh one either: its masks."""
+    if not (is_floating(array.dtype) or array.dtype.kind == "c"):
+        return True
+    # A best loss begins at infinity, and says nothing of what was trained.
+    spoilt = np.isnan(array) if sort == float.__name__ else ~np.isfinite(array)
+    if not spoilt.any():
+        return True
+    begun = as_array(fresh) if is_plain(fresh) else placement.to_host(fresh)
+    return begun.shape == array.shape and np.array_equal(array[spoilt], begun[spoilt], equal_nan=True)

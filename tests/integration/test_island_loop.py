@@ -27,6 +27,7 @@ from broker.server import serve as serve_broker
 from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.wire.messages import OWN_PASS
 from broker.wire.ranges import IntervalSet
+from islands.session import checkpoint
 from ops.processes.cluster import free_ports
 
 RUN = "demo"
@@ -508,6 +509,66 @@ def test_a_restarted_island_without_a_checkpoint_takes_the_optimizer_state_of_an
         finally:
             stop.set()
             trainer.join(WAIT_S)
+
+
+_KILLED = """
+import sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import islands
+
+address, state_dir, wanted = sys.argv[1:]
+optimizer = optax.MultiSteps(optax.inject_hyperparams(optax.adamw)(optax.linear_schedule(0.01, 0.0, 10_000)), 3)
+params = {"w": jnp.ones((20, 10)), "none": None, "temperature": jnp.asarray(1.0), "seen": np.int64(0)}
+state = {"optimizer": optimizer.init({"w": params["w"]}), "key": jax.random.key(0), "mask": jnp.arange(3) < 2}
+traces = []
+
+@jax.jit
+def train(w, state):
+    traces.append(1)
+    key, now = jax.random.split(state["key"])
+    grads = {"w": w + jax.random.normal(now, w.shape)}
+    updates, opt = optimizer.update(grads, state["optimizer"], {"w": w})
+    return optax.apply_updates({"w": w}, updates)["w"], {**state, "optimizer": opt, "key": key}
+
+options = {"run": "demo", "island_id": "a", "state_dir": state_dir, "checkpoint_interval_s": 0.05, "timeout_s": 40.0}
+with islands.join(address, params, tokens_per_step=10, kinds={"temperature": "local"}, **options) as island:
+    params, state = island.restore(params, state)
+    opt = state["optimizer"]
+    drawn = jax.random.key_data(state["key"]).tolist()
+    print(island.restored, int(opt.gradient_step), drawn, type(params["seen"]).__name__, params["seen"],
+        params["temperature"].weak_type, state["mask"].tolist(), flush=True)
+    for step in range(int(wanted) or 10**9):
+        w, state = train(params["w"], state)
+        params = {**params, "w": w, "seen": params["seen"] + 1}
+        params = island.step(params, tokens=10, loss=1.0, state=(state, None))
+    print(len(traces), flush=True)
+"""
+
+
+def test_a_loop_that_is_killed_comes_back_with_its_multi_steps_its_keys_and_its_scalars(hub, tmp_path):
+    args = [sys.executable, "-c", _KILLED, hub.address, str(tmp_path / "state")]
+    path = tmp_path / "state" / "a.checkpoint"
+    with subprocess.Popen([*args, "0"], stdout=subprocess.PIPE, text=True) as first:
+        try:
+            began = first.stdout.readline()
+            ends_s = time.monotonic() + WAIT_S
+            while not (path.exists() and checkpoint.load(path).at.step >= 6):
+                assert time.monotonic() < ends_s
+                assert first.poll() is None
+                time.sleep(0.05)
+        finally:
+            first.kill()
+    step = checkpoint.load(path).at.step
+    again = subprocess.run([*args, "4"], stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True)
+    came_back, traces = again.stdout.splitlines()
+    assert began.split() == ["fresh", "0", "[0,", "0]", "int64", "0", "True", "[True,", "True,", "False]"]
+    assert came_back.split()[:2] == ["checkpoint", str(step // 3)]
+    assert "[0, 0]" not in came_back, "the key is where it was"
+    assert came_back.split()[4:] == ["int64", str(step), "True", "[True,", "True,", "False]"]
+    assert traces == "1"
 
 
 def test_parameters_that_are_never_synchronised_stay_local_and_come_from_the_checkpoint(hub, tmp_path):

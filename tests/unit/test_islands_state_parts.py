@@ -80,10 +80,11 @@ def test_the_state_of_another_optimizer_is_refused(wanted, says):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
 def test_a_state_that_is_not_finite_is_refused(bad, dtype):
-    state = {"m": np.array([1, bad, 2]).astype(dtype)}
-    found, flaw = state_parts.read(*sent(state), needed(state))
+    state, fresh = ({"m": np.array(values).astype(dtype)} for values in ([1, bad, 2], [bad, 0, 0]))
+    found, flaw = state_parts.read(*sent(state), needed(fresh))
     assert found is None
     assert flaw == "m is not finite"
+    assert state_parts.read(*sent(state), needed(state))[1] == "", "a mask is as it began"
 
 
 def test_bytes_that_are_no_state_are_refused():
