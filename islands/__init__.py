@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from islands.joining import join
     from islands.loop import Island
     from islands.tasks.inner_optimizer import adamw, jax_task, warm_up_cosine
+    from islands.tasks.sources import batches
     from islands.tasks.task import DataShare, Schedule, Task, load_task
 
 __all__ = [
     "join",
     "Island",
+    "batches",
     "log_to_stderr",
     "Task",
     "Schedule",
@@ -38,6 +40,7 @@ __all__ = [
 _MODULE_OF = {
     "join": "islands.joining",
     "Island": "islands.loop",
+    "batches": "islands.tasks.sources",
     "log_to_stderr": "broker.process.logs",
     "Task": "islands.tasks.task",
     "Schedule": "islands.tasks.task",

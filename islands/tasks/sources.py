@@ -1,0 +1,233 @@
+"""Batches of an island's share, from data as people have them: :func:`batches`.
+
+A *sized* source has a length and examples by number: a list, an array, ``datasets.Dataset``, a data source or
+``MapDataset`` of Grain. Any example of it is at hand, and each epoch has an order of its own.
+
+A *stream* is read from its beginning, which can be done as often as is needed: an object that can be looped over
+again (``datasets.IterableDataset``, ``IterDataset`` of Grain, a ``DataLoader``), or a function that returns an
+iterator. Its order is its own, and must be the same each time. Every island reads all of it and keeps what is its own.
+
+Which examples a batch holds is arithmetic on the share (:mod:`islands.tasks.data`), so a pass over all islands deals
+each example once, and an island that comes back goes on exactly where the share stands. Neither library is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.process import logs
+from broker.wire.errors import ConfigError
+from broker.wire.messages import OWN_PASS
+from islands import arguments
+from islands.protocol.data_shares import DataShare
+from islands.tasks.data import sequence_numbers, shuffled
+
+log = logs.get(__name__)
+
+Example = Any
+Batch = Any
+Numbers = npt.NDArray[np.int64]
+
+_AGAIN: Final = "give the function that makes it, which is called again for each epoch: batches(lambda: ..., island)"
+_NO_SOURCE: Final = (
+    "must have a length and examples by number (__len__, __getitem__), or begin anew each time that it is looped over"
+    " (__iter__), or be a function that returns an iterator"
+)
+
+
+class HasShare(Protocol):
+    """What :func:`batches` needs of an island."""
+
+    share: DataShare
+
+    @property
+    def done(self) -> bool:
+        """The run needs no more steps."""
+
+
+def batches(
+    source: Any,
+    island: HasShare | DataShare,
+    *,
+    batch: int | None,
+    shuffle: bool = True,
+    collate: Callable[[list[Example]], Batch] | None = None,
+) -> Iterator[Batch]:
+    """Returns the batches that are this island's, one for each inner step, until the run is done.
+
+    Data that end before the run does begin anew: the log says so once for each epoch.
+
+    Args:
+        source: Sized, or a stream: see :mod:`islands.tasks.sources`. The same on all islands.
+        island: From :func:`islands.join`; or its share alone, as a task has it: then the batches never end.
+        batch: Examples in a batch, always as many; None: what the source holds are batches already.
+        shuffle: Deals a sized source in another order in each epoch, by the run's seed. A stream keeps its order.
+        collate: Examples -> batch. None: arrays are stacked, within dicts and tuples; lists are arrays. Not for
+            ``batch=None``.
+
+    Raises:
+        ConfigError: ``source`` cannot begin again, or is nothing of this kind; or, from a batch on, the source holds no
+            example, a stream is shorter than it was, or examples differ in shape.
+    """
+    if batch is not None:
+        batch = arguments.whole(
+            "batch", batch, "must be examples per batch, at least 1; None: they are batches", least=1
+        )
+    elif collate is not None:
+        raise ConfigError("collate", collate, "makes a batch of examples: say how many, batch=32, or leave it out")
+    share = island if isinstance(island, DataShare) else island.share
+    examples = _reader(source, shuffle)
+
+    def of_share() -> Iterator[Batch]:
+        while isinstance(island, DataShare) or not island.done:
+            index, count, cursor, seed = share.take()
+            numbers = sequence_numbers(cursor, index, count, batch=batch or 1)
+            found = examples.read(numbers, seed, cursor >= OWN_PASS)
+            yield found[0] if batch is None else (collate or stacked)(found)
+
+    return of_share()
+
+
+def stacked(examples: Sequence[Example]) -> Batch:
+    """Returns examples as one batch: arrays get a first axis, within the dicts and tuples that hold them.
+
+    Raises:
+        ConfigError: They differ in shape, or in what they hold.
+    """
+    first = examples[0]
+    try:
+        if isinstance(first, Mapping):
+            return {key: stacked([each[key] for each in examples]) for key in first}
+        if isinstance(first, tuple):
+            columns = [stacked(column) for column in zip(*examples, strict=True)]
+            return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+        return np.stack([np.asarray(each) for each in examples])
+    except (ValueError, KeyError, TypeError) as err:
+        cure = f"examples of one batch differ ({err}): pad them to one shape, or say collate=, examples -> batch"
+        raise ConfigError("source", type(first).__name__, cure) from err
+
+
+class _Reader(Protocol):
+    def read(self, numbers: Numbers, seed: int, own_pass: bool) -> list[Example]:
+        """Returns the examples of these numbers, which go on from epoch to epoch."""
+
+
+def _reader(source: Any, shuffle: bool) -> _Reader:
+    kind = type(source).__name__
+    if isinstance(source, Iterator):
+        raise ConfigError("source", kind, f"is an iterator, which cannot begin again: {_AGAIN}")
+    if isinstance(source, str | bytes):
+        raise ConfigError(
+            "source", kind, f"is text, and no source of examples: open what it names; a source {_NO_SOURCE}"
+        )
+    if isinstance(source, Mapping):
+        name = next(iter(source), "train")
+        cure = f'is a mapping: of splits, name one: source["{name}"]; of columns, give datasets.Dataset.from_dict(...)'
+        raise ConfigError("source", kind, cure)
+    if isinstance(source, tuple):
+        raise ConfigError("source", kind, "is a tuple: of columns, give list(zip(x, y)); of examples, a list")
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return _Sized(source, shuffle)
+    if isinstance(source, type) or not (isinstance(source, Iterable) or callable(source)):
+        raise ConfigError("source", kind, _NO_SOURCE)
+    return _Stream(source)
+
+
+class _Epochs:
+    """Says once for each that an epoch has begun, but for the one that an island starts in."""
+
+    def __init__(self) -> None:
+        self._highest: int | None = None
+
+    def reached(self, epoch: int, size: int, detail: str) -> None:
+        if self._highest is not None and epoch > self._highest:
+            log.info("data.epoch", epoch=epoch, examples=size, detail=detail)
+        self._highest = max(epoch, self._highest or 0)
+
+
+class _Sized:
+    """Examples by number, in an order that each epoch has for itself."""
+
+    def __init__(self, source: Any, shuffle: bool) -> None:
+        self._source, self._shuffle, self._size = source, shuffle, len(source)
+        if not self._size:
+            raise ConfigError("source", type(source).__name__, "holds no example: give one that has some")
+        self._epochs = _Epochs()
+
+    def read(self, numbers: Numbers, seed: int, own_pass: bool) -> list[Example]:
+        if not own_pass:
+            order = "in another order" if self._shuffle else "in the same order"
+            self._epochs.reached(int(numbers[-1]) // self._size, self._size, f"the data are dealt again, {order}")
+        at = shuffled(numbers, self._size, seed=seed) if self._shuffle else numbers % self._size
+        if hasattr(self._source, "__getitems__"):  # datasets, and what torch calls so: all with one look
+            return list(self._source.__getitems__(at.tolist()))
+        found = [self._source[i] for i in at.tolist()]
+        if any(each is None for each in found):  # what a filter of Grain leaves of a MapDataset
+            cure = "has no example under some of its numbers (None): filter it before, or give source.to_iter_dataset()"
+            raise ConfigError("source", type(self._source).__name__, cure)
+        return found
+
+
+class _Stream:
+    """Examples in the order in which they come; what lies between those that are asked for is read, and dropped.
+
+    In a pass of its own an island waits for nothing: it goes through the stream once more, with an iterator that is
+    kept for that, so that the place in the shared order is not lost.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._epochs = _Epochs()
+        self._size: int | None = None  # known once the end was seen
+        self._epoch, self._at = 0, 0  # the next example that the iterator yields
+        self._iterator: Iterator[Example] | None = None
+        self._own: Iterator[Example] | None = None
+
+    def read(self, numbers: Numbers, seed: int, own_pass: bool) -> list[Example]:
+        if own_pass:
+            return [self._next_own() for _ in numbers]
+        return [self._example(number) for number in numbers.tolist()]
+
+    def _example(self, number: int) -> Example:
+        while True:
+            epoch, at = (0, number) if self._size is None else divmod(number, self._size)
+            if self._iterator is None or (epoch, at) < (self._epoch, self._at) or epoch > self._epoch:
+                self._iterator, self._epoch, self._at = self._begun(epoch, self._iterator), epoch, 0
+            for example in self._iterator:
+                self._at += 1
+                if self._at > at:
+                    self._epochs.reached(epoch, self._size or 0, "the stream is read again from its beginning")
+                    return example
+            if not self._at:
+                raise ConfigError("source", type(self._source).__name__, self._empty(epoch))
+            if self._size is not None:
+                cure = f"ended after {self._at} examples, and before after {self._size}: it must be the same each time"
+                raise ConfigError("source", type(self._source).__name__, cure)
+            self._size = self._at
+
+    def _next_own(self) -> Example:
+        for _ in range(2):
+            if self._own is None:
+                self._own = self._begun(self._epoch, None)
+            for example in self._own:
+                return example
+            self._own = None
+        raise ConfigError("source", type(self._source).__name__, self._empty(0))
+
+    def _begun(self, epoch: int, before: Iterator[Example] | None) -> Iterator[Example]:
+        """Returns the stream from its beginning, in the order of an epoch where it knows of epochs."""
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        begun = iter(self._source if isinstance(self._source, Iterable) else self._source())
+        if begun is before:
+            raise ConfigError("source", type(self._source).__name__, f"goes on and does not begin again: {_AGAIN}")
+        return begun
+
+    def _empty(self, epoch: int) -> str:
+        if epoch or self._size:
+            return f"holds nothing the second time that it is read: {_AGAIN}"
+        return "holds no example: give one that has some"
