@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from broker.process.logs import log_to_stderr
+    from islands.arrays.model_file import load
     from islands.joining import join
     from islands.loop import Island
     from islands.tasks.inner_optimizer import adamw, jax_task, warm_up_cosine
@@ -27,6 +28,7 @@ __all__ = [
     "join",
     "Island",
     "batches",
+    "load",
     "log_to_stderr",
     "Task",
     "Schedule",
@@ -41,6 +43,7 @@ _MODULE_OF = {
     "join": "islands.joining",
     "Island": "islands.loop",
     "batches": "islands.tasks.sources",
+    "load": "islands.arrays.model_file",
     "log_to_stderr": "broker.process.logs",
     "Task": "islands.tasks.task",
     "Schedule": "islands.tasks.task",

@@ -31,10 +31,11 @@ SMALLEST_RDA_ELEMENTS: Final = 1024
 
 #: Names of other frameworks have dots where ours have slashes: ``transformer.wte.weight``, ``bn1.running_mean``.
 _MEAN_BY_NAME: Final = re.compile(r"embed|(^|[/.])(wte|wpe|router|logits|(lm_|output_)?head)([/.]|$)", re.IGNORECASE)
-#: Statistics of normalisation; those of a BatchNorm may be called just mean and var, beside its scale and bias.
+#: Statistics of normalisation; those of a BatchNorm may be called just mean and var, beside its scale and bias. Flax
+#: NNX ends each name with ``value``.
 _LOCAL_BY_NAME: Final = re.compile(
     r"(^|[/.])(batch_stats|(running|moving)_(mean|var|avg|std)[^/.]*|num_batches_tracked|(mean|var)_ema)([/.]|$)"
-    r"|(?i:(^|[/._])(batch|sync_?batch)_?norm[^/.]*|(^|[/.])bn[^/.]*)[/.](mean|var)$"
+    r"|(?i:(^|[/._])(batch|sync_?batch)_?norm[^/.]*|(^|[/.])bn[^/.]*)[/.](mean|var)([/.]value)?$"
 )
 _SEPARATOR: Final = re.compile(r"[/.]")
 _NO_NUMBERS: Final = (

@@ -148,7 +148,14 @@ def test_kinds_by_default():
     }
 
 
-@pytest.mark.parametrize("name", ["norm/scale", "bn1/scale", "mean", "latent/mean", "layer_norm/mean", "bnet/w", "ema"])
+@pytest.mark.parametrize("name", ["bn/mean/value", "layers/0/batch_norm/var/value", "bn1.running_mean"])
+def test_statistics_of_normalisation_stay_local_by_their_names_in_other_frameworks(name):
+    assert kinds_of({name: zeros(64, 64)}) == {name: "local"}
+
+
+@pytest.mark.parametrize(
+    "name", ["bn/scale/value", "norm/scale", "bn1/scale", "mean", "latent/mean", "layer_norm/mean", "bnet/w", "ema"]
+)
 def test_what_only_sounds_like_statistics_is_trained(name):
     assert kinds_of({name: zeros(64, 64)}) == {name: "rda"}
 
