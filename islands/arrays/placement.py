@@ -280,7 +280,8 @@ class Placement:
         Args:
             movements: Of each tensor, in its shape.
         """
-        found = {i: persistence.positions(movements[i]) for i in self._sampled([x.shape for x in movements])}
+        sampled = self._sampled([x.shape for x in movements])
+        found = {i: persistence.positions(movements[i][self._here(i, movements[i].shape)]) for i in sampled}
         return self._on_device(found)
 
     def _sampled(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
@@ -288,6 +289,14 @@ class Placement:
         sizes = [math.prod(shape) if shape else 0 for shape in shapes]  # a scalar has no positions
         company = max((indices for indices, _ in self._groups), key=lambda each: sum(sizes[i] for i in each))
         return sorted((i for i in company if sizes[i]), key=lambda i: -sizes[i])[: persistence.TENSORS]
+
+    def _here(self, i: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """Returns the part of a tensor that is sampled: what is on several devices is read from one."""
+        if not self.sites[i].on_device:
+            return (slice(None),) * len(shape)
+        from islands.arrays import jax_placement
+
+        return jax_placement.sampled_region(self.sites[i].sharding, shape)
 
     def _on_device(self, places: Mapping[int, Array]) -> dict[int, Leaf]:
         if not any(self.sites[i].on_device for i in places):
@@ -305,7 +314,8 @@ class Placement:
         """
         self.copy(leaves)
         shapes = [tuple(x.shape) for x in leaves]
-        counts = {i: (len(shapes[i]), persistence.num_positions(math.prod(shapes[i]))) for i in self._sampled(shapes)}
+        where = {i: np.broadcast_to(np.float32(0), shapes[i])[self._here(i, shapes[i])] for i in self._sampled(shapes)}
+        counts = {i: (x.ndim, persistence.num_positions(x.size)) for i, x in where.items()}
         places = self._on_device({i: np.zeros(count, np.int32) for i, count in counts.items()})
         sample([leaves[i] for i in places], list(places.values()))
         if keep > 0:
