@@ -19,7 +19,7 @@ import numpy as np
 from broker.wire.errors import ConfigError
 
 #: Of a torch tensor: the way to join with it.
-TORCH = "join with islands.torch.join, which takes tensors of torch"
+TORCH = "hand over tensor.detach().numpy(), and write back what step returns: tensors of torch do not join yet"
 #: Any nest of containers with arrays as leaves; None is an empty container.
 Tree = Any
 

@@ -229,8 +229,8 @@ REFUSED = {
         "register_dataclass",
     ),
     "a subclass of dict": ({"net": Table(w=f32(2))}, "params net = 'Table'", "register_dataclass"),
-    "a tensor of torch": ({"w": Tensor()}, "params w = 'torch.float32[3]'", "islands.torch.join"),
-    "tensors of torch beside arrays": ({"w": weight(), "v": Tensor()}, "params v", "islands.torch.join"),
+    "a tensor of torch": ({"w": Tensor()}, "params w = 'torch.float32[3]'", "tensor.detach().numpy()"),
+    "tensors of torch beside arrays": ({"w": weight(), "v": Tensor()}, "params v", "tensor.detach().numpy()"),
     "a shape without values": (
         {"w": jax.ShapeDtypeStruct((2,), jnp.float32)},
         "params w = 'ShapeDtypeStruct'",
