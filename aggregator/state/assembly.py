@@ -70,6 +70,8 @@ class Assembly:
                 return event
         if event.flaw is not None and event.flaw.reason in RETRY_REASONS:
             return None  # damaged on its way: as if it had not come
+        if message.fragment_id not in self._run.fragments:
+            return None if isinstance(message, HostPart) else event  # which is refused for that
         key = Key(envelope.sender, envelope.incarnation, message.fragment_id, *steps_of)
         self._forget(key)
         found = self._unfinished.get(key)
@@ -83,7 +85,7 @@ class Assembly:
         return self._whole(found)
 
     def _forget(self, key: Key) -> None:
-        """Drops parts of lives that have ended, and of contributions that have waited for too long."""
+        """Drops the parts of an island's earlier lives."""
         for other in [k for k in self._unfinished if k.island_id == key.island_id and k.incarnation != key.incarnation]:
             del self._unfinished[other]
 
@@ -92,7 +94,7 @@ class Assembly:
         same = [k for k in self._unfinished if (k.island_id, k.fragment_id) == (key.island_id, key.fragment_id)]
         for oldest in same[:-MOST_UNFINISHED]:
             del self._unfinished[oldest]
-        while len(self._unfinished) > 1 and self.waiting_bytes > self._run.config.held_bytes:
+        while self._unfinished and self.waiting_bytes > self._run.config.held_bytes - self._run.waiting_bytes():
             del self._unfinished[next(iter(self._unfinished))]
 
     def _whole(self, found: Unfinished) -> Received:
@@ -118,8 +120,7 @@ class Assembly:
     def _payload(self, spoken: Contribution | Seed, ordered: list[Received]) -> tuple[tuple[Pieced, ...], Flaw | None]:
         """Puts the buffers of all parts at their tensors; or says why they are not the fragment."""
         manifest = self._run.manifest
-        if manifest is None or spoken.fragment_id >= len(manifest):
-            return (), Flaw(reason=Reason.UNKNOWN_FRAGMENT, detail=f"no fragment {spoken.fragment_id}")
+        assert manifest is not None  # or there would be no fragment of which a part was kept
         tensors = manifest.fragments[spoken.fragment_id]
         pieces: list[list[Piece]] = [[] for _ in tensors]
         for part in ordered:

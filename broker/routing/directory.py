@@ -17,8 +17,6 @@ UNKNOWN = "(unknown)"
 
 #: Shards are small numbers; the bound keeps a wrong one from making entries without end.
 MAX_SHARDS = 64
-#: Connections of other hosts of one island that are remembered.
-MAX_HOSTS = 4096
 
 JOINING = joining("")
 STANDBY = standing_by("")

@@ -18,11 +18,12 @@ from typing import TypeVar
 from broker.routing.actions import Actions
 from broker.routing.bindings import Bindings
 from broker.routing.deliveries import Deliveries
-from broker.routing.directory import MAX_HOSTS, MAX_SHARDS, Directory, Leader, Peer, Seen
+from broker.routing.directory import MAX_SHARDS, Directory, Leader, Peer, Seen
 from broker.routing.events import Note, Received, Refusal, RelayConfig
 from broker.routing.rights import speaks_for
 from broker.wire import messages as m
 from broker.wire.messages import Channel, Reason
+from broker.wire.schema import MAX_HOSTS
 
 #: Who is heard: one of these goes in, and the same comes out.
 Speaker = TypeVar("Speaker", Peer, Leader)

@@ -147,7 +147,7 @@ class Region:
         return math.prod(self.shape)
 
     def within(self, shape: tuple[int, ...]) -> bool:
-        """Whether it is a part of a tensor of this shape."""
+        """Returns whether the box lies inside of a tensor of this shape."""
         return len(self.start) == len(self.shape) == len(shape) and all(
             a + n <= length for a, n, length in zip(self.start, self.shape, shape, strict=True)
         )

@@ -33,6 +33,7 @@ MAX_ITEMS = 65_536  # of one tuple, unless its field stands below
 MAX_DIMENSIONS = 32
 MAX_OUTSTANDING = 1024  # of one heartbeat: each is answered, in one message
 MAX_DATA_RANGES = 256  # of one contribution: the version that it goes into repeats them
+MAX_HOSTS = 4096  # of one island: the parts of its contributions wait for each other
 MAX_TRAINED_ON = 4096  # of one contribution: versions that it was trained on; it waits with them
 MAX_RECORD_BYTES = 2 << 20  # of one record that an aggregator writes and another one reads
 
@@ -355,13 +356,15 @@ def _check_data(data: DataRange | Block) -> None:
 
 
 def _check_hosts(value: Contribution | Seed) -> None:
-    if value.hosts < 1:
-        raise Unfit(value.hosts, "at least 1", at="hosts")
+    if not 1 <= value.hosts <= MAX_HOSTS:
+        raise Unfit(value.hosts, f"from 1 to {MAX_HOSTS}", at="hosts")
     if value.hosts == 1 and value.places:
         raise Unfit(f"{len(value.places)} places", "none, of a single host", at="places")
 
 
 def _check_part(part: HostPart) -> None:
+    if part.hosts > MAX_HOSTS:
+        raise Unfit(part.hosts, f"at most {MAX_HOSTS}", at="hosts")
     if not 0 < part.host < part.hosts:
         raise Unfit(part.host, f"from 1 to {part.hosts - 1}, below hosts", at="host")
     if part.from_step >= part.to_step > 0 or part.from_step > part.to_step:

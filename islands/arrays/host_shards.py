@@ -7,18 +7,16 @@ region that lies on several devices of this host (a replica) is read from the fi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from broker.wire.fragments import Region
-from islands.arrays.reference import adopted
+from islands.arrays.jax_placement import copy_here, installer, on_each_device
 from islands.hosts.regions import owners, region_of
 
 Array = npt.NDArray[Any]
@@ -73,8 +71,9 @@ class HostShards:
 
     def copy(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
         """Dispatches copies of all regions, in the order of :attr:`held`; they outlive donation of the leaves."""
-        shards = [self._on(leaves)[each.leaf, each.devices[0]] for each in self.held]
-        return self._per_device(_copy, shards)
+        on = self._on(leaves)
+        shards = [on[each.leaf, each.devices[0]] for each in self.held]
+        return on_each_device(copy_here, shards)
 
     def place(self, values: Sequence[Array], keep: float, dtypes: Sequence[np.dtype[Any]]) -> list[list[jax.Array]]:
         """Puts what is to be installed beside the shards; not for the training thread.
@@ -107,7 +106,7 @@ class HostShards:
         if keep == 0:
             return dict(zip(where, shifts, strict=True))
         on = self._on(leaves)
-        results = self._per_device(_installer(keep), [on[at] for at in where], shifts)
+        results = on_each_device(installer(keep, (None,)), [on[at] for at in where], shifts)
         return dict(zip(where, results, strict=True))
 
     def joined(self, shards: dict[tuple[int, jax.Device], jax.Array]) -> list[jax.Array]:
@@ -122,28 +121,3 @@ class HostShards:
 
     def _on(self, leaves: Sequence[jax.Array]) -> dict[tuple[int, jax.Device], jax.Array]:
         return {(i, shard.device): shard.data for i, leaf in enumerate(leaves) for shard in leaf.addressable_shards}
-
-    def _per_device(self, call: Callable[..., list[jax.Array]], *columns: Sequence[jax.Array]) -> list[jax.Array]:
-        """Calls a jitted function once for each device, with the arrays that are on it."""
-        groups: dict[jax.Device, list[int]] = {}
-        for i, array in enumerate(columns[0]):
-            groups.setdefault(next(iter(array.devices())), []).append(i)
-        results: dict[int, jax.Array] = {}
-        for numbers in groups.values():
-            found = call(*([column[i] for i in numbers] for column in columns))
-            results.update(zip(numbers, found, strict=True))
-        return [results[i] for i in range(len(columns[0]))]
-
-
-@jax.jit
-def _copy(shards: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.copy(shard) for shard in shards]
-
-
-@functools.cache
-def _installer(keep: float) -> Callable[..., list[jax.Array]]:
-    @jax.jit
-    def install(shards: list[jax.Array], shifts: list[jax.Array]) -> list[jax.Array]:
-        return [adopted(shard, shift, keep) for shard, shift in zip(shards, shifts, strict=True)]
-
-    return install

@@ -8,7 +8,7 @@ most of a step, where a shard by itself takes a tenth of a millisecond.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,11 +24,12 @@ Array = npt.NDArray[Any]
 
 def copy(leaves: list[jax.Array]) -> list[jax.Array]:
     """Dispatches copies of leaves that are on the same devices."""
-    return _by_device(_copy, leaves)
+    return _by_device(copy_here, leaves)
 
 
 @jax.jit
-def _copy(leaves: list[jax.Array]) -> list[jax.Array]:
+def copy_here(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Copies arrays by one computation: for what is on one device."""
     return [jnp.copy(leaf) for leaf in leaves]
 
 
@@ -44,15 +45,34 @@ def _by_device(
     """
     if not leaves or len(leaves[0].sharding.device_set) == 1:
         return call(leaves, *more)
-    columns = [[{s.device: s.data for s in leaf.addressable_shards} for leaf in column] for column in (leaves, *more)]
-    found = [
-        call(*([shards[device] for shards in column] for column in columns))
-        for device in leaves[0].sharding.addressable_devices
-    ]
+    shards = [[shard.data for leaf in column for shard in _in_order(leaf)] for column in (leaves, *more)]
+    found, here = on_each_device(call, *shards), len(leaves[0].sharding.addressable_devices)
     return [
-        jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, list(shards))
-        for leaf, shards in zip(leaves, zip(*found, strict=True), strict=True)
+        jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, found[i * here : (i + 1) * here])
+        for i, leaf in enumerate(leaves)
     ]
+
+
+def on_each_device(call: Callable[..., list[jax.Array]], *columns: Sequence[jax.Array]) -> list[jax.Array]:
+    """Calls a function of lists of arrays once for each device, with those that are on it; returns all results.
+
+    Args:
+        call: Jitted, elementwise.
+        columns: Arrays of one device each; those with one number are on the same.
+    """
+    groups: dict[jax.Device, list[int]] = {}
+    for i, array in enumerate(columns[0]):
+        groups.setdefault(next(iter(array.devices())), []).append(i)
+    results: dict[int, jax.Array] = {}
+    for numbers in groups.values():
+        found = call(*([column[i] for i in numbers] for column in columns))
+        results.update(zip(numbers, found, strict=True))
+    return [results[i] for i in range(len(columns[0]))]
+
+
+def _in_order(leaf: jax.Array) -> list[Any]:
+    """Returns the shards that are on this host, in the order of their devices."""
+    return sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
 
 
 def sampled_region(sharding: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -67,7 +87,7 @@ def _first(leaf: jax.Array) -> jax.Array:
     """Returns the shard that is sampled."""
     if len(leaf.sharding.device_set) == 1:
         return leaf
-    shard: jax.Array = min(leaf.addressable_shards, key=lambda each: each.device.id).data
+    shard: jax.Array = _in_order(leaf)[0].data
     return shard
 
 
@@ -104,11 +124,13 @@ def install(
         shardings: Those of the leaves, of the results too; None for uncommitted ones, whose results are uncommitted.
     """
     several = shardings[0] is not None and len(shardings[0].device_set) > 1
-    return _by_device(_installer(keep, (None,) if several else shardings), leaves, shifts)
+    return _by_device(installer(keep, (None,) if several else shardings), leaves, shifts)
 
 
 @functools.cache
-def _installer(keep: float, shardings: tuple[Any, ...]) -> Callable[..., list[jax.Array]]:
+def installer(keep: float, shardings: tuple[Any, ...]) -> Callable[..., list[jax.Array]]:
+    """Returns the jitted ``keep * leaf + shift`` of lists of both; ``shardings`` as in :func:`install`."""
+
     def install(leaves: list[jax.Array], shifts: list[jax.Array]) -> list[jax.Array]:
         moved = [adopted(leaf, shift, keep) for leaf, shift in zip(leaves, shifts, strict=True)]
         return [_into(leaf, x) if leaf.weak_type else x for leaf, x in zip(leaves, moved, strict=True)]

@@ -63,7 +63,7 @@ def site_of(leaf: Leaf) -> Site:
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Whether a leaf is an array of numpy or JAX, and not one of another library.
+    """Returns whether a leaf is an array of numpy or JAX, and not one of another library.
 
     A subclass of numpy's is none: what replaces it would be a plain array, without its mask or whatever it adds.
     """

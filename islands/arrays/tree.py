@@ -140,7 +140,7 @@ def _unordered(path: tuple[str, ...]) -> ConfigError:
 
 
 def is_of_torch(leaf: Any) -> bool:
-    """Whether a leaf is a tensor, or another object, of torch; does not import it."""
+    """Returns whether a leaf is an object of torch, such as a tensor; does not import torch."""
     return type(leaf).__module__.partition(".")[0] == "torch"
 
 

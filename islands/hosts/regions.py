@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy.typing as npt
 
 from broker.wire.fragments import Region
 
@@ -27,8 +24,3 @@ def owners(regions: Mapping[int, Iterable[Region]]) -> dict[Region, int]:
         for region in regions[host]:
             found.setdefault(region, host)
     return found
-
-
-def cut(array: npt.NDArray[Any], region: Region) -> npt.NDArray[Any]:
-    """Returns a region of an array, as a view."""
-    return array[region.slices]

@@ -95,7 +95,6 @@ class Speaker(Generic[P]):
         self._at = dict.fromkeys(range(hosts), at)  # the last boundary of each, as last said
         self._number = 0
         self._step = at
-        self._plan: P | None = None
         self._proposed_s = now_s
         self._votes: dict[int, bool] = {}
         self._answer_s = 0.0
@@ -105,11 +104,6 @@ class Speaker(Generic[P]):
     def stage(self) -> Stage:
         """Returns the stage of the plan."""
         return self._doing.stage
-
-    @property
-    def ahead(self) -> int:
-        """Returns how many steps beside those that answers take a plan is made ahead."""
-        return self._margin
 
     def propose(self, plan: P, step_time_s: float | None, now_s: float) -> Propose[P]:
         """Returns a plan's proposal, for every host; only while there is no other one.
@@ -125,7 +119,7 @@ class Speaker(Generic[P]):
         now_at = max(at + math.floor((now_s - self._heard_s[host]) / step_s) for host, at in self._at.items())
         farthest = max(self._at.values()) + MOST_MARGIN  # a host that says nothing is not running away
         self._number += 1
-        self._plan, self._votes, self._proposed_s = plan, {}, now_s
+        self._votes, self._proposed_s = {}, now_s
         self._step = min(now_at, farthest) + math.ceil(2 * self._answer_s / step_s) + self._margin
         return Propose(number=self._number, step=self._step, plan=plan)
 
@@ -154,7 +148,6 @@ class Speaker(Generic[P]):
         self._at[host] = max(self._at[host], at)
         if self.stage is Stage.FIXED and min(self._at.values()) >= self._step:
             self._doing.take("carried out")
-            self._plan = None
 
     def lost(self, now_s: float) -> tuple[int, ...]:
         """Returns the hosts that have said nothing for so long that the island is lost with them."""

@@ -117,7 +117,7 @@ def _holds(sort: str, array: npt.NDArray[Any]) -> bool:
 
 
 def _finite(sort: str, array: npt.NDArray[Any], fresh: Any) -> bool:
-    """Whether all numbers of a leaf are finite, but for those that are none in the fresh one either: its masks."""
+    """Returns whether a leaf is finite wherever the fresh one is; masks are infinite in both."""
     if not (is_floating(array.dtype) or array.dtype.kind == "c"):
         return True
     # A best loss begins at infinity, and says nothing of what was trained.

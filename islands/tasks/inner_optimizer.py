@@ -226,7 +226,7 @@ def jax_task(
     def inner_step(params: Params, opt_state: OptState, batch: Batch, schedule: Schedule) -> tuple[Any, Any, Any]:
         # Of one type whatever the caller counts with: an int here and a float there would compile the step twice.
         dynamic = Schedule(_dynamic(schedule.step), _dynamic(schedule.total_steps))
-        return jitted_train(params, opt_state, devices.split(batch), dynamic)  # type: ignore[no-any-return]
+        return devices.settled(jitted_train(params, opt_state, devices.split(batch), dynamic))  # type: ignore[no-any-return]
 
     num_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     return Task(

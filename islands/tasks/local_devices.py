@@ -37,6 +37,16 @@ class LocalDevices:
             return jax.jit(function, donate_argnums=donate_argnums)
         return jax.jit(function, donate_argnums=donate_argnums, out_shardings=self._everywhere)
 
+    def settled(self, results: Any) -> Any:
+        """Returns the results of a step; on several devices of the CPU only once they are computed.
+
+        XLA's CPU backend can hang where several steps of one computation over such devices are under way: their
+        collective operations wait for each other (seen with JAX 0.10 on two processors, without Atoll too).
+        """
+        if self.count > 1 and jax.default_backend() == "cpu":
+            jax.block_until_ready(results)  # type: ignore[no-untyped-call]
+        return results
+
     def split(self, batch: Batch) -> Batch:
         """Returns the batch with a part of it on each device: of every array whose first axis divides by their number.
 

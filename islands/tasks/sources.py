@@ -40,7 +40,7 @@ _NO_SOURCE: Final = (
 
 
 class HasShare(Protocol):
-    """What :func:`batches` needs of an island."""
+    """The part of an island that :func:`batches` uses: its share of the data, and whether the run is done."""
 
     share: DataShare
 

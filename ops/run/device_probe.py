@@ -65,7 +65,7 @@ def find(wanted: Platform) -> Found:
 
 
 def has_plugin() -> bool:
-    """Says whether anything is installed by which JAX could find more than the CPU; takes milliseconds."""
+    """Returns whether a plugin for GPUs or TPUs is installed; takes milliseconds, for JAX is not started."""
     known = any(importlib.util.find_spec(name) is not None for name in ("jax_plugins", "libtpu"))
     return known or bool(importlib.metadata.entry_points(group="jax_plugins"))
 

@@ -22,7 +22,7 @@ LISTED = 8
 
 
 class Platform(StrEnum):
-    """What islands train on: ``auto`` is what JAX finds."""
+    """The platform that islands train on; ``auto`` takes the best that JAX finds."""
 
     AUTO = "auto"
     CPU = "cpu"

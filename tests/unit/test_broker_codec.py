@@ -207,7 +207,7 @@ def values(hint, field):
     if field == "payload":
         return st.lists(buffers(), max_size=3).map(tuple)
     if field in ("host", "hosts"):
-        return st.integers(1, 99) if field == "host" else st.integers(100, INT_MAX)
+        return st.integers(1, 99) if field == "host" else st.integers(100, 4096)
     if hint is int:
         return st.integers(-1 if field in ("versions", "sequence") else 0, INT_MAX)
     if hint is float:

@@ -12,7 +12,7 @@ from aggregator.merge.pieces import Pieces, Rows
 from broker.wire.fragments import Region, flaw_in, whole
 from broker.wire.messages import Codec
 from broker.wire.tensors import decode_tensor, encode_tensor
-from islands.hosts.regions import cut, owners, region_of
+from islands.hosts.regions import owners, region_of
 
 shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 
@@ -28,7 +28,7 @@ def boxes(draw):
 def test_a_range_of_the_tensor_meets_one_range_of_the_region(box, data):
     shape, region = box
     tensor = np.arange(math.prod(shape)).reshape(shape)
-    mine = cut(tensor, region).reshape(-1)
+    mine = tensor[region.slices].reshape(-1)
     start = data.draw(st.integers(0, tensor.size))
     stop = data.draw(st.integers(start, tensor.size))
     found, follows = [], None
@@ -82,7 +82,7 @@ def in_pieces(tensor, axis, at, codec):
     for a, b in ((0, at), (at, tensor.shape[axis])):
         start = tuple(a if i == axis else 0 for i in range(tensor.ndim))
         region = Region(start, tuple(b - a if i == axis else n for i, n in enumerate(tensor.shape)))
-        encoded = encode_tensor(np.ascontiguousarray(cut(tensor, region)), codec)
+        encoded = encode_tensor(np.ascontiguousarray(tensor[region.slices]), codec)
         received[region.slices] = decode_tensor(encoded)
         pieces.append(Piece(start, encoded))
     return pieces, received
