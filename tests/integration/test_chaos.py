@@ -60,12 +60,13 @@ for_s = 1.0
 [[fault]]
 at_s = 8.0
 kind = "kill"
-target = "leader"
+target = "broker"
 
+# The last one: what the second aggregator publishes shows that all are over.
 [[fault]]
 at_s = 9.5
 kind = "kill"
-target = "broker"
+target = "leader"
 """
 
 
