@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,22 @@ from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Departure, Reason
 from islands import arguments
 from islands.arrays.partition import describe_kinds, tensor_specs
-from islands.arrays.tree import Tree
+from islands.arrays.tree import Tree, flatten
 from islands.config import IslandConfig
+from islands.host_identity import HostIdentity
 from islands.loop import Island
+from islands.multihost.host_session import HostSession
+from islands.multihost.plans import Plans
+from islands.multihost.rendezvous import Team, gather, jax_hosts
+from islands.multihost.speaking import Speaking
 from islands.protocol import core
 from islands.protocol.paused import Paused
 from islands.restoring import LOOK_EVERY_S
 from islands.session import checkpoint, paused_file
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange
-from islands.session.host_identity import HostIdentity
 from islands.session.session import Session
+from islands.session.thread import CommunicationThread
 
 log = logs.get(__name__)
 
@@ -56,10 +62,14 @@ def join(
     timeout_s: float = 120.0,
     broker_silent_s: float = 2.0,
     max_message_bytes: int = 1 << 30,
+    speaker_address: str = "",
     init: Callable[[int], Tree] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Island:
     """Joins a run; returns once version 0 of every fragment is here.
+
+    Where the parameters are spread over the processes of a ``jax.distributed`` job, these are the hosts of one island:
+    each of them calls this, and every method of what it returns, at the same steps.
 
     Args:
         address: The broker's control address, such as ``tcp://hub:7001``; of several brokers a list, or one text with
@@ -92,6 +102,8 @@ def join(
             end, in :meth:`Island.close`.
         broker_silent_s: Silence of a broker after which the next one is tried.
         max_message_bytes: Largest message accepted.
+        speaker_address: Of an island of several hosts: the name or address under which the others reach process 0.
+            Empty: the address from which that one reaches the broker.
         init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
         check: Called several times a second while this waits; what it raises ends the waiting.
 
@@ -128,7 +140,18 @@ def join(
         log.info("island.kinds", kind=line)
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
-    array_work, exchange = ArrayWork(params, init), Exchange()
+    team = _team(params, config, speaker_address)
+    array_work, exchange = ArrayWork(params, init, several=team is not None), Exchange()
+    hosts = None
+    if team is not None:
+        from islands.arrays.host_shards import held_tensors
+
+        here = held_tensors(tensors, flatten(params))
+        exchange.plans = plans = Plans(exchange, speaks=team.host == 0)
+        if team.host:
+            other = HostSession(config, team, here, tokens_per_step, plans, array_work, exchange)
+            return _started(other, config, array_work, exchange, tokens_per_step, check)
+        hosts = Speaking(team, here, tokens_per_step, plans, exchange)
     host = None if island_id else HostIdentity.take(run)
     name = island_id if host is None else host.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
@@ -145,10 +168,12 @@ def join(
         broker_silent_s=config.broker_silent_s,
         paused=paused,
     )
-    session = Session(config, machine, array_work, exchange, sequence=0 if paused is None else paused.sequence)
-    session.start()
+    sequence = 0 if paused is None else paused.sequence
+    session = Session(config, machine, array_work, exchange, hosts=hosts, sequence=sequence)
     try:
-        _wait_until_startable(exchange, config, check)
+        island = _started(
+            session, config, array_work, exchange, tokens_per_step, check, host, None if hosts else unmerged
+        )
     except BaseException:
         session.leave("gave up joining", Departure.STOPPED if unmerged is None else Departure.PAUSED)
         if unmerged is not None and (again := session.paused()) is not None:
@@ -158,9 +183,24 @@ def join(
         raise
     if unmerged is not None:
         paused_file.remove(unmerged)
+    return island
+
+
+def _started(
+    session: CommunicationThread,
+    config: IslandConfig,
+    array_work: ArrayWork,
+    exchange: Exchange,
+    tokens_per_step: int,
+    check: Callable[[], None],
+    host: HostIdentity | None = None,
+    unmerged: Path | None = None,
+) -> Island:
+    """Starts a session; returns the island once version 0 of every fragment is here."""
+    session.start()
+    _wait_until_startable(exchange, config, check)
     return Island(
         config=config,
-        machine=machine,
         session=session,
         array_work=array_work,
         exchange=exchange,
@@ -168,6 +208,24 @@ def join(
         check=check,
         host=host,
         unmerged=unmerged,
+    )
+
+
+def _team(params: Tree, config: IslandConfig, speaker_address: str) -> Team | None:
+    """Returns the hosts that train these parameters together; None: this process does alone."""
+    if "jax" not in sys.modules:
+        return None
+    found = jax_hosts(flatten(params))
+    if found is None:
+        return None
+    host, hosts, broadcast = found
+    return gather(
+        host,
+        hosts,
+        broadcast,
+        broker=config.brokers[0],
+        speaker_address=speaker_address,
+        within_s=config.join_timeout_s,
     )
 
 

@@ -22,29 +22,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from broker.process import clocks, logs
 from broker.process.signals import Interrupted
 from broker.wire.errors import LocalProtocolError, Unavailable
-from broker.wire.messages import Departure, StateSource
+from broker.wire.messages import Departure
 from islands import arguments
 from islands.arrays import placement
 from islands.arrays.initial_values import InitialValues
-from islands.arrays.placement import Leaf
 from islands.arrays.ties import Ties
 from islands.arrays.tree import Tree
+from islands.between_steps import BetweenSteps
 from islands.config import IslandConfig
-from islands.protocol import core
-from islands.protocol.lockstep import Lockstep
-from islands.restoring import LOOK_EVERY_S, from_checkpoint, from_donor
+from islands.host_identity import HostIdentity
+from islands.protocol.fleet import ScheduleTokens
+from islands.restoring import LOOK_EVERY_S, beginning
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
-from islands.session.exchange import Exchange, Install, JoinedRun, Moment
-from islands.session.host_identity import HostIdentity
-from islands.session.samples import Samples
-from islands.session.session import Session
+from islands.session.exchange import Exchange, JoinedRun
 from islands.session.state_parts import Needed
+from islands.session.thread import CommunicationThread
 from islands.session.training_state import Position, step_time_s
 from islands.tasks.task import Schedule
 
@@ -79,8 +77,7 @@ class Island:
         self,
         *,
         config: IslandConfig,
-        machine: core.Island,
-        session: Session,
+        session: CommunicationThread,
         array_work: ArrayWork,
         exchange: Exchange,
         tokens_per_step: int,
@@ -90,7 +87,6 @@ class Island:
     ) -> None:
         assert exchange.membership is not None
         self._config = config
-        self._machine = machine
         self._session = session
         self._array_work = array_work
         self._parameters = array_work.parameters
@@ -100,13 +96,11 @@ class Island:
         self._host = host
         self._unmerged = unmerged
         self._membership: JoinedRun = exchange.membership
-        self._stopped = self._left = False
-        self._versions = [-1] * self._membership.num_fragments
-        self._lockstep = Lockstep(self._membership.settings.recipe, self._membership.moving)
-        self._beginning = InitialValues(())
+        self._left = False
+        self._between = BetweenSteps(array_work, exchange, config.run_id)
+        self._schedule = ScheduleTokens()
         self._given: list[tuple[str, Any]] = []  # leaves of the optimizer's state as restore was given it
         self._ties = Ties(self._parameters.tied)
-        self._samples = Samples(exchange)
         self._sync_s = 0.0
         self._counted_from_s: float | None = None  # the end of the first step
         self._last_step_at_s = 0.0
@@ -115,7 +109,7 @@ class Island:
         self.id = self._membership.island_id
         self.inner_step, self.tokens = start.step, start.tokens
         self.share = exchange.data_share()
-        self.restored: Literal["checkpoint", "donor", "fresh"] | None = None
+        self.restored: str | None = None
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
         atexit.register(self.leave)
@@ -146,24 +140,22 @@ class Island:
         self._given = checkpoint.leaves_of(opt_state)
         needed = Needed(state=self._given, local=local)
         checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
-        saved, detail = from_checkpoint(self._session.checkpoint_file, needed, self._config.run_id)
-        if saved is not None:
-            self.restored, self.restored_cursor = "checkpoint", saved.cursor
-        elif self._config.donor_wait_s and (needed.state or needed.local):
-            # Before the parameters are installed: until then no round waits for this island.
-            saved, why = from_donor(self._exchange, needed, self._check)
-            self.restored = "fresh" if saved is None else "donor"
-            detail = f"{detail}; {why}"
-        self._exchange.restored = StateSource(self.restored)
+        begun = beginning(self._exchange, needed, self._session.checkpoint_file, self._config, self._check)
+        saved = begun.found
+        self.restored, self.restored_cursor = begun.source.value, None if saved is None else saved.cursor
+        self._exchange.begun = begun
+        if self._exchange.plans is not None:
+            self._exchange.plans.wait_for_next(self._check)
         params = self._boundary(params, None)
+        self._exchange.deal(self.share)
         self._array_work.forget_initial()
         if saved is not None:
             leaves = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, local, strict=True)]
             params = self._parameters.replace_local(params, leaves) if leaves else params
             opt_state = checkpoint.restored(opt_state, saved.state)
-        self._beginning = InitialValues(self._parameters.of_none(params))
+        self._between.initial = InitialValues(self._parameters.of_none(params))
         self._ties.begin(params)
-        log.info("island.restored", optimizer=self.restored, detail=detail, step=self.inner_step)
+        log.info("island.restored", optimizer=self.restored, detail=begun.detail, step=self.inner_step)
         return params, opt_state
 
     def step(self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int | None] | None = None) -> Tree:
@@ -197,8 +189,8 @@ class Island:
         self._last_step_at_s = began_s
         if self._ties.looks:
             self._ties.look(params)
-        if self._samples.waiting:
-            self._samples.returned(params, self._parameters)
+        if self._between.samples.waiting:
+            self._between.samples.returned(params, self._parameters)
         # Before the moment, as the position comes after it: see islands.session.exchange.
         exchange.trained.append((self.inner_step, self.share.trained()))
         self.inner_step += 1
@@ -206,16 +198,17 @@ class Island:
         self.reset_optimizer = False
         if loss is not None:
             exchange.losses.append(loss)
-        due = exchange.watched or self._lockstep.due(self.inner_step, self._versions)
-        if exchange.ready or due or (exchange.snapshot_wanted and state is not None):
+        if self._between.due(self.inner_step, state):
             params = self._boundary(params, state)
         exchange.position = Position(self.inner_step, self.tokens)
-        while self._lockstep.holds(self.inner_step, self._versions) and not exchange.done:
+        while self._between.lockstep.holds(self.inner_step, self._between.versions) and not exchange.due.done:
             if exchange.error is not None:
                 raise exchange.error
             self._check()
             params = self._wait(params, LOOK_EVERY_S, state)
         exchange.deal(self.share)
+        if exchange.due.progress is not self._schedule.progress:
+            self._schedule.hear(exchange.due.progress, self.tokens)
         ended_s = time.perf_counter()
         if self._counted_from_s is None:
             self._counted_from_s = ended_s  # when the first step's training began is not known here
@@ -236,13 +229,13 @@ class Island:
         exchange = self._exchange
         if self._left:
             return params
-        early = not exchange.done
+        early = not exchange.due.done
         if early:
             detail = "before the end of the run: hands over what is left"
             log.info("island.closing", step=self.inner_step, detail=detail)
         began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
-        while not exchange.finished and not (early and exchange.delivered and not exchange.done):
+        while not exchange.finished and not (early and exchange.delivered and not exchange.due.done):
             if exchange.error is not None:
                 raise exchange.error
             self._check()
@@ -283,8 +276,15 @@ class Island:
         exchange = self._exchange
         exchange.news.wait(within_s)
         exchange.news.clear()
-        wanted = exchange.ready or (exchange.snapshot_wanted and state is not None)
+        due, plans = exchange.due, exchange.plans
+        planned = plans is not None and plans.next()
+        wanted = planned or due.ready or (due.snapshot_wanted and state is not None)
         return self._boundary(params, state, stopped=stopped) if wanted else params
+
+    def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
+        params = self._between.run(params, Position(self.inner_step, self.tokens), state, stopped=stopped)
+        self.reset_optimizer, self._between.recovered = self.reset_optimizer or self._between.recovered, False
+        return params
 
     def save(self, params: Tree, state: tuple[Any, int | None]) -> None:
         """Writes a checkpoint now, before leaving for a while; without ``state_dir``, or before a step, does nothing.
@@ -303,7 +303,7 @@ class Island:
         snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
         at = Position(self.inner_step, self.tokens)
         try:
-            self._array_work.save_now(path, snapshot, at, self._machine.incarnation, within_s=SAVE_WITHIN_S)
+            self._array_work.save_now(path, snapshot, at, self._exchange.due.life, within_s=SAVE_WITHIN_S)
         except Unavailable as err:
             log.warning("checkpoint.failed", detail=str(err))
         else:
@@ -350,7 +350,7 @@ class Island:
     @property
     def done(self) -> bool:
         """True when the run needs no more steps: call :meth:`close`."""
-        return self._exchange.done
+        return self._exchange.due.done
 
     @property
     def schedule(self) -> Schedule:
@@ -358,8 +358,7 @@ class Island:
         start, settings = self._membership.start, self._membership.settings
         steps, tokens = self.inner_step - start.step, self.tokens - start.tokens
         unit = self._membership.schedule_unit(self._tokens_per_step, steps, tokens)
-        # Of the core, which belongs to the other thread, this reads one value that is replaced as a whole.
-        step = int(self._machine.schedule_tokens(self.tokens) / unit)
+        step = int(self._schedule.at(self.tokens) / unit)
         return Schedule(step=step, total_steps=settings.total_tokens // unit)
 
     @property
@@ -370,7 +369,7 @@ class Island:
     @property
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment in the local parameters."""
-        return tuple(self._versions)
+        return tuple(self._between.versions)
 
     @property
     def sync_share(self) -> float:
@@ -382,51 +381,6 @@ class Island:
         """Seconds since anything came from the broker; None if nothing has. A second or two when all is well."""
         heard_at_s = self._exchange.broker_heard_at_s
         return None if heard_at_s is None else clocks.monotonic() - heard_at_s
-
-    # --- boundaries -------------------------------------------------------------------------------------------
-
-    def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
-        """Installs the versions that are ready, then copies the fragments that are watched, or due in lockstep."""
-        exchange, parameters, placements = self._exchange, self._parameters, self._array_work.placements
-        installed: dict[int, list[Leaf]] = {}
-        told: list[tuple[Install, tuple[Leaf, ...]]] = []
-        adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
-        recovered = False
-        wanted = exchange.watched | self._lockstep.due(self.inner_step, self._versions)
-        while exchange.ready:
-            batch = exchange.ready.popleft()
-            recovered |= batch.fresh_optimizer
-            for install in batch.installs:
-                p = install.fragment_id
-                before = parameters.of_fragment(params, p)
-                installed[p] = placements[p].install(before, install.placed, install.keep)
-                told.append((install, tuple(before) if install.keep else ()))
-                adopted.append((install, before, installed[p]))
-                self._versions[p] = install.fragment_version
-        if stopped:
-            # Everything at the last step; after that, what late installations have made of it.
-            wanted = frozenset(installed if self._stopped else self._membership.moving)
-            self._stopped = True
-        copied = {
-            p: tuple(placements[p].copy(installed[p] if p in installed else parameters.of_fragment(params, p)))
-            for p in sorted(wanted)
-        }
-        if installed:
-            params = parameters.replace(params, installed)
-            if not (stopped or recovered):
-                first = self.inner_step == self._membership.start.step
-                self._samples.take(self.inner_step, adopted, first=first)
-        if recovered:
-            self.reset_optimizer = True
-            params = parameters.replace_local(params, self._beginning.restored(parameters.of_none(params)))
-        snapshot = None
-        if exchange.snapshot_wanted and state is not None:
-            exchange.snapshot_wanted = False
-            snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
-        at = Position(self.inner_step, self.tokens)
-        moment = Moment(at=at, installed=tuple(told), copied=copied, snapshot=snapshot, stopped=stopped)
-        exchange.tell(moment, clocks.monotonic())
-        return params
 
     def _first_or_never(self, params: Tree, state: tuple[Any, int | None] | None) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from islands.arguments import is_floating
-from islands.arrays.placement import Leaf, from_host, to_host
+from islands.arrays.placement import Leaf, from_host, here
+from islands.hosts.regions import Spread
 
 
 class InitialValues:
@@ -24,7 +25,7 @@ class InitialValues:
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
-        self._arrays: list[npt.NDArray[Any]] = [np.array(to_host(leaf)) for leaf in leaves]
+        self._arrays = [_copied(here(leaf)) for leaf in leaves]
 
     def restored(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """Returns ``leaves``, in the same order, with those that can be spoilt as they were; never waits.
@@ -35,3 +36,9 @@ class InitialValues:
             from_host(array, leaf) if is_floating(array.dtype) or array.dtype.kind == "c" else leaf
             for array, leaf in zip(self._arrays, leaves, strict=True)
         ]
+
+
+def _copied(value: npt.NDArray[Any] | Spread) -> npt.NDArray[Any] | Spread:
+    if isinstance(value, Spread):
+        return Spread(value.shape, value.dtype, {region: np.array(part) for region, part in value.parts.items()})
+    return np.array(value)

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.wire.errors import ConfigError
+from broker.wire.fragments import Region
 from islands.arrays.reference import adopted
+from islands.hosts.regions import Spread, owners, part_of, region_of
 
 Array = npt.NDArray[Any]
 
@@ -169,9 +171,45 @@ def to_host(leaf: jax.Array) -> Array:
         ConfigError: If the array was donated after it was handed to the island.
     """
     _check_alive(leaf)
+    if not leaf.is_fully_addressable and leaf.is_fully_replicated:
+        leaf = leaf.addressable_data(0)  # no computation of all hosts together
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf))
     return np.asarray(leaf)
+
+
+def here(leaf: jax.Array) -> Array | Spread:
+    """Returns what of an array is on this host: all of it, or some regions; waits until they are computed.
+
+    Raises:
+        ConfigError: If the array was donated after it was handed to the island.
+    """
+    if leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return to_host(leaf)
+    _check_alive(leaf)
+    shape = tuple(leaf.shape)
+    parts = {region_of(shard.index, shape): np.asarray(shard.data) for shard in leaf.addressable_shards}
+    return Spread(shape, np.dtype(leaf.dtype), parts)
+
+
+def owned(leaf: jax.Array) -> tuple[Region, ...] | None:
+    """Returns the regions that this host hands over, which no host before it has; None: the array is whole here."""
+    if leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return None
+    shape, by_host = tuple(leaf.shape), dict[int, list[Region]]()
+    for device, index in leaf.sharding.devices_indices_map(shape).items():
+        process = device.process_index  # type: ignore[attr-defined]
+        by_host.setdefault(process, []).append(region_of(index, shape))
+    here = jax.process_index()
+    return tuple(sorted(region for region, host in owners(by_host).items() if host == here))
+
+
+def part_to_host(leaf: Any, region: Region, device: jax.Device) -> Array:
+    """Returns the elements of one region that is on ``device``, of an array that may also be whole; waits for it."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return np.asarray(leaf)[region.slices]
+    _check_alive(leaf)
+    return np.asarray(next(shard.data for shard in leaf.addressable_shards if shard.device == device))
 
 
 def _check_alive(leaf: jax.Array) -> None:
@@ -180,10 +218,27 @@ def _check_alive(leaf: jax.Array) -> None:
         raise ConfigError("params", f"deleted {leaf.dtype}{list(leaf.shape)}", cure)
 
 
-def from_host(value: Array, like: jax.Array) -> jax.Array:
+def from_host(value: Array | Spread, like: jax.Array) -> jax.Array:
     """Returns ``value`` with the dtype and in the place of ``like``."""
     sharding = like.sharding if like.committed else None
+    if not like.is_fully_addressable:
+        return _spread(value, like)
+    assert not isinstance(value, Spread), "what is on this host alone comes as a whole"
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(like))
         return put(key, sharding) if sharding is not None else key
     return put(value.astype(like.dtype), sharding, weak=like.weak_type)
+
+
+def _spread(value: Array | Spread, like: jax.Array) -> jax.Array:
+    """Returns an array over several hosts, of which each places what is on its devices."""
+    shape, shards = tuple(like.shape), []
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        assert not isinstance(value, Spread), "random keys are whole on every host"
+        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(like.addressable_data(0)))
+        shards = [jax.device_put(key, shard.device) for shard in like.addressable_shards]
+    else:
+        for shard in like.addressable_shards:
+            part = part_of(value, region_of(shard.index, shape)).astype(like.dtype)
+            shards.append(jax.device_put(part, shard.device))
+    return jax.make_array_from_single_device_arrays(shape, like.sharding, shards)

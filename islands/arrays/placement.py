@@ -18,20 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest
+from broker.wire.fragments import FragmentManifest, Region, TensorSpec
+from broker.wire.messages import Encoded, Place
 from islands.arguments import shown
 from islands.arrays import persistence
 from islands.arrays.reference import adopted, wide_dtype
 from islands.arrays.tree import Tree, TreeNames, children_of, no_array
+from islands.hosts.regions import Spread
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
-
-
-_SEVERAL_HOSTS = (
-    "it is spread over the devices of several processes, and an island of several hosts does not work yet: let each"
-    " process train an island of its own, with a mesh of jax.local_devices()"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +88,6 @@ class Parameters:
         for name, leaf in leaves.items():
             if not is_array(leaf):
                 raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
-            if is_on_device(leaf) and not leaf.is_fully_addressable:
-                raise ConfigError(f"params {name}", shown(leaf), _SEVERAL_HOSTS)
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         self._ways = _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
@@ -218,6 +212,30 @@ class Placement:
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """Of the leaves."""
         return tuple(site.dtype for site in self.sites)
+
+    # --- leaves are whole here; of an island of several hosts, regions of them are (islands.arrays.host_shards) ----
+
+    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Returns the entries of what is here."""
+        return tuple(specs)
+
+    def held(self, leaves: Sequence[Leaf]) -> tuple[Leaf, ...]:
+        """Returns what is here of these leaves."""
+        return tuple(leaves)
+
+    def values(self, leaves: Sequence[Leaf]) -> list[Array]:
+        """Returns the same as arrays of numpy; waits for devices."""
+        return [to_host(leaf) for leaf in leaves]
+
+    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
+        """Returns what is here of a fragment's tensors."""
+        return tuple(payload)
+
+    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
+        """Returns what is handed over of what is here, and where that belongs; nothing is said of whole tensors."""
+        return tuple(payload), ()
+
+    # --- what the training thread calls -----------------------------------------------------------------------------
 
     def copy(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """Returns copies that stay valid when the originals are donated or written to; JAX's are only dispatched."""
@@ -378,12 +396,31 @@ def to_host(leaf: Leaf) -> Array:
     return jax_placement.to_host(leaf)
 
 
-def from_host(value: Array, like: Leaf) -> Leaf:
-    """Returns ``value`` as a leaf of the same sort and place as ``like``: the way back of :func:`to_host`."""
+def here(leaf: Leaf) -> Array | Spread:
+    """Returns what of a leaf is on this host: of one that several hosts share only some regions."""
+    if not is_on_device(leaf):
+        return np.asarray(leaf)
+    from islands.arrays import jax_placement
+
+    return jax_placement.here(leaf)
+
+
+def owned(leaf: Leaf) -> tuple[Region, ...] | None:
+    """Returns the regions that this host hands over of a leaf that several hosts share; None: it is whole here."""
+    if not is_on_device(leaf):
+        return None
+    from islands.arrays import jax_placement
+
+    return jax_placement.owned(leaf)
+
+
+def from_host(value: Array | Spread, like: Leaf) -> Leaf:
+    """Returns ``value`` as a leaf of the same sort and place as ``like``: the way back of :func:`here`."""
     if is_on_device(like):
         from islands.arrays import jax_placement
 
         return jax_placement.from_host(value, like)
+    assert not isinstance(value, Spread), "only arrays on devices are spread over hosts"
     if not hasattr(like, "dtype"):
         return type(like)(value.item())
     array = value.astype(like.dtype)

@@ -18,6 +18,7 @@ import xxhash
 from broker.wire.errors import ConfigError
 from islands.arrays import placement
 from islands.arrays.tree import Tree, named_leaves
+from islands.hosts.regions import Spread
 
 #: Steps after which what does not move is left alone: a learning rate begins at zero, and some leaves never move.
 MOST_LOOKS = 16
@@ -66,4 +67,9 @@ class Ties:
 
 
 def _digest(leaf: Any) -> int:
-    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(placement.to_host(leaf)).reshape(-1).view(np.uint8).data)
+    """Returns a digest of the bits that are on this host."""
+    value = placement.here(leaf)
+    digest = xxhash.xxh3_64()
+    for part in value.parts.values() if isinstance(value, Spread) else [value]:
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return digest.intdigest()

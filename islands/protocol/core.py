@@ -59,7 +59,7 @@ from islands.protocol.events import (
     Vitals,
     Watch,
 )
-from islands.protocol.fleet import Fleet
+from islands.protocol.fleet import Fleet, ScheduleTokens
 from islands.protocol.fragment import Fragment, Point, Stage
 from islands.protocol.hand_over import HandOver
 from islands.protocol.member import Member
@@ -225,9 +225,10 @@ class Island:
         """Its part of the data, and what it has taken over; or its blocks."""
         return self._fleet.shares
 
-    def schedule_tokens(self, own_tokens: int) -> float:
-        """Returns the fleet's progress in tokens, for learning-rate schedules (:class:`.fleet.Fleet`)."""
-        return self._fleet.schedule_tokens(own_tokens)
+    @property
+    def schedule(self) -> ScheduleTokens:
+        """The progress of the whole run in tokens, for learning-rate schedules."""
+        return self._fleet.schedule
 
     # --- events -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.routing.deafness import Carried
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Departure, Envelope, Message, Payload, StateSource, Version
+from broker.wire.messages import Departure, Envelope, Message, Payload, Place, StateSource, Version
 from islands.protocol.data_shares import TrainedBatch
 
 # --- in -------------------------------------------------------------------------------------------------------
@@ -65,10 +65,16 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A pseudo-gradient is encoded; the reference has moved by what was encoded."""
+    """A pseudo-gradient is encoded; the reference has moved by what was encoded.
+
+    ``hosts`` and ``places`` are those of the :class:`~broker.wire.messages.Contribution`: with several hosts, the
+    payload is the speaker's part.
+    """
 
     fragment_id: int
     payload: Payload
+    hosts: int = 1
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +86,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedEncoded:
-    """A fragment of this island's initial parameters is encoded."""
+    """A fragment of this island's initial parameters is encoded; ``hosts`` and ``places`` as in :class:`Captured`."""
 
     fragment_id: int
     payload: Payload
+    hosts: int = 1
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

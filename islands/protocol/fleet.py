@@ -3,11 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from broker.wire.fragments import shard_of
 from broker.wire.messages import Block, FleetState, Phase, Share, Welcome
 from islands.protocol.data_shares import Cursor, number_of
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of the whole run, as last heard.
+
+    Attributes:
+        trained_tokens: By all islands.
+        own_tokens: By this one, then.
+        ratio: Tokens of all for each one of its own since.
+    """
+
+    trained_tokens: int = 0
+    own_tokens: int = 0
+    ratio: float = 1.0
+
+    def at(self, own_tokens: int) -> float:
+        """Returns the progress in tokens when this island has trained so many."""
+        return self.trained_tokens + (own_tokens - self.own_tokens) * self.ratio
+
+
+class ScheduleTokens:
+    """The fleet's progress in tokens, for learning-rate schedules; it never decreases.
+
+    Tokens the fleet had trained when last reported, plus own tokens since times the fleet's ratio: a rejoining
+    island is on the right point at once, and an outage of everybody else does not freeze the rate.
+    """
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self._least = 0.0
+
+    def hear(self, progress: Progress, own_tokens: int) -> None:
+        """Takes in newer figures, when this island has trained so many tokens."""
+        self.at(own_tokens)
+        self.progress = progress
+
+    def at(self, own_tokens: int) -> float:
+        """Returns the progress when this island has trained so many tokens."""
+        self._least = max(self._least, self.progress.at(own_tokens))
+        return self._least
 
 
 class Fleet:
@@ -33,8 +74,7 @@ class Fleet:
         self.deserted = False
         self._news: dict[int, tuple[int, int]] = {}  # shard -> epoch and sequence of its newest FleetState
         self._open_shards: set[int] = set()  # those that may make another version
-        self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
-        self._progress_tokens = 0.0
+        self.schedule = ScheduleTokens()
         self._trained_to: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> by an earlier process of this life
 
     def resume(self, cursors: Sequence[Cursor]) -> None:
@@ -84,7 +124,7 @@ class Fleet:
             self.phase = state.phase
             shares = self._trained(state.blocks if self.by_blocks else (state.share, *state.taken_over))
             self.shares = shares if shares != self.shares else self.shares
-            self._progress = (state.trained_tokens, own_tokens, state.fleet_ratio)
+            self.schedule.hear(Progress(state.trained_tokens, own_tokens, state.fleet_ratio), own_tokens)
             if state.phase in (Phase.FLUSHING, Phase.ENDED):
                 self.done = True
         theirs = [p for p in range(len(self.published)) if shard_of(p, state.shards) == state.shard]
@@ -101,13 +141,3 @@ class Fleet:
         if self.phase is not Phase.ENDED:
             self.published = tuple(-1 for _ in self.published)
         self.phase, self.done, self.deserted = Phase.ENDED, True, True
-
-    def schedule_tokens(self, own_tokens: int) -> float:
-        """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.
-
-        Tokens the fleet had trained when last reported, plus own tokens since times the fleet's ratio: a rejoining
-        island is on the right point at once, and an outage of everybody else does not freeze the rate.
-        """
-        trained, own_then, ratio = self._progress
-        self._progress_tokens = max(self._progress_tokens, trained + (own_tokens - own_then) * ratio)
-        return self._progress_tokens

@@ -164,7 +164,7 @@ class HandOver:
     def seed_encoded(self, event: SeedEncoded, actions: list[Action]) -> None:
         """Sends a fragment of the initial parameters."""
         self._training.fragments[event.fragment_id].seeding = False
-        seed = Seed(fragment_id=event.fragment_id, payload=event.payload)
+        seed = Seed(fragment_id=event.fragment_id, hosts=event.hosts, places=event.places, payload=event.payload)
         actions.append(Send(to=AGGREGATOR, message=seed))
 
     # --- answers ----------------------------------------------------------------------------------------------
@@ -234,6 +234,8 @@ class HandOver:
             steps=steps,
             trained_on=fragment.take_trained_on(),
             data=self._trail.data_of(steps.from_step, steps.to_step),
+            hosts=event.hosts,
+            places=event.places,
             payload=event.payload,
         )
         assert training.manifest is not None

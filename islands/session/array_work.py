@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from broker.process import logs
 from broker.wire.codec import verify
 from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable
-from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Codec, Encoded, Envelope, StatePart, Version
+from broker.wire.fragments import FragmentManifest, Region, TensorSpec
+from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart, Version
 from islands.arrays import placement
 from islands.arrays.inspection import flaw_in
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
@@ -32,6 +32,9 @@ from islands.session.state_parts import Needed
 from islands.session.training_state import Position, Snapshot
 from islands.session.workers import Workers
 from islands.tasks.task import Params
+
+if TYPE_CHECKING:
+    from islands.arrays.host_shards import HostPlacement  # which loads JAX
 
 T = TypeVar("T")
 log = logs.get(__name__)
@@ -50,11 +53,16 @@ class ArrayWork:
         params: The initial parameters: their structure and, unless ``init`` is given, version 0 if this island is
             asked for it. They must stay valid until :meth:`forget_initial`.
         init: seed -> initial parameters; called at most once.
+        several: The island has several hosts, and this one has regions of each leaf.
     """
 
-    def __init__(self, params: Params, init: Callable[[int], Params] | None) -> None:
+    def __init__(self, params: Params, init: Callable[[int], Params] | None, *, several: bool = False) -> None:
         self.parameters = Parameters(params)
-        self.placements: tuple[Placement, ...] = ()  #: by fragment; replaced as a whole, and so safe to read anywhere
+        self._several = several
+        self._handed: Mapping[str, frozenset[Region]] = {}
+        self.placements: tuple[
+            Placement | HostPlacement, ...
+        ] = ()  #: by fragment; replaced as a whole, and so safe to read anywhere
         self._initial: Params | None = params
         self._init = init
         self._manifest: FragmentManifest | None = None
@@ -69,12 +77,18 @@ class ArrayWork:
 
     # --- setting up -------------------------------------------------------------------------------------------
 
-    def open(self, manifest: FragmentManifest) -> None:
-        """Takes note of the fragments, when the run has told them."""
-        self._manifest = manifest
-        self._references = tuple(Reference(tensors) for tensors in manifest.fragments)
+    def open(self, manifest: FragmentManifest, handed: Mapping[str, frozenset[Region]] | None = None) -> None:
+        """Takes note of the fragments, when the run has told them.
+
+        Args:
+            manifest: Of the run.
+            handed: Of several hosts: the regions of each tensor that this one hands over.
+        """
+        self._manifest, self._handed = manifest, handed or {}
         self.parameters.assign(manifest)
         self.place_from(self._initial)
+        here = zip(self.placements, manifest.fragments, strict=True)
+        self._references = tuple(Reference(placement.tensors(tensors)) for placement, tensors in here)
 
     def place_from(self, params: Params) -> None:
         """Notes where the parameters are kept from now on: a loop may start from numpy and go on with JAX.
@@ -83,8 +97,23 @@ class ArrayWork:
             ConfigError: If the structure, shapes or dtypes are not those of the join.
         """
         self.parameters.check(params)
-        fragments = range(len(self._references))
-        self.placements = tuple(Placement(self.parameters.of_fragment(params, p)) for p in fragments)
+        assert self._manifest is not None
+        self.placements = tuple(
+            self._placement(self.parameters.of_fragment(params, p), tensors)
+            for p, tensors in enumerate(self._manifest.fragments)
+        )
+
+    def _placement(self, leaves: list[Leaf], tensors: Sequence[TensorSpec]) -> Placement | HostPlacement:
+        if not self._several:
+            return Placement(leaves)
+        from islands.arrays.host_shards import HostPlacement
+
+        return HostPlacement(leaves, [self._handed[tensor.name] for tensor in tensors])
+
+    def regions(self, p: int) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes of what is here of a fragment: whole tensors, or regions."""
+        assert self._manifest is not None
+        return tuple(tensor.shape for tensor in self.placements[p].tensors(self._manifest.fragments[p]))
 
     async def warm_up(self, keep: float) -> None:
         """Compiles what the training thread will call at its boundaries."""
@@ -103,22 +132,23 @@ class ArrayWork:
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
-    async def seed(self, fragment_id: int, seed: int) -> tuple[Encoded, ...]:
-        """Returns a fragment of version 0, from the initial parameters of the run's seed.
+    async def seed(self, fragment_id: int, seed: int) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
+        """Returns a fragment of version 0, from the initial parameters of the run's seed; with the places of its parts.
 
         Raises:
             LocalProtocolError: If the initial parameters are gone: the run had begun.
         """
 
-        def encode() -> tuple[Encoded, ...]:
+        def encode() -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
             if self._init is not None:
                 self._initial, self._init = self._init(seed), None
                 self.parameters.check(self._initial)
             params = self._initial
             if params is None or self._manifest is None:
                 raise LocalProtocolError("the run asks for version 0 after it began: start a new one")
-            leaves = self.parameters.of_fragment(params, fragment_id)
-            return encode_seed(self._manifest.fragments[fragment_id], [placement.to_host(leaf) for leaf in leaves])
+            here, tensors = self.placements[fragment_id], self._manifest.fragments[fragment_id]
+            values = here.values(self.parameters.of_fragment(params, fragment_id))
+            return here.handed(encode_seed(here.tensors(tensors), values))
 
         return await self._in_turn(_INITIAL, encode)
 
@@ -138,18 +168,26 @@ class ArrayWork:
             return str(err)
         return flaw
 
-    async def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> Install:
-        """Returns a version, placed so that installing it is one addition."""
-        p = version.fragment_id
+    async def cut(self, version: Version) -> tuple[Encoded, ...]:
+        """Returns what is here of a version."""
+        return await self._workers.do(self.placements[version.fragment_id].cut, version.payload)
+
+    async def prepare(
+        self, p: int, fragment_version: int, payload: Sequence[Encoded], keep: float, *, mixes: bool = False
+    ) -> Install:
+        """Returns a version of fragment ``p``, placed so that installing it is one addition.
+
+        ``payload`` is what is here of it: whole tensors, or the regions of this host.
+        """
         reference, manifest = self._references[p], self._manifest
         assert manifest is not None
 
         def prepare() -> Install:
             here = self.placements[p]
-            shift = reference.shift(version.payload, keep, here.dtypes, mixes=mixes)
+            shift = reference.shift(payload, keep, here.dtypes, mixes=mixes)
             return Install(
                 fragment_id=p,
-                fragment_version=version.fragment_version,
+                fragment_version=fragment_version,
                 keep=keep,
                 mixes=mixes,
                 placed=tuple(here.place(shift, keep)),
@@ -181,12 +219,14 @@ class ArrayWork:
 
         return await self._in_turn(_VERDICTS, judge)
 
-    async def capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> tuple[Encoded, ...]:
-        """Returns the encoded pseudo-gradient of a fragment's copies, and advances its reference."""
-        reference = self._references[fragment_id]
+    async def capture(
+        self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec
+    ) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
+        """Returns the encoded pseudo-gradient of copies, with the places of its parts; advances the reference."""
+        reference, here = self._references[fragment_id], self.placements[fragment_id]
 
-        def capture() -> tuple[Encoded, ...]:
-            return reference.capture([placement.to_host(leaf) for leaf in copies], codec)
+        def capture() -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
+            return here.handed(reference.capture([placement.to_host(leaf) for leaf in copies], codec))
 
         return await self._in_turn(fragment_id, capture)
 

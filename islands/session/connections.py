@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -43,6 +43,7 @@ class Connections:
         receive: Takes each message that can be read, with its channel; those of one channel one after the other.
         line: Told when the control connection stands and when it is lost.
         lookup: Told why the name of the broker's host cannot be found, or nothing when it was.
+        channels: Those to connect.
         sequence: Of the last message of an earlier process of this life: the next one is one more.
 
     Attributes:
@@ -56,9 +57,10 @@ class Connections:
         line: Callable[[bool], None],
         lookup: Callable[[str], None] = lambda _: None,
         *,
+        channels: Sequence[Channel] = tuple(Channel),
         sequence: int = 0,
     ) -> None:
-        self._config = config
+        self._config, self._channels = config, tuple(channels)
         self._receive = receive
         self._line = line
         self._lookup = lookup
@@ -133,15 +135,15 @@ class Connections:
         while True:
             self._moved.clear()
             async with self._opened(self._config.brokers[self._broker]) as endpoints:
-                work = [self._watch(endpoints[Channel.CONTROL])]
-                for channel in Channel:
+                work = [self._watch(endpoints[self._channels[0]])]
+                for channel in self._channels:
                     work += [self._receive_over(endpoints[channel]), self._send_over(endpoints[channel])]
                 await _until(self._moved, work)
 
     @contextlib.asynccontextmanager
     async def _opened(self, address: str) -> AsyncIterator[Endpoints]:
         async with AsyncExitStack() as stack:
-            for channel in Channel:
+            for channel in self._channels:
                 endpoint = Endpoint(
                     self._context,
                     address,

@@ -15,13 +15,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from broker.process import logs
 from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, Share, StateSource
 from islands.protocol.data_shares import DataShare, TrainedBatch
+from islands.protocol.fleet import Progress
 from islands.protocol.fragment import Fragment
 from islands.session.checkpoint import Checkpoint
 from islands.session.state_parts import Needed
@@ -138,10 +139,66 @@ class JoinedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFound:
-    """The result of the search for an optimizer state: a donor's, or None; ``detail`` says why."""
+    """An optimizer state to begin with, or None for a fresh one; ``detail`` says why.
+
+    What the communication thread has found is a donor's; or, at a host that does not speak, what the speaker has begun
+    with.
+    """
 
     found: Checkpoint | None
     detail: str
+    source: StateSource = StateSource.DONOR
+
+
+@dataclass(slots=True)
+class Due:
+    """What the training thread is to do at its next boundary, and what it learns there.
+
+    Of an island of one host the communication thread writes it. Of several, every host's own is written by the plans
+    that they carry out (:mod:`islands.multihost.plans`), and the speaker's communication thread writes another one, of
+    which the plans are made.
+    """
+
+    shares: tuple[Share | Block, ...] = ()  #: of the data
+    life: int = 0  #: incarnation that these are of; written before them
+    progress: Progress = field(default_factory=Progress)  #: of the whole run
+    ready: deque[Batch] = field(default_factory=deque)
+    watched: frozenset[int] = frozenset()  #: copy these at each boundary
+    snapshot_wanted: bool = False
+    done: bool = False  #: the training loop should end
+
+
+class Agreed(Protocol):
+    """The plans of an island of several hosts, as a training thread carries them out (:mod:`islands.multihost.plans`).
+
+    Attributes:
+        speaks: This host is the speaker.
+    """
+
+    speaks: bool
+
+    def arrive(self, step: int) -> bool:
+        """Training has come to the boundary after ``step``; returns whether a plan for it is now in ``due``.
+
+        Waits, rarely, until the hosts have agreed. Raises what ends the island.
+        """
+        ...
+
+    def wait_for_next(self, check: Callable[[], None]) -> None:
+        """Waits, before the first step, for the plan that installs the first versions; ``check`` may raise."""
+        ...
+
+    def next(self) -> bool:
+        """Returns whether a plan for a training that stands still has come, now in ``due``."""
+        ...
+
+    def carried_out(self) -> None:
+        """What was in ``due`` was done."""
+        ...
+
+    def stop(self) -> None:
+        """No further step will be run."""
+        ...
 
 
 @dataclass(slots=True)
@@ -149,16 +206,11 @@ class Exchange:
     """The shared state of the two threads."""
 
     # Written by the communication thread.
+    due: Due = field(default_factory=Due)
     membership: JoinedRun | None = None
-    shares: tuple[Share | Block, ...] = ()  #: of the data
-    life: int = 0  #: incarnation that these are of; written before them
-    ready: deque[Batch] = field(default_factory=deque)
-    watched: frozenset[int] = frozenset()  #: copy these at each boundary
     urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
-    snapshot_wanted: bool = False
     state_found: StateFound | None = None  #: answers ``state_needed``
     startable: bool = False  #: version 0 of every fragment is ready
-    done: bool = False  #: the training loop should end
     delivered: bool = False  #: a stopped island has nothing left that the aggregator is not known to have
     finished: bool = False  #: everything is handed over and the final versions are installed
     heard_at_s: float | None = None  #: when the run last said anything but that it takes no join, monotonic
@@ -171,7 +223,7 @@ class Exchange:
 
     # Written by the training thread.
     state_needed: Needed | None = None  #: it waits for another island's optimizer state
-    restored: StateSource | None = None  #: what it has begun with
+    begun: StateFound | None = None  #: what it has begun with
     shows_state: bool = False  #: its loop passes the optimizer's state, so that this island can give it
     position: Position = ORIGIN
     moments: deque[Moment] = field(default_factory=deque)
@@ -182,6 +234,7 @@ class Exchange:
     losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
     step_time_s: float | None = None  #: moving average of the time between two steps
     sync_share: float = 0.0  #: part of the training thread's time spent in here
+    plans: Agreed | None = None  #: of an island of several hosts: what decides about ``due``; set before it is shared
     wake: Callable[[], None] = lambda: None  #: tells the communication thread of a moment; set by it once
 
     waked_at_s: float = 0.0
@@ -191,14 +244,14 @@ class Exchange:
     def data_share(self) -> DataShare:
         """Returns the training thread's view of the data, once this island is a member."""
         assert self.membership is not None
-        settings, self.dealt = self.membership.settings, self.shares
-        return DataShare.of(self.dealt, settings.seed, life=self.life, by_blocks=settings.data_ahead_s > 0)
+        settings, self.dealt = self.membership.settings, self.due.shares
+        return DataShare.of(self.dealt, settings.seed, life=self.due.life, by_blocks=settings.data_ahead_s > 0)
 
     def deal(self, share: DataShare) -> None:
         """Lets that view have what is this island's by now; asks for the next block where it begins the last one."""
-        if self.shares is not self.dealt:
-            self.dealt = self.shares
-            share.hold(self.dealt, self.life)
+        if self.due.shares is not self.dealt:
+            self.dealt = self.due.shares
+            share.hold(self.dealt, self.due.life)
         if share.runs_short():
             self.wake()
         if share.cursor >= OWN_PASS and not self.repeats:
@@ -247,8 +300,8 @@ class Offers:
     parameters that replace a spoilt state wait for each other, and for a fresh optimizer.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, exchange: Exchange, due: Due) -> None:
+        self._exchange, self._due = exchange, due
         self._recovering = False
         self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
 
@@ -271,7 +324,7 @@ class Offers:
             batch = Batch(installs=tuple(self._held.values()), fresh_optimizer=True)
             self._held.clear()
             self._recovering = False
-        self._exchange.ready.append(batch)
+        self._due.ready.append(batch)
         here = sum(fragment.newest >= 0 for fragment in fragments)
         self._exchange.doing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
         self._exchange.news.set()

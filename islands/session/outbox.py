@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.wire.messages import Contribution, Envelope, Heartbeat, Seed, StatePart, Want
+from broker.wire.messages import Contribution, Envelope, Heartbeat, HostPart, Seed, StatePart, Want
 
 #: Parts of this island's optimizer state that may wait to be sent; what is beyond is asked for again.
 MOST_STATE_PARTS = 16
@@ -71,7 +71,7 @@ class Outbox:
             others = [(each.to, each.message) for each in self._waiting if isinstance(each.message, StatePart)]
             same = ((to, part.state_id, part.part) for to, part in others)
             return (envelope.to, message.state_id, message.part) in same or len(others) >= MOST_STATE_PARTS
-        return isinstance(message, Contribution) and any(each.message is message for each in self._waiting)
+        return isinstance(message, Contribution | HostPart) and any(each.message is message for each in self._waiting)
 
     def _turn(self, envelope: Envelope) -> tuple[int, int]:
         """Of two that wait, the one with the smaller numbers goes first; of equals the one that waits longer."""

@@ -14,23 +14,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
-from broker.process import clocks, logs
-from broker.wire.errors import Unavailable, worth_repeating
+from broker.process import logs
+from broker.wire.errors import ConfigError, worth_repeating
 from broker.wire.messages import (
     BROKER,
     Channel,
+    Contribution,
     Departure,
     Envelope,
     FleetState,
     Message,
+    Pacing,
     Refused,
+    Seed,
     StatePart,
     Version,
     joining,
@@ -38,6 +40,7 @@ from broker.wire.messages import (
 from islands.arrays.persistence import Persistence, Verdict, gone
 from islands.arrays.placement import Leaf
 from islands.config import IslandConfig, refusal
+from islands.multihost.speaking import Speaking
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
@@ -46,9 +49,25 @@ from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
+from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Position
 
 log = logs.get(__name__)
+
+
+class Copies(NamedTuple):
+    """Copies of a fragment's leaves.
+
+    Attributes:
+        step: Steps run by then.
+        boundary: The number of the boundary at which they were taken.
+        leaves: The copies.
+    """
+
+    step: int
+    boundary: int
+    leaves: tuple[Leaf, ...]
+
 
 #: What is waited for between the connection and the first answer, for people.
 WAITING = "waiting for the run's aggregator to answer"
@@ -56,57 +75,48 @@ WAITING = "waiting for the run's aggregator to answer"
 GOODBYE_S = 0.5
 
 
-class Session:
+class Session(CommunicationThread):
     """One island's membership in a run, from joining to leaving.
 
     Args:
         config: Addresses and intervals.
-        core: Fresh; touched by this session's thread alone, but for :meth:`Island.schedule_tokens`.
+        core: Fresh; touched by this session's thread alone.
         array_work: With the initial parameters.
         exchange: Shared with the training thread.
+        hosts: The other hosts of the island, if it has several.
         sequence: Of the last message of an earlier process of this life.
     """
 
     def __init__(
-        self, config: IslandConfig, core: Island, array_work: ArrayWork, exchange: Exchange, *, sequence: int = 0
+        self,
+        config: IslandConfig,
+        core: Island,
+        array_work: ArrayWork,
+        exchange: Exchange,
+        *,
+        hosts: Speaking | None = None,
+        sequence: int = 0,
     ) -> None:
+        super().__init__(array_work, exchange)
         self._config = config
         self._core = core
-        self._array_work = array_work
-        self._exchange = exchange
-        self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
-        self._bell: SimpleQueue[bool] = SimpleQueue()
-        self._leave_reason: str | None = None
-        self._departure = Departure.STOPPED
-        self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
+        self._hosts = hosts
+        self._due = exchange.due if hosts is None else hosts.due
+        self._num_hosts = 1 if hosts is None else hosts.num_hosts
         self._wire = Connections(config, self._receive, self._line, self._lookup, sequence=sequence)
-        self._snapshots = Snapshots(config, core, array_work, exchange)
-        self._offers = Offers(exchange)
+        self._snapshots = Snapshots(config, core, array_work, exchange, self._due)
+        self._offers = Offers(exchange, self._due)
         self._persistence = Persistence()
-        self._loop: asyncio.AbstractEventLoop
-        self._tasks: asyncio.TaskGroup
-        self._leaving: asyncio.Event
         self._timer: asyncio.TimerHandle | None = None
-        self._copies: dict[int, tuple[int, tuple[Leaf, ...]]] = {}  # fragment -> (step, leaves)
+        self._boundaries = 0  # that the core has seen
+        self._copies: dict[int, Copies] = {}  # by fragment
         self._warm = False  # everything that a boundary calls is compiled
         self._loss: float | None = None  # as last seen; None if it is not finite
         self._notes: Counter[tuple[str, str]] = Counter()
 
     # --- called by the training thread ------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def leave(self, reason: str, departure: Departure = Departure.STOPPED, within_s: float = 3.0) -> None:
-        """Says goodbye and ends the thread; returns when it has ended, or when the time is over."""
-        self._departure = departure
-        self._leave_reason = self._leave_reason or reason
-        self._exchange.wake()
-        if self._thread.is_alive():
-            self._thread.join(within_s)
 
     def paused(self) -> Paused | None:
         """Returns what the next process needs to go on with this life; None if there is none, or the thread hangs."""
@@ -121,72 +131,40 @@ class Session:
 
     # --- the thread -------------------------------------------------------------------------------------------
 
-    def _main(self) -> None:
-        error: BaseException | None = None
-        try:
-            asyncio.run(self._serve())
-        except BaseExceptionGroup as group:
-            error = _first(group)
-        except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001 (raised in the training thread)
-            error = err
-        finally:
-            self._array_work.close()
-            if error is None and self._leave_reason is None:
-                error = Unavailable("the island's communication ended without a reason", definite=False)
-            self._exchange.error = error
-            self._exchange.wake = lambda: None
-            self._bell.put(False)
-            self._exchange.news.set()
-
     async def _serve(self) -> None:
-        self._loop, self._leaving = asyncio.get_running_loop(), asyncio.Event()
-        self._exchange.wake = lambda: self._bell.put(True)
-        threading.Thread(target=self._listen, name="atoll-bell", daemon=True).start()
-        async with self._wire, asyncio.TaskGroup() as self._tasks:
-            self._perform(self._core.start(self._clock()))
-            self._wire.connect(self._core.broker)
-            self._spawn(self._wire.run())
-            self._after()
+        self._open()
+        async with self._hosts or contextlib.nullcontext(), self._wire, asyncio.TaskGroup() as self._tasks:
+            if self._hosts is not None:
+                for work in (self._hosts.hear(), self._hosts.say(), self._hosts.watch(self._config.join_timeout_s)):
+                    self._spawn(work)
+                self._spawn(self._begin_together(self._hosts))
+            else:
+                self._begin_run()
             if self._leave_reason is None:
                 await self._leaving.wait()
             self._catch_up()
             leaving = events.Leaving(reason=self._leave_reason or "ended", departure=self._departure)
             self._perform(self._core.handle(leaving, self._clock()))
+            if self._hosts is not None:
+                await self._hosts.goodbye(self._leave_reason or "ended", ended=self._departure is Departure.CLOSED)
             await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
             if self._timer is not None:
                 self._timer.cancel()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
+            cancel_all()
 
-    def _listen(self) -> None:
-        """Wakes the event loop when the bell rings: a thread of its own, so that the training thread keeps the GIL.
+    def _begin_run(self) -> None:
+        self._perform(self._core.start(self._clock()))
+        self._wire.connect(self._core.broker)
+        self._spawn(self._wire.run())
+        self._after()
 
-        Writing to the loop's own socket gives it away for a moment, which on a busy processor took milliseconds to get
-        back (measured: most of the time of a step). Putting something into a queue does not.
-        """
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            while self._bell.get():
-                self._loop.call_soon_threadsafe(self._woken)
-
-    def _woken(self) -> None:
-        if self._leave_reason is not None:
-            self._leaving.set()
-        else:
-            self._guarded(self._look)
+    async def _begin_together(self, hosts: Speaking) -> None:
+        self._handed = await hosts.assembled()
+        self._begin_run()
 
     def _look(self) -> None:
         self._catch_up()
         self._after()
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        """Runs a callback of the event loop; its failure ends the session as that of a task would."""
-        try:
-            call()
-        except Exception as err:  # noqa: BLE001 (raised in a task)
-            self._spawn(_raise(err))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create_task(work)
 
     def _begin(self, works: Sequence[Work]) -> None:
         for work in works:
@@ -235,6 +213,9 @@ class Session:
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core
+        if self._hosts is not None and isinstance(message, Contribution | Seed):
+            steps = message.steps if isinstance(message, Contribution) else None
+            self._hosts.send_part(message.fragment_id, steps, core.island_id, core.incarnation)
         envelope = Envelope(
             run_id=self._config.run_id,
             sender=core.island_id if core.joined else joining(core.nonce),
@@ -268,14 +249,22 @@ class Session:
             self._spawn(self._judge(exchange.returned.popleft()))
         for event in self._snapshots.advance(now_s):
             self._perform(core.handle(event, now_s))
+        if self._hosts is not None and exchange.begun is not None:
+            self._hosts.begin(exchange.begun)
 
     def _boundary(self, moment: Moment) -> None:
+        self._boundaries += 1
         for install, before in moment.installed:
             self._copies.pop(install.fragment_id, None)
             # Ahead of whatever the core asks of this fragment next.
             self._spawn(self._array_work.settle(install, before))
-        self._copies.update({p: (moment.at.step, leaves) for p, leaves in moment.copied.items()})
-        self._begin(self._snapshots.taken(moment))
+        copies = {p: Copies(moment.at.step, self._boundaries, leaves) for p, leaves in moment.copied.items()}
+        self._copies.update(copies)
+        if self._hosts is None:
+            self._begin(self._snapshots.taken(moment))
+        else:
+            self._hosts.boundaries = self._boundaries
+            self._spawn(self._snapshot_of_all(self._hosts, moment, self._boundaries))
         boundary = events.Boundary(
             inner_step=moment.at.step,
             tokens=moment.at.tokens,
@@ -299,20 +288,25 @@ class Session:
                     self._post(action.to, action.message)
                 case events.Connect():
                     self._wire.connect(action.broker)
+                    if self._hosts is not None:
+                        self._hosts.use(action.broker)
                 case events.RenewBulk():
                     self._wire.renew(Channel.BULK)
                 case events.Joined():
                     self._joined(action)
                 case events.Watch():
-                    self._exchange.watched = action.fragments
+                    self._due.watched = action.fragments
                 case events.Capture():
                     # Taken out now: by the time the task runs, a later boundary may have put another one there.
-                    step, copies = self._copies.pop(action.fragment_id)
-                    assert step == action.step, "a capture names a copy that is gone"
-                    self._spawn(self._capture(action.fragment_id, copies))
+                    copies = self._copies.pop(action.fragment_id)
+                    assert copies.step == action.step, "a capture names a copy that is gone"
+                    self._capture_of_all(action.fragment_id, copies.boundary)
+                    self._spawn(self._capture(action.fragment_id, copies.leaves))
                 case events.Prepare():
                     self._spawn(self._prepare(action))
                 case events.EncodeSeed():
+                    if self._hosts is not None and self._core.settings is not None:
+                        self._hosts.encode(action.fragment_id, self._core.settings.seed)
                     self._spawn(self._seed(action.fragment_id))
                 case events.RefreshOptimizer():
                     self._offers.recover()
@@ -331,14 +325,18 @@ class Session:
 
     def _after(self) -> None:
         """Publishes what the training thread looks at, and sets the timer."""
-        exchange, core = self._exchange, self._core
-        exchange.life, exchange.shares = core.incarnation, core.shares
+        exchange, core, due = self._exchange, self._core, self._due
+        due.life, due.shares, due.progress = core.incarnation, core.shares, core.schedule.progress
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
         startable = core.startable and self._warm
         now = core.done, core.delivered, core.finished, startable
-        if now != (exchange.done, exchange.delivered, exchange.finished, exchange.startable):
-            exchange.done, exchange.delivered, exchange.finished, exchange.startable = now
+        if now != (due.done, exchange.delivered, exchange.finished, exchange.startable):
+            due.done, exchange.delivered, exchange.finished, exchange.startable = now
             exchange.news.set()
+        if self._hosts is not None:
+            self._hosts.open_parts({p: frozenset(fragment.outstanding) for p, fragment in core.fragments.items()})
+            self._hosts.look()
+            self._hosts.end(delivered=core.delivered, finished=core.finished)
         deadline_s = core.next_deadline_s()
         if self._timer is not None:
             self._timer.cancel()
@@ -375,10 +373,18 @@ class Session:
         core, exchange = self._core, self._exchange
         assert core.settings is not None
         self._config.check_room(joined.manifest)
-        self._array_work.open(joined.manifest)
+        if self._hosts is None:
+            self._array_work.open(joined.manifest)
+        else:
+            if core.settings.recipe.pacing is Pacing.LOCKSTEP:
+                cure = "islands of several hosts do not wait for others: choose pacing 'adaptive' or 'fixed'"
+                raise ConfigError("recipe.pacing", str(core.settings.recipe.pacing), cure)
+            self._array_work.open(joined.manifest, self._handed)
+            self._hosts.joined(joined, core.settings, core.shares)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
-        exchange.life, exchange.shares = core.incarnation, core.shares
+        for due in (exchange.due, self._due):
+            due.life, due.shares = core.incarnation, core.shares
         exchange.membership = JoinedRun(
             island_id=joined.island_id,
             incarnation=joined.incarnation,
@@ -407,13 +413,28 @@ class Session:
 
     async def _seed(self, fragment_id: int) -> None:
         assert self._core.settings is not None
-        payload = await self._array_work.seed(fragment_id, self._core.settings.seed)
-        self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload))
+        payload, places = await self._array_work.seed(fragment_id, self._core.settings.seed)
+        seed = events.SeedEncoded(fragment_id=fragment_id, payload=payload, hosts=self._num_hosts, places=places)
+        self._handle(seed)
+
+    def _capture_of_all(self, fragment_id: int, boundary: int) -> None:
+        """Has the other hosts encode what the speaker encodes."""
+        steps, settings = self._core.fragments[fragment_id].capturing, self._core.settings
+        if self._hosts is not None and steps is not None and settings is not None:
+            self._hosts.capture(fragment_id, boundary, steps, settings.recipe.codec)
+
+    async def _snapshot_of_all(self, hosts: Speaking, moment: Moment, boundary: int) -> None:
+        """Does what is to be done with a copy of the state, once the regions of all hosts are in it."""
+        if moment.snapshot is not None:
+            whole = await hosts.whole(moment.snapshot, boundary, self._array_work.parameters.local)
+            moment = replace(moment, snapshot=whole)
+        self._begin(self._snapshots.taken(moment))
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...]) -> None:
         assert self._core.settings is not None
-        payload = await self._array_work.capture(fragment_id, copies, self._core.settings.recipe.codec)
-        self._handle(events.Captured(fragment_id=fragment_id, payload=payload))
+        payload, places = await self._array_work.capture(fragment_id, copies, self._core.settings.recipe.codec)
+        captured = events.Captured(fragment_id=fragment_id, payload=payload, hosts=self._num_hosts, places=places)
+        self._handle(captured)
 
     async def _judge(self, returned: Returned) -> None:
         """Ends training where adoptions do not stay in the parameters: the books would say that they do."""
@@ -425,19 +446,20 @@ class Session:
             self._exchange.news.set()
 
     async def _prepare(self, action: events.Prepare) -> None:
-        install = await self._array_work.prepare(action.version, action.keep, mixes=action.mixes)
+        version, payload = action.version, action.version.payload
+        placed_by_others = None
+        if self._hosts is not None:
+            placed_by_others = asyncio.create_task(self._hosts.prepare(version, action.keep, mixes=action.mixes))
+            payload = await self._array_work.cut(version)
+        install = await self._array_work.prepare(
+            version.fragment_id, version.fragment_version, payload, action.keep, mixes=action.mixes
+        )
+        if placed_by_others is not None:
+            await placed_by_others
+            assert self._hosts is not None
+            self._hosts.placed(install)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
         self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))
         self._offers.offer(install, self._core.fragments.values())
         self._after()
-
-
-async def _raise(error: BaseException) -> None:
-    raise error
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error that is not itself a group: what went wrong, rather than how it was noticed."""
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -22,7 +22,7 @@ from islands.protocol.core import Island
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.checkpoint import Checkpoint
-from islands.session.exchange import Exchange, Moment, StateFound
+from islands.session.exchange import Due, Exchange, Moment, StateFound
 
 log = logs.get(__name__)
 
@@ -33,11 +33,11 @@ Work = Callable[[], Coroutine[Any, Any, events.Event | None]]
 class Snapshots:
     """Copies of this island's training state: for checkpoints, for other islands, and the one that it begins with."""
 
-    def __init__(self, config: IslandConfig, core: Island, array_work: ArrayWork, exchange: Exchange) -> None:
+    def __init__(self, config: IslandConfig, core: Island, array_work: ArrayWork, exchange: Exchange, due: Due) -> None:
         self._config = config
         self._core = core
         self._array_work = array_work
-        self._exchange = exchange
+        self._exchange, self._due = exchange, due
         self._save_at_s = math.inf
         self._save_wanted = self._saving = False
         self._gift_wanted = False  # another island needs a copy of the optimizer's state
@@ -64,15 +64,15 @@ class Snapshots:
         exchange = self._exchange
         if now_s >= self._save_at_s and not self._saving:
             self._save_at_s = now_s + self._config.checkpoint_interval_s
-            self._save_wanted = exchange.snapshot_wanted = True
+            self._save_wanted = self._due.snapshot_wanted = True
         news: list[events.Event] = []
-        needed, source = exchange.state_needed, exchange.restored
+        needed, begun = exchange.state_needed, exchange.begun
         if needed is not None and not self._searching:
             self._searching = True
             news.append(events.StateNeeded(most_bytes=needed.most_bytes, patience_s=self._config.donor_wait_s))
-        if source is not None and not self._begun:
+        if begun is not None and not self._begun:
             self._begun = True
-            news.append(events.Restored(source=source))
+            news.append(events.Restored(source=begun.source))
         return news
 
     def taken(self, moment: Moment) -> list[Work]:
@@ -90,7 +90,7 @@ class Snapshots:
         """Has the training thread copy its state at the next boundary, if its loop shows any."""
         if not self._exchange.shows_state:
             return [partial(self._give, None)]
-        self._gift_wanted = self._exchange.snapshot_wanted = True
+        self._gift_wanted = self._due.snapshot_wanted = True
         return []
 
     def check(self, action: events.CheckState) -> list[Work]:

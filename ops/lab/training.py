@@ -98,7 +98,7 @@ class TrainingIsland:
     def train(self, own_tokens: int) -> None:
         """Runs one inner step, with the batch and the schedule of now."""
         fleet_tokens = self._rule.fleet_tokens
-        step = int(self._core.schedule_tokens(own_tokens) / fleet_tokens)
+        step = int(self._core.schedule.at(own_tokens) / fleet_tokens)
         schedule = Schedule(step=step, total_steps=self._rule.total_tokens // fleet_tokens)
         self.params, self.opt_state, _ = self._task.train(self.params, self.opt_state, next(self._data), schedule)
 

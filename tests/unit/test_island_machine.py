@@ -101,7 +101,7 @@ class IslandAgainstSteps(RuleBasedStateMachine):
         if not hasattr(self, "hand"):
             return
         core, handed = self.hand.core, self.handed_steps()
-        progress = core.schedule_tokens(self.hand.step * TOKENS_PER_STEP)
+        progress = core.schedule.at(self.hand.step * TOKENS_PER_STEP)
         assert progress >= self.progress
         self.progress = progress
         for p, fragment in core.fragments.items():

@@ -200,12 +200,12 @@ def test_progress_follows_the_fleet_and_never_decreases():
     hand = Hand()
     hand.boundary(4)
     hand.state(trained_tokens=400, fleet_ratio=10.0)
-    assert hand.core.schedule_tokens(40) == 400
-    assert hand.core.schedule_tokens(60) == 600  # 20 own tokens since, ten islands' worth
+    assert hand.core.schedule.at(40) == 400
+    assert hand.core.schedule.at(60) == 600  # 20 own tokens since, ten islands' worth
     hand.boundary(2)
     hand.state(trained_tokens=500, fleet_ratio=1.0)  # it was less than extrapolated
-    assert hand.core.schedule_tokens(60) == 600
-    assert hand.core.schedule_tokens(170) == 610
+    assert hand.core.schedule.at(60) == 600
+    assert hand.core.schedule.at(170) == 610
 
 
 def test_a_farewell_names_the_last_counters():
@@ -286,7 +286,7 @@ def test_only_shard_0_speaks_of_the_phase_the_shares_and_the_progress():
     of_shard(hand, 1, phase=m.Phase.FLUSHING, trained_tokens=9_999, fleet_ratio=99.0, taken_over=(SHARE, SHARE))
     assert (hand.core.phase, hand.core.done) == (m.Phase.RUNNING, False)
     assert hand.core.shares == shares
-    assert hand.core.schedule_tokens(40) == 400
+    assert hand.core.schedule.at(40) == 400
     of_shard(hand, 0, phase=m.Phase.FLUSHING)
     assert (hand.core.phase, hand.core.done) == (m.Phase.FLUSHING, True)
 

@@ -11,44 +11,51 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, ml_dtypes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from broker.wire.fragments import flaw_in
-from islands.arrays.host_shards import HostShards
+from broker.wire.fragments import Kind, Region, TensorSpec, flaw_in
+from broker.wire.messages import Codec
+from broker.wire.tensors import decode_tensor, encode_tensor
+from islands.arrays.host_shards import HostPlacement, held_tensors
 from islands.arrays.reference import adopted
 
 devices = np.array(jax.devices()).reshape(2, 2)
 assert devices.size == 4
 mesh = Mesh(devices, ("data", "model"))
-host_of = {device: host for host in range(2) for device in devices[host]}.__getitem__
 rng = np.random.default_rng(0)
 layouts = [P("data"), P("data", "model"), P(None, "model"), P(), P(("data", "model"))]
 values = [rng.normal(size=(8, 4)).astype(t) for t in (np.float32, ml_dtypes.bfloat16) for _ in layouts]
 leaves = [jax.device_put(v, NamedSharding(mesh, p)) for v, p in zip(values, 2 * layouts)]
-hosts = [HostShards(leaves, host, host_of) for host in range(2)]
+specs = [TensorSpec(name=f"w{i}", shape=v.shape, dtype=str(v.dtype), kind=Kind.RDA) for i, v in enumerate(values)]
+held = held_tensors(specs, {spec.name: leaf for spec, leaf in zip(specs, leaves)})
+assert all(flaw_in(each.regions, each.tensor.shape) == "" for each in held)
+# This host hands the first region of each leaf over, and another one the rest.
+here = HostPlacement(leaves, [frozenset(each.regions[:1]) for each in held])
+assert [(each.leaf, each.region) for each in here.regions] == [(i, r) for i, x in enumerate(held) for r in x.regions]
+assert [spec.shape for spec in here.tensors(specs)] == [each.region.shape for each in here.regions]
 
-for i, value in enumerate(values):
-    own = [each.region for host in hosts for each in host.held if each.leaf == i and each.own]
-    assert flaw_in(own, value.shape) == "", (i, own)
+whole = tuple(encode_tensor(v.astype(np.float32), Codec.F32) for v in values)
+cut = here.cut(whole)
+for each, encoded, part in zip(here.regions, cut, here.values(leaves)):
+    assert np.array_equal(decode_tensor(encoded), values[each.leaf].astype(np.float32)[each.region.slices])
+    assert np.array_equal(part, values[each.leaf][each.region.slices])
+payload, places = here.handed(cut)
+assert [(place.tensor, place.start) for place in places] == [(i, x.regions[0].start) for i, x in enumerate(held)]
+assert [encoded.shape for encoded in payload] == [x.regions[0].shape for x in held]
 
-copies = [host.copy(leaves) for host in hosts]
-for host, copied in zip(hosts, copies):
-    for each, copy in zip(host.held, copied):
-        assert np.array_equal(np.asarray(copy), values[each.leaf][each.region.slices])
+for each, copy in zip(here.regions, here.copy(leaves)):
+    assert np.array_equal(np.asarray(copy), values[each.leaf][each.region.slices])
 
 targets = [rng.normal(size=v.shape).astype(np.float32) for v in values]
-dtypes = [v.dtype for v in values]
 for keep in (0.0, 1.0, 0.5):
-    shards = {}
-    for host in hosts:
-        placed = host.place([targets[h.leaf][h.region.slices] for h in host.held], keep, dtypes)
-        shards |= host.install(leaves, placed, keep)
-    for leaf, value, target, new in zip(leaves, values, targets, hosts[0].joined(shards)):
+    placed = here.place([targets[h.leaf][h.region.slices] for h in here.regions], keep)
+    for leaf, value, target, new in zip(leaves, values, targets, here.install(leaves, placed, keep)):
         expected = target.astype(value.dtype) if keep == 0 else np.asarray(adopted(value, target, keep))
         assert new.sharding == leaf.sharding and new.dtype == leaf.dtype
         if keep == 0.5:
             assert np.allclose(np.asarray(new, np.float32), np.asarray(expected, np.float32), rtol=1e-2)
         else:
             assert np.array_equal(np.asarray(new), expected)
-print("ok", len(hosts[0].held), len(hosts[1].held))
+here.warm_up(leaves, 0.5)
+print("ok", len(here.regions))
 """
 
 PLACEMENT = """

@@ -38,7 +38,7 @@ def island_of():
         )
         exchange, array_work = Exchange(), ArrayWork(params, None)
         array_work.open(manifest)
-        exchange.shares = (Share(index=0, count=1, share_epoch=1),)
+        exchange.due.shares = (Share(index=0, count=1, share_epoch=1),)
         exchange.membership = JoinedRun(
             island_id="island-0",
             incarnation=1,
@@ -49,7 +49,6 @@ def island_of():
         )
         island = Island(
             config=IslandConfig(run_id=run, donor_wait_s=0.0),
-            machine=SimpleNamespace(incarnation=1, schedule_tokens=float),
             session=SimpleNamespace(checkpoint_file=checkpoint_file, leave=lambda *_: None),
             array_work=array_work,
             exchange=exchange,
@@ -74,7 +73,7 @@ def params_of(value=1.0):
 def test_the_loop_of_the_readme_is_copied_when_another_island_or_a_checkpoint_wants_its_state(island_of, cursor):
     island, exchange = island_of(params_of())
     params, opt_state = island.restore(params_of(), {"m": np.zeros(3, np.float32)})
-    exchange.snapshot_wanted = True
+    exchange.due.snapshot_wanted = True
     island.step(params, tokens=10, loss=0.5, state=(opt_state, cursor))
     snapshot = exchange.moments.pop().snapshot
     assert snapshot.cursor == cursor
@@ -190,7 +189,7 @@ def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, 
     with pytest.raises(ConfigError, match=r"^params"):
         island.step(other, tokens=10)
     island.step(params, tokens=10)
-    exchange.watched = frozenset({0})  # from here on a boundary reads them
+    exchange.due.watched = frozenset({0})  # from here on a boundary reads them
     with pytest.raises(ConfigError, match=r"^params"):
         island.step({"w": params["w"]}, tokens=10)
 
@@ -259,7 +258,7 @@ def offer(island, exchange, version, *, keep=1.0, by=1.0, fresh_optimizer=False)
         dtypes=here.dtypes,
         places=here.places(shift),
     )
-    exchange.ready.append(Batch(installs=(install,), fresh_optimizer=fresh_optimizer))
+    exchange.due.ready.append(Batch(installs=(install,), fresh_optimizer=fresh_optimizer))
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
@@ -303,7 +302,7 @@ def test_what_restore_returns_is_looked_at_too_and_a_recovery_and_the_end_are_no
     params = island.step(params, tokens=10)
     assert island.reset_optimizer
     params = island.step(params, tokens=10)
-    exchange.done = exchange.finished = True
+    exchange.due.done = exchange.finished = True
     offer(island, exchange, 2)
     island.close(params)
     assert len(exchange.returned) == 1

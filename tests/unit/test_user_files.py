@@ -11,7 +11,7 @@ import pytest
 import islands
 from broker.process import user_files, values
 from broker.wire.errors import ConfigError, Unavailable
-from islands.session.host_identity import HostIdentity
+from islands.host_identity import HostIdentity
 from ops import run_directory
 from ops.inspect.status import served
 from ops.lab import runner

@@ -1,0 +1,113 @@
+"""What the training thread does between two inner steps: it installs versions, copies fragments, and tells of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.process import clocks
+from islands.arrays.initial_values import InitialValues
+from islands.arrays.placement import Leaf
+from islands.arrays.tree import Tree
+from islands.protocol.lockstep import Lockstep
+from islands.session import checkpoint
+from islands.session.array_work import ArrayWork
+from islands.session.exchange import Exchange, Install, Moment
+from islands.session.samples import Samples
+from islands.session.training_state import Position
+
+
+class BetweenSteps:
+    """The boundaries of one island's steps.
+
+    Args:
+        array_work: Whose fragments are installed and copied.
+        exchange: With the communication thread; the island is a member.
+        run_id: Of the run.
+
+    Attributes:
+        versions: Of each fragment, in the local parameters.
+        lockstep: The steps at which all islands hand over, where the recipe has such.
+        samples: Of the adoptions that are looked at.
+        initial: Values for local parameters that are spoilt.
+        recovered: The last boundary replaced spoilt parameters: the inner optimizer is to start afresh.
+    """
+
+    def __init__(self, array_work: ArrayWork, exchange: Exchange, run_id: str) -> None:
+        assert exchange.membership is not None
+        self._array_work, self._exchange, self._run_id = array_work, exchange, run_id
+        self._membership = exchange.membership
+        self._stopped = False
+        self.versions = [-1] * self._membership.num_fragments
+        self.lockstep = Lockstep(self._membership.settings.recipe, self._membership.moving)
+        self.samples = Samples(exchange)
+        self.initial = InitialValues(())
+        self.recovered = False
+
+    def due(self, step: int, state: Any) -> bool:
+        """Returns whether there is something to do at the boundary after ``step``; waits where hosts must agree first.
+
+        Args:
+            step: Steps run so far.
+            state: Of the optimizer, if the caller shows it.
+        """
+        due, plans = self._exchange.due, self._exchange.plans
+        if plans is not None and plans.arrive(step):
+            return True
+        copies = due.watched or self.lockstep.due(step, self.versions)
+        return bool(due.ready or copies or (due.snapshot_wanted and state is not None))
+
+    def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
+        """Installs the versions that are ready, then copies the fragments that are watched, or due in lockstep.
+
+        Args:
+            params: As the caller has them.
+            at: The counters.
+            state: ``(opt_state, cursor)``, for a snapshot; None: the caller shows none.
+            stopped: No further step will be run.
+
+        Returns:
+            The parameters to go on with.
+        """
+        exchange, due, placements = self._exchange, self._exchange.due, self._array_work.placements
+        parameters = self._array_work.parameters
+        installed: dict[int, list[Leaf]] = {}
+        told: list[tuple[Install, tuple[Leaf, ...]]] = []
+        adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
+        recovered = False
+        wanted = due.watched | self.lockstep.due(at.step, self.versions)
+        while due.ready:
+            batch = due.ready.popleft()
+            recovered |= batch.fresh_optimizer
+            for install in batch.installs:
+                p = install.fragment_id
+                before = parameters.of_fragment(params, p)
+                installed[p] = placements[p].install(before, install.placed, install.keep)
+                told.append((install, placements[p].held(before) if install.keep else ()))
+                adopted.append((install, before, installed[p]))
+                self.versions[p] = install.fragment_version
+        if stopped:
+            # Everything at the last step; after that, what late installations have made of it.
+            if exchange.plans is not None and not self._stopped:
+                exchange.plans.stop()
+            wanted = frozenset(installed if self._stopped else self._membership.moving)
+            self._stopped = True
+        copied = {
+            p: tuple(placements[p].copy(installed[p] if p in installed else parameters.of_fragment(params, p)))
+            for p in sorted(wanted)
+        }
+        if installed:
+            params = parameters.replace(params, installed)
+            if not (stopped or recovered):
+                self.samples.take(at.step, adopted, first=at.step == self._membership.start.step)
+        if recovered:
+            self.recovered = True
+            params = parameters.replace_local(params, self.initial.restored(parameters.of_none(params)))
+        snapshot = None
+        if due.snapshot_wanted and state is not None:
+            due.snapshot_wanted = False
+            snapshot = checkpoint.snapshot_of(params, state, parameters, self._run_id)
+        moment = Moment(at=at, installed=tuple(told), copied=copied, snapshot=snapshot, stopped=stopped)
+        exchange.tell(moment, clocks.monotonic())
+        if exchange.plans is not None:
+            exchange.plans.carried_out()
+        return params

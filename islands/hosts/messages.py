@@ -1,0 +1,341 @@
+"""The messages between the hosts of one island, and their form: a msgpack header, then raw buffers. Pure.
+
+They stay within an island, over connections that only its hosts have the keys of, and all hosts run one version of this
+program: there is no protocol version, and nobody resends. What a message says is checked as strictly as on the wire
+(:mod:`broker.wire.schema`).
+
+Orders are carried out by a host one after the other. Each names how many boundaries the speaker had seen when it gave
+it (``after``): a host that has not come there yet waits before it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from broker.wire.fragments import Region, TensorSpec
+from broker.wire.headers import Buffer
+from broker.wire.messages import Block, Codec, RunSettings, Share, StateSource
+from broker.wire.schema import Record
+
+# --- parts ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTensor:
+    """One tensor, and the regions of it that a host has; or in :class:`Terms`, those that it hands over."""
+
+    tensor: TensorSpec
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """A version that every host has placed."""
+
+    fragment_id: int
+    fragment_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What all hosts do at one boundary, and what they know from there on.
+
+    Attributes:
+        installs: Versions, in this order.
+        fresh_optimizer: The local state was spoilt: the inner optimizer starts afresh.
+        copies: Fragments to copy, after that.
+        snapshot: Whether to copy the optimizer's state.
+        done: Training ends.
+        life: Incarnation that the data are of.
+        shares: Of the data; or else ``blocks``.
+        blocks: Likewise.
+        trained_tokens: The progress of the run (:class:`islands.protocol.fleet.Progress`); with the next two.
+    """
+
+    installs: tuple[Installation, ...] = ()
+    fresh_optimizer: bool = False
+    copies: tuple[int, ...] = ()
+    snapshot: bool = False
+    done: bool = False
+    life: int = 0
+    shares: tuple[Share, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    trained_tokens: int = 0
+    own_tokens: int = 0
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLeaf:
+    """One leaf of the optimizer's state, or of the local parameters: ``regions`` in as many buffers.
+
+    No regions: the buffer is all of it; ``shape`` is that of the whole leaf.
+    """
+
+    name: str
+    sort: str
+    dtype: str
+    shape: tuple[int, ...]
+    regions: tuple[Region, ...] = ()
+
+
+# --- from a host to the speaker -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A host is there: what it trains."""
+
+    token: str
+    tensors: tuple[HeldTensor, ...]
+    tokens_per_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAt:
+    """A host is alive: the last boundary it came to, how many it has told of, and whether training has stopped."""
+
+    step: int
+    boundaries: int
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A host's vote on a proposal (:class:`islands.hosts.speaker.Vote`)."""
+
+    number: int
+    promised: bool
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A version is placed beside the parameters."""
+
+    fragment_id: int
+    fragment_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """A host waits for the optimizer's state: its leaves, with the regions that it has of them."""
+
+    state: tuple[StateLeaf, ...]
+    local: tuple[StateLeaf, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A host's part of a copy of the optimizer's state: what it hands over of leaves that are spread over hosts."""
+
+    boundary: int
+    leaves: tuple[StateLeaf, ...]
+
+
+# --- from the speaker to every host -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """The speaker is alive; copies that were older when it had seen so many boundaries are needed no more."""
+
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistaken:
+    """A host cannot take part: the field, the value and the cure of the error that each of them ends with."""
+
+    field: str
+    value: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The island is a member of the run; ``shares`` and ``blocks`` are its data, as in :class:`Plan`."""
+
+    island_id: str
+    incarnation: int
+    start_step: int
+    start_tokens: int
+    fragments: tuple[tuple[TensorSpec, ...], ...]
+    settings: RunSettings
+    shares: tuple[Share, ...]
+    blocks: tuple[Block, ...]
+    handed: tuple[HeldTensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan for the boundary after ``step`` (:class:`islands.hosts.speaker.Propose`)."""
+
+    number: int
+    step: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The plan is fixed, or abandoned."""
+
+    number: int
+    fixed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """An order: carry this plan out now. Training stands still, on all hosts: it has not begun, or it has ended."""
+
+    after: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeRegions:
+    """An order: encode regions of the initial parameters of the run's seed."""
+
+    after: int
+    fragment_id: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRegions:
+    """An order: encode reference minus copy, for the copy of this boundary; advance the reference."""
+
+    after: int
+    fragment_id: int
+    boundary: int
+    from_step: int
+    to_step: int
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPart:
+    """An order: send what was encoded to the aggregator, as a life of the island; again, if it was sent before.
+
+    ``to_step`` is 0 for a fragment of version 0.
+    """
+
+    after: int
+    fragment_id: int
+    from_step: int
+    to_step: int
+    island_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenParts:
+    """An order: of what was encoded for a fragment, only these ranges may be asked for again."""
+
+    after: int
+    fragment_id: int
+    open_steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareRegions:
+    """An order: place a version, in float32, one buffer for each region that the host has."""
+
+    after: int
+    fragment_id: int
+    fragment_version: int
+    keep: float
+    mixes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The optimizer's state to begin with, one buffer for each region asked for; no leaves: a fresh one."""
+
+    source: StateSource
+    incarnation: int
+    step: int
+    tokens: int
+    cursor: int | None
+    state: tuple[StateLeaf, ...]
+    local: tuple[StateLeaf, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Hand over through the broker at this place of the configuration."""
+
+    broker: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """An order: what :meth:`islands.Island.close` waits for has come."""
+
+    after: int
+    delivered: bool
+    finished: bool
+
+
+# --- from either ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye:
+    """A host leaves; ``ended``: as all of them do at the end."""
+
+    reason: str
+    ended: bool
+
+
+HostMessage = (
+    Hello
+    | HostAt
+    | Answer
+    | Placed
+    | Needs
+    | Copied
+    | Alive
+    | Mistaken
+    | Terms
+    | Proposal
+    | Decision
+    | Standing
+    | EncodeRegions
+    | CaptureRegions
+    | SendPart
+    | OpenParts
+    | PrepareRegions
+    | Begin
+    | Use
+    | Ending
+    | Goodbye
+)
+#: Those that a host carries out in turn.
+Order = Alive | Standing | EncodeRegions | CaptureRegions | SendPart | OpenParts | PrepareRegions | Ending
+
+_RECORDS = {cls.__name__: Record(cls) for cls in HostMessage.__args__}
+
+
+def packed(message: HostMessage, buffers: Sequence[Buffer] = ()) -> list[Buffer]:
+    """Returns the frames of a message: its header, then its buffers as they are.
+
+    Raises:
+        broker.wire.schema.Unfit: A value does not fit its field.
+    """
+    name = type(message).__name__
+    return [msgpack.packb([name, _RECORDS[name].write(message)]), *buffers]
+
+
+def unpacked(frames: Sequence[Buffer]) -> tuple[Any, tuple[memoryview, ...]]:
+    """Returns a message and its buffers, as views of what came.
+
+    Raises:
+        ValueError: It is none. TypeError, KeyError, those of msgpack and of the schema: likewise.
+    """
+    name, body = msgpack.unpackb(frames[0])
+    return _RECORDS[name].read(body), tuple(memoryview(frame) for frame in frames[1:])

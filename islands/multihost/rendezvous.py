@@ -1,0 +1,155 @@
+"""How the hosts of an island find their speaker: by a broadcast of the framework that has brought them together. Shell.
+
+The speaker listens, and tells all others the address, keys and a token. That is the only collective operation of ours,
+and no step has been run by then.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgpack
+import zmq
+
+from broker.wire.errors import ConfigError, Unavailable
+from islands.multihost.link import Contact, listen
+
+#: Bytes of the broadcast: every host hands over an array of the same length.
+_BROADCAST_BYTES = 1024
+#: Returns on every host the bytes that host 0 has given.
+Broadcast = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """The hosts of one island, as one of them sees them; host 0 is the speaker.
+
+    Attributes:
+        host: Which one this is.
+        hosts: How many there are.
+        contact: How they reach the speaker.
+        listener: The speaker's socket; None at the others.
+    """
+
+    host: int
+    hosts: int
+    contact: Contact
+    listener: zmq.Socket[bytes] | None
+
+
+def gather(host: int, hosts: int, broadcast: Broadcast, *, broker: str, speaker_address: str, within_s: float) -> Team:
+    """Returns the team, once every host of it has called this.
+
+    Args:
+        host: Which one this is, from 0.
+        hosts: How many there are.
+        broadcast: Of the framework.
+        broker: Address of the broker: by default the speaker is reached where this machine reaches the broker from.
+        speaker_address: A name or an address of the speaker's machine, perhaps with a port, where that is wrong.
+        within_s: How long the others may take.
+
+    Raises:
+        ConfigError: The speaker cannot listen at ``speaker_address``.
+        Unavailable: Some host did not come in time.
+    """
+    listener, said = None, b""
+    if host == 0:
+        name = speaker_address or _way_to(broker)
+        try:
+            listener, port, public = listen("127.0.0.1" if name in ("127.0.0.1", "localhost") else "*")
+        except zmq.ZMQError as err:
+            raise ConfigError("speaker_address", name, f"nobody can listen there ({err})") from err
+        own, secret = zmq.curve_keypair()
+        contact = Contact(
+            address=f"tcp://{f'[{name}]' if ':' in name else name}:{port}",
+            speaker_public=public,
+            public=own.decode(),
+            secret=secret.decode(),
+            token=secrets.token_hex(16),
+        )
+        said = msgpack.packb(asdict(contact))
+    told = _within(within_s, lambda: broadcast(said.ljust(_BROADCAST_BYTES, b"\0")), hosts)
+    contact = Contact(**msgpack.unpackb(told.rstrip(b"\0")))
+    return Team(host=host, hosts=hosts, contact=contact, listener=listener)
+
+
+def _way_to(broker: str) -> str:
+    """Returns the address of this machine from which it reaches the broker."""
+    where = urlsplit(broker)
+    try:
+        family, _, _, _, to = socket.getaddrinfo(where.hostname, where.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(to)  # sends nothing: only asks for the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def _within(within_s: float, call: Callable[[], bytes], hosts: int) -> bytes:
+    """Returns what a call returns that waits for other hosts, which may never come."""
+    found: list[bytes] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as err:  # noqa: BLE001 (raised in the caller's thread)
+            failed.append(err)
+
+    thread = threading.Thread(target=run, name="atoll-rendezvous", daemon=True)
+    thread.start()
+    thread.join(within_s)
+    if failed:
+        raise failed[0]
+    if not found:
+        cure = "call islands.join on every host, with the same arguments, and look why one of them does not"
+        raise Unavailable(
+            f"not all {hosts} hosts of this island have joined within {within_s:g} s: {cure}", definite=True
+        )
+    return found[0]
+
+
+# --- JAX --------------------------------------------------------------------------------------------------------
+
+
+def jax_hosts(leaves: dict[str, Any]) -> tuple[int, int, Broadcast] | None:
+    """Returns host, number of hosts and broadcast of a jax.distributed job whose arrays are spread over its processes.
+
+    None: every array is on this process alone.
+
+    Args:
+        leaves: By name: arrays, JAX's among them.
+
+    Raises:
+        ConfigError: They are spread over some of the processes only, or mixed with arrays of numpy.
+    """
+    import jax
+
+    spread = {
+        name: {device.process_index for device in leaf.sharding.device_set}  # type: ignore[attr-defined]
+        for name, leaf in leaves.items()
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    }
+    if not spread:
+        return None
+    everyone = set(range(jax.process_count()))
+    for name, processes in spread.items():
+        if processes != everyone:
+            some = ", ".join(map(str, sorted(processes)))
+            cure = f"an island is all {len(everyone)} processes of a job: spread it over a mesh of jax.devices()"
+            raise ConfigError(f"params {name}", f"on the devices of processes {some}", cure)
+
+    def broadcast(said: bytes) -> bytes:
+        import numpy as np
+        from jax.experimental import multihost_utils
+
+        found = multihost_utils.broadcast_one_to_all(np.frombuffer(said, np.uint8))
+        return np.asarray(found).tobytes()
+
+    return jax.process_index(), jax.process_count(), broadcast

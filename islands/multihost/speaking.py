@@ -1,0 +1,461 @@
+"""The speaker's side of an island of several hosts: it proposes plans, gives orders, and notices who is lost. Shell.
+
+Lives in the speaker's communication thread, beside the driver of the core (:mod:`islands.session.session`), which knows
+of other hosts only what stands here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+from broker.process import logs
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.fragments import FragmentManifest, Region
+from broker.wire.headers import Buffer
+from broker.wire.messages import Block, Codec, RunSettings, Share, Version
+from broker.wire.ranges import StepRange
+from islands.arrays.host_shards import cut
+from islands.hosts import messages as m
+from islands.hosts.fitting import Owners, check_alike, handed_by, owners_of
+from islands.hosts.speaker import LOST_S, Decide, Speaker, Stage, Vote
+from islands.multihost import state
+from islands.multihost.link import SpeakerLink
+from islands.multihost.loss import lost
+from islands.multihost.plans import NEVER, Plans
+from islands.multihost.rendezvous import Team
+from islands.protocol.events import Joined
+from islands.session.exchange import Due, Exchange, Install, StateFound
+from islands.session.training_state import Snapshot
+from islands.session.workers import Workers
+
+log = logs.get(__name__)
+
+#: How often the speaker says that it is alive, and looks who else is.
+BEAT_S = 0.25
+#: A host whose connection has gone, and does not come back within this time, is lost.
+UNREACHABLE_S = 1.0
+
+Keys = frozenset[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Host:
+    """One of the other hosts, as last heard of."""
+
+    tensors: tuple[m.HeldTensor, ...]
+    at: m.HostAt = field(default_factory=lambda: m.HostAt(step=0, boundaries=0, stopped=False))
+
+
+class Speaking:
+    """The other hosts of an island.
+
+    Args:
+        team: Of this island; this host is its speaker.
+        tensors: What the speaker trains, with its own regions.
+        tokens_per_step: As the speaker's loop has declared it.
+        plans: Of the speaker's own training thread.
+        exchange: Of the speaker's two threads.
+
+    Attributes:
+        due: What the core has for the training threads; plans are made of it.
+        boundaries: How many the core has seen.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        tensors: Sequence[m.HeldTensor],
+        tokens_per_step: int,
+        plans: Plans,
+        exchange: Exchange,
+    ) -> None:
+        assert team.listener is not None
+        self.due, self.boundaries = Due(), 0
+        self.num_hosts = team.hosts
+        self._team, self._plans, self._exchange = team, plans, exchange
+        self._tensors, self._tokens_per_step = tuple(tensors), tokens_per_step
+        self._link = SpeakerLink(team.listener, team.hosts)
+        self._hosts: dict[int, Host] = {}
+        self._owners: Owners = {}
+        self._manifest: FragmentManifest | None = None
+        self._speaker: Speaker[m.Plan] = Speaker(team.hosts, 0, time.monotonic())
+        self._plan = m.Plan()  # the last one that was fixed
+        self._proposed = m.Plan()
+        self._waiting: dict[tuple[int, int], tuple[set[int], asyncio.Event]] = {}  # version -> hosts that place it
+        self._copies: dict[int, dict[int, tuple[m.Copied, Sequence[Buffer]]]] = {}  # boundary -> host -> its part
+        self._copied = asyncio.Event()
+        self._needs: dict[int, m.Needs] = {}
+        self._begun: StateFound | None = None
+        self._open: dict[int, Keys] = {}
+        self._ending = (False, False)
+        self._all_here = asyncio.Event()
+        self._said_goodbye = False
+        self._sends: asyncio.Queue[tuple[int, m.HostMessage, Sequence[Buffer]]] = asyncio.Queue()
+        self._workers = Workers(1, "atoll-hosts")
+
+    async def __aenter__(self) -> Self:
+        """Takes the socket over."""
+        await self._link.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Says goodbye to those that have not heard it, and why."""
+        if not self._said_goodbye:
+            await self.goodbye(f"the speaker failed: {exc or 'it ends'}", ended=False)
+        self._workers.close()
+        await self._link.__aexit__(exc_type, exc, trace)
+
+    # --- tasks ------------------------------------------------------------------------------------------------
+
+    async def hear(self) -> None:
+        """Takes in what the hosts say, until it is cancelled.
+
+        Raises:
+            ConfigError: Hosts cannot make one island. Unavailable: One of them has left.
+        """
+        while True:
+            heard = await self._link.recv()
+            if heard is not None:
+                self._heard(*heard)
+
+    async def say(self) -> None:
+        """Sends what there is to say, in order."""
+        while True:
+            await self._link.send(*await self._sends.get())
+
+    async def watch(self, within_s: float) -> None:
+        """Says that the speaker is alive, and looks who is lost.
+
+        Args:
+            within_s: How long the hosts may take to say their first word.
+
+        Raises:
+            Unavailable: One of them is lost, or never came.
+        """
+        began_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            self._to_all(m.Alive(after=self.boundaries))
+            self._speaker.heard(0, self._plans.passed, now_s)
+            if not self._all_here.is_set():
+                missing = sorted(set(range(1, self.num_hosts)) - self._hosts.keys())
+                if now_s - began_s > within_s:
+                    cure = "look at its log, and whether it reaches the speaker's address"
+                    said = f"host {missing[0]} of {self.num_hosts} has said nothing for {within_s:g} s"
+                    raise Unavailable(f"{said} at {self._team.contact.address}: {cure}", definite=True)
+            else:
+                gone = [h for h, since_s in self._link.unreachable_s.items() if now_s - since_s > UNREACHABLE_S]
+                silent = self._speaker.lost(now_s)
+                if gone or silent:
+                    why = "has no connection any more" if gone else f"has said nothing for {LOST_S:g} s"
+                    raise lost(f"host {[*gone, *silent][0]} of {self.num_hosts} {why}")
+                self.look()
+            await asyncio.sleep(BEAT_S)
+
+    async def assembled(self) -> dict[str, frozenset[Region]]:
+        """Returns the regions that the speaker hands over of each tensor, once every host is there."""
+        await self._all_here.wait()
+        return handed_by(0, self._owners)
+
+    async def goodbye(self, reason: str, *, ended: bool) -> None:
+        """Says that the speaker leaves; ``ended``: as they all do."""
+        self._said_goodbye = True
+        while not self._sends.empty():
+            await self._link.send(*self._sends.get_nowait())
+        for host in range(1, self.num_hosts):
+            await self._link.send(host, m.Goodbye(reason=reason[:500], ended=ended))
+
+    # --- orders -----------------------------------------------------------------------------------------------
+
+    def joined(self, joined: Joined, settings: RunSettings, shares: Sequence[Share | Block]) -> None:
+        """The island is a member: the hosts learn what of."""
+        self._manifest = joined.manifest
+        self._plans.begin(joined.start_step)
+        for host in self._hosts:
+            handed = handed_by(host, self._owners)
+            terms = m.Terms(
+                island_id=joined.island_id,
+                incarnation=joined.incarnation,
+                start_step=joined.start_step,
+                start_tokens=joined.start_tokens,
+                fragments=joined.manifest.fragments,
+                settings=settings,
+                shares=tuple(each for each in shares if isinstance(each, Share)),
+                blocks=tuple(each for each in shares if isinstance(each, Block)),
+                handed=tuple(
+                    m.HeldTensor(tensor=each.tensor, regions=tuple(sorted(handed[each.tensor.name])))
+                    for each in self._tensors
+                ),
+            )
+            self._say(host, terms)
+
+    def encode(self, fragment_id: int, seed: int) -> None:
+        """Has every host encode its regions of the initial parameters."""
+        self._to_all(m.EncodeRegions(after=self.boundaries, fragment_id=fragment_id, seed=seed))
+
+    def capture(self, fragment_id: int, boundary: int, steps: StepRange, codec: Codec) -> None:
+        """Has every host encode what it has trained, from the copies of a boundary."""
+        order = m.CaptureRegions(
+            after=self.boundaries,
+            fragment_id=fragment_id,
+            boundary=boundary,
+            from_step=steps.from_step,
+            to_step=steps.to_step,
+            codec=codec,
+        )
+        self._to_all(order)
+
+    def send_part(self, fragment_id: int, steps: StepRange | None, island_id: str, incarnation: int) -> None:
+        """Has every host send its part of a contribution; or with no steps, of version 0."""
+        order = m.SendPart(
+            after=self.boundaries,
+            fragment_id=fragment_id,
+            from_step=0 if steps is None else steps.from_step,
+            to_step=0 if steps is None else steps.to_step,
+            island_id=island_id,
+            incarnation=incarnation,
+        )
+        self._to_all(order)
+
+    def open_parts(self, open_steps: Mapping[int, Keys]) -> None:
+        """Says which contributions of each fragment may be asked for again."""
+        for p, keys in open_steps.items():
+            if keys != self._open.get(p, frozenset()):
+                self._open[p] = keys
+                steps = tuple(step for key in sorted(keys) for step in key)
+                self._to_all(m.OpenParts(after=self.boundaries, fragment_id=p, open_steps=steps))
+
+    async def prepare(self, version: Version, keep: float, *, mixes: bool) -> None:
+        """Has every host place its regions of a version; returns when all have."""
+        assert self._manifest is not None
+        p = version.fragment_id
+        names = [tensor.name for tensor in self._manifest.fragments[p]]
+        placed = asyncio.Event()
+        self._waiting[p, version.fragment_version] = set(self._hosts), placed
+        for number, host in self._hosts.items():
+            held = {each.tensor.name: each.regions for each in host.tensors}
+            regions = [(i, region) for i, name in enumerate(names) for region in held[name]]
+            payload = await self._workers.do(cut, version.payload, regions)
+            order = m.PrepareRegions(
+                after=self.boundaries,
+                fragment_id=p,
+                fragment_version=version.fragment_version,
+                keep=keep,
+                mixes=mixes,
+            )
+            self._say(number, order, [encoded.data for encoded in payload])
+        await placed.wait()
+
+    def placed(self, install: Install) -> None:
+        """The speaker's own part of a version is placed, too."""
+        self._plans.placed(install)
+
+    async def whole(self, snapshot: Snapshot, boundary: int, local_names: Sequence[str]) -> Snapshot:
+        """Returns a copy of the state with the regions of all hosts in it."""
+        while len(self._copies.setdefault(boundary, {})) < len(self._hosts):
+            self._copied.clear()
+            await self._copied.wait()
+        parts = [(copied.leaves, buffers) for copied, buffers in self._copies.pop(boundary).values()]
+
+        def put_together() -> Snapshot:
+            own = state.copied(state.labelled(snapshot, local_names))
+            return state.whole(snapshot, local_names, [own, *parts])
+
+        return await self._workers.do(put_together)
+
+    def begin(self, begun: StateFound) -> None:
+        """The speaker begins with this state of the optimizer, and so do all others."""
+        if begun is self._begun:
+            return
+        self._begun = begun
+        for host in list(self._needs):
+            self._give(host)
+
+    def use(self, broker: int) -> None:
+        """The island speaks through another broker."""
+        self._to_all(m.Use(broker=broker))
+
+    def end(self, *, delivered: bool, finished: bool) -> None:
+        """What those wait for that have stopped has come, or not yet."""
+        if (delivered, finished) != self._ending:
+            self._ending = delivered, finished
+            self._to_all(m.Ending(after=self.boundaries, delivered=delivered, finished=finished))
+
+    # --- plans ------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Makes the next plan, if there is something to do and all hosts are past the last one."""
+        now_s = time.monotonic()
+        self._speaker.heard(0, self._plans.passed, now_s)
+        if self._manifest is None:
+            return
+        if self._stands:
+            self._stand()
+        elif self.boundaries and self._speaker.stage is Stage.IDLE and not self._plans.stopped:
+            plan = self._next()
+            if plan.installs or plan.copies or plan.snapshot or replace(plan, installs=()) != self._known:
+                self._propose(plan, now_s)
+
+    @property
+    def _stands(self) -> bool:
+        """Whether no training thread runs steps: none has begun, or all have stopped."""
+        if not self.boundaries and not self._plans.ready:
+            return True
+        return self._plans.stopped and all(host.at.stopped for host in self._hosts.values())
+
+    @property
+    def _known(self) -> m.Plan:
+        """The last plan, but for what is done once."""
+        return replace(self._plan, installs=(), fresh_optimizer=False, copies=(), snapshot=False)
+
+    def _next(self) -> m.Plan:
+        """Returns a plan of all that is due."""
+        due, progress = self.due, self.due.progress
+        return m.Plan(
+            installs=tuple(
+                m.Installation(fragment_id=install.fragment_id, fragment_version=install.fragment_version)
+                for batch in due.ready
+                for install in batch.installs
+            ),
+            fresh_optimizer=any(batch.fresh_optimizer for batch in due.ready),
+            copies=tuple(sorted(due.watched)),
+            snapshot=due.snapshot_wanted,
+            done=due.done,
+            life=due.life,
+            shares=tuple(each for each in due.shares if isinstance(each, Share)),
+            blocks=tuple(each for each in due.shares if isinstance(each, Block)),
+            trained_tokens=progress.trained_tokens,
+            own_tokens=progress.own_tokens,
+            ratio=progress.ratio,
+        )
+
+    def _stand(self) -> None:
+        """Has all hosts carry out what is due at once; before the first step, when every fragment is there."""
+        assert self._manifest is not None
+        plan = replace(self._next(), copies=(), snapshot=False)
+        first = not self.boundaries
+        ready = len({each.fragment_id for each in plan.installs}) == len(self._manifest) if first else plan.installs
+        if ready or (not first and replace(plan, installs=(), fresh_optimizer=False) != self._known):
+            self._fixed(plan)
+            self._to_all(m.Standing(after=self.boundaries, plan=plan))
+            self._plans.stand(plan)
+
+    def _propose(self, plan: m.Plan, now_s: float) -> None:
+        proposal = self._speaker.propose(plan, self._exchange.step_time_s, now_s)
+        self._proposed = plan
+        self._to_all(m.Proposal(number=proposal.number, step=proposal.step, plan=plan))
+        promised = self._plans.promise(proposal.number, proposal.step, plan)
+        self._voted(0, Vote(number=proposal.number, promised=promised, at=self._plans.passed), now_s)
+
+    def _voted(self, host: int, vote: Vote, now_s: float) -> None:
+        decision: Decide | None = self._speaker.voted(host, vote, now_s)
+        if decision is None:
+            return
+        if decision.fixed:
+            self._fixed(self._proposed)
+        self._plans.decide(decision.number, fixed=decision.fixed)
+        self._to_all(m.Decision(number=decision.number, fixed=decision.fixed))
+
+    def _fixed(self, plan: m.Plan) -> None:
+        """A plan will be carried out: what is in it is not due any more."""
+        self._plan = plan
+        taken = {(each.fragment_id, each.fragment_version) for each in plan.installs}
+        due = self.due
+        due.ready = type(due.ready)(
+            batch
+            for batch in due.ready
+            if (batch.installs[0].fragment_id, batch.installs[0].fragment_version) not in taken
+        )
+        if plan.snapshot:
+            due.snapshot_wanted = False
+
+    # --- what hosts say ---------------------------------------------------------------------------------------
+
+    def _heard(self, number: int, message: Any, buffers: Sequence[Buffer]) -> None:
+        now_s = time.monotonic()
+        host = self._hosts.get(number)
+        if isinstance(message, m.Hello):
+            if not hmac.compare_digest(message.token, self._team.contact.token):
+                log.warning("hosts.stranger", host=number)
+                return
+            self._hello(number, message)
+        if host is None:
+            return  # it has not said who it is
+        self._speaker.heard(number, NEVER if host.at.stopped else host.at.step, now_s)
+        match message:
+            case m.HostAt():
+                host.at = message
+                self._speaker.heard(number, NEVER if message.stopped else message.step, now_s)
+                self.look()
+            case m.Answer():
+                vote = Vote(number=message.number, promised=message.promised, at=message.step)
+                self._voted(number, vote, now_s)
+            case m.Placed():
+                hosts, placed = self._waiting.get((message.fragment_id, message.fragment_version), (set(), None))
+                hosts.discard(number)
+                if placed is not None and not hosts:
+                    del self._waiting[message.fragment_id, message.fragment_version]
+                    placed.set()
+            case m.Copied():
+                self._copies.setdefault(message.boundary, {})[number] = message, buffers
+                self._copied.set()
+            case m.Needs():
+                self._needs[number] = message
+                self._give(number)
+            case m.Goodbye() if not message.ended:
+                raise lost(f"host {number} of {self.num_hosts} has left ({message.reason})")
+            case _:
+                pass
+
+    def _hello(self, number: int, hello: m.Hello) -> None:
+        """Takes note of a host; raises ConfigError if those that are there cannot make one island."""
+        self._hosts[number] = Host(hello.tensors)
+        self._speaker.heard(number, 0, time.monotonic())
+        try:
+            check_alike(self._tensors, self._tokens_per_step, number, hello)
+            if len(self._hosts) == self.num_hosts - 1:
+                tensors = {0: self._tensors, **{host: each.tensors for host, each in self._hosts.items()}}
+                self._owners = owners_of(tensors)
+                self._all_here.set()
+        except ConfigError as err:
+            self._to_all(m.Mistaken(field=err.field, value=str(err.value), cure=err.cure))
+            raise
+
+    def _give(self, number: int) -> None:
+        """Gives a host the state to begin with, if both are known."""
+        if self._begun is None or number not in self._needs:
+            return
+        needs, found = self._needs.pop(number), self._begun.found
+        if found is None:
+            nothing = m.Begin(
+                source=self._begun.source, incarnation=0, step=0, tokens=0, cursor=None, state=(), local=()
+            )
+            self._say(number, nothing)
+            return
+        given, buffers = state.given(found.state, needs.state, number)
+        local, more = state.given(found.local, needs.local, number)
+        begin = m.Begin(
+            source=self._begun.source,
+            incarnation=found.incarnation,
+            step=found.at.step,
+            tokens=found.at.tokens,
+            cursor=found.cursor,
+            state=given,
+            local=local,
+        )
+        self._say(number, begin, [*buffers, *more])
+
+    def _say(self, host: int, message: m.HostMessage, buffers: Sequence[Buffer] = ()) -> None:
+        self._sends.put_nowait((host, message, buffers))
+
+    def _to_all(self, message: m.HostMessage) -> None:
+        for host in self._hosts:
+            self._say(host, message)

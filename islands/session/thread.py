@@ -1,0 +1,137 @@
+"""The communication thread: one event loop beside the training thread, which wakes it by a bell. Shell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from broker.process import clocks
+from broker.wire.errors import Unavailable
+from broker.wire.messages import Departure
+from islands.protocol.paused import Paused
+from islands.session.array_work import ArrayWork
+from islands.session.exchange import Exchange
+
+
+class CommunicationThread(ABC):
+    """A thread that serves one island's communication until the training thread leaves, or something fails.
+
+    Args:
+        array_work: Closed at the end.
+        exchange: Shared with the training thread; gets the error that this ends with.
+    """
+
+    def __init__(self, array_work: ArrayWork, exchange: Exchange) -> None:
+        self._array_work, self._exchange = array_work, exchange
+        self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
+        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._leave_reason: str | None = None
+        self._departure = Departure.STOPPED
+        self._clock = clocks.monotonic
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks: asyncio.TaskGroup
+        self._leaving: asyncio.Event
+
+    # --- called by the training thread ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def leave(self, reason: str, departure: Departure = Departure.STOPPED, within_s: float = 3.0) -> None:
+        """Says goodbye and ends the thread; returns when it has ended, or when the time is over."""
+        self._departure = departure
+        self._leave_reason = self._leave_reason or reason
+        self._exchange.wake()
+        if self._thread.is_alive():
+            self._thread.join(within_s)
+
+    @abstractmethod
+    def paused(self) -> Paused | None:
+        """Returns what the next process needs to go on with this life; None if there is none, or the thread hangs."""
+
+    @property
+    @abstractmethod
+    def checkpoint_file(self) -> Path | None:
+        """This island's checkpoint, if it keeps one here."""
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _serve(self) -> None:
+        """Serves until :attr:`_leaving` is set; calls :meth:`_open` first."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Looks at what the training thread has done; called whenever the bell rings."""
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(self._serve())
+        except BaseExceptionGroup as group:
+            error = _first(group)
+        except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001 (raised in the training thread)
+            error = err
+        finally:
+            self._array_work.close()
+            if error is None and self._leave_reason is None:
+                error = Unavailable("the island's communication ended without a reason", definite=False)
+            self._exchange.error = error
+            self._exchange.wake = lambda: None
+            self._bell.put(False)
+            self._exchange.news.set()
+
+    def _open(self) -> None:
+        """Lets the training thread ring the bell."""
+        self._loop, self._leaving = asyncio.get_running_loop(), asyncio.Event()
+        self._exchange.wake = lambda: self._bell.put(True)
+        threading.Thread(target=self._listen, name="atoll-bell", daemon=True).start()
+
+    def _listen(self) -> None:
+        """Wakes the event loop when the bell rings: a thread of its own, so that the training thread keeps the GIL.
+
+        Writing to the loop's own socket gives it away for a moment, which on a busy processor took milliseconds to get
+        back (measured: most of the time of a step). Putting something into a queue does not.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            while self._bell.get():
+                self._loop.call_soon_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        if self._leave_reason is not None:
+            self._leaving.set()
+        else:
+            self._guarded(self._look)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Runs a callback of the event loop; its failure ends the thread as that of a task would."""
+        try:
+            call()
+        except Exception as err:  # noqa: BLE001 (raised in a task)
+            self._spawn(_raise(err))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+
+def cancel_all() -> None:
+    """Cancels every other task of this event loop: its end has come."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error that is not itself a group: what went wrong, rather than how it was noticed."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
