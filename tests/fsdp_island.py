@@ -92,14 +92,28 @@ def train(spec: dict) -> None:
         time.sleep(max(0.0, spec.get("pace_s", 0.0) - (time.perf_counter() - at_s)))
         params = island.step(params, tokens=batch * context, loss=loss, state=(opt_state, island.share.cursor))
         number += 1
-        say(event="step", step=island.inner_step, loss=float(loss), versions=island.versions, done=island.done,
-            cursor=island.share.cursor, schedule=island.schedule_step, sync=island.sync_share)
+        say(
+            event="step",
+            step=island.inner_step,
+            loss=float(loss),
+            versions=island.versions,
+            done=island.done,
+            cursor=island.share.cursor,
+            schedule=island.schedule_step,
+            sync=island.sync_share,
+        )
         if island.done or number >= spec.get("steps", 1 << 60):
             break
     params = island.close(params)
     total = float(sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(params)))
-    say(event="ended", step=island.inner_step, versions=island.versions, sum=total, sync=island.sync_share,
-        seconds=time.perf_counter() - began_s)
+    say(
+        event="ended",
+        step=island.inner_step,
+        versions=island.versions,
+        sum=total,
+        sync=island.sync_share,
+        seconds=time.perf_counter() - began_s,
+    )
 
 
 def say(**fields: object) -> None:

@@ -331,7 +331,7 @@ class HostSession(CommunicationThread):
             for shape, data in zip(tensors, buffers, strict=True)
         )
         install: Install = await self._array_work.prepare(
-            p, order.fragment_version, payload, order.keep, mixes=order.mixes
+            p, order.fragment_version, payload, order.keep, mixes=order.mixes, is_cut=True
         )
         self._plans.placed(install)
         await self._link.send(m.Placed(fragment_id=p, fragment_version=order.fragment_version))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,16 +18,18 @@ from broker.process import logs
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.headers import Buffer
-from broker.wire.messages import Block, Codec, RunSettings, Share, Version
+from broker.wire.messages import Block, Codec, Pacing, RunSettings, Share, Version
 from broker.wire.ranges import StepRange
 from islands.arrays.host_shards import cut
 from islands.hosts import messages as m
 from islands.hosts.fitting import Owners, check_alike, handed_by, owners_of
-from islands.hosts.speaker import LOST_S, Decide, Speaker, Stage, Vote
+from islands.hosts.speaker import LOST_S, Vote
 from islands.multihost import state
+from islands.multihost.alone import Alone, Keys
 from islands.multihost.link import SpeakerLink
 from islands.multihost.loss import lost
-from islands.multihost.plans import NEVER, Plans
+from islands.multihost.planner import Planner
+from islands.multihost.plans import Plans
 from islands.multihost.rendezvous import Team
 from islands.protocol.events import Joined
 from islands.session.exchange import Due, Exchange, Install, StateFound
@@ -41,8 +43,6 @@ BEAT_S = 0.25
 #: A host whose connection has gone, and does not come back within this time, is lost.
 UNREACHABLE_S = 1.0
 
-Keys = frozenset[tuple[int, int]]
-
 
 @dataclass(slots=True)
 class Host:
@@ -52,8 +52,8 @@ class Host:
     at: m.HostAt = field(default_factory=lambda: m.HostAt(step=0, boundaries=0, stopped=False))
 
 
-class Speaking:
-    """The other hosts of an island.
+class Speaking(Alone):
+    """The other hosts of an island that has several.
 
     Args:
         team: Of this island; this host is its speaker.
@@ -61,10 +61,6 @@ class Speaking:
         tokens_per_step: As the speaker's loop has declared it.
         plans: Of the speaker's own training thread.
         exchange: Of the speaker's two threads.
-
-    Attributes:
-        due: What the core has for the training threads; plans are made of it.
-        boundaries: How many the core has seen.
     """
 
     def __init__(
@@ -76,7 +72,7 @@ class Speaking:
         exchange: Exchange,
     ) -> None:
         assert team.listener is not None
-        self.due, self.boundaries = Due(), 0
+        super().__init__(Due())  # of which plans are made
         self.num_hosts = team.hosts
         self._team, self._plans, self._exchange = team, plans, exchange
         self._tensors, self._tokens_per_step = tuple(tensors), tokens_per_step
@@ -84,9 +80,7 @@ class Speaking:
         self._hosts: dict[int, Host] = {}
         self._owners: Owners = {}
         self._manifest: FragmentManifest | None = None
-        self._speaker: Speaker[m.Plan] = Speaker(team.hosts, 0, time.monotonic())
-        self._plan = m.Plan()  # the last one that was fixed
-        self._proposed = m.Plan()
+        self._planner = Planner(team.hosts, self.due, plans, exchange, self._to_all)
         self._waiting: dict[tuple[int, int], tuple[set[int], asyncio.Event]] = {}  # version -> hosts that place it
         self._copies: dict[int, dict[int, tuple[m.Copied, Sequence[Buffer]]]] = {}  # boundary -> host -> its part
         self._copied = asyncio.Event()
@@ -114,6 +108,10 @@ class Speaking:
         await self._link.__aexit__(exc_type, exc, trace)
 
     # --- tasks ------------------------------------------------------------------------------------------------
+
+    def work(self, within_s: float) -> list[Coroutine[Any, Any, None]]:
+        """Returns what is done side by side until it is cancelled; ``within_s``: how long hosts may take to come."""
+        return [self.hear(), self.say(), self.watch(within_s)]
 
     async def hear(self) -> None:
         """Takes in what the hosts say, until it is cancelled.
@@ -144,7 +142,6 @@ class Speaking:
         while True:
             now_s = time.monotonic()
             self._to_all(m.Alive(after=self.boundaries))
-            self._speaker.heard(0, self._plans.passed, now_s)
             if not self._all_here.is_set():
                 missing = sorted(set(range(1, self.num_hosts)) - self._hosts.keys())
                 if now_s - began_s > within_s:
@@ -153,7 +150,7 @@ class Speaking:
                     raise Unavailable(f"{said} at {self._team.contact.address}: {cure}", definite=True)
             else:
                 gone = [h for h, since_s in self._link.unreachable_s.items() if now_s - since_s > UNREACHABLE_S]
-                silent = self._speaker.lost(now_s)
+                silent = self._planner.silent()
                 if gone or silent:
                     why = "has no connection any more" if gone else f"has said nothing for {LOST_S:g} s"
                     raise lost(f"host {[*gone, *silent][0]} of {self.num_hosts} {why}")
@@ -176,9 +173,16 @@ class Speaking:
     # --- orders -----------------------------------------------------------------------------------------------
 
     def joined(self, joined: Joined, settings: RunSettings, shares: Sequence[Share | Block]) -> None:
-        """The island is a member: the hosts learn what of."""
+        """The island is a member: the hosts learn what of.
+
+        Raises:
+            ConfigError: The run's recipe is not for islands of several hosts.
+        """
+        if settings.recipe.pacing is Pacing.LOCKSTEP:
+            cure = "islands of several hosts do not wait for other islands at fixed steps: choose another pacing"
+            raise ConfigError("recipe.pacing", str(settings.recipe.pacing), cure)
         self._manifest = joined.manifest
-        self._plans.begin(joined.start_step)
+        self._planner.begin(joined)
         for host in self._hosts:
             handed = handed_by(host, self._owners)
             terms = m.Terms(
@@ -289,98 +293,14 @@ class Speaking:
             self._ending = delivered, finished
             self._to_all(m.Ending(after=self.boundaries, delivered=delivered, finished=finished))
 
-    # --- plans ------------------------------------------------------------------------------------------------
-
     def look(self) -> None:
-        """Makes the next plan, if there is something to do and all hosts are past the last one."""
-        now_s = time.monotonic()
-        self._speaker.heard(0, self._plans.passed, now_s)
-        if self._manifest is None:
-            return
-        if self._stands:
-            self._stand()
-        elif self.boundaries and self._speaker.stage is Stage.IDLE and not self._plans.stopped:
-            plan = self._next()
-            if plan.installs or plan.copies or plan.snapshot or replace(plan, installs=()) != self._known:
-                self._propose(plan, now_s)
-
-    @property
-    def _stands(self) -> bool:
-        """Whether no training thread runs steps: none has begun, or all have stopped."""
-        if not self.boundaries and not self._plans.ready:
-            return True
-        return self._plans.stopped and all(host.at.stopped for host in self._hosts.values())
-
-    @property
-    def _known(self) -> m.Plan:
-        """The last plan, but for what is done once."""
-        return replace(self._plan, installs=(), fresh_optimizer=False, copies=(), snapshot=False)
-
-    def _next(self) -> m.Plan:
-        """Returns a plan of all that is due."""
-        due, progress = self.due, self.due.progress
-        return m.Plan(
-            installs=tuple(
-                m.Installation(fragment_id=install.fragment_id, fragment_version=install.fragment_version)
-                for batch in due.ready
-                for install in batch.installs
-            ),
-            fresh_optimizer=any(batch.fresh_optimizer for batch in due.ready),
-            copies=tuple(sorted(due.watched)),
-            snapshot=due.snapshot_wanted,
-            done=due.done,
-            life=due.life,
-            shares=tuple(each for each in due.shares if isinstance(each, Share)),
-            blocks=tuple(each for each in due.shares if isinstance(each, Block)),
-            trained_tokens=progress.trained_tokens,
-            own_tokens=progress.own_tokens,
-            ratio=progress.ratio,
-        )
-
-    def _stand(self) -> None:
-        """Has all hosts carry out what is due at once; before the first step, when every fragment is there."""
-        assert self._manifest is not None
-        plan = replace(self._next(), copies=(), snapshot=False)
-        first = not self.boundaries
-        ready = len({each.fragment_id for each in plan.installs}) == len(self._manifest) if first else plan.installs
-        if ready or (not first and replace(plan, installs=(), fresh_optimizer=False) != self._known):
-            self._fixed(plan)
-            self._to_all(m.Standing(after=self.boundaries, plan=plan))
-            self._plans.stand(plan)
-
-    def _propose(self, plan: m.Plan, now_s: float) -> None:
-        proposal = self._speaker.propose(plan, self._exchange.step_time_s, now_s)
-        self._proposed = plan
-        self._to_all(m.Proposal(number=proposal.number, step=proposal.step, plan=plan))
-        promised = self._plans.promise(proposal.number, proposal.step, plan)
-        self._voted(0, Vote(number=proposal.number, promised=promised, at=self._plans.passed), now_s)
-
-    def _voted(self, host: int, vote: Vote, now_s: float) -> None:
-        decision: Decide | None = self._speaker.voted(host, vote, now_s)
-        if decision is None:
-            return
-        if decision.fixed:
-            self._fixed(self._proposed)
-        self._plans.decide(decision.number, fixed=decision.fixed)
-        self._to_all(m.Decision(number=decision.number, fixed=decision.fixed))
-
-    def _fixed(self, plan: m.Plan) -> None:
-        """A plan will be carried out: what is in it is not due any more."""
-        self._plan = plan
-        taken = {(each.fragment_id, each.fragment_version) for each in plan.installs}
-        due = self.due
-        due.ready = type(due.ready)(
-            batch
-            for batch in due.ready
-            if (batch.installs[0].fragment_id, batch.installs[0].fragment_version) not in taken
-        )
-        if plan.snapshot:
-            due.snapshot_wanted = False
+        """Makes the next plan, if there is something to do."""
+        if self._manifest is not None:
+            self._planner.advance(self.boundaries, all_stopped=all(host.at.stopped for host in self._hosts.values()))
 
     # --- what hosts say ---------------------------------------------------------------------------------------
 
     def _heard(self, number: int, message: Any, buffers: Sequence[Buffer]) -> None:
-        now_s = time.monotonic()
         host = self._hosts.get(number)
         if isinstance(message, m.Hello):
             if not hmac.compare_digest(message.token, self._team.contact.token):
@@ -389,15 +309,15 @@ class Speaking:
             self._hello(number, message)
         if host is None:
             return  # it has not said who it is
-        self._speaker.heard(number, NEVER if host.at.stopped else host.at.step, now_s)
+        self._planner.heard(number, host.at)
         match message:
             case m.HostAt():
                 host.at = message
-                self._speaker.heard(number, NEVER if message.stopped else message.step, now_s)
+                self._planner.heard(number, message)
                 self.look()
             case m.Answer():
                 vote = Vote(number=message.number, promised=message.promised, at=message.step)
-                self._voted(number, vote, now_s)
+                self._planner.voted(number, vote)
             case m.Placed():
                 hosts, placed = self._waiting.get((message.fragment_id, message.fragment_version), (set(), None))
                 hosts.discard(number)
@@ -418,7 +338,7 @@ class Speaking:
     def _hello(self, number: int, hello: m.Hello) -> None:
         """Takes note of a host; raises ConfigError if those that are there cannot make one island."""
         self._hosts[number] = Host(hello.tensors)
-        self._speaker.heard(number, 0, time.monotonic())
+        self._planner.heard(number, self._hosts[number].at)
         try:
             check_alike(self._tensors, self._tokens_per_step, number, hello)
             if len(self._hosts) == self.num_hosts - 1:

@@ -18,7 +18,7 @@ from broker.process import logs
 from broker.wire.codec import verify
 from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
-from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart, Version
+from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
 from islands.arrays.inspection import flaw_in
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
@@ -168,23 +168,26 @@ class ArrayWork:
             return str(err)
         return flaw
 
-    async def cut(self, version: Version) -> tuple[Encoded, ...]:
-        """Returns what is here of a version."""
-        return await self._workers.do(self.placements[version.fragment_id].cut, version.payload)
-
     async def prepare(
-        self, p: int, fragment_version: int, payload: Sequence[Encoded], keep: float, *, mixes: bool = False
+        self,
+        p: int,
+        fragment_version: int,
+        payload: Sequence[Encoded],
+        keep: float,
+        *,
+        mixes: bool = False,
+        is_cut: bool = False,
     ) -> Install:
         """Returns a version of fragment ``p``, placed so that installing it is one addition.
 
-        ``payload`` is what is here of it: whole tensors, or the regions of this host.
+        ``payload`` are its tensors; or, where it ``is_cut``, what is here of them.
         """
         reference, manifest = self._references[p], self._manifest
         assert manifest is not None
 
         def prepare() -> Install:
             here = self.placements[p]
-            shift = reference.shift(payload, keep, here.dtypes, mixes=mixes)
+            shift = reference.shift(payload if is_cut else here.cut(payload), keep, here.dtypes, mixes=mixes)
             return Install(
                 fragment_id=p,
                 fragment_version=fragment_version,

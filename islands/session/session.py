@@ -12,7 +12,6 @@ virtual time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,16 +20,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
 from broker.process import logs
-from broker.wire.errors import ConfigError, worth_repeating
+from broker.wire.errors import worth_repeating
 from broker.wire.messages import (
     BROKER,
     Channel,
+    Codec,
     Contribution,
     Departure,
     Envelope,
     FleetState,
     Message,
-    Pacing,
     Refused,
     Seed,
     StatePart,
@@ -40,7 +39,7 @@ from broker.wire.messages import (
 from islands.arrays.persistence import Persistence, Verdict, gone
 from islands.arrays.placement import Leaf
 from islands.config import IslandConfig, refusal
-from islands.multihost.speaking import Speaking
+from islands.multihost.alone import Alone
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
@@ -50,7 +49,7 @@ from islands.session.connections import UNNUMBERED, Connections
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
-from islands.session.training_state import Position
+from islands.session.training_state import Position, Snapshot
 
 log = logs.get(__name__)
 
@@ -94,7 +93,7 @@ class Session(CommunicationThread):
         array_work: ArrayWork,
         exchange: Exchange,
         *,
-        hosts: Speaking | None = None,
+        hosts: Alone | None = None,
         sequence: int = 0,
     ) -> None:
         super().__init__(array_work, exchange)
@@ -102,15 +101,13 @@ class Session(CommunicationThread):
         self._core = core
 
         # Touched by the communication thread only.
-        self._hosts = hosts
-        self._due = exchange.due if hosts is None else hosts.due
-        self._num_hosts = 1 if hosts is None else hosts.num_hosts
+        self._hosts = hosts or Alone(exchange.due)
+        self._due = self._hosts.due
         self._wire = Connections(config, self._receive, self._line, self._lookup, sequence=sequence)
         self._snapshots = Snapshots(config, core, array_work, exchange, self._due)
         self._offers = Offers(exchange, self._due)
         self._persistence = Persistence()
         self._timer: asyncio.TimerHandle | None = None
-        self._boundaries = 0  # that the core has seen
         self._copies: dict[int, Copies] = {}  # by fragment
         self._warm = False  # everything that a boundary calls is compiled
         self._loss: float | None = None  # as last seen; None if it is not finite
@@ -133,34 +130,26 @@ class Session(CommunicationThread):
 
     async def _serve(self) -> None:
         self._open()
-        async with self._hosts or contextlib.nullcontext(), self._wire, asyncio.TaskGroup() as self._tasks:
-            if self._hosts is not None:
-                for work in (self._hosts.hear(), self._hosts.say(), self._hosts.watch(self._config.join_timeout_s)):
-                    self._spawn(work)
-                self._spawn(self._begin_together(self._hosts))
-            else:
-                self._begin_run()
+        async with self._hosts, self._wire, asyncio.TaskGroup() as self._tasks:
+            for work in (*self._hosts.work(self._config.join_timeout_s), self._begin_run()):
+                self._spawn(work)
             if self._leave_reason is None:
                 await self._leaving.wait()
             self._catch_up()
             leaving = events.Leaving(reason=self._leave_reason or "ended", departure=self._departure)
             self._perform(self._core.handle(leaving, self._clock()))
-            if self._hosts is not None:
-                await self._hosts.goodbye(self._leave_reason or "ended", ended=self._departure is Departure.CLOSED)
+            await self._hosts.goodbye(self._leave_reason or "ended", ended=self._departure is Departure.CLOSED)
             await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
             if self._timer is not None:
                 self._timer.cancel()
             cancel_all()
 
-    def _begin_run(self) -> None:
+    async def _begin_run(self) -> None:
+        self._handed = await self._hosts.assembled()
         self._perform(self._core.start(self._clock()))
         self._wire.connect(self._core.broker)
         self._spawn(self._wire.run())
         self._after()
-
-    async def _begin_together(self, hosts: Speaking) -> None:
-        self._handed = await hosts.assembled()
-        self._begin_run()
 
     def _look(self) -> None:
         self._catch_up()
@@ -213,7 +202,7 @@ class Session(CommunicationThread):
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core
-        if self._hosts is not None and isinstance(message, Contribution | Seed):
+        if isinstance(message, Contribution | Seed):
             steps = message.steps if isinstance(message, Contribution) else None
             self._hosts.send_part(message.fragment_id, steps, core.island_id, core.incarnation)
         envelope = Envelope(
@@ -249,22 +238,19 @@ class Session(CommunicationThread):
             self._spawn(self._judge(exchange.returned.popleft()))
         for event in self._snapshots.advance(now_s):
             self._perform(core.handle(event, now_s))
-        if self._hosts is not None and exchange.begun is not None:
+        if exchange.begun is not None:
             self._hosts.begin(exchange.begun)
 
     def _boundary(self, moment: Moment) -> None:
-        self._boundaries += 1
+        number = self._hosts.boundaries = self._hosts.boundaries + 1
         for install, before in moment.installed:
             self._copies.pop(install.fragment_id, None)
             # Ahead of whatever the core asks of this fragment next.
             self._spawn(self._array_work.settle(install, before))
-        copies = {p: Copies(moment.at.step, self._boundaries, leaves) for p, leaves in moment.copied.items()}
+        copies = {p: Copies(moment.at.step, number, leaves) for p, leaves in moment.copied.items()}
         self._copies.update(copies)
-        if self._hosts is None:
-            self._begin(self._snapshots.taken(moment))
-        else:
-            self._hosts.boundaries = self._boundaries
-            self._spawn(self._snapshot_of_all(self._hosts, moment, self._boundaries))
+        if moment.snapshot is not None:
+            self._spawn(self._snapshot(moment, moment.snapshot, number))
         boundary = events.Boundary(
             inner_step=moment.at.step,
             tokens=moment.at.tokens,
@@ -288,8 +274,7 @@ class Session(CommunicationThread):
                     self._post(action.to, action.message)
                 case events.Connect():
                     self._wire.connect(action.broker)
-                    if self._hosts is not None:
-                        self._hosts.use(action.broker)
+                    self._hosts.use(action.broker)
                 case events.RenewBulk():
                     self._wire.renew(Channel.BULK)
                 case events.Joined():
@@ -300,14 +285,11 @@ class Session(CommunicationThread):
                     # Taken out now: by the time the task runs, a later boundary may have put another one there.
                     copies = self._copies.pop(action.fragment_id)
                     assert copies.step == action.step, "a capture names a copy that is gone"
-                    self._capture_of_all(action.fragment_id, copies.boundary)
-                    self._spawn(self._capture(action.fragment_id, copies.leaves))
+                    self._begin_capture(action.fragment_id, copies)
                 case events.Prepare():
                     self._spawn(self._prepare(action))
                 case events.EncodeSeed():
-                    if self._hosts is not None and self._core.settings is not None:
-                        self._hosts.encode(action.fragment_id, self._core.settings.seed)
-                    self._spawn(self._seed(action.fragment_id))
+                    self._begin_seed(action.fragment_id)
                 case events.RefreshOptimizer():
                     self._offers.recover()
                 case events.CopyState():
@@ -333,10 +315,9 @@ class Session(CommunicationThread):
         if now != (due.done, exchange.delivered, exchange.finished, exchange.startable):
             due.done, exchange.delivered, exchange.finished, exchange.startable = now
             exchange.news.set()
-        if self._hosts is not None:
-            self._hosts.open_parts({p: frozenset(fragment.outstanding) for p, fragment in core.fragments.items()})
-            self._hosts.look()
-            self._hosts.end(delivered=core.delivered, finished=core.finished)
+        self._hosts.open_parts({p: frozenset(fragment.outstanding) for p, fragment in core.fragments.items()})
+        self._hosts.look()
+        self._hosts.end(delivered=core.delivered, finished=core.finished)
         deadline_s = core.next_deadline_s()
         if self._timer is not None:
             self._timer.cancel()
@@ -373,14 +354,8 @@ class Session(CommunicationThread):
         core, exchange = self._core, self._exchange
         assert core.settings is not None
         self._config.check_room(joined.manifest)
-        if self._hosts is None:
-            self._array_work.open(joined.manifest)
-        else:
-            if core.settings.recipe.pacing is Pacing.LOCKSTEP:
-                cure = "islands of several hosts do not wait for others: choose pacing 'adaptive' or 'fixed'"
-                raise ConfigError("recipe.pacing", str(core.settings.recipe.pacing), cure)
-            self._array_work.open(joined.manifest, self._handed)
-            self._hosts.joined(joined, core.settings, core.shares)
+        self._array_work.open(joined.manifest, self._handed)
+        self._hosts.joined(joined, core.settings, core.shares)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
         for due in (exchange.due, self._due):
@@ -411,30 +386,33 @@ class Session(CommunicationThread):
         self._warm = True
         self._after()
 
-    async def _seed(self, fragment_id: int) -> None:
+    def _begin_seed(self, fragment_id: int) -> None:
         assert self._core.settings is not None
-        payload, places = await self._array_work.seed(fragment_id, self._core.settings.seed)
-        seed = events.SeedEncoded(fragment_id=fragment_id, payload=payload, hosts=self._num_hosts, places=places)
-        self._handle(seed)
+        seed = self._core.settings.seed
+        self._hosts.encode(fragment_id, seed)
+        self._spawn(self._seed(fragment_id, seed))
 
-    def _capture_of_all(self, fragment_id: int, boundary: int) -> None:
-        """Has the other hosts encode what the speaker encodes."""
+    async def _seed(self, fragment_id: int, seed: int) -> None:
+        payload, places = await self._array_work.seed(fragment_id, seed)
+        hosts = self._hosts.num_hosts
+        self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload, hosts=hosts, places=places))
+
+    def _begin_capture(self, fragment_id: int, copies: Copies) -> None:
         steps, settings = self._core.fragments[fragment_id].capturing, self._core.settings
-        if self._hosts is not None and steps is not None and settings is not None:
-            self._hosts.capture(fragment_id, boundary, steps, settings.recipe.codec)
+        assert steps is not None
+        assert settings is not None
+        self._hosts.capture(fragment_id, copies.boundary, steps, settings.recipe.codec)
+        self._spawn(self._capture(fragment_id, copies.leaves, settings.recipe.codec))
 
-    async def _snapshot_of_all(self, hosts: Speaking, moment: Moment, boundary: int) -> None:
-        """Does what is to be done with a copy of the state, once the regions of all hosts are in it."""
-        if moment.snapshot is not None:
-            whole = await hosts.whole(moment.snapshot, boundary, self._array_work.parameters.local)
-            moment = replace(moment, snapshot=whole)
-        self._begin(self._snapshots.taken(moment))
+    async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> None:
+        payload, places = await self._array_work.capture(fragment_id, copies, codec)
+        hosts = self._hosts.num_hosts
+        self._handle(events.Captured(fragment_id=fragment_id, payload=payload, hosts=hosts, places=places))
 
-    async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...]) -> None:
-        assert self._core.settings is not None
-        payload, places = await self._array_work.capture(fragment_id, copies, self._core.settings.recipe.codec)
-        captured = events.Captured(fragment_id=fragment_id, payload=payload, hosts=self._num_hosts, places=places)
-        self._handle(captured)
+    async def _snapshot(self, moment: Moment, snapshot: Snapshot, boundary: int) -> None:
+        """Does what is to be done with a copy of the state, once it is whole."""
+        whole = await self._hosts.whole(snapshot, boundary, self._array_work.parameters.local)
+        self._begin(self._snapshots.taken(replace(moment, snapshot=whole)))
 
     async def _judge(self, returned: Returned) -> None:
         """Ends training where adoptions do not stay in the parameters: the books would say that they do."""
@@ -446,18 +424,13 @@ class Session(CommunicationThread):
             self._exchange.news.set()
 
     async def _prepare(self, action: events.Prepare) -> None:
-        version, payload = action.version, action.version.payload
-        placed_by_others = None
-        if self._hosts is not None:
-            placed_by_others = asyncio.create_task(self._hosts.prepare(version, action.keep, mixes=action.mixes))
-            payload = await self._array_work.cut(version)
+        version = action.version
+        elsewhere = asyncio.create_task(self._hosts.prepare(version, action.keep, mixes=action.mixes))
         install = await self._array_work.prepare(
-            version.fragment_id, version.fragment_version, payload, action.keep, mixes=action.mixes
+            version.fragment_id, version.fragment_version, version.payload, action.keep, mixes=action.mixes
         )
-        if placed_by_others is not None:
-            await placed_by_others
-            assert self._hosts is not None
-            self._hosts.placed(install)
+        await elsewhere
+        self._hosts.placed(install)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
         self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))

@@ -1,0 +1,93 @@
+"""The other hosts of an island that has none; of several, see :class:`islands.multihost.speaking.Speaking`. Shell."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from broker.wire.fragments import Region
+from broker.wire.messages import Block, Codec, RunSettings, Share, Version
+from broker.wire.ranges import StepRange
+from islands.protocol.events import Joined
+from islands.session.exchange import Due, Install, StateFound
+from islands.session.training_state import Snapshot
+
+#: From and to step of contributions.
+Keys = frozenset[tuple[int, int]]
+
+
+class Alone:
+    """No other hosts.
+
+    Args:
+        due: What the core has for the training threads.
+
+    Attributes:
+        num_hosts: How many there are, this one among them.
+        boundaries: How many the core has seen.
+    """
+
+    num_hosts = 1
+
+    def __init__(self, due: Due) -> None:
+        self.due, self.boundaries = due, 0
+
+    async def __aenter__(self) -> Self:
+        """Opens what there is to open."""
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+
+    def work(self, within_s: float) -> list[Coroutine[Any, Any, None]]:
+        """Returns what is done side by side until it is cancelled; ``within_s``: how long hosts may take to come."""
+        del within_s
+        return []
+
+    async def assembled(self) -> Mapping[str, frozenset[Region]]:
+        """Returns the regions of each tensor that this host hands over, where there are several."""
+        return {}
+
+    def joined(self, joined: Joined, settings: RunSettings, shares: Sequence[Share | Block]) -> None:
+        """The island is a member."""
+
+    def encode(self, fragment_id: int, seed: int) -> None:
+        """A fragment of the initial parameters is encoded."""
+
+    def capture(self, fragment_id: int, boundary: int, steps: StepRange, codec: Codec) -> None:
+        """What was trained is encoded, from the copies of a boundary."""
+
+    def send_part(self, fragment_id: int, steps: StepRange | None, island_id: str, incarnation: int) -> None:
+        """A contribution is sent; or with no steps, a fragment of version 0."""
+
+    def open_parts(self, open_steps: Mapping[int, Keys]) -> None:
+        """These contributions of each fragment may have to be sent again."""
+
+    async def prepare(self, version: Version, keep: float, *, mixes: bool) -> None:
+        """A version is placed; returns when it is, everywhere else."""
+
+    def placed(self, install: Install) -> None:
+        """A version is placed on all hosts."""
+
+    async def whole(self, snapshot: Snapshot, boundary: int, local_names: Sequence[str]) -> Snapshot:
+        """Returns a copy of the state with the regions of all hosts in it."""
+        del boundary, local_names
+        return snapshot
+
+    def begin(self, begun: StateFound) -> None:
+        """Training begins with this state of the optimizer."""
+
+    def use(self, broker: int) -> None:
+        """The island speaks through another broker."""
+
+    def end(self, *, delivered: bool, finished: bool) -> None:
+        """What an island waits for that has stopped has come, or not yet."""
+
+    def look(self) -> None:
+        """Does what there is to do."""
+
+    async def goodbye(self, reason: str, *, ended: bool) -> None:
+        """The island leaves; ``ended``: at the end of the run, or of its training."""
