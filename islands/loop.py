@@ -112,7 +112,7 @@ class Island:
         self.restored: str | None = None
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
-        atexit.register(self.leave)
+        atexit.register(self._at_exit)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Island:
         if self._left:
             return
         self._left = True
-        atexit.unregister(self.leave)
+        atexit.unregister(self._at_exit)
         if departure is Departure.PAUSED and self._unmerged is None:
             departure = Departure.STOPPED
         self._session.leave(str(reason), departure)
@@ -339,11 +339,20 @@ class Island:
             case None:
                 self.leave("closed")
             case Interrupted():
-                self.leave(str(exc), Departure.PAUSED)
+                self._fall_out(str(exc), Departure.PAUSED)
             case KeyboardInterrupt():
-                self.leave("interrupted", Departure.PAUSED)
+                self._fall_out("interrupted", Departure.PAUSED)
             case _:
-                self.leave(f"failed: {type(exc).__name__}")
+                self._fall_out(f"failed: {type(exc).__name__}")
+
+    def _at_exit(self) -> None:
+        self._fall_out("the process ends", ending=True)
+
+    def _fall_out(self, reason: str, departure: Departure = Departure.STOPPED, *, ending: bool = False) -> None:
+        """Leaves in the middle of something; of several hosts, none can go on, nor wait for the others."""
+        self.leave(reason, departure)
+        if self._exchange.plans is not None:
+            self._exchange.plans.break_off(ending=ending)
 
     # --- what a loop may want to know -------------------------------------------------------------------------
 

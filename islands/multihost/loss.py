@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 import time
 
@@ -21,11 +23,28 @@ def lost(what: str) -> Unavailable:
     """Returns the error that the training thread is to raise; the process ends soon, whether it does or not."""
     error = Unavailable(f"{what}: this island ends, start all its hosts again", definite=True)
     log.error("hosts.lost", detail=what, ends_within_s=END_WITHIN_S)
-    threading.Thread(target=_end, name="atoll-end", daemon=True).start()
+    threading.Thread(target=_end_soon, name="atoll-end", daemon=True).start()
     return error
 
 
-def _end() -> None:
+def end_at_exit(*, ending: bool) -> None:
+    """Has the process end at once, with :data:`STATUS`, when it comes to its end; ``ending``: now.
+
+    The framework that has brought the hosts together would wait there for those that are gone: ``jax.distributed`` for
+    a minute, with the interpreter's lock held.
+    """
+    if ending:
+        _end()
+    atexit.register(_end)
+
+
+def _end_soon() -> None:
     time.sleep(END_WITHIN_S)
     log.error("hosts.ends", status=STATUS, detail="a host was lost: the process ends without waiting for what it does")
+    _end()
+
+
+def _end() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     os._exit(STATUS)

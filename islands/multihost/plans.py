@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from islands.hosts.gate import Gate
 from islands.hosts.messages import Plan
+from islands.multihost.loss import end_at_exit
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Exchange, Install
 
@@ -116,6 +117,10 @@ class Plans:
         """See :class:`islands.session.exchange.Agreed`."""
         self.stopped = True
         self._gate.enter(NEVER)
+
+    def break_off(self, *, ending: bool) -> None:
+        """See :class:`islands.session.exchange.Agreed`."""
+        end_at_exit(ending=ending)
 
     def _show(self, plan: Plan) -> None:
         due = self._exchange.due

@@ -200,6 +200,13 @@ class Agreed(Protocol):
         """No further step will be run."""
         ...
 
+    def break_off(self, *, ending: bool) -> None:
+        """This host falls out in the middle of training: nothing at the end of its process may wait for others.
+
+        ``ending``: that end has come.
+        """
+        ...
+
 
 @dataclass(slots=True)
 class Exchange:
