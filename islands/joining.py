@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from islands.host_identity import HostIdentity
 from islands.loop import Island
 from islands.multihost.host_session import HostSession
 from islands.multihost.plans import Plans
-from islands.multihost.rendezvous import Team, gather, jax_hosts
+from islands.multihost.rendezvous import gather, spread_over
 from islands.multihost.speaking import Speaking
 from islands.protocol import core
 from islands.protocol.paused import Paused
@@ -140,18 +139,16 @@ def join(
         log.info("island.kinds", kind=line)
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
-    team = _team(params, config, speaker_address)
-    array_work, exchange = ArrayWork(params, init, several=team is not None), Exchange()
+    spread = spread_over(flatten(params), tensors)
+    array_work, exchange = ArrayWork(params, init, several=spread is not None), Exchange()
     hosts = None
-    if team is not None:
-        from islands.arrays.host_shards import held_tensors
-
-        here = held_tensors(tensors, flatten(params))
+    if spread is not None:
+        team = gather(spread, broker=config.brokers[0], speaker_address=speaker_address, within_s=config.join_timeout_s)
         exchange.plans = plans = Plans(exchange, speaks=team.host == 0)
         if team.host:
-            other = HostSession(config, team, here, tokens_per_step, plans, array_work, exchange)
+            other = HostSession(config, team, tokens_per_step, plans, array_work, exchange)
             return _started(other, config, array_work, exchange, tokens_per_step, check)
-        hosts = Speaking(team, here, tokens_per_step, plans, exchange)
+        hosts = Speaking(team, tokens_per_step, plans, exchange)
     host = None if island_id else HostIdentity.take(run)
     name = island_id if host is None else host.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
@@ -208,24 +205,6 @@ def _started(
         check=check,
         host=host,
         unmerged=unmerged,
-    )
-
-
-def _team(params: Tree, config: IslandConfig, speaker_address: str) -> Team | None:
-    """Returns the hosts that train these parameters together; None: this process does alone."""
-    if "jax" not in sys.modules:
-        return None
-    found = jax_hosts(flatten(params))
-    if found is None:
-        return None
-    host, hosts, broadcast = found
-    return gather(
-        host,
-        hosts,
-        broadcast,
-        broker=config.brokers[0],
-        speaker_address=speaker_address,
-        within_s=config.join_timeout_s,
     )
 
 

@@ -84,14 +84,13 @@ def train(spec: dict) -> None:
     )
     params, opt_state = island.restore(params, opt_state)
     say(event="restored", source=island.restored, step=island.inner_step, cursor=island.restored_cursor)
-    began_s, number = time.perf_counter(), 0
-    for tokens in batches(windows, island.share, batch=batch):
+    began_s = time.perf_counter()
+    for number, tokens in enumerate(batches(windows, island.share, batch=batch), 1):
         at_s = time.perf_counter()
         params, opt_state, loss = train_step(params, opt_state, spread(tokens, rows))
         jax.block_until_ready(params)
         time.sleep(max(0.0, spec.get("pace_s", 0.0) - (time.perf_counter() - at_s)))
         params = island.step(params, tokens=batch * context, loss=loss, state=(opt_state, island.share.cursor))
-        number += 1
         say(
             event="step",
             step=island.inner_step,

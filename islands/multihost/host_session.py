@@ -59,7 +59,6 @@ class HostSession(CommunicationThread):
     Args:
         config: Addresses and intervals.
         team: Of this island.
-        tensors: What is trained here, with the regions that are here.
         tokens_per_step: As declared.
         plans: Of this host's training thread.
         array_work: With the initial parameters.
@@ -70,7 +69,6 @@ class HostSession(CommunicationThread):
         self,
         config: IslandConfig,
         team: Team,
-        tensors: Sequence[m.HeldTensor],
         tokens_per_step: int,
         plans: Plans,
         array_work: ArrayWork,
@@ -78,7 +76,7 @@ class HostSession(CommunicationThread):
     ) -> None:
         super().__init__(array_work, exchange)
         self._config, self._team, self._plans = config, team, plans
-        self._hello = m.Hello(token=team.contact.token, tensors=tuple(tensors), tokens_per_step=tokens_per_step)
+        self._hello = m.Hello(token=team.contact.token, tensors=team.tensors, tokens_per_step=tokens_per_step)
         self._link = HostLink(team.contact, team.host)
         self._wire = Connections(config, self._refused, lambda _: None, channels=(Channel.BULK,))
         self._orders: deque[tuple[m.Order, Sequence[Buffer]]] = deque()

@@ -46,14 +46,14 @@ class Contact:
     token: str = field(repr=False)
 
 
-def listen(interface: str) -> tuple[zmq.Socket[bytes], int, str]:
+def listen(interface: str) -> tuple[zmq.asyncio.Socket, int, str]:
     """Returns the speaker's socket, its port, and its public key; for :class:`SpeakerLink`.
 
     Raises:
         zmq.ZMQError: Nobody can listen there.
     """
     public, secret = zmq.curve_keypair()
-    socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.ROUTER)
+    socket = zmq.asyncio.Context().socket(zmq.ROUTER)
     socket.curve_server = True
     socket.curve_secretkey = secret
     socket.set(zmq.ROUTER_HANDOVER, 1)  # a host whose connection broke comes back under its name
@@ -76,15 +76,12 @@ class SpeakerLink:
         unreachable_s: Host -> since when it has had no connection, after it had one.
     """
 
-    def __init__(self, listener: zmq.Socket[bytes], hosts: int) -> None:
-        self._listener, self._hosts = listener, hosts
-        self._context = listener.context
-        self._socket: zmq.asyncio.Socket
+    def __init__(self, listener: zmq.asyncio.Socket, hosts: int) -> None:
+        self._socket, self._hosts = listener, hosts
         self.unreachable_s: dict[int, float] = {}
 
     async def __aenter__(self) -> Self:
         """Takes the socket over, in the event loop's thread."""
-        self._socket = zmq.asyncio.Socket.from_socket(self._listener)
         return self
 
     async def __aexit__(
@@ -92,7 +89,7 @@ class SpeakerLink:
     ) -> None:
         """Closes it; what was said is sent within the linger time."""
         self._socket.close()
-        self._context.term()
+        self._socket.context.term()
 
     async def send(self, host: int, message: HostMessage, buffers: Sequence[Buffer] = ()) -> bool:
         """Says something to one host; False: it has no connection."""

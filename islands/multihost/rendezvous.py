@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgpack
 import zmq
+import zmq.asyncio
 
 from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.fragments import TensorSpec
+from islands.hosts.messages import HeldTensor
 from islands.multihost.link import Contact, listen
 
 #: Bytes of the broadcast: every host hands over an array of the same length.
@@ -27,31 +31,48 @@ Broadcast = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
-    """The hosts of one island, as one of them sees them; host 0 is the speaker.
+class SeveralHosts:
+    """An island's parameters are spread over several hosts.
 
     Attributes:
-        host: Which one this is.
+        host: Which one this is, from 0: the speaker.
         hosts: How many there are.
+        tensors: What is trained, with the regions that are here.
+        broadcast: Of the framework that has brought them together.
+    """
+
+    host: int
+    hosts: int
+    tensors: tuple[HeldTensor, ...]
+    broadcast: Broadcast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """The hosts of one island, as one of them sees them, once they have found each other.
+
+    Attributes:
+        host: Which one this is, from 0: the speaker.
+        hosts: How many there are.
+        tensors: What is trained, with the regions that are here.
         contact: How they reach the speaker.
         listener: The speaker's socket; None at the others.
     """
 
     host: int
     hosts: int
+    tensors: tuple[HeldTensor, ...]
     contact: Contact
-    listener: zmq.Socket[bytes] | None
+    listener: zmq.asyncio.Socket | None
 
 
-def gather(host: int, hosts: int, broadcast: Broadcast, *, broker: str, speaker_address: str, within_s: float) -> Team:
+def gather(spread: SeveralHosts, *, broker: str, speaker_address: str, within_s: float) -> Team:
     """Returns the team, once every host of it has called this.
 
     Args:
-        host: Which one this is, from 0.
-        hosts: How many there are.
-        broadcast: Of the framework.
+        spread: Over which hosts.
         broker: Address of the broker: by default the speaker is reached where this machine reaches the broker from.
-        speaker_address: A name or an address of the speaker's machine, perhaps with a port, where that is wrong.
+        speaker_address: A name or an address of the speaker's machine, where that is wrong.
         within_s: How long the others may take.
 
     Raises:
@@ -59,7 +80,7 @@ def gather(host: int, hosts: int, broadcast: Broadcast, *, broker: str, speaker_
         Unavailable: Some host did not come in time.
     """
     listener, said = None, b""
-    if host == 0:
+    if spread.host == 0:
         name = speaker_address or _way_to(broker)
         try:
             listener, port, public = listen("127.0.0.1" if name in ("127.0.0.1", "localhost") else "*")
@@ -74,9 +95,9 @@ def gather(host: int, hosts: int, broadcast: Broadcast, *, broker: str, speaker_
             token=secrets.token_hex(16),
         )
         said = msgpack.packb(asdict(contact))
-    told = _within(within_s, lambda: broadcast(said.ljust(_BROADCAST_BYTES, b"\0")), hosts)
+    told = _within(within_s, lambda: spread.broadcast(said.ljust(_BROADCAST_BYTES, b"\0")), spread.hosts)
     contact = Contact(**msgpack.unpackb(told.rstrip(b"\0")))
-    return Team(host=host, hosts=hosts, contact=contact, listener=listener)
+    return Team(host=spread.host, hosts=spread.hosts, tensors=spread.tensors, contact=contact, listener=listener)
 
 
 def _way_to(broker: str) -> str:
@@ -118,38 +139,41 @@ def _within(within_s: float, call: Callable[[], bytes], hosts: int) -> bytes:
 # --- JAX --------------------------------------------------------------------------------------------------------
 
 
-def jax_hosts(leaves: dict[str, Any]) -> tuple[int, int, Broadcast] | None:
-    """Returns host, number of hosts and broadcast of a jax.distributed job whose arrays are spread over its processes.
+def spread_over(leaves: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> SeveralHosts | None:
+    """Returns the hosts that train these parameters together: the processes of a jax.distributed job.
 
     None: every array is on this process alone.
 
     Args:
-        leaves: By name: arrays, JAX's among them.
+        leaves: The parameters, by name.
+        tensors: Those that are synchronised.
 
     Raises:
         ConfigError: They are spread over some of the processes only, or mixed with arrays of numpy.
     """
-    import jax
-
-    spread = {
-        name: {device.process_index for device in leaf.sharding.device_set}  # type: ignore[attr-defined]
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return None
+    places = {
+        name: {device.process_index for device in leaf.sharding.device_set}
         for name, leaf in leaves.items()
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     }
-    if not spread:
+    if not places:
         return None
     everyone = set(range(jax.process_count()))
-    for name, processes in spread.items():
+    for name, processes in places.items():
         if processes != everyone:
             some = ", ".join(map(str, sorted(processes)))
             cure = f"an island is all {len(everyone)} processes of a job: spread it over a mesh of jax.devices()"
             raise ConfigError(f"params {name}", f"on the devices of processes {some}", cure)
+    from islands.arrays.host_shards import held_tensors
 
     def broadcast(said: bytes) -> bytes:
         import numpy as np
         from jax.experimental import multihost_utils
 
-        found = multihost_utils.broadcast_one_to_all(np.frombuffer(said, np.uint8))
-        return np.asarray(found).tobytes()
+        return np.asarray(multihost_utils.broadcast_one_to_all(np.frombuffer(said, np.uint8))).tobytes()
 
-    return jax.process_index(), jax.process_count(), broadcast
+    held = held_tensors(tensors, leaves)
+    return SeveralHosts(host=jax.process_index(), hosts=jax.process_count(), tensors=held, broadcast=broadcast)

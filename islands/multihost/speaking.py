@@ -57,7 +57,6 @@ class Speaking(Alone):
 
     Args:
         team: Of this island; this host is its speaker.
-        tensors: What the speaker trains, with its own regions.
         tokens_per_step: As the speaker's loop has declared it.
         plans: Of the speaker's own training thread.
         exchange: Of the speaker's two threads.
@@ -66,7 +65,6 @@ class Speaking(Alone):
     def __init__(
         self,
         team: Team,
-        tensors: Sequence[m.HeldTensor],
         tokens_per_step: int,
         plans: Plans,
         exchange: Exchange,
@@ -75,7 +73,7 @@ class Speaking(Alone):
         super().__init__(Due())  # of which plans are made
         self.num_hosts = team.hosts
         self._team, self._plans, self._exchange = team, plans, exchange
-        self._tensors, self._tokens_per_step = tuple(tensors), tokens_per_step
+        self._tensors, self._tokens_per_step = team.tensors, tokens_per_step
         self._link = SpeakerLink(team.listener, team.hosts)
         self._hosts: dict[int, Host] = {}
         self._owners: Owners = {}

@@ -1,38 +1,230 @@
-"""Processes of one jax.distributed job that join: what is not supported is refused, and says what to do."""
+"""Islands of several processes of a jax.distributed job: hosts train as one, are lost, and come back on others."""
 
+import json
+import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager, suppress
 
+import numpy as np
+import pytest
+
+from aggregator.events import Pieced
+from aggregator.process import workers
+from broker.wire.fragments import Kind
+from broker.wire.tensors import decode_tensor
+from islands.multihost.loss import STATUS
 from ops.processes.cluster import free_ports
+from tests.hub import RUN, Hub
+from tests.local_run import wait_for
+from tests.unit.test_aggregator_merge import twin_mean, twin_rda
+
+PATIENCE_S = 100.0  # of one test; nothing here depends on how long it takes
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+class Host:
+    """One process of an island, and what it has printed."""
+
+    def __init__(self, folder, spec):
+        self.out, self.err = folder / f"{spec['name']}.out", folder / f"{spec['name']}.err"
+        with self.out.open("w") as out, self.err.open("w") as err:
+            command = [sys.executable, "-m", "tests.fsdp_island", json.dumps(spec)]
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+
+    def lines(self, event="step"):
+        # The libraries that carry JAX's collective operations print lines of their own.
+        found = []
+        for line in self.out.read_text().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return [line for line in found if line["event"] == event]
+
+
+@contextmanager
+def islands_in(folder, hub, **common):
+    """Starts hosts, and leaves none behind."""
+    started = []
+
+    def start(island, hosts, **more):
+        port = free_ports(1)
+        spec = {"address": hub.address, "run": RUN, "island": island, "processes": hosts, "port": port, "devices": 2}
+        found = []
+        for process in range(hosts):
+            name = f"{island}-{len(started)}"
+            found.append(Host(folder, spec | {"process": process, "name": name} | common | more))
+            started.append(found[-1])
+        return found
+
+    try:
+        yield start
+    finally:
+        for host in started:
+            host.process.kill()
+            host.process.wait()
+
+
+def ledger(store):
+    return [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+
+
+def merged_of(store, island, incarnation):
+    if not (store / "ledger.jsonl").exists():
+        return 0
+    of = [c for line in ledger(store) for c in line["contributions"]]
+    return sum((c["island_id"], c["incarnation"]) == (island, incarnation) for c in of)
+
+
+def array_of(tensor):
+    if not isinstance(tensor, Pieced):
+        return decode_tensor(tensor)
+    whole = np.full(tensor.shape, np.nan, np.float32)
+    for piece in tensor.pieces:
+        whole[piece.region.slices] = decode_tensor(piece.encoded)
+    return whole
+
+
+def reference(tensors, action, before, recipe):
+    """The next version as the paper's formulas have it, in numpy and float64."""
+    merged = []
+    for i, tensor in enumerate(tensors):
+        deltas = [array_of(part.payload[i]) for part in action.parts]
+        weights = [[part.token_weight for part in action.parts], [part.staleness_weight for part in action.parts]]
+        merge = twin_rda if tensor.kind is Kind.RDA else twin_mean
+        merged.append(np.ravel(merge(deltas, *weights)))
+    delta = np.concatenate(merged)
+    momentum = delta + recipe.outer_momentum * before.momentum
+    return before.params - recipe.outer_learning_rate * (delta + recipe.outer_momentum * momentum)
+
+
+def test_two_hosts_train_as_one_island_and_every_version_is_that_of_the_formulas(tmp_path, monkeypatch):
+    merges = []
+    merge = workers.versions.merge
+
+    def recorded(tensors, action, before, outer_step):
+        made, merged = merge(tensors, action, before, outer_step)
+        merges.append((tensors, action, before, made.state))
+        return made, merged
+
+    monkeypatch.setattr(workers.versions, "merge", recorded)
+    settings = {"islands": 2, "fragments": 3, "sync_interval": 6, "total_tokens": 30_000}
+    with Hub(tmp_path / "store", **settings) as hub, islands_in(tmp_path, hub) as start:
+        a, b = start("a", 2), start("b", 1, devices=1, pace_s=0.1)
+        for host in a + b:
+            assert host.process.wait(PATIENCE_S) == 0, host.err.read_text()[-2000:]
+        recipe = hub.core.run.config
+    first, second = (host.lines() for host in a)
+    for line in first + second:
+        line.pop("sync")
+    assert len(first) > 20
+    assert first == second  # losses, versions, the data's cursor, the schedule, the end: at the same steps
+    assert np.mean([line["loss"] for line in first[-5:]]) < 0.7 * first[0]["loss"]
+    ends = [host.lines("ended")[0] for host in a + b]
+    assert ends[0]["sum"] == ends[1]["sum"] == pytest.approx(ends[2]["sum"], rel=1e-5)
+    in_pieces = [part for _, action, _, _ in merges for part in action.parts if part.island_id == "a"]
+    assert len(in_pieces) > 3
+    assert all(isinstance(tensor, Pieced) for part in in_pieces for tensor in part.payload)
+    for tensors, action, before, after in merges:
+        expected = reference(tensors, action, before, recipe)
+        np.testing.assert_allclose(after.params, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_island_that_loses_a_host_comes_back_on_as_many_on_fewer_and_on_more(tmp_path):
+    store = tmp_path / "store"
+    settings = {"islands": 2, "fragments": 3, "sync_interval": 6}
+    kept = {"state_dir": str(tmp_path / "state"), "checkpoint_interval_s": 1.0}
+    with Hub(store, **settings) as hub, islands_in(tmp_path, hub, **kept) as start:
+        (other,) = start("b", 1, devices=1, pace_s=0.3)
+        checkpoint = tmp_path / "state" / "a.checkpoint"
+        for life, hosts in enumerate((2, 2, 1, 2), 1):
+            written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+            here = start("a", hosts, pace_s=0.2)
+
+            def back(life=life, here=here, written=written):
+                assert all(host.process.poll() is None for host in here), here[0].err.read_text()[-2000:]
+                written_anew = checkpoint.exists() and checkpoint.stat().st_mtime_ns > written
+                return merged_of(store, "a", life) and written_anew
+
+            wait_for(back, "the island is merged, and has written a checkpoint", PATIENCE_S)
+            restored = [host.lines("restored")[0] for host in here]
+            assert [each["source"] for each in restored] == ["fresh" if life == 1 else "checkpoint"] * hosts
+            assert len({json.dumps(each) for each in restored}) == 1
+            assert (restored[0]["step"] > 0) == (life > 1)
+            here[-1].process.kill()
+            assert {host.process.wait(20) for host in here[:-1]} <= {STATUS}
+        steps = other.lines()
+    assert len(steps) > 20
+    losses = [line["loss"] for line in here[0].lines()]
+    assert max(losses[:3]) < 4.0  # it did not begin anew: that would be about 5.5
+
+
+def test_a_host_that_stands_still_ends_the_island_within_seconds(tmp_path):
+    with Hub(tmp_path / "store", islands=1) as hub, islands_in(tmp_path, hub) as start:
+        speaker, silent = start("a", 2)
+        wait_for(lambda: len(speaker.lines()) > 2, "both train", PATIENCE_S)
+        silent.process.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        assert speaker.process.wait(30) == STATUS
+        assert time.monotonic() - began_s < 20  # 5 s of silence, and 3 s to end by itself
+    assert "host 1 of 2 has said nothing for 5 s" in speaker.err.read_text()
+
 
 PROGRAM = """
-import sys
+import json, os, sys, time
 import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 port, me = int(sys.argv[1]), int(sys.argv[2])
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=me)
 import islands
-from broker.wire.errors import ConfigError
+from broker.wire.errors import AtollError
 mesh = Mesh(np.array(jax.devices()), ("data",))
-w = jax.make_array_from_callback((8, 4), NamedSharding(mesh, PartitionSpec("data")), lambda at: np.ones((8, 4))[at])
-try:
-    islands.join("tcp://127.0.0.1:1", {"w": w}, run="demo", timeout_s=5)
-except ConfigError as err:
-    print(err)
+
+def array(dtype=np.float32, devices=mesh):
+    rows = NamedSharding(devices, P("data"))
+    return jax.make_array_from_callback((8, 4), rows, lambda at: np.ones((8, 4), dtype)[at])
+
+for case in ("dtype", "names", "mesh", "tokens", "numpy", "silent"):
+    params, tokens = {"v": array(), "w": array()}, 10
+    if case == "dtype" and me:
+        params["w"] = array(np.float16)
+    if case == "names" and me:
+        params["x"] = params.pop("w")
+    if case == "mesh" and me:
+        params["w"] = array(devices=Mesh(np.array(jax.devices())[::-1], ("data",)))
+    if case == "tokens":
+        tokens += me
+    if case == "numpy":
+        params["w"] = np.ones((8, 4), np.float32)
+    if case == "silent" and me:
+        time.sleep(10)
+        break
+    try:
+        islands.join("tcp://127.0.0.1:1", params, run="demo", tokens_per_step=tokens, timeout_s=6)
+    except AtollError as err:
+        print(json.dumps([case, str(err)]), flush=True)
+os._exit(0)
 """
 
 
-def test_an_array_that_several_processes_share_is_refused_by_name_with_the_cure():
+def test_hosts_that_make_no_island_are_refused_by_name_with_the_cure():
     port = free_ports(1)
-    started = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM, str(port), str(me)], stdout=subprocess.PIPE, text=True)
-        for me in range(2)
-    ]
+    command = [sys.executable, "-c", PROGRAM, str(port)]
+    started = [subprocess.Popen([*command, str(me)], stdout=subprocess.PIPE, text=True) for me in range(2)]
     try:
-        said = [process.communicate(timeout=45)[0] for process in started]
+        out = [process.communicate(timeout=90)[0] for process in started]
     finally:
         for process in started:
             process.kill()
-    for each in said:
-        assert "params w" in each
-        assert "let each process train an island of its own" in each
+    said = [dict(json.loads(line) for line in each.splitlines() if line.startswith('["')) for each in out]
+    refused = {
+        "dtype": ("params w", "float32[8, 4] (mean, 0 unit axes) at the speaker, float16[8, 4]", "the same model"),
+        "names": ("params w", "only the speaker has it", "the same model"),
+        "mesh": ("params w", "the regions of 2 hosts do not make it", "the same mesh"),
+        "tokens": ("tokens_per_step", "10 at the speaker, 11 at host 1", "that of the whole island"),
+        "numpy": ("params w", "float32[8, 4]", "place it on the mesh"),
+    }
+    for case, parts in refused.items():
+        for each in said:
+            assert all(part in each[case] for part in parts), each[case]
+    assert "not all 2 hosts of this island have joined within 6 s" in said[0]["silent"]
