@@ -102,9 +102,7 @@ class Hook:
         self._last, state = self._island.restore(params, state)
         return self._last, state
 
-    def step(
-        self, params: Tree, state: Any = None, *, loss: Any = None, tokens: int | None = None
-    ) -> tuple[Tree, Any]:
+    def step(self, params: Tree, state: Any = None, *, loss: Any = None, tokens: int | None = None) -> tuple[Tree, Any]:
         """Takes note of an inner step; returns the parameters and the state to go on with. It never waits.
 
         Args:
