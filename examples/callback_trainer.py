@@ -83,5 +83,5 @@ def main(address: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with local_hub.at(local_hub.parser(__doc__).parse_args().address, tokens=200 * BATCH) as found:
+    with local_hub.at(local_hub.parser(__doc__).parse_args().address, tokens=120 * BATCH) as found:
         main(found)

@@ -31,9 +31,9 @@ class PitchNetwork(nnx.Module):
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
         """Draws the weights."""
         self.first = nnx.Conv(1, channels, kernel_size=(9,), strides=2, use_bias=False, rngs=rngs)
-        self.first_norm = nnx.BatchNorm(channels, rngs=rngs)
+        self.first_norm = nnx.BatchNorm(channels, momentum=0.9, rngs=rngs)
         self.second = nnx.Conv(channels, channels, kernel_size=(9,), strides=2, use_bias=False, rngs=rngs)
-        self.second_norm = nnx.BatchNorm(channels, rngs=rngs)
+        self.second_norm = nnx.BatchNorm(channels, momentum=0.9, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
         self.head = nnx.Linear(channels, PITCHES, rngs=rngs)
 
@@ -87,5 +87,5 @@ def main(address: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with local_hub.at(local_hub.parser(__doc__).parse_args().address, tokens=200 * BATCH) as found:
+    with local_hub.at(local_hub.parser(__doc__).parse_args().address, tokens=120 * BATCH) as found:
         main(found)

@@ -50,7 +50,7 @@ def at(address: str | None, *, run: str = "atoll", tokens: int) -> Iterator[str]
     port = free_ports(3)
     found = f"tcp://127.0.0.1:{port}"
     environment = our_environment(f"redis://127.0.0.1:{port + 2}") | ON_CPU  # where none answers
-    with tempfile.TemporaryDirectory(prefix="atoll-") as folder, LocalCluster(Path(folder)) as hub:
+    with tempfile.TemporaryDirectory(prefix="atoll-hub-") as folder, LocalCluster(Path(folder)) as hub:
         where = ("--broker", found, "--store", f"{folder}/store", "--tokens", str(tokens))
         commands = {
             "broker": our_command("broker", "--run", run, "--port", str(port)),

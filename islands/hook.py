@@ -120,15 +120,14 @@ class Hook:
         tokens = self._tokens_per_step if tokens is None else tokens
         if not tokens:
             raise ConfigError("tokens", tokens, "say how many this step trained, or give tokens_per_step to the hook")
-        island, kept = self.island, None if state is None else (state, None)
-        self._last = params = island.step(params, tokens=tokens, loss=loss, state=kept)
+        island = self.island
+        self._last = params = island.step(params, tokens=tokens, loss=loss, state=_without_cursor(state))
         if island.reset_optimizer:
             how = "kept: give fresh=, parameters -> state" if self._fresh is None else "made anew"
             log.warning("hook.reset", step=island.inner_step, detail=f"parameters were not finite; the state is {how}")
             state = state if self._fresh is None else self._fresh(params)
-            kept = (state, None)
         if self._asked is not None:
-            island.pause(params, kept, reason=f"interrupted by {signal.Signals(self._asked).name}")
+            island.pause(params, _without_cursor(state), reason=f"interrupted by {signal.Signals(self._asked).name}")
             self._check()
         return params, state
 
@@ -176,3 +175,8 @@ class Hook:
         if self._asked is not None:
             raise KeyboardInterrupt
         self._users_check()
+
+
+def _without_cursor(state: Any) -> tuple[Any, None] | None:
+    """Returns a state as the island takes it: data follow the island's share, so there is no cursor to be kept."""
+    return None if state is None else (state, None)
