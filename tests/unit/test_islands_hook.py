@@ -1,8 +1,11 @@
 """The hook for trainers with callbacks: what it passes on, and what becomes of Ctrl-C, with an island that notes."""
 
 import os
+import re
 import signal
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,3 +208,24 @@ def test_on_another_thread_it_does_without_signals():
     thread.start()
     thread.join()
     assert errors == []
+
+
+# --- the adapter in the document --------------------------------------------------------------------------------------
+
+
+def test_the_callback_of_the_document_serves_a_trainer():
+    text = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Atoll" in block)
+    names = {"Callback": object}
+    exec(code, names)
+    hook = Hook("tcp://hub:7001", tokens_per_step=8)
+    callback = names["Atoll"](hook)
+    trainer = SimpleNamespace(params=np.float32(0), opt_state="adam", loss=0.5, should_stop=False)
+    callback.on_train_begin(trainer)
+    callback.on_step_end(trainer)
+    assert (trainer.params, trainer.should_stop) == (2.0, False)
+    hook.island.done = True
+    callback.on_step_end(trainer)
+    callback.on_train_end(trainer)
+    assert (trainer.params, trainer.opt_state, trainer.should_stop) == (4.0, "adam", True)
+    assert hook.island.calls[1:3] == [("step", 8, 0.5, ("adam", None))] * 2
