@@ -10,9 +10,10 @@ import msgpack
 from aggregator.config import AggregatorConfig
 from aggregator.state.records import manifest_to_rows
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition, tensor_of
 from broker.wire.headers import Limits
-from broker.wire.schema import MAX_RECORD_BYTES
+from broker.wire.messages import Recipe
+from broker.wire.schema import MAX_RECORD_BYTES, MAX_TEXT
 
 #: Of a message's size limit: what a header with thousands of contributions or tensors may take.
 HEADER_BYTES = 4 << 20
@@ -21,6 +22,26 @@ HEADER_BYTES = 4 << 20
 def least_message_bytes(elements: int) -> int:
     """Returns the least ``max_message_bytes`` for a largest fragment of so many elements: in float32, as seeds are."""
     return 4 * elements + HEADER_BYTES
+
+
+def most_elements(message_bytes: int) -> int:
+    """Returns the largest fragment for a ``max_message_bytes``: the other way round."""
+    return max(0, (message_bytes - HEADER_BYTES) // 4)
+
+
+def fragments_of(tensors: tuple[TensorSpec, ...], recipe: Recipe, config: AggregatorConfig) -> FragmentManifest:
+    """Returns the fragments of a run that begins with these tensors: cut where one message could not hold them.
+
+    Raises:
+        ValueError: See :func:`broker.wire.fragments.partition` and :func:`broker.wire.fragments.cut`; or a piece of one
+            would have too long a name.
+    """
+    most = most_elements(config.max_message_bytes)
+    pieces = cut(merged_by(tensors, str(recipe.merge)), most)
+    for piece in pieces:
+        if len(piece.name) > MAX_TEXT:
+            raise ValueError(f"tensor {tensor_of(piece.name)!r} is cut, and its pieces need a shorter name: rename it")
+    return partition(pieces, recipe.fragments, most)
 
 
 def least_held_bytes(elements: int, islands: int) -> int:
@@ -67,19 +88,15 @@ def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:
         return least_message_bytes(max(parts.sizes)) <= config.max_message_bytes
 
     tensors = tuple(manifest.tensors().values())
+    most = most_elements(config.max_message_bytes)
     few, many = config.fragments, config.sync_interval  # at most one fragment falls due per inner step
-    if fits(partition(tensors, many)):
+    if fits(partition(tensors, many, most)):
         while many - few > 1:
             middle = (few + many) // 2
-            few, many = (few, middle) if fits(partition(tensors, middle)) else (middle, many)
+            few, many = (few, middle) if fits(partition(tensors, middle, most)) else (middle, many)
         return f"; or cut the model into {many} fragments or more (--fragments)"
     largest = max(tensors, key=lambda tensor: tensor.size)
     if least_message_bytes(largest.size) > config.max_message_bytes:
-        return f"; more fragments do not help, for a tensor is never split: make several of {largest.name} in the model"
-    if len(manifest.fragments[manifest.sizes.index(max(manifest.sizes))]) > 1 and not fits(_frozen(tensors)):
-        return "; more fragments do not help, for all that is frozen is one"
+        axis = "has no axis to be cut along" if not largest.shape else "is cut along its first axis alone"
+        return f"; more fragments do not help, for {largest.name} {axis}: make several of it in the model"
     return f"; or raise sync_interval = {many} as well, and take more fragments than that"
-
-
-def _frozen(tensors: tuple[TensorSpec, ...]) -> FragmentManifest:
-    return FragmentManifest((tuple(tensor for tensor in tensors if tensor.kind is Kind.FROZEN),))

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest
+from broker.wire.fragments import FragmentManifest, Rows
 from islands.arguments import shown
 from islands.arrays import persistence
 from islands.arrays.reference import adopted, wide_dtype
+from islands.arrays.rows import rows_of, with_rows
 from islands.arrays.tree import Tree, TreeNames, children_of, no_array
 
 Array = npt.NDArray[Any]
@@ -79,6 +80,9 @@ def is_on_device(leaf: Leaf) -> bool:
 class Parameters:
     """The caller's tree as fragments. Reading a fragment takes microseconds: ways to the leaves are settled once.
 
+    Of a leaf that the run has cut, a fragment has some rows. They are views in numpy, and small copies under JAX; they
+    go back into a new leaf. Nothing else in an island knows of it.
+
     Args:
         params: The tree as it was when the island joined.
 
@@ -97,14 +101,15 @@ class Parameters:
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         self._ways = _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
+        self._rows: Mapping[str, Rows] = {}  # of each piece of a leaf that was cut
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
         self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.arrays.ties`
 
     def assign(self, manifest: FragmentManifest) -> None:
         """Notes which leaf belongs to which fragment."""
         self._fragments = tuple(tuple(t.name for t in fragment) for fragment in manifest.fragments)
-        synchronised = {name for fragment in self._fragments for name in fragment}
-        self.local = tuple(name for name in self._names.names if name not in synchronised)
+        self._rows = manifest.rows
+        self.local = tuple(name for name in self._names.names if name not in manifest.whole)
 
     def check(self, params: Tree) -> None:
         """Compares every leaf with what the island joined with.
@@ -128,16 +133,38 @@ class Parameters:
 
     def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
         """Returns the tree with whole fragments replaced; tied leaves get the same new array."""
-        changed = {
-            name: leaf for p, leaves in fragments.items() for name, leaf in zip(self._fragments[p], leaves, strict=True)
-        }
+        changed: dict[str, Leaf] = {}
+        pieces: dict[str, list[tuple[int, Leaf]]] = {}
+        for p, leaves in fragments.items():
+            for name, leaf in zip(self._fragments[p], leaves, strict=True):
+                here = self._rows.get(name)
+                if here is None:
+                    changed[name] = leaf
+                else:
+                    pieces.setdefault(here.tensor, []).append((here.start, leaf))
+        for (name, found), leaf in zip(pieces.items(), self._leaves(params, list(pieces)), strict=True):
+            changed[name] = with_rows(leaf, found)
         return self._names.replace(params, changed)
+
+    def warm_up(self, params: Tree, fragment_id: int, leaves: Sequence[Leaf]) -> None:
+        """Compiles what puts the pieces of a fragment back; nothing where none of its leaves was cut."""
+        if not self._rows.keys().isdisjoint(self._fragments[fragment_id]):
+            self.replace(params, {fragment_id: leaves})
 
     def replace_local(self, params: Tree, leaves: Sequence[Leaf]) -> Tree:
         """Returns the tree with the leaves that are in no fragment replaced."""
         return self._names.replace(params, dict(zip(self.local, leaves, strict=True)))
 
     def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
+        """Returns leaves, or pieces of them, by name."""
+        if not self._rows:
+            return self._leaves(params, names)
+        here = [self._rows.get(name) for name in names]
+        tensors = [name if place is None else place.tensor for name, place in zip(names, here, strict=True)]
+        found = zip(self._leaves(params, tensors), here, strict=True)
+        return [leaf if place is None else rows_of(leaf, place.start, place.stop) for leaf, place in found]
+
+    def _leaves(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
         if self._ways is not None:
             try:
                 return [_follow(self._ways[name], params) for name in names]

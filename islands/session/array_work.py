@@ -90,7 +90,9 @@ class ArrayWork:
         """Compiles what the training thread will call at its boundaries."""
         params = self._initial
         for p, here in enumerate(self.placements):
-            await self._workers.do(here.warm_up, self.parameters.of_fragment(params, p), keep)
+            leaves = self.parameters.of_fragment(params, p)
+            await self._workers.do(here.warm_up, leaves, keep)
+            await self._workers.do(self.parameters.warm_up, params, p, leaves)
 
     def forget_initial(self) -> None:
         """Lets go of the initial parameters, which the training thread is about to donate."""
