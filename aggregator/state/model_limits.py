@@ -33,15 +33,16 @@ def fragments_of(tensors: tuple[TensorSpec, ...], recipe: Recipe, config: Aggreg
     """Returns the fragments of a run that begins with these tensors: cut where one message could not hold them.
 
     Raises:
-        ValueError: See :func:`broker.wire.fragments.partition` and :func:`broker.wire.fragments.cut`; or a piece of one
+        ValueError: See :func:`broker.wire.fragments.cut` and :func:`broker.wire.fragments.partition`; or a section
             would have too long a name.
     """
     most = most_elements(config.max_message_bytes)
-    pieces = cut(merged_by(tensors, str(recipe.merge)), most)
-    for piece in pieces:
-        if len(piece.name) > MAX_TEXT:
-            raise ValueError(f"tensor {tensor_of(piece.name)!r} is cut, and its pieces need a shorter name: rename it")
-    return partition(pieces, recipe.fragments, most)
+    sections = cut(merged_by(tensors, str(recipe.merge)), most)
+    for section in sections:
+        if len(section.name) > MAX_TEXT:
+            name = tensor_of(section.name)
+            raise ValueError(f"tensor {name!r} is cut, and no room is left in the names of its sections: rename it")
+    return partition(sections, recipe.fragments, most)
 
 
 def least_held_bytes(elements: int, islands: int) -> int:

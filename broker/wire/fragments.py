@@ -5,9 +5,9 @@ A *fragment* is a fixed set of tensors that is synchronised as a unit. Where sev
 the tensors of the first island, by :func:`partition`, and handed to every island that joins. It is pure data:
 names, shapes, dtypes, kinds. Nobody but the island ever sees a model.
 
-A tensor that no message could hold is *cut* along its first axis (:func:`cut`). To the run its *pieces* are tensors
-like any other, in whatever fragments. Islands and exports put them together again (:attr:`FragmentManifest.rows`); the
-names say what they are pieces of: ``embed/table#0of3``, ``embed/table#1of3`` and ``embed/table#2of3``.
+A tensor that no message could hold is *cut* along its first axis (:func:`cut`). To the run its *sections* are tensors
+like any other, in whatever fragments. Islands and exports put them together again
+(:attr:`FragmentManifest.sections`). Their names say what they are of: ``embed/table#0of3``, ``#1of3``, ``#2of3``.
 
 Reference: Decoupled DiLoCo, https://arxiv.org/abs/2604.21428, appendix D.1 (balanced tensor fragmentation).
 """
@@ -25,8 +25,8 @@ from functools import cached_property
 
 import msgpack
 
-#: The end of a piece's name: its number, and how many there are.
-_PIECE = re.compile(r"#(0|[1-9][0-9]*)of([1-9][0-9]*)\Z")
+#: The end of a section's name: its number, and how many there are.
+_SECTION = re.compile(r"#(0|[1-9][0-9]*)of([1-9][0-9]*)\Z")
 
 
 class Kind(StrEnum):
@@ -64,8 +64,8 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """A piece's place: these rows of the first axis of a tensor as islands have it."""
+class Section:
+    """Some rows of the first axis of a tensor, as islands have it."""
 
     tensor: str
     start: int
@@ -98,24 +98,24 @@ class FragmentManifest:
         return len(self.fragments)
 
     def tensors(self) -> dict[str, TensorSpec]:
-        """Every tensor by name; of one that was cut, each piece."""
+        """Every tensor by name; of one that was cut, each section."""
         return {t.name: t for fragment in self.fragments for t in fragment}
 
     @cached_property
     def whole(self) -> Mapping[str, TensorSpec]:
-        """Every tensor by name, as islands have it: none is in pieces."""
+        """Every tensor by name, as islands have it: none is in sections."""
         return {t.name: t for t in joined(self.tensors().values())}
 
     @cached_property
-    def rows(self) -> Mapping[str, Rows]:
-        """The place of each piece, by its name; empty where no tensor was cut."""
-        pieces = {name: t for name, t in self.tensors().items() if name not in self.whole}
+    def sections(self) -> Mapping[str, Section]:
+        """The place of each section, by its name; empty where no tensor was cut."""
+        sections = {name: t for name, t in self.tensors().items() if name not in self.whole}
         found, ends = {}, Counter[str]()
-        for name, piece in sorted(pieces.items(), key=lambda item: _number(item[0])):
+        for name, section in sorted(sections.items(), key=lambda item: _number(item[0])):
             tensor = tensor_of(name)
             start = ends[tensor]
-            ends[tensor] += piece.shape[0]
-            found[name] = Rows(tensor, start, ends[tensor])
+            ends[tensor] += section.shape[0]
+            found[name] = Section(tensor, start, ends[tensor])
         return found
 
 
@@ -125,18 +125,18 @@ def merged_by(tensors: tuple[TensorSpec, ...], rule: str) -> tuple[TensorSpec, .
 
 
 def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
-    """Returns tensors of at most ``most`` elements: larger ones in as few pieces as that takes, of equal size.
+    """Returns tensors of at most ``most`` elements: larger ones in as few sections as that takes, of equal size.
 
-    A piece is some rows of the first axis. Units that this axis counts stay whole, so that merging is what it was;
-    without unit axes a piece is a unit by itself. A tensor with rows that are too large stays as it is.
+    A section is some rows of the first axis. Units that this axis counts stay whole, so that merging is what it was;
+    without unit axes a section is a unit by itself. A tensor with rows that are too large stays as it is.
 
     Raises:
-        ValueError: A tensor has a name as only pieces have.
+        ValueError: A tensor has a name as only sections have.
     """
     found: list[TensorSpec] = []
     for tensor in tensors:
-        if is_piece(tensor.name):
-            raise ValueError(f"tensor {tensor.name!r} has a name as pieces have that the run cuts: rename it")
+        if is_section(tensor.name):
+            raise ValueError(f"tensor {tensor.name!r} is named like a section of a tensor that is cut: rename it")
         row = math.prod(tensor.shape[1:])
         if tensor.size <= most or not tensor.shape or row > most or tensor.kind is Kind.LOCAL:
             found.append(tensor)
@@ -151,37 +151,37 @@ def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
 
 
 def joined(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Returns tensors as they were before :func:`cut`. Pieces that do not belong together stay as they are."""
+    """Returns tensors as they were before :func:`cut`. Sections that do not belong together stay as they are."""
     listed = list(tensors)
     families: dict[str, list[TensorSpec]] = {}
     for tensor in listed:
-        if is_piece(tensor.name):
+        if is_section(tensor.name):
             families.setdefault(tensor_of(tensor.name), []).append(tensor)
     names = {tensor.name for tensor in listed}
     wholes: dict[str, TensorSpec] = {}
-    for name, pieces in families.items():
-        alike = {(piece.shape[1:], piece.dtype, piece.kind, piece.unit_axes) for piece in pieces}
-        expected = {f"{name}#{i}of{len(pieces)}" for i in range(len(pieces))}
-        fits = len(alike) == 1 and all(piece.shape for piece in pieces) and name not in names
-        if fits and {piece.name for piece in pieces} == expected:
-            rows = sum(piece.shape[0] for piece in pieces)
-            wholes[name] = replace(pieces[0], name=name, shape=(rows, *pieces[0].shape[1:]))
-    left = (tensor for tensor in listed if not (is_piece(tensor.name) and tensor_of(tensor.name) in wholes))
+    for name, sections in families.items():
+        alike = {(section.shape[1:], section.dtype, section.kind, section.unit_axes) for section in sections}
+        expected = {f"{name}#{i}of{len(sections)}" for i in range(len(sections))}
+        fits = len(alike) == 1 and all(section.shape for section in sections) and name not in names
+        if fits and {section.name for section in sections} == expected:
+            rows = sum(section.shape[0] for section in sections)
+            wholes[name] = replace(sections[0], name=name, shape=(rows, *sections[0].shape[1:]))
+    left = (tensor for tensor in listed if not (is_section(tensor.name) and tensor_of(tensor.name) in wholes))
     return (*left, *wholes.values())
 
 
-def is_piece(name: str) -> bool:
-    """Returns whether a name is that of a piece, such as ``embed/table#0of3``."""
-    return _PIECE.search(name) is not None
+def is_section(name: str) -> bool:
+    """Returns whether a name is that of a section, such as ``embed/table#0of3``."""
+    return _SECTION.search(name) is not None
 
 
 def tensor_of(name: str) -> str:
-    """Returns the name of the tensor that a piece is of; any other name is its own."""
-    return _PIECE.sub("", name)
+    """Returns the name of the tensor that a section is of; any other name is its own."""
+    return _SECTION.sub("", name)
 
 
 def _number(name: str) -> int:
-    found = _PIECE.search(name)
+    found = _SECTION.search(name)
     return int(found[1]) if found else 0
 
 

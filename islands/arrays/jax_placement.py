@@ -91,14 +91,14 @@ def rows_of(leaf: jax.Array, start: int, stop: int) -> jax.Array:
     return jax.make_array_from_single_device_arrays((stop - start, *leaf.shape[1:]), leaf.sharding, shards)
 
 
-def with_rows(leaf: jax.Array, pieces: Sequence[tuple[int, jax.Array]]) -> jax.Array:
+def with_rows(leaf: jax.Array, sections: Sequence[tuple[int, jax.Array]]) -> jax.Array:
     """Dispatches a copy of ``leaf`` with some rows replaced, in its own place.
 
     Args:
         leaf: As it was.
-        pieces: Each with the number of its first row, placed as :func:`rows_of` does.
+        sections: Each with the number of its first row, placed as :func:`rows_of` does.
     """
-    starts, arrays = tuple(start for start, _ in pieces), [piece for _, piece in pieces]
+    starts, arrays = tuple(start for start, _ in sections), [section for _, section in sections]
     if _by_rows(leaf) or not _is_spread(leaf):
         sharding = leaf.sharding if leaf.committed else None
         found: jax.Array = _updater(starts, sharding)([leaf], *([each] for each in arrays))[0]
@@ -113,12 +113,12 @@ def _is_spread(leaf: jax.Array) -> bool:
 
 
 def _by_rows(leaf: jax.Array) -> bool:
-    """Whether the devices have different rows, so that a piece is to be had of all of them together."""
+    """Whether the devices have different rows, so that a section is to be had of all of them together."""
     return _is_spread(leaf) and leaf.sharding.shard_shape(leaf.shape)[0] != leaf.shape[0]
 
 
 def _without_rows(leaf: jax.Array) -> Any:
-    """Returns the sharding of a piece: that of the leaf, but every device has all rows of it."""
+    """Returns the sharding of a section: that of the leaf, but every device has all rows of it."""
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:]))  # type: ignore[no-untyped-call]
@@ -140,10 +140,10 @@ def _slicer(start: int, stop: int, sharding: Any) -> Callable[..., list[jax.Arra
 def _updater(starts: tuple[int, ...], sharding: Any) -> Callable[..., list[jax.Array]]:
     """Returns jitted replacement of rows, with arrays that are together; ``sharding`` as in :func:`_slicer`."""
 
-    def update(leaves: list[jax.Array], *pieces: list[jax.Array]) -> list[jax.Array]:
-        for start, column in zip(starts, pieces, strict=True):
+    def update(leaves: list[jax.Array], *sections: list[jax.Array]) -> list[jax.Array]:
+        for start, column in zip(starts, sections, strict=True):
             changed = zip(leaves, column, strict=True)
-            leaves = [jax.lax.dynamic_update_slice_in_dim(leaf, piece, start, 0) for leaf, piece in changed]
+            leaves = [jax.lax.dynamic_update_slice_in_dim(leaf, section, start, 0) for leaf, section in changed]
         return leaves
 
     return jax.jit(update) if sharding is None else jax.jit(update, out_shardings=[sharding])

@@ -12,17 +12,17 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Rows
+from broker.wire.fragments import FragmentManifest, Section
 from islands.arguments import shown
-from islands.arrays import persistence
+from islands.arrays import persistence, rows
 from islands.arrays.reference import adopted, wide_dtype
-from islands.arrays.rows import rows_of, with_rows
 from islands.arrays.tree import Tree, TreeNames, children_of, no_array
 
 Array = npt.NDArray[Any]
@@ -101,14 +101,14 @@ class Parameters:
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         self._ways = _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
-        self._rows: Mapping[str, Rows] = {}  # of each piece of a leaf that was cut
+        self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
         self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.arrays.ties`
 
     def assign(self, manifest: FragmentManifest) -> None:
         """Notes which leaf belongs to which fragment."""
         self._fragments = tuple(tuple(t.name for t in fragment) for fragment in manifest.fragments)
-        self._rows = manifest.rows
+        self._rows = manifest.sections
         self.local = tuple(name for name in self._names.names if name not in manifest.whole)
 
     def check(self, params: Tree) -> None:
@@ -134,20 +134,20 @@ class Parameters:
     def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
         """Returns the tree with whole fragments replaced; tied leaves get the same new array."""
         changed: dict[str, Leaf] = {}
-        pieces: dict[str, list[tuple[int, Leaf]]] = {}
+        sections: dict[str, list[tuple[int, Leaf]]] = {}
         for p, leaves in fragments.items():
             for name, leaf in zip(self._fragments[p], leaves, strict=True):
                 here = self._rows.get(name)
                 if here is None:
                     changed[name] = leaf
                 else:
-                    pieces.setdefault(here.tensor, []).append((here.start, leaf))
-        for (name, found), leaf in zip(pieces.items(), self._leaves(params, list(pieces)), strict=True):
-            changed[name] = with_rows(leaf, found)
+                    sections.setdefault(here.tensor, []).append((here.start, leaf))
+        for (name, found), leaf in zip(sections.items(), self._leaves(params, list(sections)), strict=True):
+            changed[name] = _rows(leaf).with_rows(leaf, found)
         return self._names.replace(params, changed)
 
     def warm_up(self, params: Tree, fragment_id: int, leaves: Sequence[Leaf]) -> None:
-        """Compiles what puts the pieces of a fragment back; nothing where none of its leaves was cut."""
+        """Compiles what puts the sections of a fragment back; nothing where none of its leaves was cut."""
         if not self._rows.keys().isdisjoint(self._fragments[fragment_id]):
             self.replace(params, {fragment_id: leaves})
 
@@ -156,13 +156,13 @@ class Parameters:
         return self._names.replace(params, dict(zip(self.local, leaves, strict=True)))
 
     def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
-        """Returns leaves, or pieces of them, by name."""
+        """Returns leaves, or sections of them, by name."""
         if not self._rows:
             return self._leaves(params, names)
         here = [self._rows.get(name) for name in names]
         tensors = [name if place is None else place.tensor for name, place in zip(names, here, strict=True)]
         found = zip(self._leaves(params, tensors), here, strict=True)
-        return [leaf if place is None else rows_of(leaf, place.start, place.stop) for leaf, place in found]
+        return [leaf if place is None else _rows(leaf).rows_of(leaf, place.start, place.stop) for leaf, place in found]
 
     def _leaves(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
         if self._ways is not None:
@@ -173,6 +173,15 @@ class Parameters:
                 raise
         leaves = self._names.leaves(params)
         return [leaves[name] for name in names]
+
+
+def _rows(leaf: Leaf) -> ModuleType:
+    """Returns the module for rows of such leaves."""
+    if not is_on_device(leaf):
+        return rows
+    from islands.arrays import jax_placement
+
+    return jax_placement
 
 
 #: From the root of a tree to a leaf: one item or attribute after the other.

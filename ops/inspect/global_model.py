@@ -88,7 +88,7 @@ def read_model(stores: Sequence[Sequence[Path]], which: Which = Which.NEWEST) ->
             raise Unavailable(f"{holds}, its manifest {manifest.sizes[fragment_id]}; {cure}", definite=True)
         ends = np.cumsum([spec.size for spec in specs])[:-1]
         for spec, flat in zip(specs, np.split(params, ends), strict=True):
-            here = manifest.rows.get(spec.name)
+            here = manifest.sections.get(spec.name)
             if here is None:
                 tensors[spec.name] = flat.reshape(spec.shape)
                 continue
