@@ -143,7 +143,7 @@ def _updater(starts: tuple[int, ...], sharding: Any) -> Callable[..., list[jax.A
     def update(leaves: list[jax.Array], *sections: list[jax.Array]) -> list[jax.Array]:
         for start, column in zip(starts, sections, strict=True):
             changed = zip(leaves, column, strict=True)
-            leaves = [jax.lax.dynamic_update_slice_in_dim(leaf, section, start, 0) for leaf, section in changed]
+            leaves = [leaf.at[start : start + len(section)].set(section) for leaf, section in changed]
         return leaves
 
     return jax.jit(update) if sharding is None else jax.jit(update, out_shardings=[sharding])
