@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgpack
 
 from aggregator.config import AggregatorConfig
 from aggregator.state.records import manifest_to_rows
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition, tensor_of
+from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition
 from broker.wire.headers import Limits
 from broker.wire.messages import Recipe
 from broker.wire.schema import MAX_RECORD_BYTES, MAX_TEXT
@@ -36,13 +38,17 @@ def fragments_of(tensors: tuple[TensorSpec, ...], recipe: Recipe, config: Aggreg
         ValueError: See :func:`broker.wire.fragments.cut` and :func:`broker.wire.fragments.partition`; or a section
             would have too long a name.
     """
-    most = most_elements(config.max_message_bytes)
-    sections = cut(merged_by(tensors, str(recipe.merge)), most)
-    for section in sections:
-        if len(section.name) > MAX_TEXT:
-            name = tensor_of(section.name)
-            raise ValueError(f"tensor {name!r} is cut, and no room is left in the names of its sections: rename it")
-    return partition(sections, recipe.fragments, most)
+    manifest = _packed(merged_by(tensors, str(recipe.merge)), recipe.fragments, config.max_message_bytes)
+    for name, section in manifest.sections.items():
+        if len(name) > MAX_TEXT:
+            cure = "is cut, and no room is left in the names of its sections: rename it"
+            raise ValueError(f"tensor {section.tensor!r} {cure}")
+    return manifest
+
+
+def _packed(tensors: Iterable[TensorSpec], fragments: int, message_bytes: int) -> FragmentManifest:
+    most = most_elements(message_bytes)
+    return partition(cut(tensors, most), fragments, most)
 
 
 def least_held_bytes(elements: int, islands: int) -> int:
@@ -61,6 +67,9 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
     largest = max(manifest.sizes)
     message_bytes, round_bytes = least_message_bytes(largest), least_held_bytes(largest, config.islands)
     if message_bytes > config.max_message_bytes:
+        if not begun:
+            message_bytes = _enough(manifest, config.fragments, message_bytes)
+            round_bytes = least_held_bytes(most_elements(message_bytes), config.islands)
         cure = f"must be at least {message_bytes} for the largest fragment: raise it at every broker (with "
         cure += "peer_queue_bytes and total_queue_bytes), aggregator and island"
         if round_bytes > config.held_bytes:
@@ -80,6 +89,14 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
         cure = f"the names and shapes of the tensors take {listed} bytes, and {MAX_RECORD_BYTES // 2} at most go to a "
         return ConfigError("failover", True, f"{cure}standby: stack tensors of equal shape in one, or do without")
     return None
+
+
+def _enough(manifest: FragmentManifest, fragments: int, message_bytes: int) -> int:
+    """Returns a limit that lets a run's tensors in, from ``message_bytes`` on: under another one they are cut anew."""
+    tensors = manifest.whole.values()
+    while (least := least_message_bytes(max(_packed(tensors, fragments, message_bytes).sizes))) > message_bytes:
+        message_bytes = least
+    return message_bytes
 
 
 def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:

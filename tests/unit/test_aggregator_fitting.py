@@ -4,9 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator.config import AggregatorConfig
-from aggregator.state.model_limits import HEADER_BYTES, fragments_of, misfit
+from aggregator.state.model_limits import HEADER_BYTES, fragments_of, least_message_bytes, misfit
 from broker.config import BrokerConfig
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS
@@ -57,6 +59,15 @@ def test_a_tensor_whose_rows_are_too_large_is_named_and_more_fragments_are_no_cu
     # Broker and island take the same figures.
     BrokerConfig(max_message_bytes=message_bytes, peer_queue_bytes=message_bytes)
     IslandConfig(max_message_bytes=message_bytes)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 30))
+def test_the_limit_that_is_named_lets_the_model_in_however_it_is_cut_then(sizes, fragments, most):
+    model = tensors(*sizes)
+    config = AggregatorConfig(fragments=fragments, max_message_bytes=least_message_bytes(most))
+    text = said(model, config)
+    if text:
+        assert said(model, replace(config, max_message_bytes=int(re.search(r"must be at least (\d+)", text)[1]))) == ""
 
 
 def test_a_name_without_room_for_the_number_of_a_section_is_refused_by_name():
