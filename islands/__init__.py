@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from broker.process.logs import log_to_stderr
     from islands.arrays.model_file import load
+    from islands.hook import Hook
     from islands.joining import join
     from islands.loop import Island
     from islands.tasks.inner_optimizer import adamw, jax_task, warm_up_cosine
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "join",
     "Island",
+    "Hook",
     "batches",
     "load",
     "log_to_stderr",
@@ -42,6 +44,7 @@ __all__ = [
 _MODULE_OF = {
     "join": "islands.joining",
     "Island": "islands.loop",
+    "Hook": "islands.hook",
     "batches": "islands.tasks.sources",
     "load": "islands.arrays.model_file",
     "log_to_stderr": "broker.process.logs",

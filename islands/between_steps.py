@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from broker.process import clocks
-from islands.arrays.initial_values import InitialValues
 from islands.arrays.placement import Leaf
 from islands.arrays.tree import Tree
+from islands.initial_values import InitialValues
 from islands.protocol.lockstep import Lockstep
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork

@@ -30,12 +30,12 @@ from broker.wire.errors import LocalProtocolError, Unavailable
 from broker.wire.messages import Departure
 from islands import arguments
 from islands.arrays import placement
-from islands.arrays.initial_values import InitialValues
 from islands.arrays.ties import Ties
 from islands.arrays.tree import Tree
 from islands.between_steps import BetweenSteps
 from islands.config import IslandConfig
 from islands.host_identity import HostIdentity
+from islands.initial_values import InitialValues
 from islands.protocol.fleet import ScheduleTokens
 from islands.restoring import LOOK_EVERY_S, beginning
 from islands.session import checkpoint

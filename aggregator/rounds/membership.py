@@ -12,11 +12,11 @@ from aggregator.ledger.presence import Presence
 from aggregator.rounds.notices import Notices
 from aggregator.rules.recipes import settle
 from aggregator.state.members import Member
-from aggregator.state.model_limits import misfit
+from aggregator.state.model_limits import fragments_of, misfit
 from aggregator.state.run import Run
 from broker.process.demands import contradicted
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by, partition
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by
 from broker.wire.messages import (
     FASTEST_STEP_S,
     SLOWEST_STEP_S,
@@ -211,7 +211,7 @@ class Membership:
             return Reason.RECIPE, contradiction
         if founds:
             try:
-                manifest = partition(merged_by(join.tensors, str(recipe.merge)), recipe.fragments)
+                manifest = fragments_of(join.tensors, recipe, run.config)
             except ValueError as err:
                 return Reason.MANIFEST, str(err)
             problem = misfit(manifest, run.config)
@@ -409,7 +409,7 @@ def _unreal(beat: Heartbeat) -> str:
 
 def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]) -> str:
     """Says how an island's tensors differ from the run's; empty if they agree. Its own dtype is its own business."""
-    ours = manifest.tensors()
+    ours = manifest.whole
     theirs = {t.name: t for t in tensors if t.kind is not Kind.LOCAL}
     for name in sorted(ours.keys() | theirs.keys()):
         a, b = ours.get(name), theirs.get(name)

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgpack
 
 from aggregator.config import AggregatorConfig
 from aggregator.state.records import manifest_to_rows
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition
 from broker.wire.headers import Limits
-from broker.wire.schema import MAX_RECORD_BYTES
+from broker.wire.messages import Recipe
+from broker.wire.schema import MAX_RECORD_BYTES, MAX_TEXT
 
 #: Of a message's size limit: what a header with thousands of contributions or tensors may take.
 HEADER_BYTES = 4 << 20
@@ -21,6 +24,31 @@ HEADER_BYTES = 4 << 20
 def least_message_bytes(elements: int) -> int:
     """Returns the least ``max_message_bytes`` for a largest fragment of so many elements: in float32, as seeds are."""
     return 4 * elements + HEADER_BYTES
+
+
+def most_elements(message_bytes: int) -> int:
+    """Returns the largest fragment for a ``max_message_bytes``: the other way round."""
+    return max(0, (message_bytes - HEADER_BYTES) // 4)
+
+
+def fragments_of(tensors: tuple[TensorSpec, ...], recipe: Recipe, config: AggregatorConfig) -> FragmentManifest:
+    """Returns the fragments of a run that begins with these tensors: cut where one message could not hold them.
+
+    Raises:
+        ValueError: See :func:`broker.wire.fragments.cut` and :func:`broker.wire.fragments.partition`; or a section
+            would have too long a name.
+    """
+    manifest = _packed(merged_by(tensors, str(recipe.merge)), recipe.fragments, config.max_message_bytes)
+    for name, section in manifest.sections.items():
+        if len(name) > MAX_TEXT:
+            cure = "is cut, and no room is left in the names of its sections: rename it"
+            raise ValueError(f"tensor {section.tensor!r} {cure}")
+    return manifest
+
+
+def _packed(tensors: Iterable[TensorSpec], fragments: int, message_bytes: int) -> FragmentManifest:
+    most = most_elements(message_bytes)
+    return partition(cut(tensors, most), fragments, most)
 
 
 def least_held_bytes(elements: int, islands: int) -> int:
@@ -39,6 +67,9 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
     largest = max(manifest.sizes)
     message_bytes, round_bytes = least_message_bytes(largest), least_held_bytes(largest, config.islands)
     if message_bytes > config.max_message_bytes:
+        if not begun:
+            message_bytes = _enough(manifest, config.fragments, message_bytes)
+            round_bytes = least_held_bytes(most_elements(message_bytes), config.islands)
         cure = f"must be at least {message_bytes} for the largest fragment: raise it at every broker (with "
         cure += "peer_queue_bytes and total_queue_bytes), aggregator and island"
         if round_bytes > config.held_bytes:
@@ -60,6 +91,14 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
     return None
 
 
+def _enough(manifest: FragmentManifest, fragments: int, message_bytes: int) -> int:
+    """Returns a limit that lets a run's tensors in, from ``message_bytes`` on: under another one they are cut anew."""
+    tensors = manifest.whole.values()
+    while (least := least_message_bytes(max(_packed(tensors, fragments, message_bytes).sizes))) > message_bytes:
+        message_bytes = least
+    return message_bytes
+
+
 def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:
     """Returns a cure for a largest message that is too large: more fragments, where these help, or smaller tensors."""
 
@@ -67,19 +106,15 @@ def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:
         return least_message_bytes(max(parts.sizes)) <= config.max_message_bytes
 
     tensors = tuple(manifest.tensors().values())
+    most = most_elements(config.max_message_bytes)
     few, many = config.fragments, config.sync_interval  # at most one fragment falls due per inner step
-    if fits(partition(tensors, many)):
+    if fits(partition(tensors, many, most)):
         while many - few > 1:
             middle = (few + many) // 2
-            few, many = (few, middle) if fits(partition(tensors, middle)) else (middle, many)
+            few, many = (few, middle) if fits(partition(tensors, middle, most)) else (middle, many)
         return f"; or cut the model into {many} fragments or more (--fragments)"
     largest = max(tensors, key=lambda tensor: tensor.size)
     if least_message_bytes(largest.size) > config.max_message_bytes:
-        return f"; more fragments do not help, for a tensor is never split: make several of {largest.name} in the model"
-    if len(manifest.fragments[manifest.sizes.index(max(manifest.sizes))]) > 1 and not fits(_frozen(tensors)):
-        return "; more fragments do not help, for all that is frozen is one"
+        axis = "has no axis to be cut along" if not largest.shape else "is cut along its first axis alone"
+        return f"; more fragments do not help, for {largest.name} {axis}: make several of it in the model"
     return f"; or raise sync_interval = {many} as well, and take more fragments than that"
-
-
-def _frozen(tensors: tuple[TensorSpec, ...]) -> FragmentManifest:
-    return FragmentManifest((tuple(tensor for tensor in tensors if tensor.kind is Kind.FROZEN),))

@@ -5,6 +5,10 @@ A *fragment* is a fixed set of tensors that is synchronised as a unit. Where sev
 the tensors of the first island, by :func:`partition`, and handed to every island that joins. It is pure data:
 names, shapes, dtypes, kinds. Nobody but the island ever sees a model.
 
+A tensor that no message could hold is *cut* along its first axis (:func:`cut`). To the run its *sections* are tensors
+like any other, in whatever fragments. Islands and exports put them together again
+(:attr:`FragmentManifest.sections`). Their names say what they are of: ``embed/table#0of3``, ``#1of3``, ``#2of3``.
+
 Reference: Decoupled DiLoCo, https://arxiv.org/abs/2604.21428, appendix D.1 (balanced tensor fragmentation).
 """
 
@@ -12,13 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
 import msgpack
+
+#: The end of a section's name: its number, and how many there are.
+_SECTION = re.compile(r"#(0|[1-9][0-9]*)of([1-9][0-9]*)\Z")
 
 
 class Kind(StrEnum):
@@ -55,6 +63,15 @@ class TensorSpec:
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Some rows of the first axis of a tensor, as islands have it."""
+
+    tensor: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class FragmentManifest:
     """The fragments of a run: ``fragments[p]`` lists the tensors of fragment ``p`` in wire order."""
@@ -81,8 +98,25 @@ class FragmentManifest:
         return len(self.fragments)
 
     def tensors(self) -> dict[str, TensorSpec]:
-        """Every tensor by name."""
+        """Every tensor by name; of one that was cut, each section."""
         return {t.name: t for fragment in self.fragments for t in fragment}
+
+    @cached_property
+    def whole(self) -> Mapping[str, TensorSpec]:
+        """Every tensor by name, as islands have it: none is in sections."""
+        return {t.name: t for t in joined(self.tensors().values())}
+
+    @cached_property
+    def sections(self) -> Mapping[str, Section]:
+        """The place of each section, by its name; empty where no tensor was cut."""
+        sections = {name: t for name, t in self.tensors().items() if name not in self.whole}
+        found, ends = {}, Counter[str]()
+        for name, section in sorted(sections.items(), key=lambda item: _number(item[0])):
+            tensor = tensor_of(name)
+            start = ends[tensor]
+            ends[tensor] += section.shape[0]
+            found[name] = Section(tensor, start, ends[tensor])
+        return found
 
 
 def merged_by(tensors: tuple[TensorSpec, ...], rule: str) -> tuple[TensorSpec, ...]:
@@ -90,13 +124,75 @@ def merged_by(tensors: tuple[TensorSpec, ...], rule: str) -> tuple[TensorSpec, .
     return tuple(replace(t, kind=Kind(rule)) if t.kind is Kind.RDA else t for t in tensors)
 
 
-def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentManifest:
+def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
+    """Returns tensors of at most ``most`` elements: larger ones in as few sections as that takes, of equal size.
+
+    A section is some rows of the first axis. Units that this axis counts stay whole, so that merging is what it was;
+    without unit axes a section is a unit by itself. A tensor with rows that are too large stays as it is.
+
+    Raises:
+        ValueError: A tensor has a name as only sections have.
+    """
+    found: list[TensorSpec] = []
+    for tensor in tensors:
+        if is_section(tensor.name):
+            raise ValueError(f"tensor {tensor.name!r} is named like a section of a tensor that is cut: rename it")
+        row = math.prod(tensor.shape[1:])
+        if tensor.size <= most or not tensor.shape or row > most or tensor.kind is Kind.LOCAL:
+            found.append(tensor)
+            continue
+        length = tensor.shape[0]
+        count = -(-length // (most // row))
+        ends = [length * i // count for i in range(count + 1)]
+        for i in range(count):
+            shape = (ends[i + 1] - ends[i], *tensor.shape[1:])
+            found.append(replace(tensor, name=f"{tensor.name}#{i}of{count}", shape=shape))
+    return tuple(found)
+
+
+def joined(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Returns tensors as they were before :func:`cut`. Sections that do not belong together stay as they are."""
+    listed = list(tensors)
+    families: dict[str, list[TensorSpec]] = {}
+    for tensor in listed:
+        if is_section(tensor.name):
+            families.setdefault(tensor_of(tensor.name), []).append(tensor)
+    names = {tensor.name for tensor in listed}
+    wholes: dict[str, TensorSpec] = {}
+    for name, sections in families.items():
+        alike = {(section.shape[1:], section.dtype, section.kind, section.unit_axes) for section in sections}
+        expected = {f"{name}#{i}of{len(sections)}" for i in range(len(sections))}
+        fits = len(alike) == 1 and all(section.shape for section in sections) and name not in names
+        if fits and {section.name for section in sections} == expected:
+            rows = sum(section.shape[0] for section in sections)
+            wholes[name] = replace(sections[0], name=name, shape=(rows, *sections[0].shape[1:]))
+    left = (tensor for tensor in listed if not (is_section(tensor.name) and tensor_of(tensor.name) in wholes))
+    return (*left, *wholes.values())
+
+
+def is_section(name: str) -> bool:
+    """Returns whether a name is that of a section, such as ``embed/table#0of3``."""
+    return _SECTION.search(name) is not None
+
+
+def tensor_of(name: str) -> str:
+    """Returns the name of the tensor that a section is of; any other name is its own."""
+    return _SECTION.sub("", name)
+
+
+def _number(name: str) -> int:
+    found = _SECTION.search(name)
+    return int(found[1]) if found else 0
+
+
+def partition(tensors: tuple[TensorSpec, ...], num_fragments: int, most_frozen: int | None = None) -> FragmentManifest:
     """Returns the manifest that packs ``tensors`` into at most ``num_fragments`` fragments of equal size.
 
     Tensors that merge by ``mean`` and hold more than an equal share (the embedding of a small model) get a
     fragment of their own; the others are packed greedily, largest first, into the currently smallest
     fragment, whose largest is at most 4/3 of the best possible (Graham, 1969). Frozen tensors form one extra
-    fragment at the end; local ones are in none. The result depends on the set of tensors alone, not on their order.
+    fragment at the end, or as many as have at most ``most_frozen`` elements each; local ones are in none. The result
+    depends on the set of tensors alone, not on their order.
 
     Raises:
         ValueError: If two tensors share a name, nothing is left to synchronise, or ``num_fragments`` is below 1.
@@ -121,8 +217,21 @@ def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentMa
         smallest = filled.index(min(filled))
         bins[smallest].append(tensor)
         filled[smallest] += tensor.size
-    fragments = [tuple(b) for b in bins] + [(t,) for t in alone] + ([tuple(frozen)] if frozen else [])
+    fragments = [*map(tuple, bins), *((t,) for t in alone), *_filled(frozen, most_frozen)]
     return FragmentManifest(tuple(fragments))
+
+
+def _filled(tensors: Iterable[TensorSpec], most: int | None) -> list[tuple[TensorSpec, ...]]:
+    """Fills one fragment after the other, in the order of the tensors, with up to ``most`` elements."""
+    fragments: list[list[TensorSpec]] = []
+    held = 0
+    for tensor in tensors:
+        if not fragments or (most is not None and held + tensor.size > most):
+            fragments.append([])
+            held = 0
+        fragments[-1].append(tensor)
+        held += tensor.size
+    return [tuple(each) for each in fragments]
 
 
 def shard_of(fragment_id: int, shards: int) -> int:

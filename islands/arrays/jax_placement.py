@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Region
@@ -75,6 +76,82 @@ def on_each_device(call: Callable[..., list[jax.Array]], *columns: Sequence[jax.
 def _in_order(leaf: jax.Array) -> list[Any]:
     """Returns the shards that are on this host, in the order of their devices."""
     return sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
+
+
+# --- rows of a leaf that the run has cut ----------------------------------------------------------------------------
+
+
+def rows_of(leaf: jax.Array, start: int, stop: int) -> jax.Array:
+    """Dispatches a copy of some rows of the first axis. It has the sharding of ``leaf``, but for that axis."""
+    if _by_rows(leaf):
+        gathered: jax.Array = _slicer(start, stop, _without_rows(leaf))([leaf])[0]
+        return gathered
+    if not _is_spread(leaf):
+        found: jax.Array = _slicer(start, stop, leaf.sharding if leaf.committed else None)([leaf])[0]
+        return found
+    shards = on_each_device(_slicer(start, stop, None), [shard.data for shard in _in_order(leaf)])
+    return jax.make_array_from_single_device_arrays((stop - start, *leaf.shape[1:]), leaf.sharding, shards)
+
+
+def with_rows(leaf: jax.Array, sections: Sequence[tuple[int, jax.Array]]) -> jax.Array:
+    """Dispatches a copy of ``leaf`` with some rows replaced, in its own place.
+
+    Args:
+        leaf: As it was.
+        sections: Each with the number of its first row, placed as :func:`rows_of` does.
+    """
+    starts, arrays = tuple(start for start, _ in sections), [section for _, section in sections]
+    if _by_rows(leaf) or not _is_spread(leaf):
+        sharding = leaf.sharding if leaf.committed else None
+        found: jax.Array = _updater(starts, sharding)([leaf], *([each] for each in arrays))[0]
+        return found
+    columns = [[shard.data for shard in _in_order(each)] for each in (leaf, *arrays)]
+    shards = on_each_device(_updater(starts, None), *columns)
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+
+
+def _is_spread(leaf: jax.Array) -> bool:
+    return len(leaf.sharding.device_set) > 1
+
+
+def _by_rows(leaf: jax.Array) -> bool:
+    """Whether the devices have different rows, so that a section is to be had of all of them together."""
+    return _is_spread(leaf) and leaf.sharding.shard_shape(leaf.shape)[0] != leaf.shape[0]
+
+
+def _without_rows(leaf: jax.Array) -> Any:
+    """Returns the sharding of a section: that of the leaf, but every device has all rows of it."""
+    sharding = leaf.sharding
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:]))  # type: ignore[no-untyped-call]
+    devices = np.array([shard.device for shard in _in_order(leaf)])
+    return NamedSharding(Mesh(devices, ("all",)), PartitionSpec())  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _slicer(start: int, stop: int, sharding: Any) -> Callable[..., list[jax.Array]]:
+    """Returns jitted slicing of arrays that are together; ``sharding`` of the results, None where it follows."""
+
+    def rows(leaves: list[jax.Array]) -> list[jax.Array]:
+        return [jax.lax.slice_in_dim(leaf, start, stop) for leaf in leaves]
+
+    return jax.jit(rows) if sharding is None else jax.jit(rows, out_shardings=[sharding])
+
+
+@functools.cache
+def _updater(starts: tuple[int, ...], sharding: Any) -> Callable[..., list[jax.Array]]:
+    """Returns jitted replacement of rows, with arrays that are together; ``sharding`` as in :func:`_slicer`."""
+
+    def update(leaves: list[jax.Array], *sections: list[jax.Array]) -> list[jax.Array]:
+        for start, column in zip(starts, sections, strict=True):
+            changed = zip(leaves, column, strict=True)
+            leaves = [leaf.at[start : start + len(section)].set(section) for leaf, section in changed]
+        return leaves
+
+    return jax.jit(update) if sharding is None else jax.jit(update, out_shardings=[sharding])
+
+
+# --- samples, installation, placement -------------------------------------------------------------------------------
 
 
 def sampled_region(sharding: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:

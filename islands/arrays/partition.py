@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.fragments import Kind, TensorSpec, is_section
 from islands import arguments
 from islands.arrays.tree import Tree, flatten, is_of_torch, no_array
 
@@ -66,6 +66,8 @@ def tensor_specs(
     for name, leaf in leaves.items():
         if is_of_torch(leaf):
             raise ConfigError(f"params {name}".rstrip(), arguments.shown(leaf), no_array(leaf))
+        if is_section(name):
+            raise ConfigError("params", name, "is named like a section of a tensor that a run has cut: rename it")
         shape, dtype = tuple(int(n) for n in leaf.shape), _dtype_name(leaf.dtype)
         cure = f"the tensor has the shape {shape}: must be a whole number, at most {len(shape)}"
         axes = arguments.whole(f"unit_axes of {name}", axes_of.get(name, stacked[name]), cure, most=len(shape))

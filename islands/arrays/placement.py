@@ -8,22 +8,18 @@ and never import JAX.
 from __future__ import annotations
 
 import math
-import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Region, TensorSpec
+from broker.wire.fragments import Region, TensorSpec
 from broker.wire.messages import Encoded, Place
-from islands.arguments import shown
 from islands.arrays import persistence
 from islands.arrays.reference import adopted, wide_dtype
-from islands.arrays.tree import Tree, TreeNames, children_of, no_array
 from islands.hosts.regions import Spread
 
 Array = npt.NDArray[Any]
@@ -70,128 +66,6 @@ def is_on_device(leaf: Leaf) -> bool:
     """Whether a leaf is a JAX array; without JAX nothing is."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(leaf, jax.Array)
-
-
-class Parameters:
-    """The caller's tree as fragments. Reading a fragment takes microseconds: ways to the leaves are settled once.
-
-    Args:
-        params: The tree as it was when the island joined.
-
-    Raises:
-        ConfigError: If a leaf is no array, or names are ambiguous (:class:`islands.arrays.tree.TreeNames`).
-    """
-
-    def __init__(self, params: Tree) -> None:
-        self._names = TreeNames(params)
-        leaves = self._names.leaves(params)
-        for name, leaf in leaves.items():
-            if not is_array(leaf):
-                raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
-        self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
-        self._ways = _ways_to(params, self._names.name_of_leaf)
-        self._fragments: tuple[tuple[str, ...], ...] = ()
-        self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
-        self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.arrays.ties`
-
-    def assign(self, manifest: FragmentManifest) -> None:
-        """Notes which leaf belongs to which fragment."""
-        self._fragments = tuple(tuple(t.name for t in fragment) for fragment in manifest.fragments)
-        synchronised = {name for fragment in self._fragments for name in fragment}
-        self.local = tuple(name for name in self._names.names if name not in synchronised)
-
-    def check(self, params: Tree) -> None:
-        """Compares every leaf with what the island joined with.
-
-        Raises:
-            ConfigError: If there are more or fewer, or one of them has another shape or dtype.
-        """
-        for name, leaf in self._names.leaves(params).items():
-            shape, dtype = self._specs[name]
-            if not is_array(leaf) or (tuple(leaf.shape), leaf.dtype) != (shape, dtype):
-                cure = f"it joined as {dtype}{list(shape)}; shapes and dtypes must stay the same"
-                raise ConfigError(f"params {name}", shown(leaf), cure)
-
-    def of_fragment(self, params: Tree, fragment_id: int) -> list[Leaf]:
-        """Returns the leaves of one fragment, in manifest order."""
-        return self._read(params, self._fragments[fragment_id])
-
-    def of_none(self, params: Tree) -> list[Leaf]:
-        """Returns the leaves that are in no fragment, in the order of ``local``."""
-        return self._read(params, self.local)
-
-    def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
-        """Returns the tree with whole fragments replaced; tied leaves get the same new array."""
-        changed = {
-            name: leaf for p, leaves in fragments.items() for name, leaf in zip(self._fragments[p], leaves, strict=True)
-        }
-        return self._names.replace(params, changed)
-
-    def replace_local(self, params: Tree, leaves: Sequence[Leaf]) -> Tree:
-        """Returns the tree with the leaves that are in no fragment replaced."""
-        return self._names.replace(params, dict(zip(self.local, leaves, strict=True)))
-
-    def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
-        if self._ways is not None:
-            try:
-                return [_follow(self._ways[name], params) for name in names]
-            except (LookupError, AttributeError, TypeError):
-                self.check(params)  # says what is missing
-                raise
-        leaves = self._names.leaves(params)
-        return [leaves[name] for name in names]
-
-
-#: From the root of a tree to a leaf: one item or attribute after the other.
-Way = tuple[Callable[[Any], Any], ...]
-
-
-def _follow(way: Way, node: Any) -> Any:
-    for step in way:
-        node = step(node)
-    return node
-
-
-def _ways_to(params: Tree, names: Sequence[str]) -> dict[str, Way] | None:
-    """Returns the way to each leaf, or None where the tree does not show any: then it is flattened each time.
-
-    ``names`` are those of all leaves, in the order of the tree. Following ways takes a tenth of the time of flattening
-    the tree.
-    """
-    jax = sys.modules.get("jax")
-    if jax is None:
-        found = list(_plain_ways(params, ()))
-    else:
-        paths = jax.tree_util.tree_leaves_with_path(params)
-        found = [(tuple(map(_step, path)), leaf) for path, leaf in paths]
-    ways: dict[str, Way] = {}
-    for name, (way, leaf) in zip(names, found, strict=True):
-        try:
-            there = _follow(way, params)
-        except (LookupError, AttributeError, TypeError):
-            return None
-        if there is not leaf:
-            return None
-        ways.setdefault(name, way)
-    return ways
-
-
-def _step(key: Any) -> Callable[[Any], Any]:
-    """One step of a JAX key path: an attribute where the key has a name, else an item."""
-    if hasattr(key, "name"):
-        return operator.attrgetter(key.name)
-    return operator.itemgetter(key.key if hasattr(key, "key") else key.idx)
-
-
-def _plain_ways(node: Any, way: Way) -> Iterator[tuple[Way, Leaf]]:
-    """The same for a nest of plain containers, without JAX."""
-    children = children_of(node)
-    if children is None:
-        yield way, node
-        return
-    get = operator.attrgetter if hasattr(node, "_fields") else operator.itemgetter
-    for key, child in children:
-        yield from _plain_ways(child, (*way, get(key)))
 
 
 class Placement:

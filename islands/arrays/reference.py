@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.wire.errors import ConfigError, LocalProtocolError
-from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.fragments import Kind, TensorSpec, tensor_of
 from broker.wire.messages import Codec, Encoded
 from broker.wire.tensors import Float32Array, decode_into, decode_tensor, encode_tensor
 
@@ -76,10 +76,10 @@ def encode_seed(tensors: Sequence[TensorSpec], initial: Sequence[Array]) -> tupl
         if unfit:
             what = f"{unfit} of its {leaf.size} initial values are not finite in float32"
             cure = "make it local (kinds)" if tensor.kind is Kind.FROZEN else "look at init"
-            raise ConfigError("params", tensor.name, f"{what}, and a run cannot begin with them: {cure}")
+            raise ConfigError("params", tensor_of(tensor.name), f"{what}, and a run cannot begin with them: {cure}")
         if given.dtype.kind in "iu" and given.dtype.itemsize > 2 and np.any(np.abs(leaf) >= _EXACT):
             cure = "numbers travel in float32, which rounds integers that are as large: make it local (kinds)"
-            raise ConfigError("params", tensor.name, cure)
+            raise ConfigError("params", tensor_of(tensor.name), cure)
     return tuple(encode_tensor(leaf, Codec.F32) for leaf in wide)
 
 

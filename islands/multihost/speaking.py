@@ -174,11 +174,14 @@ class Speaking(Alone):
         """The island is a member: the hosts learn what of.
 
         Raises:
-            ConfigError: The run's recipe is not for islands of several hosts.
+            ConfigError: The run's recipe is not for islands of several hosts, or it has cut a tensor.
         """
         if settings.recipe.pacing is Pacing.LOCKSTEP:
             cure = "islands of several hosts do not wait for other islands at fixed steps: choose another pacing"
             raise ConfigError("recipe.pacing", str(settings.recipe.pacing), cure)
+        for section in joined.manifest.sections.values():
+            cure = "no island of several hosts takes tensors that the run has cut: begin the run with a larger one"
+            raise ConfigError("max_message_bytes", f"too small for params {section.tensor} in one piece", cure)
         self._manifest = joined.manifest
         self._planner.begin(joined)
         for host in self._hosts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, joined
 from broker.wire.messages import FleetState, Message, Welcome
 from islands.protocol.fragment import Point
 
@@ -25,7 +25,7 @@ def misfit(message: Message, tensors: Sequence[TensorSpec], manifest: FragmentMa
             if not settings.heartbeat_interval_s > 0:
                 return f"settings.heartbeat_interval_s is {settings.heartbeat_interval_s}, must be above 0"
             # Of whatever dtype: each island has its own.
-            theirs = sorted((t.name, t.shape) for fragment in message.fragments for t in fragment)
+            theirs = sorted((t.name, t.shape) for t in joined(t for fragment in message.fragments for t in fragment))
             ours = sorted((t.name, t.shape) for t in tensors if t.kind is not Kind.LOCAL)
             if manifest is None and theirs != ours:
                 return "fragments has other tensors than this island asked to join with"

@@ -21,8 +21,9 @@ from broker.wire.fragments import FragmentManifest, Region, TensorSpec
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
 from islands.arrays.inspection import flaw_in
+from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
-from islands.arrays.placement import Leaf, Parameters, Placement
+from islands.arrays.placement import Leaf, Placement
 from islands.arrays.reference import Reference, encode_seed
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
@@ -119,7 +120,9 @@ class ArrayWork:
         """Compiles what the training thread will call at its boundaries."""
         params = self._initial
         for p, here in enumerate(self.placements):
-            await self._workers.do(here.warm_up, self.parameters.of_fragment(params, p), keep)
+            leaves = self.parameters.of_fragment(params, p)
+            await self._workers.do(here.warm_up, leaves, keep)
+            await self._workers.do(self.parameters.warm_up, params, p, leaves)
 
     def forget_initial(self) -> None:
         """Lets go of the initial parameters, which the training thread is about to donate."""

@@ -35,7 +35,7 @@ import xxhash
 from broker.wire.errors import ConfigError, Unavailable
 from islands.arguments import is_carried, shown
 from islands.arrays import placement, plain_leaves
-from islands.arrays.placement import Parameters
+from islands.arrays.parameters import Parameters
 from islands.arrays.tree import Tree, map_leaves, named_leaves
 from islands.session.training_state import Position, Snapshot
 

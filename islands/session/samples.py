@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from islands.arrays import placement
-from islands.arrays.placement import Parameters
+from islands.arrays.parameters import Parameters
 from islands.arrays.tree import Tree
 from islands.session.exchange import Exchange, Install, Returned
 from islands.session.training_state import Leaf

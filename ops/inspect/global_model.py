@@ -41,7 +41,8 @@ class GlobalModel:
     Attributes:
         run_id: Whose.
         manifest: Its fragments.
-        tensors: Name -> values, float32. Local tensors (batch statistics and the like) are in no store.
+        tensors: Name -> values, float32; what the run has cut is whole. Local tensors (batch statistics and the like)
+            are in no store.
         commits: Of each fragment, with its version.
     """
 
@@ -87,7 +88,13 @@ def read_model(stores: Sequence[Sequence[Path]], which: Which = Which.NEWEST) ->
             raise Unavailable(f"{holds}, its manifest {manifest.sizes[fragment_id]}; {cure}", definite=True)
         ends = np.cumsum([spec.size for spec in specs])[:-1]
         for spec, flat in zip(specs, np.split(params, ends), strict=True):
-            tensors[spec.name] = flat.reshape(spec.shape)
+            here = manifest.sections.get(spec.name)
+            if here is None:
+                tensors[spec.name] = flat.reshape(spec.shape)
+                continue
+            if here.tensor not in tensors:
+                tensors[here.tensor] = np.empty(manifest.whole[here.tensor].shape, np.float32)
+            tensors[here.tensor][here.start : here.stop] = flat.reshape(spec.shape)
         commits.append(commit)
     return GlobalModel(run_id=run_id, manifest=manifest, tensors=tensors, commits=tuple(commits))
 

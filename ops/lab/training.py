@@ -18,10 +18,11 @@ from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Version
 from broker.wire.ranges import StepRange
 from islands.arrays import placement
-from islands.arrays.initial_values import InitialValues
+from islands.arrays.parameters import Parameters
 from islands.arrays.partition import tensor_specs
-from islands.arrays.placement import Parameters, Placement
+from islands.arrays.placement import Placement
 from islands.arrays.reference import Reference, encode_seed
+from islands.initial_values import InitialValues
 from islands.protocol.core import Island
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot

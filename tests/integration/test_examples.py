@@ -1,16 +1,32 @@
-"""The examples are tasks like any other: each learns, and the numpy one stays clear of JAX."""
+"""The examples: tasks learn, and the numpy one stays clear of JAX; loops learn too, by one command and six lines."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from islands.arrays.partition import tensor_specs
 from islands.tasks.task import DataShare, Schedule, load_task
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Loops of a user's own, and what is seen in what they print besides the loss.
+LOOPS = {
+    "own_loop": "",
+    "equinox_loop": "",
+    "flax_nnx": "",
+    "maxtext_shaped": r"on 2 devices: NamedSharding\(.*spec=P(artitionSpec)?\(None, 'fsdp'\)",
+    "callback_trainer": "",
+}
+MOST_LINES = 6
+#: Whatever speaks of a run: the interface, an island, a hook.
+OURS = re.compile(r"\b(islands|island|hook|atoll)\b(?!\.\w*\.py)")
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,3 +62,34 @@ def test_the_numpy_task_trains_without_importing_jax():
         "assert 'jax' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_joins_by_at_most_six_lines_and_they_are_marked(name):
+    lines = (ROOT / "examples" / f"{name}.py").read_text().partition("from __future__")[2].splitlines()
+    marked = [line for line in lines if "# atoll" in line]
+    assert 0 < len(marked) <= MOST_LINES, marked
+    code = [re.sub(r'""".*?"""|"atoll"', "", line) for line in lines if "# atoll" not in line]
+    unmarked = [line for line in code if OURS.search(line)]
+    assert unmarked == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_learns_by_one_command_and_leaves_nothing_behind(name, tmp_path):
+    variables = {
+        "ATOLL_NO_VENV": "1",
+        "JAX_PLATFORMS": "cpu",
+        "TMPDIR": str(tmp_path),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    command = [sys.executable, "-m", f"examples.{name}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", done.stdout).groups())
+    assert after < 0.7 * before
+    assert re.search(LOOPS[name], done.stdout), done.stdout
+    assert 'island.left reason="the run has ended"' in done.stderr
+    assert list(tmp_path.glob("atoll-hub-*")) == []

@@ -17,11 +17,13 @@ import pytest
 
 import islands
 from aggregator.rounds import membership
+from aggregator.state.model_limits import least_message_bytes
 from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
-from broker.wire.messages import OWN_PASS
+from broker.wire.messages import OWN_PASS, Codec
 from broker.wire.ranges import IntervalSet
 from islands.session import checkpoint
+from ops.inspect.export import export
 from ops.processes.cluster import free_ports
 from tests.hub import RUN, WAIT_S, Hub
 
@@ -198,6 +200,39 @@ def test_a_model_that_fits_no_message_of_the_aggregator_is_refused_as_such(tmp_p
     small = r"params = 'as given to join'"
     with Hub(tmp_path / "store", max_message_bytes=4 << 20) as hub, pytest.raises(ConfigError, match=small):
         join(hub, params_of())
+
+
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_a_tensor_that_no_message_holds_is_cut_and_trained_exported_and_loaded_as_if_it_were_not(tmp_path, as_array):
+    """Everything here is exact in float32, so what was trained and merged is to be there to the last bit."""
+    random = np.random.default_rng(0)
+    shapes = {"embed": {"table": (33, 20)}, "layers": {"w": (5, 30, 4), "b": (5, 3)}, "head": (700,), "norm": (4,)}
+
+    def draw(scale):
+        whole = lambda shape: as_array((random.integers(-64, 64, shape) * scale).astype(np.float32))  # noqa: E731
+        return jax.tree.map(whole, shapes, is_leaf=lambda node: isinstance(node, tuple))
+
+    given, change = draw(2.0**-4), draw(2.0**-10)
+    step = jax.jit(lambda params: jax.tree.map(jnp.add, params, change), donate_argnums=0)
+    if as_array is np.asarray:
+        step = lambda params: jax.tree.map(np.add, params, change)  # noqa: E731
+    recipe = {"outer_learning_rate": 1.0, "outer_momentum": 0.0, "codec": Codec.F32, "staleness_exponent": 0.0}
+    fragments = {"fragments": 14, "sync_interval": 14, "max_message_bytes": least_message_bytes(200)}
+    with Hub(tmp_path / "store", total_tokens=1_000, **fragments, **recipe) as hub:
+        with join(hub, given) as island:  # its own largest message is another one
+            params, _ = island.restore(given)
+            final = island.close(train(island, params, step))
+            assert max(island.versions) > 1
+        manifest = hub.core.run.manifest
+    cut = {section.tensor for section in manifest.sections.values()}
+    assert cut == {"embed/table", "layers/w", "head"}
+    assert max(manifest.sizes) <= 200
+    expected = jax.tree.map(lambda x, c: np.asarray(x) + island.inner_step * np.asarray(c), given, change)
+    jax.tree.map(np.testing.assert_array_equal, final, expected)
+    exported = export(tmp_path / "store", tmp_path / "model.safetensors")
+    assert exported.parameters == sum(x.size for x in jax.tree.leaves(expected))
+    loaded = islands.load(tmp_path / "model.safetensors", like=given)
+    jax.tree.map(np.testing.assert_array_equal, loaded, expected)
 
 
 def test_a_run_that_has_no_room_is_given_up_in_time_with_what_it_said(hub, monkeypatch):

@@ -13,7 +13,7 @@ from aggregator.merge.outer_step import FragmentState
 from aggregator.state.records import manifest_to_rows
 from aggregator.store.store import Store
 from broker.wire.errors import Unavailable
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, cut, partition
 from broker.wire.tensors import fragment_digest
 from ops.inspect.export import add_arguments, export, run
 
@@ -138,3 +138,17 @@ def test_the_command_prints_what_it_wrote(run_dir, capsys):
     assert printed["versions"] == list(VERSIONS)
     assert run(parser.parse_args([str(run_dir), "--seed-version", "--out", str(run_dir / "seed.safetensors")])) == 0
     assert "fragment versions: 0 0 0" in capsys.readouterr().out
+
+
+def test_what_the_run_has_cut_is_whole_in_the_file(tmp_path, monkeypatch):
+    whole = spec("embed", 23, 4, kind=Kind.MEAN)
+    manifest = partition(cut((whole, spec("norm", 4, kind=Kind.MEAN)), 8), 5)
+    assert len(manifest.sections) == 12
+    monkeypatch.setitem(globals(), "MANIFEST", manifest)
+    versions = (1,) * len(manifest)
+    with write_run(tmp_path, versions=versions):
+        exported = export(tmp_path, tmp_path / "model.safetensors")
+    found, parts = load_file(tmp_path / "model.safetensors"), expected(versions)
+    rows = [parts[f"embed#{i}of12"] for i in range(12)]
+    assert_same(found, {"embed": np.concatenate(rows), "norm": parts["norm"]})
+    assert exported.parameters == 23 * 4 + 4

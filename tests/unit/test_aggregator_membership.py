@@ -8,7 +8,7 @@ from aggregator.core import Aggregator
 from aggregator.events import Manifested, RunSaved, SaveRun, Tick
 from aggregator.rounds.membership import first_difference
 from aggregator.state.members import EARLIER_REMEMBERED
-from broker.wire.fragments import Kind, TensorSpec, partition
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.wire.messages import BROKER, Attach, Fate, FleetState, Join, Leave, Outstanding, Reason, Refused, Welcome
 from tests.aggregator_hand import Desk, config, notes, of, resolutions, sent, tensors
 
@@ -95,7 +95,10 @@ def test_the_first_island_fixes_the_tensors_and_others_must_agree():
 
 @pytest.mark.parametrize(
     ("name", "cure"),
-    [("max_message_bytes", "a tensor is never split"), ("held_bytes", "one round of the largest fragment")],
+    [
+        ("max_message_bytes", "cut the model into 4 fragments or more"),
+        ("held_bytes", "one round of the largest fragment"),
+    ],
 )
 def test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welcome(name, cure):
     made = Desk(**{name: 5 << 20})
@@ -107,6 +110,28 @@ def test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welc
     assert cure in refused.detail
     assert not of(said, Manifested)
     assert sent(made.join("b"), Welcome)
+
+
+def test_a_tensor_that_no_message_could_hold_is_cut_and_each_island_joins_with_it_whole():
+    made = Desk(fragments=8, sync_interval=8, max_message_bytes=5 << 20)
+    model = (replace(tensors(1)[0], shape=(1 << 10, 1 << 10)), *tensors(2)[1:])
+    (welcome,) = sent(made.join("a", model=model), Welcome)
+    manifest = FragmentManifest(welcome.fragments)
+    assert {f"w0#{i}of4" for i in range(4)} < manifest.tensors().keys()
+    assert max(manifest.sizes) <= 1 << 18
+    assert manifest.whole == {t.name: t for t in model}
+    assert sent(made.join("b", model=model), Welcome)
+    (refused,) = sent(made.join("c", model=(replace(model[0], shape=(1 << 10, 1 << 11)), *model[1:])), Refused)
+    assert "tensor 'w0' has shape (1024, 2048), the run has (1024, 1024)" in refused.detail
+    (refused,) = sent(made.join("d", model=tuple(manifest.tensors().values())), Refused)
+    assert refused.reason is Reason.MANIFEST
+
+
+def test_a_tensor_that_is_named_like_a_section_founds_no_run():
+    made = Desk(fragments=2)
+    (refused,) = sent(made.join("a", model=(replace(tensors(1)[0], name="w#0of1"),)), Refused)
+    assert refused.reason is Reason.MANIFEST
+    assert "'w#0of1' is named like a section" in refused.detail
 
 
 def test_a_model_without_anything_to_synchronise_is_refused():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aggregator.events import Part
 from aggregator.merge.kernels import BLOCK, merge_fragment
 from broker.wire.errors import LocalProtocolError
-from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.fragments import Kind, TensorSpec, cut
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import decode_tensor, encode_tensor
@@ -207,3 +207,49 @@ def test_memory_is_one_accumulator_whatever_the_number_of_contributions(codec):
 def test_what_the_door_should_have_refused_is_our_own_error(parts, problem):
     with pytest.raises(LocalProtocolError, match=problem):
         merge_fragment([spec((4,))], parts)
+
+
+# --- tensors that are cut ---------------------------------------------------------------------------------------------
+
+
+def merged_in_sections(tensor, deltas, most, weighted, codec=Codec.F32):
+    """Each section by itself, as if it were alone in its fragment; put together again."""
+    found, start = [], 0
+    for section in cut((tensor,), most):
+        rows = slice(start, start + section.shape[0])
+        start = rows.stop
+        parts = [part(d[rows], codec=codec, **how) for d, how in zip(deltas, weighted, strict=True)]
+        found.append(merge_fragment([section], parts).delta)
+    assert len(found) > 1
+    return np.concatenate(found)
+
+
+WEIGHTED = [{"w": 4.0, "lam": 1.0}, {"w": 1.0, "lam": 0.5}, {"w": 2.5, "lam": 0.7}]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "codec"),
+    [
+        (spec((23, 301), Kind.MEAN), Codec.F32),
+        (spec((23, 301), Kind.MEAN), Codec.BF16),
+        (spec((BLOCK + 33,), Kind.MEAN), Codec.F32),
+        (spec((23, 301), Kind.RDA, unit_axes=1), Codec.F32),
+        (spec((7, 3, 301), Kind.RDA, unit_axes=2), Codec.BF16),
+    ],
+    ids=str,
+)
+def test_the_mean_and_the_merge_by_units_of_a_tensor_that_is_cut_are_those_of_the_whole_to_the_last_bit(tensor, codec):
+    deltas = [random(tensor.shape, seed) for seed in range(3)]
+    parts = [part(d, codec=codec, **how) for d, how in zip(deltas, WEIGHTED, strict=True)]
+    whole = merge_fragment([tensor], parts).delta
+    assert merged_in_sections(tensor, deltas, tensor.size // 3, WEIGHTED, codec).tobytes() == whole.tobytes()
+
+
+def test_without_unit_axes_each_section_is_a_unit_of_its_own():
+    tensor = spec((20, 301))
+    deltas = [random(tensor.shape, seed) for seed in range(3)]
+    merged = merged_in_sections(tensor, deltas, 10 * 301, WEIGHTED).reshape(tensor.shape)
+    w, lam = [how["w"] for how in WEIGHTED], [how["lam"] for how in WEIGHTED]
+    for rows in (slice(0, 10), slice(10, 20)):
+        expected = twin_rda([np.ascontiguousarray(d[rows]) for d in deltas], w, lam)
+        np.testing.assert_allclose(merged[rows], expected, rtol=2e-5, atol=2e-6)

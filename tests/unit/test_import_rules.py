@@ -41,6 +41,7 @@ PURE_MODULES = {
     "islands.arguments",
     "islands.arrays.persistence",
     "islands.arrays.plain_leaves",
+    "islands.arrays.rows",
     "ops.chaos.plan",
     "ops.curve",
     "ops.faults",

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from broker.wire import messages as m
+from broker.wire.fragments import cut
 from islands.protocol.events import Note
 from tests.aggregator_hand import of
 from tests.island_hand import SETTINGS, Hand
@@ -69,6 +70,23 @@ def test_a_welcome_to_another_run_is_noted_and_the_island_asks_on(settings, tens
     hand.settings, hand.tensors = SETTINGS, own
     hand.welcome()
     assert hand.core.joined
+
+
+def test_a_welcome_with_its_tensors_cut_is_taken_if_all_sections_are_there():
+    hand = Hand(fragments=2, joined=False)
+    own = hand.tensors
+    sections = cut(own, own[0].size - 1)
+    assert len(sections) > len(own)
+    hand.tensors = sections[1:]
+    (note,) = of(hand.welcome(), Note)
+    assert note.fields["detail"] == "fragments has other tensors than this island asked to join with"
+    hand.tensors = (*sections, sections[0])
+    assert of(hand.welcome(), Note)
+    assert not hand.core.joined
+    hand.tensors = sections
+    hand.welcome()
+    assert hand.core.joined
+    assert hand.core.manifest.whole == {tensor.name: tensor for tensor in own}
 
 
 def test_a_next_life_begins_with_no_more_tokens_than_its_steps_had():

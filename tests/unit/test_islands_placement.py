@@ -11,8 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest
 from islands.arrays import jax_placement, placement
+from islands.arrays.parameters import Parameters
 from islands.arrays.partition import tensor_specs
-from islands.arrays.placement import Parameters, Placement
+from islands.arrays.placement import Placement
 from islands.arrays.reference import adopted, wide_dtype
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine

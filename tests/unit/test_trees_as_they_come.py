@@ -17,11 +17,12 @@ from broker.wire.fragments import Kind, partition
 from broker.wire.headers import Limits
 from broker.wire.tensors import decode_tensor
 from islands import arguments
-from islands.arrays.initial_values import InitialValues
+from islands.arrays.parameters import Parameters
 from islands.arrays.partition import describe_kinds, tensor_specs
-from islands.arrays.placement import Parameters, Placement, to_host
+from islands.arrays.placement import Placement, to_host
 from islands.arrays.reference import Reference, encode_seed
 from islands.arrays.tree import _plain_leaves
+from islands.initial_values import InitialValues
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 

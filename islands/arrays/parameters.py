@@ -1,0 +1,173 @@
+"""The caller's tree as fragments: which leaves a fragment has, and how they are read and put back quickly."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest, Section
+from islands.arguments import shown
+from islands.arrays import rows
+from islands.arrays.placement import Leaf, is_array, is_on_device
+from islands.arrays.tree import Tree, TreeNames, children_of, no_array
+
+
+class Parameters:
+    """The caller's tree as fragments. Reading a fragment takes microseconds: ways to the leaves are settled once.
+
+    Of a leaf that the run has cut, a fragment has some rows. They are views in numpy, and small copies under JAX; they
+    go back into a new leaf. Nothing else in an island knows of it.
+
+    Args:
+        params: The tree as it was when the island joined.
+
+    Raises:
+        ConfigError: If a leaf is no array, or names are ambiguous (:class:`islands.arrays.tree.TreeNames`).
+    """
+
+    def __init__(self, params: Tree) -> None:
+        self._names = TreeNames(params)
+        leaves = self._names.leaves(params)
+        for name, leaf in leaves.items():
+            if not is_array(leaf):
+                raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
+        self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
+        self._ways = _ways_to(params, self._names.name_of_leaf)
+        self._fragments: tuple[tuple[str, ...], ...] = ()
+        self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
+        self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
+        self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.arrays.ties`
+
+    def assign(self, manifest: FragmentManifest) -> None:
+        """Notes which leaf belongs to which fragment."""
+        self._fragments = tuple(tuple(t.name for t in fragment) for fragment in manifest.fragments)
+        self._rows = manifest.sections
+        self.local = tuple(name for name in self._names.names if name not in manifest.whole)
+
+    def check(self, params: Tree) -> None:
+        """Compares every leaf with what the island joined with.
+
+        Raises:
+            ConfigError: If there are more or fewer, or one of them has another shape or dtype.
+        """
+        for name, leaf in self._names.leaves(params).items():
+            shape, dtype = self._specs[name]
+            if not is_array(leaf) or (tuple(leaf.shape), leaf.dtype) != (shape, dtype):
+                cure = f"it joined as {dtype}{list(shape)}; shapes and dtypes must stay the same"
+                raise ConfigError(f"params {name}", shown(leaf), cure)
+
+    def of_fragment(self, params: Tree, fragment_id: int) -> list[Leaf]:
+        """Returns the leaves of one fragment, in manifest order."""
+        return self._read(params, self._fragments[fragment_id])
+
+    def of_none(self, params: Tree) -> list[Leaf]:
+        """Returns the leaves that are in no fragment, in the order of ``local``."""
+        return self._read(params, self.local)
+
+    def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
+        """Returns the tree with whole fragments replaced; tied leaves get the same new array."""
+        changed: dict[str, Leaf] = {}
+        sections: dict[str, list[tuple[int, Leaf]]] = {}
+        for p, leaves in fragments.items():
+            for name, leaf in zip(self._fragments[p], leaves, strict=True):
+                here = self._rows.get(name)
+                if here is None:
+                    changed[name] = leaf
+                else:
+                    sections.setdefault(here.tensor, []).append((here.start, leaf))
+        for (name, found), leaf in zip(sections.items(), self._leaves(params, list(sections)), strict=True):
+            changed[name] = _rows(leaf).with_rows(leaf, found)
+        return self._names.replace(params, changed)
+
+    def warm_up(self, params: Tree, fragment_id: int, leaves: Sequence[Leaf]) -> None:
+        """Compiles what puts the sections of a fragment back; nothing where none of its leaves was cut."""
+        if not self._rows.keys().isdisjoint(self._fragments[fragment_id]):
+            self.replace(params, {fragment_id: leaves})
+
+    def replace_local(self, params: Tree, leaves: Sequence[Leaf]) -> Tree:
+        """Returns the tree with the leaves that are in no fragment replaced."""
+        return self._names.replace(params, dict(zip(self.local, leaves, strict=True)))
+
+    def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
+        """Returns leaves, or sections of them, by name."""
+        if not self._rows:
+            return self._leaves(params, names)
+        here = [self._rows.get(name) for name in names]
+        tensors = [name if place is None else place.tensor for name, place in zip(names, here, strict=True)]
+        found = zip(self._leaves(params, tensors), here, strict=True)
+        return [leaf if place is None else _rows(leaf).rows_of(leaf, place.start, place.stop) for leaf, place in found]
+
+    def _leaves(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
+        if self._ways is not None:
+            try:
+                return [_follow(self._ways[name], params) for name in names]
+            except (LookupError, AttributeError, TypeError):
+                self.check(params)  # says what is missing
+                raise
+        leaves = self._names.leaves(params)
+        return [leaves[name] for name in names]
+
+
+def _rows(leaf: Leaf) -> ModuleType:
+    """Returns the module for rows of such leaves."""
+    if not is_on_device(leaf):
+        return rows
+    from islands.arrays import jax_placement
+
+    return jax_placement
+
+
+#: From the root of a tree to a leaf: one item or attribute after the other.
+Way = tuple[Callable[[Any], Any], ...]
+
+
+def _follow(way: Way, node: Any) -> Any:
+    for step in way:
+        node = step(node)
+    return node
+
+
+def _ways_to(params: Tree, names: Sequence[str]) -> dict[str, Way] | None:
+    """Returns the way to each leaf, or None where the tree does not show any: then it is flattened each time.
+
+    ``names`` are those of all leaves, in the order of the tree. Following ways takes a tenth of the time of flattening
+    the tree.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None:
+        found = list(_plain_ways(params, ()))
+    else:
+        paths = jax.tree_util.tree_leaves_with_path(params)
+        found = [(tuple(map(_step, path)), leaf) for path, leaf in paths]
+    ways: dict[str, Way] = {}
+    for name, (way, leaf) in zip(names, found, strict=True):
+        try:
+            there = _follow(way, params)
+        except (LookupError, AttributeError, TypeError):
+            return None
+        if there is not leaf:
+            return None
+        ways.setdefault(name, way)
+    return ways
+
+
+def _step(key: Any) -> Callable[[Any], Any]:
+    """One step of a JAX key path: an attribute where the key has a name, else an item."""
+    if hasattr(key, "name"):
+        return operator.attrgetter(key.name)
+    return operator.itemgetter(key.key if hasattr(key, "key") else key.idx)
+
+
+def _plain_ways(node: Any, way: Way) -> Iterator[tuple[Way, Leaf]]:
+    """The same for a nest of plain containers, without JAX."""
+    children = children_of(node)
+    if children is None:
+        yield way, node
+        return
+    get = operator.attrgetter if hasattr(node, "_fields") else operator.itemgetter
+    for key, child in children:
+        yield from _plain_ways(child, (*way, get(key)))
