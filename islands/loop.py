@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -238,8 +238,7 @@ class Island:
             return params
         early = not exchange.done
         if early:
-            detail = "before the end of the run: hands over what is left"
-            log.info("island.closing", step=self.inner_step, detail=detail)
+            log.info("island.closing", step=self.inner_step, detail="before the run's end: hands over what is left")
         began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
         while not exchange.finished and not (early and exchange.delivered and not exchange.done):
@@ -249,8 +248,7 @@ class Island:
             params = self._wait(params, LOOK_EVERY_S, stopped=True)
             silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
-                detail = "the run fell silent before its end"
-                log.warning("island.unfinished", silent_s=round(silent_s, 1), detail=detail)
+                log.warning("island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent")
                 break
         early_reason = "closed before the end of the run" if exchange.delivered else "the run fell silent"
         self.leave("the run has ended" if exchange.finished else early_reason, Departure.CLOSED)
@@ -329,6 +327,10 @@ class Island:
             self._host.release()
         log.info("island.left", reason=reason, step=self.inner_step, tokens=self.tokens)
 
+    def waited(self, seconds: float) -> None:
+        """Counts time of the training thread that synchronisation took outside of :meth:`step`."""
+        self._sync_s += seconds
+
     def __enter__(self) -> Self:
         return self
 
@@ -390,7 +392,7 @@ class Island:
         exchange, parameters, placements = self._exchange, self._parameters, self._array_work.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
-        adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
+        adopted: list[tuple[Install, Sequence[Leaf], list[Leaf]]] = []
         recovered = False
         wanted = exchange.watched | self._lockstep.due(self.inner_step, self._versions)
         while exchange.ready:
@@ -398,8 +400,9 @@ class Island:
             recovered |= batch.fresh_optimizer
             for install in batch.installs:
                 p = install.fragment_id
-                before = parameters.of_fragment(params, p)
-                installed[p] = placements[p].install(before, install.placed, install.keep)
+                ours = parameters.of_fragment(params, p)
+                before = placements[p].before(ours)  # copies, where installing writes to them
+                installed[p] = placements[p].install(ours, install.placed, install.keep)
                 told.append((install, tuple(before) if install.keep else ()))
                 adopted.append((install, before, installed[p]))
                 self._versions[p] = install.fragment_version

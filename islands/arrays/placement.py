@@ -21,6 +21,7 @@ from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest
 from islands.arguments import shown
 from islands.arrays import persistence
+from islands.arrays.in_place import InPlacePlacement, is_in_place
 from islands.arrays.reference import adopted, wide_dtype
 from islands.arrays.tree import Tree, TreeNames, children_of, no_array
 
@@ -63,11 +64,12 @@ def site_of(leaf: Leaf) -> Site:
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Returns whether a leaf is an array of numpy or JAX, and not one of another library.
+    """Returns whether a leaf is an array of numpy or JAX, or changes in place, and is not one of another library.
 
     A subclass of numpy's is none: what replaces it would be a plain array, without its mask or whatever it adds.
     """
-    return type(leaf) in (np.ndarray, np.memmap) or isinstance(leaf, np.generic) or is_on_device(leaf)
+    plain = type(leaf) in (np.ndarray, np.memmap) or isinstance(leaf, np.generic)
+    return plain or is_on_device(leaf) or is_in_place(leaf)
 
 
 def is_on_device(leaf: Leaf) -> bool:
@@ -98,7 +100,8 @@ class Parameters:
         self._ways = _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
-        self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.arrays.ties`
+        #: Places of what stands in the tree more than once, for :mod:`islands.arrays.ties`; in place it stays one.
+        self.tied = () if any(map(is_in_place, leaves.values())) else self._names.tied
 
     def assign(self, manifest: FragmentManifest) -> None:
         """Notes which leaf belongs to which fragment."""
@@ -229,6 +232,10 @@ class Placement:
                 result[i] = each
         return result
 
+    def before(self, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+        """Returns what an installation is about to replace: the leaves themselves, as nothing writes to them."""
+        return leaves
+
     def install(self, leaves: Sequence[Leaf], placed: Sequence[Leaf], keep: float) -> list[Leaf]:
         """Returns ``keep * leaf + placed``, or ``placed`` itself with ``keep = 0``; JAX's are only dispatched.
 
@@ -323,6 +330,11 @@ class Placement:
             self.install(leaves, self.place(zeros, keep), keep)
 
 
+def placement_of(leaves: Sequence[Leaf]) -> Placement | InPlacePlacement:
+    """Returns the placement of leaves, of which either all or none change in place."""
+    return InPlacePlacement(leaves) if leaves and all(map(is_in_place, leaves)) else Placement(leaves)
+
+
 def _company(site: Site) -> Any:
     """Returns the property that leaves of one computation must share; None for numpy."""
     if not site.on_device:
@@ -354,12 +366,18 @@ def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:
 
 
 def _sample_of(leaf: Leaf, place: Leaf) -> Leaf:
+    if is_in_place(leaf):
+        return leaf.sample(place)
     return sample([leaf], [place])[0] if is_on_device(leaf) else np.asarray(leaf)[tuple(np.asarray(place))]
 
 
 def copy(leaves: Sequence[Leaf]) -> list[Leaf]:
     """Returns copies of any leaves, plain numbers among them, that stay valid when the originals are donated."""
-    return Placement(leaves).copy(leaves)
+    tensors = [leaf for leaf in leaves if is_in_place(leaf)]
+    if not tensors:
+        return Placement(leaves).copy(leaves)
+    copies = iter(tensors[0].copies(tensors, at_once=False))
+    return [next(copies) if is_in_place(leaf) else copy([leaf])[0] for leaf in leaves]
 
 
 # --- to the host, and back --------------------------------------------------------------------------------------
@@ -371,6 +389,8 @@ def to_host(leaf: Leaf) -> Array:
     Raises:
         ConfigError: If it has been donated meanwhile.
     """
+    if is_in_place(leaf):
+        return leaf.to_host()
     if not is_on_device(leaf):
         return np.asarray(leaf)
     from islands.arrays import jax_placement
@@ -379,7 +399,12 @@ def to_host(leaf: Leaf) -> Array:
 
 
 def from_host(value: Array, like: Leaf) -> Leaf:
-    """Returns ``value`` as a leaf of the same sort and place as ``like``: the way back of :func:`to_host`."""
+    """Returns ``value`` as a leaf of the same sort and place as ``like``: the way back of :func:`to_host`.
+
+    Where ``like`` changes in place, the value is written into it.
+    """
+    if is_in_place(like):
+        return like.written(value)
     if is_on_device(like):
         from islands.arrays import jax_placement
 

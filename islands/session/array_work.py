@@ -20,9 +20,10 @@ from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavaila
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Codec, Encoded, Envelope, StatePart, Version
 from islands.arrays import placement
+from islands.arrays.in_place import InPlacePlacement
 from islands.arrays.inspection import flaw_in
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
-from islands.arrays.placement import Leaf, Parameters, Placement
+from islands.arrays.placement import Leaf, Parameters, Placement, placement_of
 from islands.arrays.reference import Reference, encode_seed
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
@@ -54,7 +55,8 @@ class ArrayWork:
 
     def __init__(self, params: Params, init: Callable[[int], Params] | None) -> None:
         self.parameters = Parameters(params)
-        self.placements: tuple[Placement, ...] = ()  #: by fragment; replaced as a whole, and so safe to read anywhere
+        #: By fragment; replaced as a whole, and so safe to read anywhere.
+        self.placements: tuple[Placement | InPlacePlacement, ...] = ()
         self._initial: Params | None = params
         self._init = init
         self._manifest: FragmentManifest | None = None
@@ -84,7 +86,7 @@ class ArrayWork:
         """
         self.parameters.check(params)
         fragments = range(len(self._references))
-        self.placements = tuple(Placement(self.parameters.of_fragment(params, p)) for p in fragments)
+        self.placements = tuple(placement_of(self.parameters.of_fragment(params, p)) for p in fragments)
 
     async def warm_up(self, keep: float) -> None:
         """Compiles what the training thread will call at its boundaries."""
