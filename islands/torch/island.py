@@ -8,8 +8,7 @@ from typing import Any, Literal, Self
 
 import torch
 
-from islands.loop import Island
-from islands.tasks.task import DataShare, Schedule
+from islands import DataShare, Island, Schedule
 from islands.torch.copies import CopyThread
 from islands.torch.optimizer_state import OptimizerState
 from islands.torch.tensors import TensorLeaf, loss_leaf

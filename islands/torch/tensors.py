@@ -114,25 +114,7 @@ class TensorLeaf(InPlaceLeaf):
 
     def copies(self, leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
         """Returns copies; on a device they are dispatched, on the CPU made by the copier unless wanted at once."""
-        found: dict[int, InPlaceLeaf] = {}
-        late: list[int] = []
-        tensors = [_tensor_of(leaf) for leaf in leaves]
-        for numbers in _by_device(tensors):
-            here = [tensors[i] for i in numbers]
-            if here[0].is_cuda:
-                found.update(zip(numbers, _copies_on(here), strict=True))
-                continue
-            for i in numbers:
-                if not at_once and _copier_of(leaves[i]) is not None:
-                    late.append(i)
-                else:
-                    found[i] = TensorLeaf(tensors[i].detach().clone())
-        if late:
-            copier = _copier_of(leaves[late[0]])
-            assert copier is not None
-            copies = copier.take([tensors[i] for i in late])
-            found |= {i: LateCopy(tensors[i], copy) for i, copy in zip(late, copies, strict=True)}
-        return [found[i] for i in range(len(tensors))]
+        return _copies(leaves, at_once=at_once)
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
         """Writes a version into the tensors; on a device this is dispatched."""
@@ -268,8 +250,8 @@ class Blank(InPlaceLeaf):
         return found
 
     def copies(self, leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
-        """Returns the leaves: they have no values."""
-        return list(leaves)
+        """Returns copies; what is blank has no values, and stays."""
+        return _copies(leaves, at_once=at_once)
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
         """Never called: no parameter is blank."""
@@ -300,6 +282,28 @@ def loss_leaf(loss: torch.Tensor) -> Any:
     """Returns a loss for others to read, later and elsewhere; never waits for a device."""
     value = loss.detach()
     return DeviceCopy(value.clone(), _event_of(value)) if value.is_cuda else float(value)
+
+
+def _copies(leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
+    found: dict[int, InPlaceLeaf] = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Blank)}
+    tensors = {i: _tensor_of(leaf) for i, leaf in enumerate(leaves) if i not in found}
+    late: list[int] = []
+    for i, tensor in tensors.items():
+        if not tensor.is_cuda:
+            if not at_once and _copier_of(leaves[i]) is not None:
+                late.append(i)
+            else:
+                found[i] = TensorLeaf(tensor.detach().clone())
+    if late:
+        copier = _copier_of(leaves[late[0]])
+        assert copier is not None
+        copies = copier.take([tensors[i] for i in late])
+        found |= {i: LateCopy(tensors[i], copy) for i, copy in zip(late, copies, strict=True)}
+    on_device = [i for i, tensor in tensors.items() if tensor.is_cuda]
+    for group in _by_device([tensors[i] for i in on_device]):
+        numbers = [on_device[i] for i in group]
+        found.update(zip(numbers, _copies_on([tensors[i] for i in numbers]), strict=True))
+    return [found[i] for i in range(len(leaves))]
 
 
 def _tensor_of(leaf: InPlaceLeaf) -> torch.Tensor:
