@@ -124,3 +124,10 @@ def test_what_is_no_optimizer_is_refused(optimizer, field):
 def test_what_is_no_scaler_is_refused():
     with pytest.raises(ConfigError, match=r"scaler = 'float'"):
         islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), scaler=65536.0)
+
+
+def test_processes_that_train_one_model_together_are_refused_with_the_cure(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"torch.distributed = 'a world of 2 processes'.*as an island of its own"):
+        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2))
