@@ -8,6 +8,7 @@
         ...
 
 Names are loaded when they are first asked for: nothing here imports JAX until :func:`jax_task` or its parts are used.
+Loops of PyTorch join with :func:`islands.torch.join`; that package is loaded when it is asked for, too.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":
+        return importlib.import_module("islands.torch")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'islands' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

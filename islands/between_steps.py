@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from broker.process import clocks
@@ -72,7 +73,7 @@ class BetweenSteps:
         parameters = self._array_work.parameters
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
-        adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
+        adopted: list[tuple[Install, Sequence[Leaf], list[Leaf]]] = []
         recovered = False
         wanted = due.watched | self.lockstep.due(at.step, self.versions)
         while due.ready:
@@ -80,9 +81,10 @@ class BetweenSteps:
             recovered |= batch.fresh_optimizer
             for install in batch.installs:
                 p = install.fragment_id
-                before = parameters.of_fragment(params, p)
-                installed[p] = placements[p].install(before, install.placed, install.keep)
-                told.append((install, placements[p].held(before) if install.keep else ()))
+                ours = parameters.of_fragment(params, p)
+                before = placements[p].before(ours)  # copies, where installing writes to them
+                installed[p] = placements[p].install(ours, install.placed, install.keep)
+                told.append((install, tuple(before) if install.keep else ()))
                 adopted.append((install, before, installed[p]))
                 self.versions[p] = install.fragment_version
         if stopped:

@@ -231,8 +231,7 @@ class Island:
             return params
         early = not exchange.due.done
         if early:
-            detail = "before the end of the run: hands over what is left"
-            log.info("island.closing", step=self.inner_step, detail=detail)
+            log.info("island.closing", step=self.inner_step, detail="before the run's end: hands over what is left")
         began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
         while not exchange.finished and not (early and exchange.delivered and not exchange.due.done):
@@ -242,8 +241,7 @@ class Island:
             params = self._wait(params, LOOK_EVERY_S, stopped=True)
             silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
-                detail = "the run fell silent before its end"
-                log.warning("island.unfinished", silent_s=round(silent_s, 1), detail=detail)
+                log.warning("island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent")
                 break
         early_reason = "closed before the end of the run" if exchange.delivered else "the run fell silent"
         self.leave("the run has ended" if exchange.finished else early_reason, Departure.CLOSED)
@@ -328,6 +326,10 @@ class Island:
         if self._host is not None:
             self._host.release()
         log.info("island.left", reason=reason, step=self.inner_step, tokens=self.tokens)
+
+    def waited(self, seconds: float) -> None:
+        """Counts time of the training thread that synchronisation took outside of :meth:`step`."""
+        self._sync_s += seconds
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,9 @@
 """Builds ``.venv`` from requirements.lock at first use and after a change. Standard library only.
 
+``.venv-torch``, which has PyTorch as well, is built in the same way when it is asked for (``test --torch``), from
+requirements-torch.lock; where a folder of PIP_FIND_LINKS has a torch for CPUs that suits, which is a tenth as large,
+from requirements-torch-cpu.lock.
+
 The environment carries a stamp, ``.venv/atoll.stamp``: ``building`` from before its first file exists, and the lock's
 SHA-256 once everything is installed. So a build that was interrupted is seen and begun again. A changed lock is
 installed over the old one, and so is a ``.venv`` without a stamp, which somebody else made: that one is never
@@ -19,6 +23,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -26,6 +31,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+#: With PyTorch beside all that ``.venv`` has.
+TORCH_ENVIRONMENT = ".venv-torch"
+TORCH_LOCK, TORCH_CPU_LOCK = "requirements-torch.lock", "requirements-torch-cpu.lock"
 BUILDING = "building"
 UPDATING = "updating"
 #: What uv and pip print when there is no way to the package index.
@@ -50,18 +58,18 @@ def enter_environment() -> None:
     """Returns if this interpreter may run Atoll as it is; otherwise replaces this process by one in ``.venv``.
 
     No environment is built where none is wanted: with ATOLL_NO_VENV=1 (containers), where ``ops`` is installed rather
-    than checked out (no requirements.lock beside it), and inside a current ``.venv``.
+    than checked out (no requirements.lock beside it), and inside a current ``.venv`` or ``.venv-torch``.
     """
     lock = ROOT / "requirements.lock"
     if os.environ.get("ATOLL_NO_VENV") == "1" or not lock.is_file():
+        return
+    if Path(sys.prefix) == ROOT / TORCH_ENVIRONMENT and is_ready(Path(sys.prefix), lock_digest(torch_lock())):
         return
     environment = ROOT / ".venv"
     wanted = lock_digest(lock)
     if not is_ready(environment, wanted):
         try:
-            with _one_builder(ROOT / ".venv.lock"):
-                if not is_ready(environment, wanted):
-                    build(environment, lock)
+            build_once(environment, lock)
         except LauncherError as err:
             sys.exit(f"atoll: {err}")
         except KeyboardInterrupt:
@@ -74,6 +82,46 @@ def enter_environment() -> None:
     search = os.pathsep.join([os.fspath(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Named by its folder, since -m looks into the current directory first, which may be any.
     os.execve(python, [python, os.fspath(ROOT / "ops"), *sys.argv[1:]], os.environ | {"PYTHONPATH": search})
+
+
+def torch_environment() -> Path:
+    """Returns the folder of programs of an environment with PyTorch; builds it if it is not there, or not current.
+
+    Raises:
+        LauncherError: It cannot be built; with the cure.
+    """
+    environment = ROOT / TORCH_ENVIRONMENT
+    build_once(environment, torch_lock(), find_links())
+    return environment / "bin"
+
+
+def torch_lock() -> Path:
+    """Returns the lock of the environment with PyTorch: that for CPUs where a folder of find-links has its wheel."""
+    cpu = ROOT / TORCH_CPU_LOCK
+    version = next((text for name, text in _requirements(cpu) if name == "torch"), "").partition("==")[2].split(" ")[0]
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    machine = sysconfig.get_platform().rpartition("-")[2]
+    wheel = f"torch-{version}-{python}-{python}-*{machine}.whl"
+    return cpu if any(any(folder.glob(wheel)) for folder in find_links()) else ROOT / TORCH_LOCK
+
+
+def find_links() -> list[Path]:
+    """Returns the folders of PIP_FIND_LINKS, which pip reads by itself and uv does not."""
+    return [Path(each) for each in os.environ.get("PIP_FIND_LINKS", "").split() if os.path.isdir(each)]
+
+
+def build_once(environment: Path, lock: Path, links: Sequence[Path] = ()) -> None:
+    """Builds an environment unless it is there and current; waits where another process builds it.
+
+    Raises:
+        LauncherError: See :func:`build`.
+    """
+    wanted = lock_digest(lock)
+    if is_ready(environment, wanted):
+        return
+    with _one_builder(environment.with_name(f"{environment.name}.lock")):
+        if not is_ready(environment, wanted):
+            build(environment, lock, links)
 
 
 def lock_digest(lock: Path) -> str:
@@ -101,8 +149,13 @@ def write_stamp(environment: Path, text: str) -> None:
     temporary.replace(environment / "atoll.stamp")
 
 
-def build(environment: Path, lock: Path) -> None:
+def build(environment: Path, lock: Path, links: Sequence[Path] = ()) -> None:
     """Makes ``environment`` match ``lock``; on return its stamp says so.
+
+    Args:
+        environment: Its folder.
+        lock: What to install.
+        links: Folders that have some of it.
 
     Raises:
         LauncherError: With the cure: nothing to make environments with, no network, no space, no permission.
@@ -121,7 +174,7 @@ def build(environment: Path, lock: Path) -> None:
         uv = shutil.which("uv")
         if fresh:
             _create(environment, with_pip=uv is None)
-        _install(environment, lock, uv)
+        _install(environment, lock, uv, links)
         write_stamp(environment, lock_digest(lock))
     except OSError as err:
         raise LauncherError(f"cannot write {err.filename or environment} ({err.strerror}); {_cure_of(err)}") from err
@@ -157,7 +210,7 @@ def _create(environment: Path, *, with_pip: bool) -> None:
         )
 
 
-def _install(environment: Path, lock: Path, uv: str | None) -> None:
+def _install(environment: Path, lock: Path, uv: str | None, links: Sequence[Path]) -> None:
     python = os.fspath(environment / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--require-hashes", "--disable-pip-version-check"]
     pinned = ["--require-hashes", "-r", os.fspath(lock)]
@@ -171,7 +224,8 @@ def _install(environment: Path, lock: Path, uv: str | None) -> None:
     title = f"installing {num_packages} packages"
     failed: str | None = "there is no uv"
     if os.access(installer, os.X_OK):
-        failed = _run(title, [installer, "pip", "install", "--python", python, *pinned])
+        folders = [part for folder in links for part in ("--find-links", os.fspath(folder))]
+        failed = _run(title, [installer, "pip", "install", "--python", python, *folders, *pinned])
     if failed is not None and (environment / "bin" / "pip").exists():  # pip has its own configuration: mirrors, proxies
         failed = _run(f"{title} with pip", [*pip, "-r", os.fspath(lock)])
     if failed is None:
@@ -246,7 +300,7 @@ def _one_builder(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another start is building .venv; waiting for it")
+            _say(f"another start is building {path.stem}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

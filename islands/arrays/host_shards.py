@@ -93,8 +93,8 @@ class HostPlacement:
         """Returns one entry per region, from those of the leaves."""
         return tuple(replace(specs[each.leaf], shape=each.region.shape) for each in self.regions)
 
-    def held(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """Returns the array of each region, as it is on its first device."""
+    def before(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """Returns the array of each region, as it is on its first device: an installation replaces it."""
         on = self._on(leaves)
         return tuple(on[each.leaf, each.devices[0]] for each in self.regions)
 
@@ -116,7 +116,7 @@ class HostPlacement:
 
     def copy(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
         """Dispatches copies of all regions; they outlive donation of the leaves."""
-        return on_each_device(copy_here, self.held(leaves))
+        return on_each_device(copy_here, self.before(leaves))
 
     def place(self, values: Sequence[Array], keep: float) -> list[tuple[jax.Array, ...]]:
         """Puts what is to be installed beside the shards; not for the training thread.

@@ -11,7 +11,8 @@ from typing import Any
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Section
 from islands.arguments import shown
-from islands.arrays import rows
+from islands.arrays import in_place, rows
+from islands.arrays.in_place import is_in_place
 from islands.arrays.placement import Leaf, is_array, is_on_device
 from islands.arrays.tree import Tree, TreeNames, children_of, no_array
 
@@ -40,7 +41,8 @@ class Parameters:
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
-        self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.arrays.ties`
+        #: Places of what stands in the tree more than once, for :mod:`islands.arrays.ties`; in place it stays one.
+        self.tied = () if any(map(is_in_place, leaves.values())) else self._names.tied
 
     def assign(self, manifest: FragmentManifest) -> None:
         """Notes which leaf belongs to which fragment."""
@@ -114,6 +116,8 @@ class Parameters:
 
 def _rows(leaf: Leaf) -> ModuleType:
     """Returns the module for rows of such leaves."""
+    if is_in_place(leaf):
+        return in_place
     if not is_on_device(leaf):
         return rows
     from islands.arrays import jax_placement

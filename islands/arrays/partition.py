@@ -24,7 +24,7 @@ from typing import Any, Final
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec, is_section
 from islands import arguments
-from islands.arrays.tree import Tree, flatten, is_of_torch, no_array
+from islands.arrays.tree import MIXED, TORCH, Tree, flatten, is_of_torch
 
 #: Of a unit: below it a length and a direction say little, and the mean is as good.
 SMALLEST_RDA_ELEMENTS: Final = 1024
@@ -65,7 +65,8 @@ def tensor_specs(
     specs = []
     for name, leaf in leaves.items():
         if is_of_torch(leaf):
-            raise ConfigError(f"params {name}".rstrip(), arguments.shown(leaf), no_array(leaf))
+            cure = TORCH if all(map(is_of_torch, leaves.values())) else MIXED
+            raise ConfigError(f"params {name}".rstrip(), arguments.shown(leaf), cure)
         if is_section(name):
             raise ConfigError("params", name, "is named like a section of a tensor that a run has cut: rename it")
         shape, dtype = tuple(int(n) for n in leaf.shape), _dtype_name(leaf.dtype)

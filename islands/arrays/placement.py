@@ -19,6 +19,7 @@ import numpy.typing as npt
 from broker.wire.fragments import Region, TensorSpec
 from broker.wire.messages import Encoded, Place
 from islands.arrays import persistence
+from islands.arrays.in_place import InPlacePlacement, is_in_place
 from islands.arrays.reference import adopted, wide_dtype
 from islands.hosts.regions import Spread
 
@@ -55,11 +56,12 @@ def site_of(leaf: Leaf) -> Site:
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Returns whether a leaf is an array of numpy or JAX, and not one of another library.
+    """Returns whether a leaf is an array of numpy or JAX, or changes in place, and is not one of another library.
 
     A subclass of numpy's is none: what replaces it would be a plain array, without its mask or whatever it adds.
     """
-    return type(leaf) in (np.ndarray, np.memmap) or isinstance(leaf, np.generic) or is_on_device(leaf)
+    plain = type(leaf) in (np.ndarray, np.memmap) or isinstance(leaf, np.generic)
+    return plain or is_on_device(leaf) or is_in_place(leaf)
 
 
 def is_on_device(leaf: Leaf) -> bool:
@@ -93,12 +95,8 @@ class Placement:
         """Returns the entries of what is here."""
         return tuple(specs)
 
-    def held(self, leaves: Sequence[Leaf]) -> tuple[Leaf, ...]:
-        """Returns what is here of these leaves."""
-        return tuple(leaves)
-
     def values(self, leaves: Sequence[Leaf]) -> list[Array]:
-        """Returns the same as arrays of numpy; waits for devices."""
+        """Returns what is here of these leaves as arrays of numpy; waits for devices."""
         return [to_host(leaf) for leaf in leaves]
 
     def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
@@ -120,6 +118,10 @@ class Placement:
             for i, each in zip(indices, _copies([leaves[i] for i in indices], on_device=on_device), strict=True):
                 result[i] = each
         return result
+
+    def before(self, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+        """Returns what an installation is about to replace: the leaves themselves, as nothing writes to them."""
+        return leaves
 
     def install(self, leaves: Sequence[Leaf], placed: Sequence[Leaf], keep: float) -> list[Leaf]:
         """Returns ``keep * leaf + placed``, or ``placed`` itself with ``keep = 0``; JAX's are only dispatched.
@@ -215,6 +217,11 @@ class Placement:
             self.install(leaves, self.place(zeros, keep), keep)
 
 
+def placement_of(leaves: Sequence[Leaf]) -> Placement | InPlacePlacement:
+    """Returns the placement of leaves, of which either all or none change in place."""
+    return InPlacePlacement(leaves) if leaves and all(map(is_in_place, leaves)) else Placement(leaves)
+
+
 def _company(site: Site) -> Any:
     """Returns the property that leaves of one computation must share; None for numpy."""
     if not site.on_device:
@@ -246,12 +253,18 @@ def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:
 
 
 def _sample_of(leaf: Leaf, place: Leaf) -> Leaf:
+    if is_in_place(leaf):
+        return leaf.sample(place)
     return sample([leaf], [place])[0] if is_on_device(leaf) else np.asarray(leaf)[tuple(np.asarray(place))]
 
 
 def copy(leaves: Sequence[Leaf]) -> list[Leaf]:
     """Returns copies of any leaves, plain numbers among them, that stay valid when the originals are donated."""
-    return Placement(leaves).copy(leaves)
+    tensors = [leaf for leaf in leaves if is_in_place(leaf)]
+    if not tensors:
+        return Placement(leaves).copy(leaves)
+    copies = iter(tensors[0].copies(tensors, at_once=False))
+    return [next(copies) if is_in_place(leaf) else copy([leaf])[0] for leaf in leaves]
 
 
 # --- to the host, and back --------------------------------------------------------------------------------------
@@ -263,6 +276,8 @@ def to_host(leaf: Leaf) -> Array:
     Raises:
         ConfigError: If it has been donated meanwhile.
     """
+    if is_in_place(leaf):
+        return leaf.to_host()
     if not is_on_device(leaf):
         return np.asarray(leaf)
     from islands.arrays import jax_placement
@@ -272,6 +287,8 @@ def to_host(leaf: Leaf) -> Array:
 
 def here(leaf: Leaf) -> Array | Spread:
     """Returns what of a leaf is on this host: of one that several hosts share only some regions."""
+    if is_in_place(leaf):
+        return leaf.to_host()
     if not is_on_device(leaf):
         return np.asarray(leaf)
     from islands.arrays import jax_placement
@@ -289,7 +306,12 @@ def owned(leaf: Leaf) -> tuple[Region, ...] | None:
 
 
 def from_host(value: Array | Spread, like: Leaf) -> Leaf:
-    """Returns ``value`` as a leaf of the same sort and place as ``like``: the way back of :func:`here`."""
+    """Returns ``value`` as a leaf of the same sort and place as ``like``: the way back of :func:`here`.
+
+    Where ``like`` changes in place, the value is written into it.
+    """
+    if is_in_place(like):
+        return like.written(value)
     if is_on_device(like):
         from islands.arrays import jax_placement
 

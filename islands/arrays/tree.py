@@ -18,8 +18,10 @@ import numpy as np
 
 from broker.wire.errors import ConfigError
 
-#: Of a torch tensor: the way to join with it.
-TORCH = "hand over tensor.detach().numpy(), and write back what step returns: tensors of torch do not join yet"
+#: Of a torch tensor, or a module: the way to join with it.
+TORCH = "PyTorch joins with islands.torch.join(address, model, optimizer)"
+#: Of one beside arrays.
+MIXED = f"a tree has arrays of numpy and JAX, or tensors of torch, not both: {TORCH}, or give tensor.detach().numpy()"
 #: Any nest of containers with arrays as leaves; None is an empty container.
 Tree = Any
 
@@ -140,14 +142,14 @@ def _unordered(path: tuple[str, ...]) -> ConfigError:
 
 
 def is_of_torch(leaf: Any) -> bool:
-    """Returns whether a leaf is an object of torch, such as a tensor; does not import torch."""
-    return type(leaf).__module__.partition(".")[0] == "torch"
+    """Returns whether a leaf is an object of torch, such as a tensor, or a module; does not import torch."""
+    return type(leaf).__module__.partition(".")[0] == "torch" or hasattr(leaf, "named_parameters")
 
 
 def no_array(leaf: Any) -> str:
     """Returns the cure of a parameter that is no array of numpy or JAX."""
     if is_of_torch(leaf):
-        cure = f"{TORCH}, or convert it (tensor.numpy())"
+        cure = TORCH
     elif isinstance(leaf, np.ndarray):
         cure = "of a subclass, what it adds would be lost: give np.asarray(x)"
     elif isinstance(leaf, bool | int | float):

@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from broker.process import logs
 from broker.wire.codec import verify
@@ -20,10 +20,11 @@ from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavaila
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
+from islands.arrays.in_place import InPlacePlacement
 from islands.arrays.inspection import flaw_in
 from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
-from islands.arrays.placement import Leaf, Placement
+from islands.arrays.placement import Leaf, Placement, placement_of
 from islands.arrays.reference import Reference, encode_seed
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from islands.arrays.host_shards import HostPlacement  # which loads JAX
 
 T = TypeVar("T")
+#: What is here of a fragment's leaves: arrays, tensors that change in place, or regions of arrays.
+AnyPlacement: TypeAlias = "Placement | InPlacePlacement | HostPlacement"
 log = logs.get(__name__)
 
 #: Threads for tensors. Most of the time they wait for the device, where a step may take seconds.
@@ -61,9 +64,8 @@ class ArrayWork:
         self.parameters = Parameters(params)
         self._several = several
         self._handed: Mapping[str, frozenset[Region]] = {}
-        self.placements: tuple[
-            Placement | HostPlacement, ...
-        ] = ()  #: by fragment; replaced as a whole, and so safe to read anywhere
+        #: By fragment; replaced as a whole, and so safe to read anywhere.
+        self.placements: tuple[AnyPlacement, ...] = ()
         self._initial: Params | None = params
         self._init = init
         self._manifest: FragmentManifest | None = None
@@ -104,9 +106,9 @@ class ArrayWork:
             for p, tensors in enumerate(self._manifest.fragments)
         )
 
-    def _placement(self, leaves: list[Leaf], tensors: Sequence[TensorSpec]) -> Placement | HostPlacement:
+    def _placement(self, leaves: list[Leaf], tensors: Sequence[TensorSpec]) -> AnyPlacement:
         if not self._several:
-            return Placement(leaves)
+            return placement_of(leaves)
         from islands.arrays.host_shards import HostPlacement
 
         return HostPlacement(leaves, [self._handed[tensor.name] for tensor in tensors])

@@ -35,6 +35,7 @@ import xxhash
 from broker.wire.errors import ConfigError, Unavailable
 from islands.arguments import is_carried, shown
 from islands.arrays import placement, plain_leaves
+from islands.arrays.in_place import InPlaceState
 from islands.arrays.parameters import Parameters
 from islands.arrays.tree import Tree, map_leaves, named_leaves
 from islands.session.training_state import Position, Snapshot
@@ -293,7 +294,7 @@ def check(tree: Tree) -> None:
     Raises:
         ConfigError: It cannot carry one: names it.
     """
-    for name, leaf in named_leaves(tree):
+    for name, leaf in named_leaves(_now(tree)):
         if not plain_leaves.is_plain(leaf) and not (placement.is_array(leaf) and is_carried(leaf.dtype)):
             value = shown(leaf) if placement.is_array(leaf) else type(leaf).__name__
             cure = (
@@ -301,6 +302,11 @@ def check(tree: Tree) -> None:
             )
             cure += " tell JAX of its class if it holds such (jax.tree_util.register_dataclass)"
             raise ConfigError(f"state {name}".rstrip(), value, cure)
+
+
+def _now(state: Any) -> Tree:
+    """Returns an optimizer's state as a tree; most are one."""
+    return state.tree() if isinstance(state, InPlaceState) else state
 
 
 def _host_array(leaf: Any) -> Array:
@@ -336,12 +342,18 @@ def difference(shown: Tree, given: Sequence[tuple[str, Any]]) -> str:
 
 
 def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
-    """Returns the leaves of any tree with their names; unlike parameters, they may be plain numbers."""
-    return list(named_leaves(tree))
+    """Returns the leaves of any tree with their names; unlike parameters, they may be plain numbers.
+
+    Of a state that changes in place those that it has once it is trained: names, sorts and shapes.
+    """
+    return list(named_leaves(tree.form() if isinstance(tree, InPlaceState) else tree))
 
 
 def restored(tree: Tree, saved: Sequence[tuple[str, str, Array]]) -> Tree:
-    """Returns ``tree`` with its leaves replaced by saved ones that fit, each in the place of the one it replaces."""
+    """Returns ``tree`` with its leaves replaced by saved ones that fit, each in the place of the one it replaces.
+
+    A state that changes in place takes them over, and is returned itself.
+    """
     arrays = iter([array for _, _, array in saved])
 
     def place(leaf: Any) -> Any:
@@ -350,11 +362,15 @@ def restored(tree: Tree, saved: Sequence[tuple[str, str, Array]]) -> Tree:
             return plain_leaves.value_of(array, type(leaf))
         return placement.from_host(array, leaf)
 
+    if isinstance(tree, InPlaceState):
+        tree.load(map_leaves(place, tree.form()))
+        return tree
     return map_leaves(place, tree)
 
 
 def copied(tree: Tree) -> Tree:
     """Returns ``tree`` with its arrays copied, on the device where they are; only dispatched there."""
+    tree = _now(tree)
     copies = iter(placement.copy([leaf for _, leaf in named_leaves(tree)]))
     return map_leaves(lambda leaf: next(copies), tree)
 

@@ -224,3 +224,22 @@ def test_an_older_python_is_told_what_to_install():
     done = subprocess.run([sys.executable, "-c", old + source], capture_output=True, text=True, timeout=20)
     assert done.returncode == 1
     assert "needs Python 3.11 or newer, this is 3.8; install it" in done.stderr
+
+
+def test_the_lock_for_cpus_is_taken_where_a_folder_has_its_wheel_for_this_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "ROOT", tmp_path)
+    (tmp_path / launcher.TORCH_CPU_LOCK).write_text("sympy==1.0 \\\n    --hash=x\ntorch==2.13.0+cpu \\\n    --hash=y\n")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", f"/nowhere {wheels} https://elsewhere")
+    assert launcher.find_links() == [wheels]
+    assert launcher.torch_lock().name == launcher.TORCH_LOCK
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    machine = os.uname().machine
+    (wheels / f"torch-2.12.0+cpu-{python}-{python}-manylinux_2_28_{machine}.whl").touch()
+    (wheels / f"torch-2.13.0+cpu-cp27-cp27-manylinux_2_28_{machine}.whl").touch()
+    assert launcher.torch_lock().name == launcher.TORCH_LOCK, "of another version, or another Python"
+    (wheels / f"torch-2.13.0+cpu-{python}-{python}-manylinux_2_28_{machine}.whl").touch()
+    assert launcher.torch_lock().name == launcher.TORCH_CPU_LOCK
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    assert launcher.torch_lock().name == launcher.TORCH_LOCK

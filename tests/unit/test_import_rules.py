@@ -152,7 +152,10 @@ def test_a_pure_module_draws_no_hidden_randomness(name):
             "islands.protocol.core, broker.routing.relay",
             NEVER_LOADED,
         ),
-        ("islands, aggregator.daemon, broker.server, ops.cli", {"jax", "optax"}),
+        (
+            "islands, islands.daemon, islands.joining, aggregator.daemon, broker.server, ops.cli",
+            {"jax", "optax", "torch"},
+        ),
     ],
     ids=["cores", "light processes"],
 )
@@ -187,3 +190,11 @@ def test_no_room_has_too_many_modules():
 def test_no_module_is_too_long():
     lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_torch_is_imported_by_the_package_that_is_called_so_alone(name):
+    if not name.startswith("islands.torch"):
+        assert not {each for each in imports(name) if each.partition(".")[0] == "torch"}
+    if name.partition(".")[0] != "islands":
+        assert not {each for each in imports(name) if each.startswith("islands.torch")}

@@ -14,6 +14,7 @@ import ops
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
+TORCH_LOCKS = [(ROOT / name).read_text() for name in ("requirements-torch.lock", "requirements-torch-cpu.lock")]
 
 
 def test_the_checkout_wins_over_an_unrelated_package_named_ops(tmp_path):
@@ -36,14 +37,25 @@ def test_every_dependency_and_tool_is_pinned_with_hashes():
     wanted = [*PROJECT["project"]["dependencies"], *groups["test"], *(d for d in groups["dev"] if isinstance(d, str))]
     names = {re.match(r"[A-Za-z0-9_.-]+", each).group().lower().replace("_", "-") for each in wanted}
     assert names <= pinned.keys()
-    for block in re.split(r"^(?=[a-z0-9-]+==)", LOCK, flags=re.M)[1:]:
-        assert "--hash=sha256:" in block, block.splitlines()[0]
+    for lock in (LOCK, *TORCH_LOCKS):
+        for block in re.split(r"^(?=[a-z0-9-]+==)", lock, flags=re.M)[1:]:
+            assert "--hash=sha256:" in block, block.splitlines()[0]
 
 
-def test_the_lock_names_no_address():
-    assert "://" not in LOCK
-    assert "--index-url" not in LOCK
-    assert "--find-links" not in LOCK
+def test_the_environment_with_torch_has_the_same_versions_of_everything_else():
+    def pinned(lock):
+        return set(re.findall(r"^([a-z0-9-]+==[^ +]+)", lock, re.M))
+
+    with_gpus, for_cpus = map(pinned, TORCH_LOCKS)
+    assert pinned(LOCK) < for_cpus < with_gpus
+    assert [each for each in for_cpus if each.startswith("torch==")]
+
+
+@pytest.mark.parametrize("lock", [LOCK, *TORCH_LOCKS], ids=["main", "torch", "torch-cpu"])
+def test_a_lock_names_no_address(lock):
+    assert "://" not in lock
+    assert "--index-url" not in lock
+    assert "--find-links" not in lock
 
 
 def test_every_dependency_has_a_reason_beside_it():

@@ -77,6 +77,13 @@ class Tensor:
 Tensor.__module__ = "torch"
 
 
+class Module:
+    """What a module of torch shows."""
+
+    def named_parameters(self):
+        return iter([("w", Tensor())])
+
+
 def f32(*shape):
     return jnp.arange(float(np.prod(shape)), dtype=jnp.float32).reshape(shape)
 
@@ -230,8 +237,9 @@ REFUSED = {
         "register_dataclass",
     ),
     "a subclass of dict": ({"net": Table(w=f32(2))}, "params net = 'Table'", "register_dataclass"),
-    "a tensor of torch": ({"w": Tensor()}, "params w = 'torch.float32[3]'", "tensor.detach().numpy()"),
-    "tensors of torch beside arrays": ({"w": weight(), "v": Tensor()}, "params v", "tensor.detach().numpy()"),
+    "a tensor of torch": ({"w": Tensor()}, "params w = 'torch.float32[3]'", "with islands.torch.join"),
+    "a module of torch": (Module(), "params = 'Module'", "with islands.torch.join(address, model, optimizer)"),
+    "tensors of torch beside arrays": ({"w": weight(), "v": Tensor()}, "params v", "or give tensor.detach().numpy()"),
     "a shape without values": (
         {"w": jax.ShapeDtypeStruct((2,), jnp.float32)},
         "params w = 'ShapeDtypeStruct'",

@@ -1,0 +1,71 @@
+"""A PyTorch training loop that joins a run: the lines marked ``# atoll`` are all that it needed.
+
+    python3 -m ops aggregator ... and broker, as in docs/quickstart.md, or an `up` that is running
+    python -m examples.torch_loop tcp://127.0.0.1:7001     # here, and anywhere else
+
+It learns to continue bytes of Python's own standard library. Without the marked lines it is a loop for one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import islands.torch  # atoll
+
+HISTORY, BATCH = 16, 256
+
+
+def network() -> nn.Module:
+    """Returns a neural probabilistic language model (Bengio et al., 2003) of bytes."""
+    return nn.Sequential(
+        nn.Embedding(256, 32), nn.Flatten(), nn.Linear(HISTORY * 32, 256), nn.Tanh(), nn.Linear(256, 256)
+    )
+
+
+def data(share: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields the batches that are this island's: of every ``count`` examples, number ``index``, from ``cursor`` on."""
+    sources = sorted(Path(argparse.__file__).parent.glob("*.py"))
+    text = np.frombuffer(b"".join(file.read_bytes() for file in sources)[:2_000_000], np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(text, HISTORY + 1)
+    order = np.random.default_rng(share.seed).permutation(len(windows))
+    while True:
+        index, count, cursor, _ = share.take()
+        numbers = (cursor * BATCH + np.arange(BATCH)) * count + index
+        batch = torch.from_numpy(windows[order[numbers % len(order)]].astype(np.int64))
+        yield batch[:, :-1], batch[:, -1]
+
+
+def main() -> None:
+    """Trains until the run ends."""
+    parser = argparse.ArgumentParser(description="A PyTorch loop as an island.")
+    parser.add_argument("address", help="the broker, such as tcp://127.0.0.1:7001")
+    parser.add_argument("--run", default="atoll", help="the run's name (default: %(default)s)")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = network().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    loss = torch.zeros(())
+    with islands.torch.join(args.address, model, optimizer, run=args.run, tokens_per_step=BATCH) as island:  # atoll
+        for history, following in data(island.share):  # atoll
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(history.to(device)), following.to(device))
+            loss.backward()
+            optimizer.step()
+            island.step(tokens=BATCH, loss=loss)  # atoll
+            if island.done:  # atoll
+                break  # atoll
+    print(f"done: loss {float(loss):.3f} nats per byte")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""An island of a PyTorch loop: :class:`islands.Island` for a module whose parameters change in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from islands import DataShare, Island, Schedule
+from islands.torch.copies import CopyThread
+from islands.torch.optimizer_state import OptimizerState
+from islands.torch.tensors import TensorLeaf, loss_leaf
+
+
+class TorchIsland:
+    """A place in a run, held by a PyTorch loop; made by :func:`islands.torch.join`. For one thread.
+
+    Versions are written into the module's parameters in :meth:`step`; the objects stay the same. As a context manager
+    it closes on the way out (:meth:`close`); where an exception ends the loop it leaves, so that nobody waits for it.
+
+    Args:
+        island: That has joined with ``leaves``.
+        leaves: Of the module.
+        state: Of the optimizers.
+        copies: The thread that makes copies on the CPU, if there is one.
+    """
+
+    def __init__(
+        self, island: Island, leaves: Mapping[str, TensorLeaf], state: OptimizerState, copies: CopyThread | None
+    ) -> None:
+        self._island = island
+        self._leaves = dict(leaves)
+        self._state = state
+        self._copies = copies
+        self._hooks = []
+        if copies is not None:
+            self._hooks = [each.register_step_pre_hook(self._before_step) for each in state.optimizers]
+        island.restore(self._leaves, state)
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    def step(self, *, tokens: int, loss: Any = None, cursor: int | None = None) -> None:
+        """Takes note of an inner step, after ``optimizer.step()``; installs versions that have come.
+
+        Never waits for the network. After spoilt parameters (not finite) were replaced by the global ones, the
+        optimizers' state and the scaler begin afresh: ``reset_optimizer`` says so until the next step.
+
+        Args:
+            tokens: Trained in this step.
+            loss: Of this step, for reports: a number or a tensor of one element, which is read elsewhere and later.
+            cursor: A place in the caller's data, which ``restored_cursor`` gives back; None: the number of steps.
+
+        Raises:
+            ConfigError: An argument is not what stands here, a parameter was replaced by another object, or the run
+                has thrown this island out.
+            LocalProtocolError: The island has left.
+        """
+        island = self._island
+        if isinstance(loss, torch.Tensor):
+            loss = loss_leaf(loss)
+        cursor = island.inner_step + 1 if cursor is None else cursor
+        island.step(self._leaves, tokens=tokens, loss=loss, state=(self._state, cursor))
+        if island.reset_optimizer:
+            self._state.reset()
+
+    def close(self) -> None:
+        """Ends training: hands over what is left, leaves; the module then has the run's final parameters.
+
+        Before the run is :attr:`done` it leaves as soon as the aggregator has what is left.
+        """
+        self._island.close(self._leaves)
+        self._end()
+
+    def pause(self, cursor: int | None = None, *, reason: str = "paused") -> None:
+        """Leaves for a while: the next process of this island goes on as if this one had only been silent.
+
+        Args:
+            cursor: As for the next :meth:`step`.
+            reason: For people.
+        """
+        at = self._island.inner_step if cursor is None else cursor
+        self._island.pause(self._leaves, (self._state, at), reason=reason)
+        self._end()
+
+    def save(self, cursor: int | None = None) -> None:
+        """Writes a checkpoint now; without ``state_dir``, or before a step, does nothing."""
+        self._island.save(self._leaves, (self._state, self._island.inner_step if cursor is None else cursor))
+
+    def leave(self, reason: str = "the process ends") -> None:
+        """Says goodbye, if that was not done yet: nobody waits for this island from then on."""
+        self._island.leave(reason)
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is None:
+            self.close()
+        self._island.__exit__(exc_type, exc, trace)
+        self._end()
+
+    def _before_step(self, *_: Any) -> None:
+        """Before an optimizer writes: waits for the copies of what it writes to."""
+        copies = self._copies
+        assert copies is not None
+        before_s = copies.waited_s
+        copies.settle()
+        self._island.waited(copies.waited_s - before_s)
+
+    def _end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._copies is not None:
+            self._copies.close()
+            self._copies = None
+
+    # --- what a loop may want to know -------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """This island's name."""
+        return self._island.id
+
+    @property
+    def share(self) -> DataShare:
+        """Its part of the data: a live view; changes only within :meth:`step`."""
+        return self._island.share
+
+    @property
+    def restored(self) -> str | None:
+        """Where the optimizers' state came from."""
+        return self._island.restored
+
+    @property
+    def restored_cursor(self) -> int | None:
+        """The data cursor in that checkpoint; None if there was no checkpoint."""
+        return self._island.restored_cursor
+
+    @property
+    def reset_optimizer(self) -> bool:
+        """Whether the last :meth:`step` replaced spoilt parameters, and let the optimizers begin afresh."""
+        return self._island.reset_optimizer
+
+    @property
+    def inner_step(self) -> int:
+        """Steps run so far, over all lives of the island."""
+        return self._island.inner_step
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained so far, likewise."""
+        return self._island.tokens
+
+    @property
+    def done(self) -> bool:
+        """True when the run needs no more steps: call :meth:`close`."""
+        return self._island.done
+
+    @property
+    def schedule(self) -> Schedule:
+        """The progress of the whole run in steps of this island, for learning rates."""
+        return self._island.schedule
+
+    @property
+    def schedule_step(self) -> int:
+        """``schedule.step``, for schedules that know their own end."""
+        return self._island.schedule_step
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment in the local parameters."""
+        return self._island.versions
+
+    @property
+    def sync_share(self) -> float:
+        """Part of this thread's time after the first step that synchronisation took, waits for copies included."""
+        return self._island.sync_share
+
+    @property
+    def heard_ago_s(self) -> float | None:
+        """Seconds since anything came from the broker; None if nothing has."""
+        return self._island.heard_ago_s

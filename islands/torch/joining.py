@@ -1,0 +1,127 @@
+"""Joins a run with a PyTorch module: :func:`join`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import islands
+from broker.wire.errors import ConfigError
+from islands.torch.copies import CopyThread
+from islands.torch.island import TorchIsland
+from islands.torch.modules import kinds_of, leaves_of, unwrapped
+from islands.torch.optimizer_state import OptimizerState
+
+
+def join(
+    address: str | Sequence[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    scaler: Any = None,
+    background_copies: bool = True,
+    run: str = "atoll",
+    kinds: Mapping[str, str] | None = None,
+    unit_axes: Mapping[str, int] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    island_id: str = "",
+    tokens_per_step: int = 0,
+    inner_optimizer: str = "",
+    recipe: Mapping[str, Any] | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    checkpoint_interval_s: float = 60.0,
+    donor_wait_s: float = 60.0,
+    timeout_s: float = 120.0,
+    broker_silent_s: float = 2.0,
+    max_message_bytes: int = 1 << 30,
+    check: Callable[[], None] = lambda: None,
+) -> TorchIsland:
+    """Joins a run; returns once the run's parameters, and the optimizer's state if there is one, are in place.
+
+        with islands.torch.join("tcp://hub:7001", model, optimizer, tokens_per_step=4096) as island:
+            for batch in data(island.share):
+                ...
+                optimizer.step()
+                island.step(tokens=4096, loss=loss)
+                if island.done:
+                    break
+        # The module has the run's final parameters.
+
+    What is not listed here is as in :func:`islands.join`.
+
+    Args:
+        address: The broker's control address, or several.
+        model: On the CPU or on CUDA devices of this process. Parameters without a gradient are frozen, buffers local:
+            each island's own, in its checkpoint. If this island is the first, its values become version 0.
+        optimizer: One that steps the model's parameters, or several in a list. Its state is in checkpoints, and may
+            come from another island that has the same optimizer. None: it is in neither.
+        scaler: The gradient scaler, if there is one; likewise.
+        background_copies: On the CPU, larger fragments are copied by a thread while the next gradients are computed.
+            Parameters must then change between two calls of :meth:`TorchIsland.step` in ``optimizer.step`` alone.
+            False: for loops that write to them at other times too, such as averages that take their place.
+        inner_optimizer: Its name for the run's recipe. Empty: that of the class, such as ``adamw``.
+
+    Raises:
+        ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
+        RunEnded: The run is over, and its aggregator has gone.
+        Unavailable: The run stayed silent, or for all that time had no room or no leader.
+    """
+    _refuse_several_processes()
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(_sequence(optimizer))
+    plain = unwrapped(model)
+    copies = CopyThread() if background_copies and optimizers else None
+    leaves = leaves_of(plain, copier=copies)
+    state = OptimizerState(optimizers, scaler, copier=copies)
+    island = islands.join(
+        address,
+        leaves,
+        run=run,
+        kinds=kinds_of(plain, kinds),
+        unit_axes=unit_axes,
+        key=key,
+        insecure=insecure,
+        island_id=island_id,
+        tokens_per_step=tokens_per_step,
+        inner_optimizer=inner_optimizer or _name_of(optimizers),
+        recipe=recipe,
+        state_dir=state_dir,
+        checkpoint_interval_s=checkpoint_interval_s,
+        donor_wait_s=donor_wait_s,
+        timeout_s=timeout_s,
+        broker_silent_s=broker_silent_s,
+        max_message_bytes=max_message_bytes,
+        check=check,
+    )
+    try:
+        return TorchIsland(island, leaves, state, copies)
+    except BaseException as err:
+        island.leave(f"failed: {type(err).__name__}")
+        raise
+
+
+def _sequence(optimizer: Any) -> Sequence[Any]:
+    if optimizer is None:
+        return ()
+    return optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+
+
+def _name_of(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Returns the name by which a run chooses what its recipe leaves open; with Muon the rest has another one."""
+    names = [type(each).__name__.lower() for each in optimizers]
+    return "muon" if "muon" in names else next(iter(names), "")
+
+
+def _refuse_several_processes() -> None:
+    """Raises ConfigError where this process is one of several that train one model together."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    world = distributed.get_world_size()
+    if world > 1:
+        cure = "an island of several processes does not work yet: let each process join as an island of its own,"
+        cure += " without torch.distributed"
+        raise ConfigError("torch.distributed", f"a world of {world} processes", cure)

@@ -1,0 +1,150 @@
+"""A module's parameters and buffers as a tree of leaves, by the names of its ``state_dict``.
+
+The tree is flat: ``{"layers.0.weight": leaf, ...}``. So an exported model loads with ``load_state_dict``, and an island
+of JAX or numpy whose tree is a dict of these names and shapes has the same manifest. A tensor with two names (tied
+weights) is one leaf. Parameters without a gradient are frozen, buffers are local; ``kinds`` overrides both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind
+from islands import arguments
+from islands.torch.tensors import Copier, TensorLeaf, numpy_dtype
+
+#: Of a tree of tensors, or of arrays: what joins instead.
+_NO_MODULE = "must be a torch.nn.Module; a tree of numpy or JAX arrays joins with islands.join"
+_MIXED = "holds arrays of numpy or JAX beside tensors of torch: join with one sort, such as tensor.detach().numpy()"
+
+
+class PlacedLeaf(TensorLeaf):
+    """A parameter or buffer of a module, under one or more names.
+
+    Args:
+        tensor: As it was at the join.
+        places: Modules that hold it, with the attribute's name in each.
+        buffer: Modules may replace their buffers by others of the same form; parameters stay the same objects.
+        copier: Of the island.
+        owner: As in :class:`islands.torch.tensors.TensorLeaf`.
+    """
+
+    __slots__ = ("_buffer", "_name", "_places")
+
+    def __init__(
+        self, name: str, tensor: torch.Tensor, *, buffer: bool, copier: Copier | None = None, owner: Any = None
+    ) -> None:
+        super().__init__(tensor, copier=None if buffer else copier, owner=owner)  # a forward pass writes to buffers
+        self._buffer, self._name = buffer, name
+        self._places: list[tuple[torch.nn.Module, str]] = []
+
+    def stands_in(self, module: torch.nn.Module, attribute: str) -> None:
+        """Takes note of a place."""
+        self._places.append((module, attribute))
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that the module has now.
+
+        Raises:
+            ConfigError: It has another parameter than at the join, or a buffer of another form.
+        """
+        for module, attribute in self._places:
+            found: Any = getattr(module, attribute, None)
+            if found is self._tensor:
+                continue
+            alike = isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (self.shape, self._tensor.dtype)
+            if self._buffer and alike:
+                return found
+            cure = "is another object than at the join: write into parameters (p.copy_, p.data), never replace them"
+            raise ConfigError(f"params {self._name}", arguments.shown(found), cure)
+        return self._tensor
+
+
+def unwrapped(model: Any) -> torch.nn.Module:
+    """Returns the module that a user has written, without what compiles it or spreads it over processes.
+
+    Raises:
+        ConfigError: It is no module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError("model", type(model).__name__, _MIXED if _is_mixed(model) else _NO_MODULE)
+    if hasattr(model, "_orig_mod"):
+        return unwrapped(model._orig_mod)
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+        return unwrapped(model.module)
+    return model
+
+
+def _is_mixed(tree: Any) -> bool:
+    values = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
+    return len({isinstance(value, torch.Tensor) for value in values}) == 2
+
+
+def leaves_of(model: torch.nn.Module, *, copier: Copier | None = None, owner: Any = None) -> dict[str, PlacedLeaf]:
+    """Returns the parameters and persistent buffers of a module as leaves.
+
+    Raises:
+        ConfigError: One has no values here, or is of a sort that does not join; names it and the cure.
+    """
+    leaves: dict[str, PlacedLeaf] = {}
+    known: dict[int, PlacedLeaf] = {}
+    for name, module, attribute, tensor, buffer in _tensors_of(model):
+        _check(name, tensor)
+        if id(tensor) not in known:
+            known[id(tensor)] = PlacedLeaf(name, tensor, buffer=buffer, copier=copier, owner=owner)
+        leaf = leaves[name] = known[id(tensor)]
+        leaf.stands_in(module, attribute)
+    return leaves
+
+
+def kinds_of(model: torch.nn.Module, kinds: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns the kinds of a join: those given, then frozen parameters and local buffers by their names."""
+    found = arguments.mapping("kinds", kinds)
+    for name, _, _, tensor, buffer in _tensors_of(model):
+        if buffer or not tensor.requires_grad:
+            found.setdefault(f"^{re.escape(name)}$", str(Kind.LOCAL if buffer else Kind.FROZEN))
+    return found
+
+
+def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor, bool]]:
+    """Yields (name, module, attribute, tensor, whether it is a buffer), a tied one under each of its names."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                yield dot + attribute, module, attribute, parameter, False
+        for attribute, buffer in module._buffers.items():
+            if buffer is not None and attribute not in module._non_persistent_buffers_set:
+                yield dot + attribute, module, attribute, buffer, True
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    field, shown = f"params {name}", arguments.shown(tensor) if not _is_lazy(tensor) else type(tensor).__name__
+    if _is_lazy(tensor):
+        raise ConfigError(field, shown, "has no shape yet: call the model with one batch before the join")
+    if tensor.is_meta:
+        cure = "is on the meta device and has no values: model.to_empty(device=...) and initialise or load it first"
+        raise ConfigError(field, shown, cure)
+    if hasattr(tensor, "device_mesh"):
+        cure = "is spread over several processes (FSDP, tensor parallelism), which does not join yet: use"
+        cure += " a model that each process holds whole"
+        raise ConfigError(field, shown, cure)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        cure = (
+            "is no plain tensor, and none is made of it: freeze nothing of it into the module, or dequantise it first"
+        )
+        raise ConfigError(field, f"{type(tensor).__name__} {shown}", cure)
+    if numpy_dtype(tensor.dtype) is None:
+        raise ConfigError(field, shown, "has a dtype that no array has: convert it, such as tensor.to(torch.bfloat16)")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ConfigError(field, f"{shown} on {tensor.device}", "must be on a CPU or a CUDA device: model.to('cuda')")
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)

@@ -1,0 +1,133 @@
+"""Tasks of PyTorch: :func:`task` turns a module, an optimizer and a loss into an :class:`islands.Task`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from islands import arguments
+from islands.tasks.task import Batch, DataShare, Schedule, Task
+from islands.torch.modules import PlacedLeaf, kinds_of, leaves_of
+from islands.torch.optimizer_state import OptimizerState
+from islands.torch.tensors import loss_leaf
+
+Params = Mapping[str, PlacedLeaf]
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """One module with its optimizer; its leaves name it as their owner."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    state: OptimizerState
+
+
+def task(
+    *,
+    model: Callable[[], torch.nn.Module],
+    loss: Callable[[torch.nn.Module, Batch], torch.Tensor],
+    optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+    data: Callable[[DataShare], Iterator[Batch]],
+    evaluate: Callable[[torch.nn.Module], float | Mapping[str, float]],
+    tokens_per_step: int,
+    learning_rate: Callable[[Schedule], float] | None = None,
+    kinds: Mapping[str, str] | None = None,
+    unit_axes: Mapping[str, int] | None = None,
+    device: str = "",
+    describe: str = "",
+    metrics: Mapping[str, str] | None = None,
+) -> Task:
+    """Returns a task that trains a module.
+
+    Args:
+        model: Builds the module; torch's random generators have the run's seed then.
+        loss: (module, batch) -> mean loss, a tensor of one element. Batches are moved to the device here.
+        optimizer: module -> its optimizer.
+        data: share -> batches, as for :class:`islands.Task`.
+        evaluate: module -> held-out loss, or named metrics; without gradients, the module in evaluation mode.
+        tokens_per_step: Tokens in one batch.
+        learning_rate: Progress of the whole run -> rate of all groups; None: that of the optimizer stays.
+        kinds: As for :func:`islands.torch.join`.
+        unit_axes: Likewise.
+        device: Where to train. Empty: the first CUDA device, or the CPU where there is none.
+        describe: One line; empty: the number of parameters.
+        metrics: As for :class:`islands.Task`.
+    """
+    for name, function in (("model", model), ("loss", loss), ("optimizer", optimizer)):
+        arguments.function(name, function, "must be a function: see islands.torch.task")
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def build(seed: int) -> _Training:
+        with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+            torch.manual_seed(seed)
+            module = model().to(where)
+        made = optimizer(module)
+        return _Training(module, made, OptimizerState([made]))
+
+    ready = {0: build(0)}  # whose names and kinds are the task's; the first that is asked for
+
+    def init(seed: int) -> tuple[Params, OptimizerState]:
+        training = ready.pop(seed, None) or build(seed)
+        return leaves_of(training.module, owner=training), training.state
+
+    def train(
+        params: Params, state: OptimizerState, batch: Batch, schedule: Schedule
+    ) -> tuple[Params, OptimizerState, Any]:
+        training = _of(params)
+        if learning_rate is not None:
+            for group in training.optimizer.param_groups:
+                group["lr"] = learning_rate(schedule)
+        training.module.train()
+        training.optimizer.zero_grad(set_to_none=True)
+        value = loss(training.module, _moved(batch, where))
+        value.backward()
+        training.optimizer.step()
+        return params, state, loss_leaf(value)
+
+    def evaluated(params: Params) -> float | Mapping[str, float]:
+        module = _of(params).module
+        module.eval()
+        with torch.no_grad():
+            return evaluate(module)
+
+    def fresh_optimizer(params: Params) -> OptimizerState:
+        state = _of(params).state
+        state.reset()
+        return state
+
+    first = ready[0]
+    num_parameters = sum(parameter.numel() for parameter in first.module.parameters())
+    return Task(
+        init=init,
+        train=train,
+        data=data,
+        evaluate=evaluated,
+        tokens_per_step=tokens_per_step,
+        fresh_optimizer=fresh_optimizer,
+        kinds=kinds_of(first.module, kinds),
+        unit_axes=unit_axes or {},
+        describe=describe or f"{num_parameters:,} parameters, {tokens_per_step} tokens per step, on {where}",
+        metrics=metrics or {},
+        inner_optimizer=type(first.optimizer).__name__.lower(),
+    )
+
+
+def _of(params: Params) -> _Training:
+    training = next(iter(params.values())).owner
+    assert isinstance(training, _Training)
+    return training
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """Returns a batch on the device: tensors, and arrays of numpy, in any nest of tuples, lists and dicts."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(_moved(value, device) for value in batch)
+    return torch.from_numpy(batch).to(device) if hasattr(batch, "__array_interface__") else batch

@@ -1,0 +1,392 @@
+"""Tensors of PyTorch as leaves that change in place: copies, installation, and the way to numpy and back.
+
+On a GPU copies are made on the caller's stream, with an event behind them; a worker thread takes them to the host on a
+stream of its own. So the training thread dispatches and goes on, and its stream never waits for the host's memory. On
+the CPU larger copies are made by a thread, while the next step computes its gradients (:mod:`islands.torch.copies`).
+
+bfloat16 and smaller floats pass through views of integers, since numpy knows them by ml_dtypes alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from islands.arrays.in_place import InPlaceLeaf
+from islands.hosts.regions import Spread
+
+Array = npt.NDArray[Any]
+
+#: Of torch -> of numpy.
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    torch.from_numpy(np.zeros(1, dtype)).dtype: np.dtype(dtype)
+    for dtype in ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+}
+#: Of torch -> of ml_dtypes, and the integers that both are viewed as.
+_BY_INTEGERS: dict[torch.dtype, tuple[np.dtype[Any], np.dtype[Any], torch.dtype]] = {
+    torch.bfloat16: (np.dtype(ml_dtypes.bfloat16), np.dtype(np.int16), torch.int16),
+    torch.float8_e4m3fn: (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.uint8), torch.uint8),
+    torch.float8_e5m2: (np.dtype(ml_dtypes.float8_e5m2), np.dtype(np.uint8), torch.uint8),
+}
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Returns what numpy calls a dtype of torch; None for those that it has not, such as quantised ones."""
+    return _BY_INTEGERS[dtype][0] if dtype in _BY_INTEGERS else _NUMPY.get(dtype)
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Returns a tensor on the CPU as a numpy array that shares its memory."""
+    tensor = tensor.detach()
+    if tensor.dtype in _BY_INTEGERS:
+        dtype, _, integers = _BY_INTEGERS[tensor.dtype]
+        viewed: Array = tensor.view(integers).numpy().view(dtype)
+        return viewed
+    array: Array = tensor.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def as_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns a numpy array as a tensor on the CPU; it shares memory that can be written to, and is a copy of other.
+
+    Args:
+        array: Of any dtype that torch has.
+        dtype: Of the tensor; None: as the array's.
+    """
+    array = np.array(array, order="C", copy=None if array.flags.writeable else True)
+    by_integers = {known: (plain, name) for name, (known, plain, _) in _BY_INTEGERS.items()}
+    if array.dtype in by_integers:
+        plain, name = by_integers[array.dtype]
+        tensor = torch.from_numpy(array.view(plain)).view(name)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+class Copier(Protocol):
+    """Makes copies on the CPU beside the training thread."""
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[Future[torch.Tensor]]:
+        """Returns copies of the values of now, as they will be."""
+
+    def settle(self) -> None:
+        """Waits until the tensors may be written to."""
+
+
+class TensorLeaf(InPlaceLeaf):
+    """A tensor as a leaf.
+
+    Args:
+        tensor: Of a dtype that numpy has (:func:`numpy_dtype`).
+        copier: Makes its larger copies on the CPU; None: the training thread does.
+        owner: What it is part of, for those who find it in a tree.
+    """
+
+    __slots__ = ("_tensor", "copier", "owner")
+
+    def __init__(self, tensor: torch.Tensor, *, copier: Copier | None = None, owner: Any = None) -> None:
+        self._tensor = tensor
+        self.copier = copier
+        self.owner = owner
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor."""
+        return self._tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return tuple(self._tensor.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As numpy calls it."""
+        found = numpy_dtype(self._tensor.dtype)
+        assert found is not None, self._tensor.dtype
+        return found
+
+    def copies(self, leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
+        """Returns copies; on a device they are dispatched, on the CPU made by the copier unless wanted at once."""
+        return _copies(leaves, at_once=at_once)
+
+    def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
+        """Writes a version into the tensors; on a device this is dispatched."""
+        for copier in {id(each): each for each in map(_copier_of, leaves) if each is not None}.values():
+            copier.settle()
+        tensors = [_tensor_of(leaf) for leaf in leaves]
+        with torch.no_grad():
+            for numbers in _by_device(tensors):
+                here, theirs = [tensors[i] for i in numbers], [placed[i] for i in numbers]
+                if here[0].is_cuda:
+                    for each in theirs:  # their memory is another stream's
+                        each.record_stream(torch.cuda.current_stream(each.device))
+                _install(here, theirs, keep)
+
+    def place(self, value: Array) -> torch.Tensor:
+        """Puts an array on the tensor's device; waits until it is there."""
+        tensor, device = as_tensor(value), self.tensor.device
+        if device.type == "cpu":
+            return tensor
+        stream = _stream_of(device)
+        with torch.cuda.stream(stream):
+            placed = tensor.to(device)
+        stream.synchronize()
+        return placed
+
+    def place_positions(self, positions: npt.NDArray[np.int32]) -> tuple[torch.Tensor, ...]:
+        """Returns the positions as indices on the tensor's device."""
+        return tuple(self.place(row) for row in positions.astype(np.int64))
+
+    def sample(self, positions: tuple[torch.Tensor, ...]) -> InPlaceLeaf:
+        """Returns a copy of a few elements."""
+        found = self.tensor.detach()[positions]
+        return DeviceCopy(found, _event_of(found)) if found.is_cuda else TensorLeaf(found)
+
+    def to_host(self) -> Array:
+        """Returns the elements; a view of them where they are on the CPU."""
+        tensor = self.tensor.detach()
+        return as_array(tensor if tensor.device.type == "cpu" else tensor.cpu())
+
+    def rows(self, start: int, stop: int) -> InPlaceLeaf:
+        """Returns some rows as a leaf."""
+        return Rows(self, start, stop)
+
+    def written(self, value: Array | Spread) -> InPlaceLeaf:
+        """Writes an array into the tensor; returns the leaf."""
+        if self.copier is not None:
+            self.copier.settle()
+        with torch.no_grad():
+            self.tensor.copy_(as_tensor(np.asarray(value).reshape(self.shape)))
+        return self
+
+
+class Rows(TensorLeaf):
+    """Some rows of another leaf's tensor.
+
+    Args:
+        of: The leaf.
+        start: The first row.
+        stop: The one behind the last.
+    """
+
+    __slots__ = ("_of", "_rows")
+
+    def __init__(self, of: TensorLeaf, start: int, stop: int) -> None:
+        super().__init__(of.tensor.detach()[start:stop], copier=of.copier, owner=of.owner)
+        self._of, self._rows = of, slice(start, stop)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """A view of the tensor that the leaf has now."""
+        return self._of.tensor.detach()[self._rows]
+
+
+class DeviceCopy(TensorLeaf):
+    """A copy on a GPU, perhaps still under way there.
+
+    Args:
+        tensor: On the device.
+        event: On the stream that makes it, behind it.
+    """
+
+    __slots__ = ("_event",)
+
+    def __init__(self, tensor: torch.Tensor, event: Any) -> None:
+        super().__init__(tensor)
+        self._event = event
+
+    def to_host(self) -> Array:
+        """Returns the elements, by a stream of its own: not by one that would wait for later steps."""
+        stream = _stream_of(self.tensor.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._event)
+            here = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, pin_memory=True)
+            here.copy_(self.tensor, non_blocking=True)
+            done = _event_of(self.tensor)
+        done.synchronize()
+        return as_array(here)
+
+    # --- as a loss: what islands.session.exchange asks of a value on a device -----------------------------------
+
+    def is_ready(self) -> bool:
+        """Whether it is computed."""
+        ready: bool = self._event.query()
+        return ready
+
+    def block_until_ready(self) -> None:
+        """Waits until it is computed."""
+        self._event.synchronize()
+
+    def __float__(self) -> float:
+        return float(self.to_host())
+
+
+class LateCopy(TensorLeaf):
+    """A copy on the CPU that a thread makes.
+
+    Args:
+        like: Of whose shape and dtype it is.
+        future: Of the copy.
+    """
+
+    __slots__ = ("_future",)
+
+    def __init__(self, like: torch.Tensor, future: Future[torch.Tensor]) -> None:
+        super().__init__(like)
+        self._future = future
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The copy; waits for it."""
+        return self._future.result()
+
+
+class Blank(InPlaceLeaf):
+    """A tensor that is yet to be: a form without values.
+
+    Args:
+        shape: Of the tensor.
+        dtype: Of torch.
+        device: Where it will be.
+    """
+
+    __slots__ = ("_device", "_dtype", "_shape")
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._dtype, self._device = tuple(shape), dtype, device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As numpy calls it."""
+        found = numpy_dtype(self._dtype)
+        assert found is not None
+        return found
+
+    def copies(self, leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
+        """Returns copies; what is blank has no values, and stays."""
+        return _copies(leaves, at_once=at_once)
+
+    def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
+        """Never called: no parameter is blank."""
+        raise TypeError("a blank leaf has no values")
+
+    def place(self, value: Array) -> torch.Tensor:
+        """Returns an array as a tensor on the device."""
+        return as_tensor(value, self._dtype).to(self._device)
+
+    def place_positions(self, positions: npt.NDArray[np.int32]) -> Any:
+        """Never called: no parameter is blank."""
+        raise TypeError("a blank leaf has no values")
+
+    def sample(self, positions: Any) -> InPlaceLeaf:
+        """Never called: no parameter is blank."""
+        raise TypeError("a blank leaf has no values")
+
+    def to_host(self) -> Array:
+        """Returns zeros, in the memory of one."""
+        return np.broadcast_to(np.zeros((), self.dtype), self._shape)
+
+    def rows(self, start: int, stop: int) -> InPlaceLeaf:
+        """Returns some rows, as blank."""
+        return Blank((stop - start, *self._shape[1:]), self._dtype, self._device)
+
+    def written(self, value: Array | Spread) -> InPlaceLeaf:
+        """Returns a leaf with a new tensor of these values."""
+        return TensorLeaf(self.place(np.array(value).reshape(self._shape)))
+
+
+def loss_leaf(loss: torch.Tensor) -> Any:
+    """Returns a loss for others to read, later and elsewhere; never waits for a device."""
+    value = loss.detach()
+    return DeviceCopy(value.clone(), _event_of(value)) if value.is_cuda else float(value)
+
+
+def _copies(leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
+    found: dict[int, InPlaceLeaf] = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Blank)}
+    tensors = {i: _tensor_of(leaf) for i, leaf in enumerate(leaves) if i not in found}
+    late: list[int] = []
+    for i, tensor in tensors.items():
+        if not tensor.is_cuda:
+            if not at_once and _copier_of(leaves[i]) is not None:
+                late.append(i)
+            else:
+                found[i] = TensorLeaf(tensor.detach().clone())
+    if late:
+        copier = _copier_of(leaves[late[0]])
+        assert copier is not None
+        copies = copier.take([tensors[i] for i in late])
+        found |= {i: LateCopy(tensors[i], copy) for i, copy in zip(late, copies, strict=True)}
+    on_device = [i for i, tensor in tensors.items() if tensor.is_cuda]
+    for group in _by_device([tensors[i] for i in on_device]):
+        numbers = [on_device[i] for i in group]
+        found.update(zip(numbers, _copies_on([tensors[i] for i in numbers]), strict=True))
+    return [found[i] for i in range(len(leaves))]
+
+
+def _tensor_of(leaf: InPlaceLeaf) -> torch.Tensor:
+    assert isinstance(leaf, TensorLeaf), type(leaf)
+    return leaf.tensor
+
+
+def _copier_of(leaf: InPlaceLeaf) -> Copier | None:
+    return leaf.copier if isinstance(leaf, TensorLeaf) else None
+
+
+def _by_device(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Returns the numbers of the tensors on each device."""
+    groups: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(tensor.device, []).append(i)
+    return list(groups.values())
+
+
+def _copies_on(tensors: Sequence[torch.Tensor]) -> list[InPlaceLeaf]:
+    """Dispatches copies of tensors on one GPU, those of one dtype together."""
+    copies: list[torch.Tensor] = [torch.empty_like(x, requires_grad=False) for x in tensors]
+    with torch.no_grad():
+        torch._foreach_copy_(copies, [x.detach() for x in tensors])
+    event = _event_of(tensors[0])
+    return [DeviceCopy(x, event) for x in copies]
+
+
+def _install(tensors: Sequence[torch.Tensor], placed: Sequence[torch.Tensor], keep: float) -> None:
+    if keep == 0:
+        torch._foreach_copy_(list(tensors), list(placed))
+        return
+    alike = [i for i, (x, move) in enumerate(zip(tensors, placed, strict=True)) if x.dtype == move.dtype]
+    if alike:
+        ours = [tensors[i] for i in alike]
+        if keep != 1:
+            torch._foreach_mul_(ours, keep)  # and no fused product: the host computes the same sum once more
+        torch._foreach_add_(ours, [placed[i] for i in alike])
+    for i in set(range(len(tensors))).difference(alike):
+        wide = tensors[i].to(placed[i].dtype)
+        if keep != 1:
+            wide.mul_(keep)
+        tensors[i].copy_(wide.add_(placed[i]))
+
+
+def _event_of(tensor: torch.Tensor) -> Any:
+    """Returns an event behind what the current stream of the tensor's device has been given."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event
+
+
+@functools.cache
+def _stream_of(device: torch.device) -> Any:
+    """Returns the stream on which values go to the host and come from it."""
+    return torch.cuda.Stream(device)

@@ -1,0 +1,108 @@
+"""Tasks of PyTorch, and the examples: the loop stays a loop, and the task runs with ``up``."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tokenize
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from broker.wire.errors import ConfigError
+from islands.tasks.evaluate import place
+from islands.tasks.task import DataShare, Schedule, held_out_loss, load_task
+from tests.integration.test_island_loop import WAIT_S, Hub
+from tests.local_run import ops
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+MARK = "# atoll"
+pytestmark = pytest.mark.timeout(600)
+
+
+def trained(task, steps):
+    params, state = task.init(0)
+    for number, batch in enumerate(islice(task.data(DataShare(index=0, count=1)), steps)):
+        params, state, loss = task.train(params, state, batch, Schedule(number, steps))
+    return params, state, loss
+
+
+def test_the_example_task_learns_and_the_same_seed_begins_alike():
+    task = load_task("examples.torch_task:task", {})
+    before = held_out_loss(task, task.init(0)[0])
+    params, _, loss = trained(task, 300)
+    assert held_out_loss(task, params) < 0.7 * before
+    assert isinstance(loss, float)
+    one, two, other = (task.init(seed)[0]["0.weight"].to_host() for seed in (3, 3, 4))
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, other)
+
+
+def test_making_initial_parameters_leaves_the_random_numbers_of_training_alone():
+    task = load_task("examples.torch_task:task", {})
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    task.init(9)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_an_exported_model_is_evaluated_in_the_tasks_own_module():
+    task = load_task("examples.torch_task:task", {})
+    params, _, _ = trained(task, 100)
+    arrays = {name: leaf.to_host().copy() for name, leaf in params.items() if name.endswith(("weight", "bias"))}
+    again = load_task("examples.torch_task:task", {})
+    placed = place(again, arrays, source="a run")
+    assert np.array_equal(placed["3.weight"].to_host(), arrays["3.weight"])
+    assert held_out_loss(again, placed) < held_out_loss(again, load_task("examples.torch_task:task", {}).init(0)[0]) * 2
+
+
+def test_a_fresh_optimizer_has_seen_no_step():
+    task = load_task("examples.torch_task:task", {})
+    params, state, _ = trained(task, 3)
+    assert state.optimizers[0].state
+    assert task.fresh_optimizer(params) is state
+    assert not state.optimizers[0].state
+
+
+def test_options_of_the_example_are_checked():
+    with pytest.raises(ConfigError, match=r"task.hidden = 0"):
+        load_task("examples.torch_task:task", {"hidden": 0})
+
+
+def test_the_loop_is_joined_by_six_lines_at_most():
+    source = ROOT / "examples" / "torch_loop.py"
+    marked = {n for n, line in enumerate(source.read_text().splitlines(), 1) if line.endswith(MARK)}
+    assert 0 < len(marked) <= 6
+    with tokenize.open(source) as file:
+        names = {(t.string, t.start[0]) for t in tokenize.generate_tokens(file.readline) if t.type == tokenize.NAME}
+    assert {line for name, line in names if name in ("island", "islands")} <= marked, "whatever needs Atoll is marked"
+
+
+def test_the_loop_trains_in_a_process_without_jax_and_its_loss_falls(tmp_path):
+    code = (
+        "import sys, runpy\n"
+        "sys.argv = ['torch_loop', sys.argv[1], '--run', 'demo']\n"
+        "runpy.run_module('examples.torch_loop', run_name='__main__')\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    with Hub(tmp_path / "store", total_tokens=256 * 60, fragments=1, sync_interval=10) as hub:
+        done = subprocess.run(
+            [sys.executable, "-c", code, hub.address],
+            cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=4 * WAIT_S,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"done: loss ([\d.]+) nats per byte", done.stdout).group(1)) < 4.5, "5.5 at random"
+
+
+def test_up_runs_two_islands_of_the_example_task_and_the_loss_falls(tmp_path):
+    options = ["--islands", 2, "--tokens", 40_000, "--run-dir", tmp_path / "run", "--json"]
+    done = ops("up", "--task", "examples.torch_task:task", *options, within_s=500, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["loss"]["after"] < 0.6 * report["loss"]["before"], report

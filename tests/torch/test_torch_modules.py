@@ -1,0 +1,133 @@
+"""Modules as trees: names, ties, frozen parameters, buffers, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import islands.torch
+from broker.wire.errors import ConfigError
+from islands.arrays.partition import tensor_specs
+from islands.arrays.placement import Parameters
+from islands.torch.modules import kinds_of, leaves_of, unwrapped
+
+
+class Tied(nn.Module):
+    """An embedding that is the output head too, and a cache that is in no state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 30)
+        self.norm = nn.BatchNorm1d(30)
+        self.head = nn.Linear(30, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("cache", torch.zeros(5), persistent=False)
+
+    def forward(self, x):
+        return self.head(self.norm(self.embed(x)))
+
+
+def test_names_are_those_of_the_state_dict():
+    model = Tied()
+    assert leaves_of(model).keys() == model.state_dict().keys()
+
+
+def test_tied_weights_are_one_leaf_with_the_first_name():
+    leaves = leaves_of(Tied())
+    assert leaves["head.weight"] is leaves["embed.weight"]
+    specs = tensor_specs(leaves, kinds_of(Tied(), None))
+    assert [spec.name for spec in specs if "weight" in spec.name] == ["embed.weight", "norm.weight"]
+    assert Parameters(leaves).tied == (), "one object cannot become two"
+
+
+def test_the_specs_are_those_of_a_dict_of_numpy_arrays_with_the_same_names():
+    model = Tied().to(torch.bfloat16)
+    arrays = {name: x.float().numpy() for name, x in model.state_dict(keep_vars=False).items()}
+    arrays["head.weight"] = arrays["embed.weight"]
+    here = [(s.name, s.shape, s.kind) for s in tensor_specs(leaves_of(model), kinds_of(model, None))]
+    there = [(s.name, s.shape, s.kind) for s in tensor_specs(arrays, kinds_of(model, None))]
+    assert here == there
+    assert {s.dtype for s in tensor_specs(leaves_of(model), kinds_of(model, None)) if s.kind != "local"} == {"bfloat16"}
+
+
+def test_buffers_are_local_and_parameters_without_a_gradient_frozen_unless_kinds_says_otherwise():
+    model = Tied()
+    model.norm.bias.requires_grad_(False)
+    kinds = {s.name: str(s.kind) for s in tensor_specs(leaves_of(model), kinds_of(model, None))}
+    assert kinds["norm.bias"] == "frozen"
+    assert {name for name, kind in kinds.items() if kind == "local"} == {
+        "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
+    }  # fmt: skip
+    given = {"norm.bias": "local", "running_mean": "mean"}
+    kinds = {s.name: str(s.kind) for s in tensor_specs(leaves_of(model), kinds_of(model, given))}
+    assert (kinds["norm.bias"], kinds["norm.running_mean"]) == ("local", "mean")
+
+
+def test_a_compiled_module_has_the_names_of_the_module_inside():
+    model = Tied()
+    assert unwrapped(torch.compile(model, backend="eager")) is model
+
+
+def test_a_buffer_that_a_module_replaces_is_followed_and_a_parameter_that_is_replaced_is_told():
+    model = Tied()
+    leaves = leaves_of(model)
+    model.norm.running_mean = torch.full((30,), 2.0)
+    assert leaves["norm.running_mean"].to_host()[0] == 2
+    model.head.weight = nn.Parameter(torch.zeros(50, 30))
+    with pytest.raises(ConfigError, match=r"params embed.weight = .*never replace them"):
+        leaves["embed.weight"].to_host()
+
+
+def on_meta():
+    with torch.device("meta"):
+        return nn.Linear(3, 2)
+
+
+def sparse():
+    model = nn.Linear(3, 2)
+    model.weight = nn.Parameter(torch.eye(3).to_sparse())
+    return model
+
+
+REFUSED = {
+    "on the meta device": (on_meta, r"params weight = .*float32\[2, 3\].* is on the meta device .*to_empty\(device"),
+    "lazy": (lambda: nn.LazyLinear(3), r"params weight = .*has no shape yet: call the model with one batch"),
+    "a dict of tensors": (lambda: {"w": torch.ones(2)}, r"model = 'dict'.*must be a torch.nn.Module"),
+    "a dict of tensors and arrays": (
+        lambda: {"w": torch.ones(2), "v": np.ones(2)},
+        r"model = 'dict'.*arrays of numpy or JAX beside tensors of torch.*tensor.detach\(\).numpy\(\)",
+    ),
+    "a sparse parameter": (sparse, r"params weight = .*is no plain tensor"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_join_is_refused_by_name_before_anything_is_connected(name):
+    make, said = REFUSED[name]
+    with pytest.raises(ConfigError, match=said):
+        islands.torch.join("tcp://127.0.0.1:1", make())
+
+
+def test_a_tree_of_tensors_is_sent_here_by_the_other_join():
+    with pytest.raises(ConfigError, match=r"params w = .*islands.torch.join\(address, model, optimizer\)"):
+        islands.join("tcp://127.0.0.1:1", {"w": torch.ones(2)})
+    with pytest.raises(ConfigError, match=r"params v = .*not both.*tensor.detach\(\).numpy\(\)"):
+        islands.join("tcp://127.0.0.1:1", {"v": torch.ones(2), "w": np.ones(2, np.float32)})
+
+
+@pytest.mark.parametrize(("optimizer", "field"), [("adamw", "optimizer"), ([1.0], "optimizer")])
+def test_what_is_no_optimizer_is_refused(optimizer, field):
+    with pytest.raises(ConfigError, match=rf"{field} = .*must be a torch.optim.Optimizer"):
+        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), optimizer)
+
+
+def test_what_is_no_scaler_is_refused():
+    with pytest.raises(ConfigError, match=r"scaler = 'float'"):
+        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), scaler=65536.0)
+
+
+def test_processes_that_train_one_model_together_are_refused_with_the_cure(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"torch.distributed = 'a world of 2 processes'.*as an island of its own"):
+        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2))
