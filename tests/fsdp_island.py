@@ -40,8 +40,8 @@ def train(spec: dict) -> None:
     from islands.tasks.data import Windows, batches
 
     logs.configure(f"{spec['island']}.{spec['process']}")
-    width = spec.get("width", 64)
-    config = model.ModelConfig(width=width, depth=2, heads=2, hidden=2 * width)
+    width = spec.get("width", 32)
+    config = model.ModelConfig(width=width, depth=1, heads=2, hidden=2 * width)
     mesh = Mesh(np.array(jax.devices()), ("shard",))
     batch, context = 8, 32
 
