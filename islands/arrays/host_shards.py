@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
-from broker.wire.messages import Codec, Encoded, Place
-from broker.wire.tensors import decode_tensor, encode_tensor
+from broker.wire.messages import Encoded, Place
 from islands.arguments import shown
 from islands.arrays.jax_placement import copy_here, installer, on_each_device, part_to_host
-from islands.arrays.reference import wide_dtype
+from islands.arrays.reference import cut, wide_dtype
 from islands.hosts.messages import HeldTensor
 from islands.hosts.regions import region_of
 
@@ -170,14 +169,3 @@ class HostPlacement:
 
     def _on(self, leaves: Sequence[jax.Array]) -> dict[tuple[int, jax.Device], jax.Array]:
         return {(i, shard.device): shard.data for i, leaf in enumerate(leaves) for shard in leaf.addressable_shards}
-
-
-def cut(payload: Sequence[Encoded], regions: Sequence[tuple[int, Region]]) -> tuple[Encoded, ...]:
-    """Returns regions of a fragment's tensors, in float32.
-
-    Args:
-        payload: One buffer per tensor.
-        regions: Each with the number of its tensor.
-    """
-    whole = [decode_tensor(encoded) for encoded in payload]
-    return tuple(encode_tensor(np.ascontiguousarray(whole[i][region.slices]), Codec.F32) for i, region in regions)

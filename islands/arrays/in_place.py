@@ -9,24 +9,42 @@ Whatever must outlive that, or the optimizer's next step, is copied before. The 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.fragments import TensorSpec
+from broker.wire.fragments import Region, TensorSpec, whole
 from broker.wire.messages import Encoded, Place
 from islands.arrays import persistence
+from islands.arrays.reference import cut
 from islands.hosts.regions import Spread
 
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A host's part of a tensor that several share.
+
+    Attributes:
+        shape: Of the whole tensor.
+        region: The part of it that is here; perhaps empty.
+        owned: Whether this host hands it over, and not another one that has it, too.
+    """
+
+    shape: tuple[int, ...]
+    region: Region
+    owned: bool
+
+
 class InPlaceLeaf(ABC):
     """A tensor as a leaf of a tree; its identity, shape and dtype never change.
 
-    What is called on the training thread (``copies``, ``install``, ``sample``) only dispatches where it can.
+    What is called on the training thread (``copies``, ``install``, ``sample``) only dispatches where it can. Of a
+    tensor that several hosts share, all but ``shape`` is about the part that is here.
     """
 
     __slots__ = ()
@@ -34,7 +52,19 @@ class InPlaceLeaf(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """Of the whole tensor."""
+
+    @property
+    def part(self) -> Part | None:
+        """This host's part of it; None: it is whole here."""
+        return None
+
+    def processes(self) -> tuple[int, int, Callable[[bytes], bytes]] | None:
+        """Returns which process this is, how many train the model together, and what tells all of them what 0 says.
+
+        None: this one alone does.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -64,7 +94,7 @@ class InPlaceLeaf(ABC):
         """Puts an array beside the tensor, on its device; not for the training thread.
 
         Args:
-            value: Of the tensor's shape; not written to afterwards.
+            value: Of the shape of what is here; not written to afterwards.
         """
 
     @abstractmethod
@@ -191,3 +221,80 @@ class InPlacePlacement:
     def warm_up(self, leaves: Sequence[InPlaceLeaf], keep: float) -> None:
         """Makes one copy: there is nothing to compile, but a device's libraries are loaded with the first use."""
         self.copy(leaves)
+
+
+def region_here(leaf: InPlaceLeaf) -> Region:
+    """Returns the region of a leaf that is on this host."""
+    return whole(leaf.shape) if leaf.part is None else leaf.part.region
+
+
+class HostInPlacePlacement:
+    """The regions of leaves on one host of several, as :class:`InPlacePlacement` has whole ones.
+
+    Args:
+        leaves: Of one framework.
+        handed: Of each leaf, the regions that this host hands over, where several have them.
+    """
+
+    def __init__(self, leaves: Sequence[InPlaceLeaf], handed: Sequence[frozenset[Region]]) -> None:
+        regions = [region_here(leaf) for leaf in leaves]
+        self._numbers = [i for i, region in enumerate(regions) if region.size]
+        self._regions = [regions[i] for i in self._numbers]
+        self._handed = [regions[i] in handed[i] for i in self._numbers]
+        self._here = InPlacePlacement(self._of(leaves)) if self._numbers else None
+
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """Of the regions."""
+        return () if self._here is None else self._here.dtypes
+
+    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Returns one entry per region, from those of the leaves."""
+        return tuple(
+            replace(specs[i], shape=region.shape) for i, region in zip(self._numbers, self._regions, strict=True)
+        )
+
+    def values(self, leaves: Sequence[InPlaceLeaf]) -> list[Array]:
+        """Returns the elements of each region as arrays of numpy; waits for devices."""
+        return [leaf.to_host() for leaf in self._of(leaves)]
+
+    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
+        """Returns a fragment's regions, in float32, from its whole tensors."""
+        return cut(payload, list(zip(self._numbers, self._regions, strict=True)))
+
+    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
+        """Returns what this host hands over of the regions it has, and where that belongs."""
+        rows = zip(self._numbers, self._regions, self._handed, payload, strict=True)
+        own = [(Place(tensor=i, start=region.start), encoded) for i, region, ours, encoded in rows if ours]
+        return tuple(encoded for _, encoded in own), tuple(place for place, _ in own)
+
+    def copy(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
+        """Returns copies of the regions."""
+        return [] if self._here is None else self._here.copy(self._of(leaves))
+
+    def before(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
+        """Returns what an installation is about to replace."""
+        return [] if self._here is None else self._here.before(self._of(leaves))
+
+    def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> list[InPlaceLeaf]:
+        """Writes a version into the leaves, and returns them."""
+        if self._here is not None:
+            self._here.install(self._of(leaves), placed, keep)
+        return list(leaves)
+
+    def place(self, values: Sequence[Array], keep: float) -> list[Any]:
+        """Puts what is to be installed beside the regions; not for the training thread."""
+        return [] if self._here is None else self._here.place(values, keep)
+
+    def places(self, movements: Sequence[Array]) -> dict[int, Any]:
+        """Returns nothing to sample: whether adoptions stay is looked at on islands of one host."""
+        del movements
+        return {}
+
+    def warm_up(self, leaves: Sequence[InPlaceLeaf], keep: float) -> None:
+        """Makes one copy."""
+        del keep
+        self.copy(leaves)
+
+    def _of(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
+        return [leaves[i] for i in self._numbers]

@@ -288,7 +288,8 @@ def to_host(leaf: Leaf) -> Array:
 def here(leaf: Leaf) -> Array | Spread:
     """Returns what of a leaf is on this host: of one that several hosts share only some regions."""
     if is_in_place(leaf):
-        return leaf.to_host()
+        part = leaf.part
+        return leaf.to_host() if part is None else Spread(part.shape, leaf.dtype, {part.region: leaf.to_host()})
     if not is_on_device(leaf):
         return np.asarray(leaf)
     from islands.arrays import jax_placement
@@ -298,6 +299,8 @@ def here(leaf: Leaf) -> Array | Spread:
 
 def owned(leaf: Leaf) -> tuple[Region, ...] | None:
     """Returns the regions that this host hands over of a leaf that several hosts share; None: it is whole here."""
+    if is_in_place(leaf):
+        return None if leaf.part is None else (leaf.part.region,) if leaf.part.owned else ()
     if not is_on_device(leaf):
         return None
     from islands.arrays import jax_placement

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.wire.errors import ConfigError, LocalProtocolError
-from broker.wire.fragments import Kind, TensorSpec, tensor_of
+from broker.wire.fragments import Kind, Region, TensorSpec, tensor_of
 from broker.wire.messages import Codec, Encoded
 from broker.wire.tensors import Float32Array, decode_into, decode_tensor, encode_tensor
 
@@ -81,6 +81,17 @@ def encode_seed(tensors: Sequence[TensorSpec], initial: Sequence[Array]) -> tupl
             cure = "numbers travel in float32, which rounds integers that are as large: make it local (kinds)"
             raise ConfigError("params", tensor_of(tensor.name), cure)
     return tuple(encode_tensor(leaf, Codec.F32) for leaf in wide)
+
+
+def cut(payload: Sequence[Encoded], regions: Sequence[tuple[int, Region]]) -> tuple[Encoded, ...]:
+    """Returns regions of a fragment's tensors, in float32.
+
+    Args:
+        payload: One buffer per tensor.
+        regions: Each with the number of its tensor.
+    """
+    whole = [decode_tensor(encoded) for encoded in payload]
+    return tuple(encode_tensor(np.ascontiguousarray(whole[i][region.slices]), Codec.F32) for i, region in regions)
 
 
 class Reference:

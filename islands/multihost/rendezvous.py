@@ -21,6 +21,7 @@ import zmq.asyncio
 
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.fragments import TensorSpec
+from islands.arrays.in_place import is_in_place, region_here
 from islands.hosts.messages import HeldTensor
 from islands.multihost.link import Contact, listen
 
@@ -136,13 +137,10 @@ def _within(within_s: float, call: Callable[[], bytes], hosts: int) -> bytes:
     return found[0]
 
 
-# --- JAX --------------------------------------------------------------------------------------------------------
-
-
 def spread_over(leaves: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> SeveralHosts | None:
-    """Returns the hosts that train these parameters together: the processes of a jax.distributed job.
+    """Returns the hosts that train these parameters together: the processes of a job of JAX or PyTorch.
 
-    None: every array is on this process alone.
+    None: this process alone has them.
 
     Args:
         leaves: The parameters, by name.
@@ -151,11 +149,26 @@ def spread_over(leaves: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> Sev
     Raises:
         ConfigError: They are spread over some of the processes only, or mixed with arrays of numpy.
     """
+    first = next(iter(leaves.values()), None)
+    if is_in_place(first):
+        found = first.processes()
+        if found is None:
+            return None
+        here = ((each, region_here(leaves[each.name])) for each in tensors)
+        held = tuple(HeldTensor(tensor=each, regions=(region,) if region.size else ()) for each, region in here)
+        return SeveralHosts(host=found[0], hosts=found[1], tensors=held, broadcast=found[2])
     jax = sys.modules.get("jax")
-    if jax is None:
-        return None
+    return None if jax is None else _spread_over_jax(leaves, tensors)
+
+
+# --- JAX --------------------------------------------------------------------------------------------------------
+
+
+def _spread_over_jax(leaves: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> SeveralHosts | None:
+    import jax
+
     places = {
-        name: {device.process_index for device in leaf.sharding.device_set}
+        name: {device.process_index for device in leaf.sharding.device_set}  # type: ignore[attr-defined]
         for name, leaf in leaves.items()
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     }

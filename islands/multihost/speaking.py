@@ -20,7 +20,7 @@ from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, Pacing, RunSettings, Share, Version
 from broker.wire.ranges import StepRange
-from islands.arrays.host_shards import cut
+from islands.arrays.reference import cut
 from islands.hosts import messages as m
 from islands.hosts.fitting import Owners, check_alike, handed_by, owners_of
 from islands.hosts.speaker import LOST_S, Vote

@@ -20,7 +20,7 @@ from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavaila
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
-from islands.arrays.in_place import InPlacePlacement
+from islands.arrays.in_place import HostInPlacePlacement, InPlacePlacement, is_in_place
 from islands.arrays.inspection import flaw_in
 from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: What is here of a fragment's leaves: arrays, tensors that change in place, or regions of arrays.
-AnyPlacement: TypeAlias = "Placement | InPlacePlacement | HostPlacement"
+AnyPlacement: TypeAlias = "Placement | InPlacePlacement | HostInPlacePlacement | HostPlacement"
 log = logs.get(__name__)
 
 #: Threads for tensors. Most of the time they wait for the device, where a step may take seconds.
@@ -109,9 +109,12 @@ class ArrayWork:
     def _placement(self, leaves: list[Leaf], tensors: Sequence[TensorSpec]) -> AnyPlacement:
         if not self._several:
             return placement_of(leaves)
+        handed = [self._handed[tensor.name] for tensor in tensors]
+        if all(map(is_in_place, leaves)):
+            return HostInPlacePlacement(leaves, handed)
         from islands.arrays.host_shards import HostPlacement
 
-        return HostPlacement(leaves, [self._handed[tensor.name] for tensor in tensors])
+        return HostPlacement(leaves, handed)
 
     def regions(self, p: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of what is here of a fragment: whole tensors, or regions."""

@@ -14,6 +14,7 @@ from islands.torch.copies import CopyThread
 from islands.torch.island import TorchIsland
 from islands.torch.modules import kinds_of, leaves_of, unwrapped
 from islands.torch.optimizer_state import OptimizerState
+from islands.torch.shards import is_spread
 
 
 def join(
@@ -38,6 +39,7 @@ def join(
     timeout_s: float = 120.0,
     broker_silent_s: float = 2.0,
     max_message_bytes: int = 1 << 30,
+    speaker_address: str = "",
     check: Callable[[], None] = lambda: None,
 ) -> TorchIsland:
     """Joins a run; returns once the run's parameters, and the optimizer's state if there is one, are in place.
@@ -51,11 +53,13 @@ def join(
                     break
         # The module has the run's final parameters.
 
-    What is not listed here is as in :func:`islands.join`.
+    What is not listed here is as in :func:`islands.join`. Where the model is wrapped in DistributedDataParallel, or its
+    parameters are spread by ``fully_shard``, the processes of torch.distributed are the hosts of one island: each of
+    them calls this, and every method of what it returns, at the same steps.
 
     Args:
         address: The broker's control address, or several.
-        model: On the CPU or on CUDA devices of this process. Parameters without a gradient are frozen, buffers local:
+        model: On the CPU or on CUDA devices. Parameters without a gradient are frozen, buffers local:
             each island's own, in its checkpoint. If this island is the first, its values become version 0.
         optimizer: One that steps the model's parameters, or several in a list. Its state is in checkpoints, and may
             come from another island that has the same optimizer. None: it is in neither.
@@ -70,11 +74,11 @@ def join(
         RunEnded: The run is over, and its aggregator has gone.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
-    _refuse_several_processes()
+    together = _together(model)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(_sequence(optimizer))
     plain = unwrapped(model)
     copies = CopyThread() if background_copies and optimizers else None
-    leaves = leaves_of(plain, copier=copies)
+    leaves = leaves_of(plain, together=together, copier=copies)
     state = OptimizerState(optimizers, scaler, copier=copies)
     island = islands.join(
         address,
@@ -94,6 +98,7 @@ def join(
         timeout_s=timeout_s,
         broker_silent_s=broker_silent_s,
         max_message_bytes=max_message_bytes,
+        speaker_address=speaker_address,
         check=check,
     )
     try:
@@ -115,13 +120,21 @@ def _name_of(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     return "muon" if "muon" in names else next(iter(names), "")
 
 
-def _refuse_several_processes() -> None:
-    """Raises ConfigError where this process is one of several that train one model together."""
+def _together(model: torch.nn.Module) -> bool:
+    """Returns whether all processes of torch.distributed train this model together, as hosts of one island.
+
+    Raises:
+        ConfigError: There are several, and nothing says that they do.
+    """
     distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    world = distributed.get_world_size()
-    if world > 1:
-        cure = "an island of several processes does not work yet: let each process join as an island of its own,"
-        cure += " without torch.distributed"
-        raise ConfigError("torch.distributed", f"a world of {world} processes", cure)
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return False
+    inner = getattr(model, "_orig_mod", model)
+    if type(inner).__name__ == "FullyShardedDataParallel":
+        cure = "has flat parameters, which belong to no tensor of the model: use fully_shard (FSDP2)"
+        raise ConfigError("model", "FullyShardedDataParallel", cure)
+    if isinstance(inner, torch.nn.parallel.DistributedDataParallel) or any(map(is_spread, inner.parameters())):
+        return True
+    cure = "an island of several processes trains one model: wrap it in DistributedDataParallel or fully_shard it; or"
+    cure += " let each process join as an island of its own, without torch.distributed"
+    raise ConfigError("torch.distributed", f"a world of {distributed.get_world_size()} processes", cure)

@@ -8,7 +8,7 @@ weights) is one leaf. Parameters without a gradient are frozen, buffers are loca
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
 from islands import arguments
+from islands.torch.shards import is_spread
 from islands.torch.tensors import Copier, TensorLeaf, numpy_dtype
 
 #: Of a tree of tensors, or of arrays: what joins instead.
@@ -29,26 +30,47 @@ class PlacedLeaf(TensorLeaf):
     Args:
         tensor: As it was at the join.
         places: Modules that hold it, with the attribute's name in each.
+        together: All processes of torch.distributed train it.
         buffer: Modules may replace their buffers by others of the same form; parameters stay the same objects.
         copier: Of the island.
         owner: As in :class:`islands.torch.tensors.TensorLeaf`.
     """
 
-    __slots__ = ("_buffer", "_name", "_places")
+    __slots__ = ("_buffer", "_name", "_places", "_together")
 
     def __init__(
-        self, name: str, tensor: torch.Tensor, *, buffer: bool, copier: Copier | None = None, owner: Any = None
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        *,
+        buffer: bool,
+        together: bool = False,
+        copier: Copier | None = None,
+        owner: Any = None,
     ) -> None:
         super().__init__(tensor, copier=None if buffer else copier, owner=owner)  # a forward pass writes to buffers
-        self._buffer, self._name = buffer, name
+        self._buffer, self._name, self._together = buffer, name, together
         self._places: list[tuple[torch.nn.Module, str]] = []
 
     def stands_in(self, module: torch.nn.Module, attribute: str) -> None:
         """Takes note of a place."""
         self._places.append((module, attribute))
 
+    def processes(self) -> tuple[int, int, Callable[[bytes], bytes]] | None:
+        """Returns rank and size of the world of torch.distributed, and its broadcast, if it trains this together."""
+        if not self._together:
+            return None
+        distributed = torch.distributed
+
+        def broadcast(said: bytes) -> bytes:
+            told = [said]
+            distributed.broadcast_object_list(told, src=0)
+            return told[0]
+
+        return distributed.get_rank(), distributed.get_world_size(), broadcast
+
     @property
-    def tensor(self) -> torch.Tensor:
+    def given(self) -> torch.Tensor:
         """The tensor that the module has now.
 
         Raises:
@@ -86,8 +108,10 @@ def _is_mixed(tree: Any) -> bool:
     return len({isinstance(value, torch.Tensor) for value in values}) == 2
 
 
-def leaves_of(model: torch.nn.Module, *, copier: Copier | None = None, owner: Any = None) -> dict[str, PlacedLeaf]:
-    """Returns the parameters and persistent buffers of a module as leaves.
+def leaves_of(
+    model: torch.nn.Module, *, together: bool = False, copier: Copier | None = None, owner: Any = None
+) -> dict[str, PlacedLeaf]:
+    """Returns the parameters and persistent buffers of a module as leaves; ``together``: of several processes.
 
     Raises:
         ConfigError: One has no values here, or is of a sort that does not join; names it and the cure.
@@ -97,7 +121,7 @@ def leaves_of(model: torch.nn.Module, *, copier: Copier | None = None, owner: An
     for name, module, attribute, tensor, buffer in _tensors_of(model):
         _check(name, tensor)
         if id(tensor) not in known:
-            known[id(tensor)] = PlacedLeaf(name, tensor, buffer=buffer, copier=copier, owner=owner)
+            known[id(tensor)] = PlacedLeaf(name, tensor, buffer=buffer, together=together, copier=copier, owner=owner)
         leaf = leaves[name] = known[id(tensor)]
         leaf.stands_in(module, attribute)
     return leaves
@@ -131,11 +155,8 @@ def _check(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_meta:
         cure = "is on the meta device and has no values: model.to_empty(device=...) and initialise or load it first"
         raise ConfigError(field, shown, cure)
-    if hasattr(tensor, "device_mesh"):
-        cure = "is spread over several processes (FSDP, tensor parallelism), which does not join yet: use"
-        cure += " a model that each process holds whole"
-        raise ConfigError(field, shown, cure)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or is_spread(tensor)
+    if not plain or tensor.layout is not torch.strided:
         cure = (
             "is no plain tensor, and none is made of it: freeze nothing of it into the module, or dequantise it first"
         )

@@ -20,6 +20,7 @@ import torch
 from broker.process import logs
 from broker.wire.errors import ConfigError
 from islands.arrays.in_place import InPlaceState
+from islands.torch.shards import is_spread
 from islands.torch.tensors import Blank, Copier, TensorLeaf, numpy_dtype
 
 log = logs.get(__name__)
@@ -144,8 +145,8 @@ def _mapped(value: Any, leaf_of: Any) -> Any:
         return {str(key): _mapped(each, leaf_of) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_mapped(each, leaf_of) for each in value)
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-    if plain and numpy_dtype(value.dtype) is not None:
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) or is_spread(value)
+    if plain and value.layout is torch.strided and numpy_dtype(value.dtype) is not None:
         return leaf_of(value)
     if type(value) in _CARRIED:
         return value
@@ -159,7 +160,7 @@ def _values(value: Any) -> Any:
         return {key: _values(each) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_values, value))
-    return value.tensor if isinstance(value, TensorLeaf) else value
+    return value.given if isinstance(value, TensorLeaf) else value
 
 
 def _form_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -217,6 +218,8 @@ def _blank(state: dict[str, Any], parameter: torch.Tensor, group: dict[str, Any]
 
     def leaf(tensor: torch.Tensor) -> Blank:
         by_parameter = tensor.ndim or on_device
-        return Blank(tensor.shape, tensor.dtype, parameter.device if by_parameter else torch.device("cpu"))
+        device = parameter.device if by_parameter else torch.device("cpu")
+        like = parameter if is_spread(parameter) and tensor.shape == parameter.shape else None
+        return Blank(tensor.shape, tensor.dtype, device, like)
 
     return _mapped(state, leaf)

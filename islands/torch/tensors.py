@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from islands.arrays.in_place import InPlaceLeaf
-from islands.hosts.regions import Spread
+from islands.arrays.in_place import InPlaceLeaf, Part
+from islands.hosts.regions import Spread, part_of
+from islands.torch.shards import local_of, part_of_dtensor, spread_like
 
 Array = npt.NDArray[Any]
 
@@ -89,22 +90,40 @@ class TensorLeaf(InPlaceLeaf):
         owner: What it is part of, for those who find it in a tree.
     """
 
-    __slots__ = ("_tensor", "copier", "owner")
+    __slots__ = ("_part", "_tensor", "copier", "owner")
 
-    def __init__(self, tensor: torch.Tensor, *, copier: Copier | None = None, owner: Any = None) -> None:
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        *,
+        copier: Copier | None = None,
+        owner: Any = None,
+        part: Part | None = None,
+    ) -> None:
         self._tensor = tensor
+        self._part = part or part_of_dtensor(tensor)
         self.copier = copier
         self.owner = owner
 
     @property
-    def tensor(self) -> torch.Tensor:
-        """The tensor."""
+    def given(self) -> torch.Tensor:
+        """The tensor as others hold it: one that is spread over processes is a DTensor."""
         return self._tensor
 
     @property
+    def tensor(self) -> torch.Tensor:
+        """What is here of the tensor."""
+        return local_of(self.given)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
-        return tuple(self._tensor.shape)
+        """Of the whole tensor."""
+        return tuple(self._tensor.shape) if self._part is None else self._part.shape
+
+    @property
+    def part(self) -> Part | None:
+        """This process's part of it; None: it is whole here."""
+        return self._part
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -132,7 +151,7 @@ class TensorLeaf(InPlaceLeaf):
 
     def place(self, value: Array) -> torch.Tensor:
         """Puts an array on the tensor's device; waits until it is there."""
-        tensor, device = as_tensor(value), self.tensor.device
+        tensor, device = as_tensor(value), self._tensor.device  # of the join: a step may be under way just now
         if device.type == "cpu":
             return tensor
         stream = _stream_of(device)
@@ -164,7 +183,7 @@ class TensorLeaf(InPlaceLeaf):
         if self.copier is not None:
             self.copier.settle()
         with torch.no_grad():
-            self.tensor.copy_(as_tensor(np.asarray(value).reshape(self.shape)))
+            self.tensor.copy_(as_tensor(_here(value, self._part).reshape(self.tensor.shape)))
         return self
 
 
@@ -199,8 +218,8 @@ class DeviceCopy(TensorLeaf):
 
     __slots__ = ("_event",)
 
-    def __init__(self, tensor: torch.Tensor, event: Any) -> None:
-        super().__init__(tensor)
+    def __init__(self, tensor: torch.Tensor, event: Any, *, part: Part | None = None) -> None:
+        super().__init__(tensor, part=part)
         self._event = event
 
     def to_host(self) -> Array:
@@ -239,8 +258,8 @@ class LateCopy(TensorLeaf):
 
     __slots__ = ("_future",)
 
-    def __init__(self, like: torch.Tensor, future: Future[torch.Tensor]) -> None:
-        super().__init__(like)
+    def __init__(self, like: torch.Tensor, future: Future[torch.Tensor], *, part: Part | None = None) -> None:
+        super().__init__(like, part=part)
         self._future = future
 
     @property
@@ -256,12 +275,22 @@ class Blank(InPlaceLeaf):
         shape: Of the tensor.
         dtype: Of torch.
         device: Where it will be.
+        like: Another tensor, over whose processes it will be spread alike; None: it will be whole.
     """
 
-    __slots__ = ("_device", "_dtype", "_shape")
+    __slots__ = ("_device", "_dtype", "_like", "_part", "_shape")
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, like: torch.Tensor | None = None
+    ) -> None:
         self._shape, self._dtype, self._device = tuple(shape), dtype, device
+        self._like = like
+        self._part = None if like is None else part_of_dtensor(like)
+
+    @property
+    def part(self) -> Part | None:
+        """This process's part of it; None: it will be whole here."""
+        return self._part
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -297,7 +326,7 @@ class Blank(InPlaceLeaf):
 
     def to_host(self) -> Array:
         """Returns zeros, in the memory of one."""
-        return np.broadcast_to(np.zeros((), self.dtype), self._shape)
+        return np.broadcast_to(np.zeros((), self.dtype), self._shape if self._part is None else self._part.region.shape)
 
     def rows(self, start: int, stop: int) -> InPlaceLeaf:
         """Returns some rows, as blank."""
@@ -305,7 +334,10 @@ class Blank(InPlaceLeaf):
 
     def written(self, value: Array | Spread) -> InPlaceLeaf:
         """Returns a leaf with a new tensor of these values."""
-        return TensorLeaf(self.place(np.array(value).reshape(self._shape)))
+        here = self.place(np.array(_here(value, self._part)))
+        if self._part is None or self._like is None:
+            return TensorLeaf(here.reshape(self._shape))
+        return TensorLeaf(spread_like(here, self._like))
 
 
 def loss_leaf(loss: torch.Tensor) -> Any:
@@ -323,17 +355,26 @@ def _copies(leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf
             if not at_once and _copier_of(leaves[i]) is not None:
                 late.append(i)
             else:
-                found[i] = TensorLeaf(tensor.detach().clone())
+                found[i] = TensorLeaf(tensor.detach().clone(), part=leaves[i].part)
     if late:
         copier = _copier_of(leaves[late[0]])
         assert copier is not None
         copies = copier.take([tensors[i] for i in late])
-        found |= {i: LateCopy(tensors[i], copy) for i, copy in zip(late, copies, strict=True)}
+        found |= {i: LateCopy(tensors[i], copy, part=leaves[i].part) for i, copy in zip(late, copies, strict=True)}
     on_device = [i for i, tensor in tensors.items() if tensor.is_cuda]
     for group in _by_device([tensors[i] for i in on_device]):
         numbers = [on_device[i] for i in group]
-        found.update(zip(numbers, _copies_on([tensors[i] for i in numbers]), strict=True))
+        parts = [leaves[i].part for i in numbers]
+        found.update(zip(numbers, _copies_on([tensors[i] for i in numbers], parts), strict=True))
     return [found[i] for i in range(len(leaves))]
+
+
+def _here(value: Array | Spread, part: Part | None) -> Array:
+    """Returns what is here of a value."""
+    if part is not None:
+        return part_of(value, part.region)
+    assert not isinstance(value, Spread), "what is whole here comes as a whole"
+    return np.asarray(value)
 
 
 def _tensor_of(leaf: InPlaceLeaf) -> torch.Tensor:
@@ -353,13 +394,13 @@ def _by_device(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _copies_on(tensors: Sequence[torch.Tensor]) -> list[InPlaceLeaf]:
+def _copies_on(tensors: Sequence[torch.Tensor], parts: Sequence[Part | None]) -> list[InPlaceLeaf]:
     """Dispatches copies of tensors on one GPU, those of one dtype together."""
     copies: list[torch.Tensor] = [torch.empty_like(x, requires_grad=False) for x in tensors]
     with torch.no_grad():
         torch._foreach_copy_(copies, [x.detach() for x in tensors])
     event = _event_of(tensors[0])
-    return [DeviceCopy(x, event) for x in copies]
+    return [DeviceCopy(x, event, part=part) for x, part in zip(copies, parts, strict=True)]
 
 
 def _install(tensors: Sequence[torch.Tensor], placed: Sequence[torch.Tensor], keep: float) -> None:

@@ -1,0 +1,119 @@
+"""Islands of several processes in tests: their programs, what these print, and versions by the formulas."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+
+from aggregator.events import Pieced
+from aggregator.process import workers
+from broker.wire.fragments import Kind
+from broker.wire.tensors import decode_tensor
+from ops.processes.cluster import free_ports
+from tests.hub import RUN
+from tests.unit.test_aggregator_merge import twin_mean, twin_rda
+
+
+class Host:
+    """One process of an island, and what it has printed."""
+
+    def __init__(self, folder, module, spec):
+        self.out, self.err = folder / f"{spec['name']}.out", folder / f"{spec['name']}.err"
+        with self.out.open("w") as out, self.err.open("w") as err:
+            command = [sys.executable, "-m", module, json.dumps(spec)]
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+
+    def lines(self, event="step"):
+        # The libraries that carry JAX's collective operations print lines of their own.
+        said = [json.loads(line) for line in self.out.read_text().splitlines() if line.startswith('{"event"')]
+        return [line for line in said if line["event"] == event]
+
+
+@contextmanager
+def islands_in(folder, hub, module="tests.fsdp_island", **common):
+    """Starts hosts, and leaves none behind."""
+    started = []
+
+    def start(island, hosts, **more):
+        port = free_ports(1)
+        spec = {"address": hub.address, "run": RUN, "island": island, "processes": hosts, "port": port, "devices": 2}
+        found = []
+        for process in range(hosts):
+            name = f"{island}-{len(started)}"
+            found.append(Host(folder, module, spec | {"process": process, "name": name} | common | more))
+            started.append(found[-1])
+        return found
+
+    try:
+        yield start
+    finally:
+        for host in started:
+            host.process.kill()
+            host.process.wait()
+
+
+def ledger(store):
+    return [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+
+
+def merged_of(store, island, incarnation):
+    if not (store / "ledger.jsonl").exists():
+        return 0
+    of = [c for line in ledger(store) for c in line["contributions"]]
+    return sum((c["island_id"], c["incarnation"]) == (island, incarnation) for c in of)
+
+
+def array_of(tensor):
+    if not isinstance(tensor, Pieced):
+        return decode_tensor(tensor)
+    whole = np.full(tensor.shape, np.nan, np.float32)
+    for piece in tensor.pieces:
+        whole[piece.region.slices] = decode_tensor(piece.encoded)
+    return whole
+
+
+class Merges:
+    """The merges of an aggregator in this process, each with the version that it led to.
+
+    As a context manager it records them.
+    """
+
+    def __init__(self):
+        self.made, self._merge = [], workers.versions.merge
+
+    def __enter__(self):
+        workers.versions.merge = self._record
+        return self
+
+    def __exit__(self, *_):
+        workers.versions.merge = self._merge
+
+    def _record(self, tensors, action, before, outer_step):
+        made, merged = self._merge(tensors, action, before, outer_step)
+        self.made.append((tensors, action, before, made.state))
+        return made, merged
+
+    def of(self, island):
+        return [part for _, action, _, _ in self.made for part in action.parts if part.island_id == island]
+
+    def check(self, recipe):
+        """Compares each version with the formulas."""
+        assert self.made
+        for tensors, action, before, after in self.made:
+            expected = reference(tensors, action, before, recipe)
+            np.testing.assert_allclose(after.params, expected, rtol=1e-5, atol=1e-6)
+
+
+def reference(tensors, action, before, recipe):
+    """The next version as the paper's formulas have it, in numpy and float64."""
+    merged = []
+    for i, tensor in enumerate(tensors):
+        deltas = [array_of(part.payload[i]) for part in action.parts]
+        weights = [[part.token_weight for part in action.parts], [part.staleness_weight for part in action.parts]]
+        merge = twin_rda if tensor.kind is Kind.RDA else twin_mean
+        merged.append(np.ravel(merge(deltas, *weights)))
+    delta = np.concatenate(merged)
+    momentum = delta + recipe.outer_momentum * before.momentum
+    return before.params - recipe.outer_learning_rate * (delta + recipe.outer_momentum * momentum)
