@@ -2,8 +2,8 @@
 
     python -m tests.fsdp_torch '{"address": ..., "island": "a", "processes": 2, "process": 0, "port": 4321, ...}'
 
-The processes train one small network together: ``spread`` is "fsdp" (its parameters are spread over them) or "ddp" (each
-has all of them). It prints a line of JSON for each step, as :mod:`tests.fsdp_island` does.
+The processes train one small network together: ``spread`` is "fsdp" (its parameters are spread over them) or "ddp"
+(each has all of them). It prints a line of JSON for each step, as :mod:`tests.fsdp_island` does.
 """
 
 from __future__ import annotations
