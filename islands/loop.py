@@ -260,6 +260,11 @@ class Island:
         """
         if self._left:
             return
+        if self._exchange.plans is not None:
+            detail = "of several hosts, what was not handed over is lost; the next life begins at the last checkpoint"
+            log.info("island.pausing", detail=detail)
+            self._fall_out(reason, Departure.PAUSED)
+            return
         if state is not None:
             self.save(params, state)
         exchange, until_s = self._exchange, clocks.monotonic() + PAUSE_WITHIN_S
@@ -285,7 +290,9 @@ class Island:
         return params
 
     def save(self, params: Tree, state: tuple[Any, int | None]) -> None:
-        """Writes a checkpoint now, before leaving for a while; without ``state_dir``, or before a step, does nothing.
+        """Writes a checkpoint now, before leaving for a while.
+
+        Does nothing without ``state_dir``, before a step, or with several hosts, which have to agree about the step.
 
         Args:
             params: As :meth:`step` returned them.
@@ -296,7 +303,7 @@ class Island:
         """
         state = arguments.pair(state)
         path = self._session.checkpoint_file
-        if path is None or self._counted_from_s is None:
+        if path is None or self._counted_from_s is None or self._exchange.plans is not None:
             return
         snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
         at = Position(self.inner_step, self.tokens)
@@ -352,9 +359,10 @@ class Island:
 
     def _fall_out(self, reason: str, departure: Departure = Departure.STOPPED, *, ending: bool = False) -> None:
         """Leaves in the middle of something; of several hosts, none can go on, nor wait for the others."""
-        self.leave(reason, departure)
-        if self._exchange.plans is not None:
-            self._exchange.plans.break_off(ending=ending)
+        if self._exchange.plans is None or self._left:
+            self.leave(reason, departure)
+        else:
+            self._exchange.plans.break_off(lambda: self.leave(reason, departure), ending=ending)
 
     # --- what a loop may want to know -------------------------------------------------------------------------
 

@@ -286,7 +286,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye:
-    """A host leaves; ``ended``: as all of them do at the end."""
+    """A host leaves; ``ended``: as all of them do, and not in the middle of training."""
 
     reason: str
     ended: bool

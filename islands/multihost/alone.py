@@ -89,5 +89,5 @@ class Alone:
     def look(self) -> None:
         """Does what there is to do."""
 
-    async def goodbye(self, reason: str, *, ended: bool) -> None:
-        """The island leaves; ``ended``: at the end of the run, or of its training."""
+    async def goodbye(self, reason: str) -> None:
+        """The island leaves."""

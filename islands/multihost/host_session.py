@@ -110,8 +110,8 @@ class HostSession(CommunicationThread):
             if self._leave_reason is None:
                 await self._leaving.wait()
             if not self._speaker_left:
-                ended = self._exchange.finished or self._exchange.delivered
-                await self._link.send(m.Goodbye(reason=(self._leave_reason or "ended")[:500], ended=ended))
+                reason = (self._leave_reason or "ended")[:500]
+                await self._link.send(m.Goodbye(reason=reason, ended=not self._plans.broken_off))
             self._workers.close()
             cancel_all()
 

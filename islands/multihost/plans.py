@@ -34,11 +34,12 @@ class Plans:
     Attributes:
         passed: The last boundary that training has left behind.
         stopped: It has stopped.
+        broken_off: This host falls out in the middle of training.
     """
 
     def __init__(self, exchange: Exchange, *, speaks: bool) -> None:
         self.speaks = speaks
-        self.passed, self.stopped = 0, False
+        self.passed, self.stopped, self.broken_off = 0, False, False
         self._exchange = exchange
         self._gate: Gate[Plan] = Gate(0)
         self._placed: dict[tuple[int, int], Install] = {}
@@ -118,8 +119,10 @@ class Plans:
         self.stopped = True
         self._gate.enter(NEVER)
 
-    def break_off(self, *, ending: bool) -> None:
+    def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:
         """See :class:`islands.session.exchange.Agreed`."""
+        self.broken_off = True
+        leave()
         end_at_exit(ending=ending)
 
     def _show(self, plan: Plan) -> None:

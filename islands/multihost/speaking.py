@@ -33,6 +33,7 @@ from islands.multihost.plans import Plans
 from islands.multihost.rendezvous import Team
 from islands.protocol.events import Joined
 from islands.session.exchange import Due, Exchange, Install, StateFound
+from islands.session.thread import first_of
 from islands.session.training_state import Snapshot
 from islands.session.workers import Workers
 
@@ -42,6 +43,8 @@ log = logs.get(__name__)
 BEAT_S = 0.25
 #: A host whose connection has gone, and does not come back within this time, is lost.
 UNREACHABLE_S = 1.0
+#: Copies of the optimizer's state whose parts wait for each other.
+MOST_COPIES = 2
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class Host:
 
     tensors: tuple[m.HeldTensor, ...]
     at: m.HostAt = field(default_factory=lambda: m.HostAt(step=0, boundaries=0, stopped=False))
+    left: bool = False
 
 
 class Speaking(Alone):
@@ -87,7 +91,7 @@ class Speaking(Alone):
         self._open: dict[int, Keys] = {}
         self._ending = (False, False)
         self._all_here = asyncio.Event()
-        self._said_goodbye = False
+        self._said_goodbye = self._failed = False
         self._sends: asyncio.Queue[tuple[int, m.HostMessage, Sequence[Buffer]]] = asyncio.Queue()
         self._workers = Workers(1, "atoll-hosts")
 
@@ -101,7 +105,9 @@ class Speaking(Alone):
     ) -> None:
         """Says goodbye to those that have not heard it, and why."""
         if not self._said_goodbye:
-            await self.goodbye(f"the speaker failed: {exc or 'it ends'}", ended=False)
+            self._failed = True
+            why = first_of(exc) if isinstance(exc, BaseExceptionGroup) else exc
+            await self.goodbye(f"the speaker failed: {why or 'it ends'}")
         self._workers.close()
         await self._link.__aexit__(exc_type, exc, trace)
 
@@ -147,8 +153,9 @@ class Speaking(Alone):
                     said = f"host {missing[0]} of {self.num_hosts} has said nothing for {within_s:g} s"
                     raise Unavailable(f"{said} at {self._team.contact.address}: {cure}", definite=True)
             else:
-                gone = [h for h, since_s in self._link.unreachable_s.items() if now_s - since_s > UNREACHABLE_S]
-                silent = self._planner.silent()
+                unreachable = self._link.unreachable_s.items()
+                gone = [h for h, since_s in unreachable if now_s - since_s > UNREACHABLE_S and not self._hosts[h].left]
+                silent = [h for h in self._planner.silent() if not self._hosts[h].left]
                 if gone or silent:
                     why = "has no connection any more" if gone else f"has said nothing for {LOST_S:g} s"
                     raise lost(f"host {[*gone, *silent][0]} of {self.num_hosts} {why}")
@@ -160,8 +167,9 @@ class Speaking(Alone):
         await self._all_here.wait()
         return handed_by(0, self._owners)
 
-    async def goodbye(self, reason: str, *, ended: bool) -> None:
-        """Says that the speaker leaves; ``ended``: as they all do."""
+    async def goodbye(self, reason: str) -> None:
+        """Says that the speaker leaves: with all others, or in the middle of training."""
+        ended = not (self._plans.broken_off or self._failed)
         self._said_goodbye = True
         while not self._sends.empty():
             await self._link.send(*self._sends.get_nowait())
@@ -327,12 +335,16 @@ class Speaking(Alone):
                     placed.set()
             case m.Copied():
                 self._copies.setdefault(message.boundary, {})[number] = message, buffers
+                for old in sorted(self._copies)[:-MOST_COPIES]:
+                    del self._copies[old]
                 self._copied.set()
             case m.Needs():
                 self._needs[number] = message
                 self._give(number)
-            case m.Goodbye() if not message.ended:
-                raise lost(f"host {number} of {self.num_hosts} has left ({message.reason})")
+            case m.Goodbye():
+                host.left = True
+                if not message.ended:
+                    raise lost(f"host {number} of {self.num_hosts} has left ({message.reason})")
             case _:
                 pass
 

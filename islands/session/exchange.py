@@ -200,10 +200,12 @@ class Agreed(Protocol):
         """No further step will be run."""
         ...
 
-    def break_off(self, *, ending: bool) -> None:
+    def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:
         """This host falls out in the middle of training: nothing at the end of its process may wait for others.
 
-        ``ending``: that end has come.
+        Args:
+            leave: Says goodbye.
+            ending: That end has come.
         """
         ...
 

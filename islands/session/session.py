@@ -26,7 +26,6 @@ from broker.wire.messages import (
     Channel,
     Codec,
     Contribution,
-    Departure,
     Envelope,
     FleetState,
     Message,
@@ -138,7 +137,7 @@ class Session(CommunicationThread):
             self._catch_up()
             leaving = events.Leaving(reason=self._leave_reason or "ended", departure=self._departure)
             self._perform(self._core.handle(leaving, self._clock()))
-            await self._hosts.goodbye(self._leave_reason or "ended", ended=self._departure is Departure.CLOSED)
+            await self._hosts.goodbye(self._leave_reason or "ended")
             await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
             if self._timer is not None:
                 self._timer.cancel()
@@ -356,6 +355,7 @@ class Session(CommunicationThread):
         self._config.check_room(joined.manifest)
         self._array_work.open(joined.manifest, self._handed)
         self._hosts.joined(joined, core.settings, core.shares)
+        self._hosts.use(core.broker)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
         for due in (exchange.due, self._due):

@@ -76,7 +76,7 @@ class CommunicationThread(ABC):
         try:
             asyncio.run(self._serve())
         except BaseExceptionGroup as group:
-            error = _first(group)
+            error = first_of(group)
         except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001 (raised in the training thread)
             error = err
         finally:
@@ -131,7 +131,7 @@ async def _raise(error: BaseException) -> None:
     raise error
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first error that is not itself a group: what went wrong, rather than how it was noticed."""
     first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
