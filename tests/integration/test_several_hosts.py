@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def test_two_hosts_train_as_one_island_and_every_version_is_that_of_the_formulas(tmp_path):
     settings = {"islands": 2, "fragments": 3, "sync_interval": 6, "total_tokens": 12_000}
     with Merges() as merges, Hub(tmp_path / "store", **settings) as hub, islands_in(tmp_path, hub) as start:
-        a, b = start("a", 2), start("b", 1, devices=1, pace_s=0.1)
+        a = start("a", 2)
+        wait_for(lambda: a[0].lines("restored"), "both hosts train", PATIENCE_S)
+        b = start("b", 1, devices=1, pace_s=0.1)
         for host in a + b:
             assert host.process.wait(PATIENCE_S) == 0, host.err.read_text()[-2000:]
         recipe = hub.core.run.config

@@ -59,7 +59,7 @@ class JaxIsland(threading.Thread):
 
 @pytest.mark.parametrize("spread", ["fsdp", "ddp"])
 def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
-    settings = {"islands": 2, "fragments": 3, "sync_interval": 8, "total_tokens": 6000}
+    settings = {"islands": 2, "fragments": 3, "sync_interval": 8, "total_tokens": 10_000}
     store = tmp_path / "store"
     with (
         Merges() as merges,
@@ -67,6 +67,7 @@ def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
         islands_in(tmp_path, hub, PROGRAM, spread=spread, pace_s=0.02) as start,
     ):
         ranks, other = start("a", 2), JaxIsland(hub.address)
+        wait_for(lambda: ranks[0].lines("restored"), "both ranks train", PATIENCE_S)
         other.start()
         for rank in ranks:
             assert rank.process.wait(PATIENCE_S) == 0, rank.err.read_text()[-2000:]
