@@ -194,16 +194,12 @@ class Island:
             fragment.handed == training.at
             and fragment.capturing is None
             and all(pending.arrived for pending in fragment.outstanding.values())
-            for fragment in (self.fragments[p] for p in self._moving)
+            for fragment in (self.fragments[p] for p in (self.manifest.moving if self.manifest is not None else ()))
         )
 
     def pause(self, run_id: str, sequence: int) -> Paused | None:
         """Returns what the next process needs to go on with this life (:meth:`.hand_over.HandOver.paused`)."""
         return self._hand_over.paused(run_id, sequence) if self.joined else None
-
-    @property
-    def _moving(self) -> tuple[int, ...]:
-        return () if self.manifest is None else self.manifest.moving
 
     @property
     def phase(self) -> Phase:
@@ -280,9 +276,9 @@ class Island:
 
     def next_deadline_s(self) -> float | None:
         """Returns when to send :class:`Tick`, if nothing else happens before."""
-        parts = self._member.next_deadline_s(), self._choice.due_at_s()
-        donations = self._receiver.next_deadline_s(), self._giver.next_deadline_s()
-        return min((at_s for at_s in (*parts, *donations) if at_s is not None), default=None)
+        parts = self._member, self._receiver, self._giver
+        due_s = (self._choice.due_at_s(), *(part.next_deadline_s() for part in parts))
+        return min((at_s for at_s in due_s if at_s is not None), default=None)
 
     def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
         envelope, message = event.envelope, event.envelope.message
