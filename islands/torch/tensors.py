@@ -152,7 +152,7 @@ class TensorLeaf(InPlaceLeaf):
         """Puts an array on the tensor's device; waits until it is there."""
         placed, like = self._put(value), self._tensor
         on_host = like.device.type == "cpu"
-        return Placed(placed, torch.ones(like.shape, dtype=like.dtype) if on_host else None)
+        return Placed(placed, torch.ones(like.shape, dtype=like.dtype, device="cpu") if on_host else None)
 
     def _put(self, value: Array) -> torch.Tensor:
         tensor, device = as_tensor(value), self._tensor.device
@@ -171,7 +171,11 @@ class TensorLeaf(InPlaceLeaf):
     def sample(self, positions: tuple[torch.Tensor, ...]) -> InPlaceLeaf:
         """Returns a copy of a few elements."""
         found = self.tensor.detach()[positions]
-        return DeviceCopy(found, _event_of(found)) if found.is_cuda else TensorLeaf(found)
+        if not found.is_cuda:
+            return TensorLeaf(found)
+        for each in positions:  # of another stream
+            each.record_stream(torch.cuda.current_stream(each.device))
+        return DeviceCopy(found, _event_of(found))
 
     def to_host(self) -> Array:
         """Returns the elements; a view of them where they are on the CPU."""
@@ -206,7 +210,7 @@ class DeviceCopy(TensorLeaf):
         stream = _stream_of(self.tensor.device)
         with torch.cuda.stream(stream):
             stream.wait_event(self._event)
-            here = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, pin_memory=True)
+            here = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="cpu", pin_memory=True)
             here.copy_(self.tensor, non_blocking=True)
             done = _event_of(self.tensor)
         done.synchronize()
