@@ -82,7 +82,7 @@ class BetweenSteps:
             for install in batch.installs:
                 p = install.fragment_id
                 ours = parameters.of_fragment(params, p)
-                before = placements[p].before(ours)  # copies, where installing writes to them
+                before = placements[p].before(ours, install.placed)  # copies, where installing writes to them
                 installed[p] = placements[p].install(ours, install.placed, install.keep)
                 told.append((install, tuple(before) if install.keep else ()))
                 adopted.append((install, before, installed[p]))

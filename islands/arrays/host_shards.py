@@ -92,8 +92,9 @@ class HostPlacement:
         """Returns one entry per region, from those of the leaves."""
         return tuple(replace(specs[each.leaf], shape=each.region.shape) for each in self.regions)
 
-    def before(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def before(self, leaves: Sequence[jax.Array], placed: object = ()) -> tuple[jax.Array, ...]:
         """Returns the array of each region, as it is on its first device: an installation replaces it."""
+        del placed
         on = self._on(leaves)
         return tuple(on[each.leaf, each.devices[0]] for each in self.regions)
 

@@ -77,13 +77,12 @@ class InPlaceLeaf(ABC):
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @abstractmethod
-    def copies(self, leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
-        """Returns copies of leaves of this sort, of the values that they have now.
+    def copies(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
+        """Returns copies of leaves of this sort, of the values that they have until the optimizer's next step."""
 
-        Args:
-            leaves: To be copied, this one perhaps among them.
-            at_once: They are about to be written to. Otherwise that comes with the optimizer's next step.
-        """
+    @abstractmethod
+    def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
+        """Returns copies of leaves of this sort, which are about to be written to, in the room that was placed."""
 
     @abstractmethod
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
@@ -91,7 +90,7 @@ class InPlaceLeaf(ABC):
 
     @abstractmethod
     def place(self, value: Array) -> Any:
-        """Puts an array beside the tensor, on its device; not for the training thread.
+        """Puts an array beside the tensor, on its device, with room for what it replaces; not for the training thread.
 
         Args:
             value: Of the shape of what is here; not written to afterwards.
@@ -187,11 +186,11 @@ class InPlacePlacement:
 
     def copy(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
         """Returns copies that stay valid when the originals are written to by the optimizer."""
-        return self._leaves[0].copies(leaves, at_once=False)
+        return self._leaves[0].copies(leaves)
 
-    def before(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
-        """Returns what an installation is about to replace."""
-        return self._leaves[0].copies(leaves, at_once=True)
+    def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
+        """Returns copies of what an installation is about to replace."""
+        return self._leaves[0].before(leaves, placed)
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> list[InPlaceLeaf]:
         """Writes a version into the leaves, and returns them."""
@@ -272,9 +271,9 @@ class HostInPlacePlacement:
         """Returns copies of the regions."""
         return [] if self._here is None else self._here.copy(self._of(leaves))
 
-    def before(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
-        """Returns what an installation is about to replace."""
-        return [] if self._here is None else self._here.before(self._of(leaves))
+    def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
+        """Returns copies of what an installation is about to replace."""
+        return [] if self._here is None else self._here.before(self._of(leaves), placed)
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> list[InPlaceLeaf]:
         """Writes a version into the leaves, and returns them."""

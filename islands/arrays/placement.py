@@ -119,7 +119,7 @@ class Placement:
                 result[i] = each
         return result
 
-    def before(self, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+    def before(self, leaves: Sequence[Leaf], placed: Sequence[Leaf]) -> Sequence[Leaf]:
         """Returns what an installation is about to replace: the leaves themselves, as nothing writes to them."""
         return leaves
 
@@ -263,7 +263,7 @@ def copy(leaves: Sequence[Leaf]) -> list[Leaf]:
     tensors = [leaf for leaf in leaves if is_in_place(leaf)]
     if not tensors:
         return Placement(leaves).copy(leaves)
-    copies = iter(tensors[0].copies(tensors, at_once=False))
+    copies = iter(tensors[0].copies(tensors))
     return [next(copies) if is_in_place(leaf) else copy([leaf])[0] for leaf in leaves]
 
 

@@ -8,6 +8,7 @@ tensors' version counters, and told.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ import torch
 
 from broker.wire.errors import ConfigError
 
+#: A thread that copies has ended its work long before.
+END_WITHIN_S = 2.0
 #: Less is copied by the training thread, in about 0.1 ms.
 SMALL_BYTES = 1 << 20
 
@@ -54,6 +57,7 @@ class CopyThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="atoll-copies", daemon=True)
             self._thread.start()
+            atexit.register(self.close)
         self._jobs.put(copy)
         return futures
 
@@ -76,8 +80,11 @@ class CopyThread:
                 raise ConfigError("params", f"a tensor {tuple(tensor.shape)}", cure)
 
     def close(self) -> None:
-        """Ends the thread, when it has made what was asked for."""
+        """Ends the thread, when it has made what was asked for; an interpreter that ends under it would abort."""
+        atexit.unregister(self.close)
         self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(END_WITHIN_S)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

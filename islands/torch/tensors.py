@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -81,6 +81,16 @@ class Copier(Protocol):
         """Waits until the tensors may be written to."""
 
 
+class Placed(NamedTuple):
+    """What is to be installed, on the device of its tensor.
+
+    A copy into new memory costs the training thread eight times as much, as the kernel has to find the pages.
+    """
+
+    value: torch.Tensor
+    room: torch.Tensor | None  # for what it replaces, on the CPU; written to once, so that it has its pages
+
+
 class TensorLeaf(InPlaceLeaf):
     """A tensor as a leaf.
 
@@ -132,25 +142,39 @@ class TensorLeaf(InPlaceLeaf):
         assert found is not None, self._tensor.dtype
         return found
 
-    def copies(self, leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
-        """Returns copies; on a device they are dispatched, on the CPU made by the copier unless wanted at once."""
-        return _copies(leaves, at_once=at_once)
+    def copies(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
+        """Returns copies; on a device they are dispatched, on the CPU made by the copier if there is one."""
+        return _copies(leaves)
 
-    def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
+    def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Placed]) -> list[InPlaceLeaf]:
+        """Returns copies; on the CPU in the room that was placed, whose pages the kernel has given already."""
+        tensors = [_tensor_of(leaf).detach() for leaf in leaves]
+        if any(each.room is None for each in placed):
+            return _copies([TensorLeaf(tensor) for tensor in tensors])
+        rooms = [each.room for each in placed if each.room is not None]
+        torch._foreach_copy_(rooms, tensors)
+        return [TensorLeaf(room) for room in rooms]
+
+    def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Placed], keep: float) -> None:
         """Writes a version into the tensors; on a device this is dispatched."""
         for copier in {id(each): each for each in map(_copier_of, leaves) if each is not None}.values():
             copier.settle()
         tensors = [_tensor_of(leaf) for leaf in leaves]
         with torch.no_grad():
             for numbers in _by_device(tensors):
-                here, theirs = [tensors[i] for i in numbers], [placed[i] for i in numbers]
+                here, theirs = [tensors[i] for i in numbers], [placed[i].value for i in numbers]
                 if here[0].is_cuda:
                     for each in theirs:  # their memory is another stream's
                         each.record_stream(torch.cuda.current_stream(each.device))
                 _install(here, theirs, keep)
 
-    def place(self, value: Array) -> torch.Tensor:
+    def place(self, value: Array) -> Placed:
         """Puts an array on the tensor's device; waits until it is there."""
+        placed, like = self._put(value), self._tensor
+        on_host = like.device.type == "cpu"
+        return Placed(placed, torch.ones(value.shape, dtype=like.dtype, device="cpu") if on_host else None)
+
+    def _put(self, value: Array) -> torch.Tensor:
         tensor, device = as_tensor(value), self._tensor.device  # of the join: a step may be under way just now
         if device.type == "cpu":
             return tensor
@@ -162,12 +186,16 @@ class TensorLeaf(InPlaceLeaf):
 
     def place_positions(self, positions: npt.NDArray[np.int32]) -> tuple[torch.Tensor, ...]:
         """Returns the positions as indices on the tensor's device."""
-        return tuple(self.place(row) for row in positions.astype(np.int64))
+        return tuple(self._put(row) for row in positions.astype(np.int64))
 
     def sample(self, positions: tuple[torch.Tensor, ...]) -> InPlaceLeaf:
         """Returns a copy of a few elements."""
         found = self.tensor.detach()[positions]
-        return DeviceCopy(found, _event_of(found)) if found.is_cuda else TensorLeaf(found)
+        if not found.is_cuda:
+            return TensorLeaf(found)
+        for each in positions:  # of another stream
+            each.record_stream(torch.cuda.current_stream(each.device))
+        return DeviceCopy(found, _event_of(found))
 
     def to_host(self) -> Array:
         """Returns the elements; a view of them where they are on the CPU."""
@@ -227,7 +255,7 @@ class DeviceCopy(TensorLeaf):
         stream = _stream_of(self.tensor.device)
         with torch.cuda.stream(stream):
             stream.wait_event(self._event)
-            here = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, pin_memory=True)
+            here = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="cpu", pin_memory=True)
             here.copy_(self.tensor, non_blocking=True)
             done = _event_of(self.tensor)
         done.synchronize()
@@ -304,17 +332,21 @@ class Blank(InPlaceLeaf):
         assert found is not None
         return found
 
-    def copies(self, leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
+    def copies(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
         """Returns copies; what is blank has no values, and stays."""
-        return _copies(leaves, at_once=at_once)
+        return _copies(leaves)
+
+    def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
+        """Never called: no parameter is blank."""
+        raise TypeError("a blank leaf has no values")
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
         """Never called: no parameter is blank."""
         raise TypeError("a blank leaf has no values")
 
-    def place(self, value: Array) -> torch.Tensor:
+    def place(self, value: Array) -> Placed:
         """Returns an array as a tensor on the device."""
-        return as_tensor(value, self._dtype).to(self._device)
+        return Placed(as_tensor(value, self._dtype).to(self._device), None)
 
     def place_positions(self, positions: npt.NDArray[np.int32]) -> Any:
         """Never called: no parameter is blank."""
@@ -334,7 +366,7 @@ class Blank(InPlaceLeaf):
 
     def written(self, value: Array | Spread) -> InPlaceLeaf:
         """Returns a leaf with a new tensor of these values."""
-        here = self.place(np.array(_here(value, self._part)))
+        here = self.place(np.array(_here(value, self._part))).value
         if self._part is None or self._like is None:
             return TensorLeaf(here.reshape(self._shape))
         return TensorLeaf(spread_like(here, self._like))
@@ -346,13 +378,13 @@ def loss_leaf(loss: torch.Tensor) -> Any:
     return DeviceCopy(value.clone(), _event_of(value)) if value.is_cuda else float(value)
 
 
-def _copies(leaves: Sequence[InPlaceLeaf], *, at_once: bool) -> list[InPlaceLeaf]:
+def _copies(leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
     found: dict[int, InPlaceLeaf] = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Blank)}
     tensors = {i: _tensor_of(leaf) for i, leaf in enumerate(leaves) if i not in found}
     late: list[int] = []
     for i, tensor in tensors.items():
         if not tensor.is_cuda:
-            if not at_once and _copier_of(leaves[i]) is not None:
+            if _copier_of(leaves[i]) is not None:
                 late.append(i)
             else:
                 found[i] = TensorLeaf(tensor.detach().clone(), part=leaves[i].part)

@@ -1,5 +1,9 @@
 """Tensors as leaves: to numpy and back, copies, installation in place. No sockets."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -164,3 +168,26 @@ def test_small_tensors_may_be_written_to_at_any_time(copier):
     tensor.add_(1)
     copier.settle()
     assert copied.to_host().sum() == 0
+
+
+def test_a_process_may_end_while_its_copies_are_made():
+    code = (
+        "import torch\n"
+        "from islands.torch.copies import CopyThread\n"
+        "thread = CopyThread()\n"
+        "for _ in range(8):\n"
+        "    thread.take([torch.zeros(1 << 22)])\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_replaced_is_copied_into_memory_that_was_there_before():
+    leaf = TensorLeaf(torch.full((5,), 3.0))
+    here = placement.placement_of([leaf])
+    placed = here.place([np.ones(5, np.float32)], 1)
+    (before,) = here.before([leaf], placed)
+    here.install([leaf], placed, 1)
+    assert (before.to_host().tolist(), leaf.to_host().tolist()) == ([3] * 5, [4] * 5)
+    assert before.tensor.data_ptr() == placed[0].room.data_ptr()
