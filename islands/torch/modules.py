@@ -16,8 +16,9 @@ import torch
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
 from islands import arguments
+from islands.torch.conversion import numpy_dtype
 from islands.torch.shards import is_spread
-from islands.torch.tensors import Copier, TensorLeaf, numpy_dtype
+from islands.torch.tensors import Copier, TensorLeaf
 
 #: Of a tree of tensors, or of arrays: what joins instead.
 _NO_MODULE = "must be a torch.nn.Module; a tree of numpy or JAX arrays joins with islands.join"

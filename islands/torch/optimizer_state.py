@@ -20,8 +20,9 @@ import torch
 from broker.process import logs
 from broker.wire.errors import ConfigError
 from islands.arrays.in_place import InPlaceState
+from islands.torch.conversion import numpy_dtype
 from islands.torch.shards import is_spread
-from islands.torch.tensors import Blank, Copier, TensorLeaf, numpy_dtype
+from islands.torch.tensors import Blank, Copier, TensorLeaf
 
 log = logs.get(__name__)
 

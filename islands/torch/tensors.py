@@ -3,8 +3,6 @@
 On a GPU copies are made on the caller's stream, with an event behind them; a worker thread takes them to the host on a
 stream of its own. So the training thread dispatches and goes on, and its stream never waits for the host's memory. On
 the CPU larger copies are made by a thread, while the next step computes its gradients (:mod:`islands.torch.copies`).
-
-bfloat16 and smaller floats pass through views of integers, since numpy knows them by ml_dtypes alone.
 """
 
 from __future__ import annotations
@@ -14,61 +12,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from islands.arrays.in_place import InPlaceLeaf, Part
 from islands.hosts.regions import Spread, part_of
+from islands.torch.conversion import as_array, as_tensor, numpy_dtype
 from islands.torch.shards import local_of, part_of_dtensor, spread_like
 
 Array = npt.NDArray[Any]
-
-#: Of torch -> of numpy.
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
-    torch.from_numpy(np.zeros(1, dtype)).dtype: np.dtype(dtype)
-    for dtype in ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
-}
-#: Of torch -> of ml_dtypes, and the integers that both are viewed as.
-_BY_INTEGERS: dict[torch.dtype, tuple[np.dtype[Any], np.dtype[Any], torch.dtype]] = {
-    torch.bfloat16: (np.dtype(ml_dtypes.bfloat16), np.dtype(np.int16), torch.int16),
-    torch.float8_e4m3fn: (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.uint8), torch.uint8),
-    torch.float8_e5m2: (np.dtype(ml_dtypes.float8_e5m2), np.dtype(np.uint8), torch.uint8),
-}
-
-
-def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Returns what numpy calls a dtype of torch; None for those that it has not, such as quantised ones."""
-    return _BY_INTEGERS[dtype][0] if dtype in _BY_INTEGERS else _NUMPY.get(dtype)
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """Returns a tensor on the CPU as a numpy array that shares its memory."""
-    tensor = tensor.detach()
-    if tensor.dtype in _BY_INTEGERS:
-        dtype, _, integers = _BY_INTEGERS[tensor.dtype]
-        viewed: Array = tensor.view(integers).numpy().view(dtype)
-        return viewed
-    array: Array = tensor.resolve_conj().resolve_neg().numpy()
-    return array
-
-
-def as_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns a numpy array as a tensor on the CPU; it shares memory that can be written to, and is a copy of other.
-
-    Args:
-        array: Of any dtype that torch has.
-        dtype: Of the tensor; None: as the array's.
-    """
-    array = np.array(array, order="C", copy=None if array.flags.writeable else True)
-    by_integers = {known: (plain, name) for name, (known, plain, _) in _BY_INTEGERS.items()}
-    if array.dtype in by_integers:
-        plain, name = by_integers[array.dtype]
-        tensor = torch.from_numpy(array.view(plain)).view(name)
-    else:
-        tensor = torch.from_numpy(array)
-    return tensor if dtype is None else tensor.to(dtype)
 
 
 class Copier(Protocol):

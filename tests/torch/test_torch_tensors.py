@@ -13,8 +13,9 @@ from broker.wire.errors import ConfigError
 from islands.arrays import placement
 from islands.arrays.in_place import InPlacePlacement
 from islands.arrays.reference import adopted, wide_dtype
+from islands.torch.conversion import as_array, as_tensor, numpy_dtype
 from islands.torch.copies import SMALL_BYTES, CopyThread
-from islands.torch.tensors import Blank, TensorLeaf, as_array, as_tensor, numpy_dtype
+from islands.torch.tensors import Blank, TensorLeaf
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ALL = [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
