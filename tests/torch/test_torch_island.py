@@ -14,6 +14,8 @@ from broker.wire.errors import ConfigError
 from islands.torch.copies import SMALL_BYTES
 from tests.integration.test_island_loop import RUN, TOKENS, WAIT_S, Hub, stored
 
+pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
+
 
 @pytest.fixture
 def hub(tmp_path):
@@ -93,7 +95,7 @@ def test_torch_loops_train_together_and_end_with_the_runs_parameters_in_the_same
     assert set(merged) == {n for n, _ in network().named_parameters()}, "the names of the state dict, without buffers"
     for model, losses, versions, _ in results.values():
         assert min(versions) > 1
-        assert np.mean(losses[-20:]) < 0.7 * np.mean(losses[:20])
+        assert np.mean(losses[-20:]) < 0.35, "half of what a constant has: 0.72"
         for name, expected in merged.items():
             assert torch.equal(model[name], torch.from_numpy(expected).to(dtype)), "the global parameters, to the bit"
     statistics = [model["1.running_mean"] for model, *_ in results.values()]

@@ -11,6 +11,8 @@ from islands.arrays.partition import tensor_specs
 from islands.arrays.placement import Parameters
 from islands.torch.modules import kinds_of, leaves_of, unwrapped
 
+pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
+
 
 class Tied(nn.Module):
     """An embedding that is the output head too, and a cache that is in no state dict."""

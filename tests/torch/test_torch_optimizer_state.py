@@ -10,6 +10,7 @@ from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
 from islands.torch.optimizer_state import LARGE_BYTES, OptimizerState
 
+pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "adamw with amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
