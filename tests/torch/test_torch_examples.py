@@ -75,8 +75,9 @@ def test_options_of_the_example_are_checked():
         load_task("examples.torch_task:task", {"hidden": 0})
 
 
-def test_the_loop_is_joined_by_six_lines_at_most():
-    source = ROOT / "examples" / "torch_loop.py"
+@pytest.mark.parametrize("name", ["torch_loop", "torch_fsdp"])
+def test_the_loop_is_joined_by_six_lines_at_most(name):
+    source = ROOT / "examples" / f"{name}.py"
     marked = {n for n, line in enumerate(source.read_text().splitlines(), 1) if line.endswith(MARK)}
     assert 0 < len(marked) <= 6
     with tokenize.open(source) as file:
@@ -98,6 +99,27 @@ def test_the_loop_trains_in_a_process_without_jax_and_its_loss_falls(tmp_path):
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert float(re.search(r"done: loss ([\d.]+) nats per byte", done.stdout).group(1)) < 4.5, "5.5 at random"
+
+
+def test_two_processes_of_fsdp_train_as_one_island_by_one_command_and_leave_nothing_behind(tmp_path):
+    done = of_its_own("torch_fsdp", tmp_path)
+    hosts = re.findall(r'island\.joined island=(\S+) .*?(?:host="(.*)")?$', done.stderr, re.MULTILINE)
+    assert sorted(hosts) == [("island-0", ""), ("island-0", "1 of 2")]
+
+
+def of_its_own(name, folder):
+    """Returns what an example did that is given no address; its loss has fallen, and its island left in order."""
+    variables = {"ATOLL_NO_VENV": "1", "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", f"examples.{name}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT | variables, capture_output=True, text=True, timeout=550, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", done.stdout).groups())
+    assert after < 0.7 * before
+    assert 'island.left reason="the run has ended"' in done.stderr
+    assert list(folder.glob("atoll-hub-*")) == []
+    return done
 
 
 def test_up_runs_two_islands_of_the_example_task_and_the_loss_falls(tmp_path):
