@@ -29,17 +29,27 @@ def network() -> nn.Module:
     )
 
 
-def data(share: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the batches that are this island's: of every ``count`` examples, number ``index``, from ``cursor`` on."""
+def windows() -> Any:
+    """Returns the examples, (N, HISTORY + 1) bytes each: every place in the sources of Python's library."""
     sources = sorted(Path(argparse.__file__).parent.glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in sources)[:2_000_000], np.uint8)
-    windows = np.lib.stride_tricks.sliding_window_view(text, HISTORY + 1)
-    order = np.random.default_rng(share.seed).permutation(len(windows))
+    return np.lib.stride_tricks.sliding_window_view(text, HISTORY + 1)
+
+
+def batch_of(rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns examples as a batch: (N, HISTORY) bytes, and the one that follows each."""
+    batch = torch.from_numpy(rows.astype(np.int64))
+    return batch[:, :-1], batch[:, -1]
+
+
+def data(share: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields the batches that are this island's: of every ``count`` examples, number ``index``, from ``cursor`` on."""
+    examples = windows()
+    order = np.random.default_rng(share.seed).permutation(len(examples))
     while True:
         index, count, cursor, _ = share.take()
         numbers = (cursor * BATCH + np.arange(BATCH)) * count + index
-        batch = torch.from_numpy(windows[order[numbers % len(order)]].astype(np.int64))
-        yield batch[:, :-1], batch[:, -1]
+        yield batch_of(examples[order[numbers % len(order)]])
 
 
 def main() -> None:

@@ -42,7 +42,9 @@ _NO_SOURCE: Final = (
 class HasShare(Protocol):
     """The part of an island that :func:`batches` uses: its share of the data, and whether the run is done."""
 
-    share: DataShare
+    @property
+    def share(self) -> DataShare:
+        """Its part of the data."""
 
     @property
     def done(self) -> bool:

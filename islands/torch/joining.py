@@ -61,8 +61,9 @@ def join(
         address: The broker's control address, or several.
         model: On the CPU or on CUDA devices. Parameters without a gradient are frozen, buffers local:
             each island's own, in its checkpoint. If this island is the first, its values become version 0.
-        optimizer: One that steps the model's parameters, or several in a list. Its state is in checkpoints, and may
-            come from another island that has the same optimizer. None: it is in neither.
+        optimizer: One that steps the model's parameters, or several in a list; wrappers such as Accelerate's are
+            looked through. Its state is in checkpoints, and may come from another island that has the same optimizer.
+            None: it is in neither.
         scaler: The gradient scaler, if there is one; likewise.
         background_copies: On the CPU, larger fragments are copied by a thread while the next gradients are computed.
             Parameters must then change between two calls of :meth:`TorchIsland.step` in ``optimizer.step`` alone.
@@ -90,7 +91,7 @@ def join(
         insecure=insecure,
         island_id=island_id,
         tokens_per_step=tokens_per_step,
-        inner_optimizer=inner_optimizer or _name_of(optimizers),
+        inner_optimizer=inner_optimizer or _name_of(state.optimizers),
         recipe=recipe,
         state_dir=state_dir,
         checkpoint_interval_s=checkpoint_interval_s,

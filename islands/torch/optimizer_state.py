@@ -37,7 +37,7 @@ class OptimizerState(InPlaceState):
     """The state of a training loop's optimizers and scaler.
 
     Args:
-        optimizers: In the order of the tree.
+        optimizers: In the order of the tree; wrappers of one are looked through.
         scaler: A gradient scaler, if there is one.
         copier: Makes copies of the state's tensors beside the training thread.
 
@@ -55,7 +55,7 @@ class OptimizerState(InPlaceState):
         if scaler is not None and not (hasattr(scaler, "state_dict") and hasattr(scaler, "load_state_dict")):
             cure = "must be a gradient scaler such as torch.amp.GradScaler(), or None"
             raise ConfigError("scaler", type(scaler).__name__, cure)
-        self.optimizers = tuple(optimizers)
+        self.optimizers = tuple(map(_inner, optimizers))
         self.scaler = scaler
         self._copier = copier
         self._forms = [_form_of(each) for each in self.optimizers]
@@ -122,6 +122,18 @@ class OptimizerState(InPlaceState):
     def _scaler_now(self) -> dict[str, Any]:
         """Returns the scaler's numbers; waits for a device, as the scaler itself did in the step before."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())
+
+
+def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Returns the optimizer in a wrapper that shows another's state and groups as its own, as Accelerate's does.
+
+    Hooks before a step, and the form of the state, belong to the inner one. What has a state of its own stays as it is.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    if not isinstance(inner, torch.optim.Optimizer):
+        return optimizer
+    shown = optimizer.state is inner.state and optimizer.param_groups is inner.param_groups
+    return _inner(inner) if shown else optimizer
 
 
 def _numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,5 +1,6 @@
-"""Tasks of PyTorch, and the examples: the loop stays a loop, and the task runs with ``up``."""
+"""Tasks of PyTorch, and the examples: a loop stays a loop, a trainer a trainer, and the task runs with ``up``."""
 
+import ast
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from tests.local_run import ops
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 MARK = "# atoll"
+#: What a user takes over as it is, besides the lines that are marked.
+COPIED = {"hf_trainer": ("Atoll", "Shared")}
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -75,13 +78,32 @@ def test_options_of_the_example_are_checked():
         load_task("examples.torch_task:task", {"hidden": 0})
 
 
-def test_the_loop_is_joined_by_six_lines_at_most():
-    source = ROOT / "examples" / "torch_loop.py"
+@pytest.mark.parametrize("name", ["torch_loop", "torch_fsdp", "hf_trainer"])
+def test_the_loop_is_joined_by_six_lines_at_most(name):
+    source = ROOT / "examples" / f"{name}.py"
     marked = {n for n, line in enumerate(source.read_text().splitlines(), 1) if line.endswith(MARK)}
     assert 0 < len(marked) <= 6
     with tokenize.open(source) as file:
         names = {(t.string, t.start[0]) for t in tokenize.generate_tokens(file.readline) if t.type == tokenize.NAME}
-    assert {line for name, line in names if name in ("island", "islands")} <= marked, "whatever needs Atoll is marked"
+    needs = {line for name, line in names if name in ("atoll", "island", "islands")}
+    assert needs - marked <= lines_of_classes(source, COPIED.get(name, ())), "whatever needs Atoll is marked"
+
+
+def test_what_is_copied_for_a_trainer_is_short():
+    source = ROOT / "examples" / "hf_trainer.py"
+    text = source.read_text().splitlines()
+    copied = [n for n in lines_of_classes(source, COPIED["hf_trainer"]) if text[n - 1].strip()]
+    assert 0 < len(copied) <= 25
+
+
+def lines_of_classes(source, names):
+    """Returns the numbers of the lines of these classes, without their docstrings."""
+    found = set()
+    for each in ast.parse(source.read_text()).body:
+        if isinstance(each, ast.ClassDef) and each.name in names:
+            found |= set(range(each.lineno, each.end_lineno + 1))
+            found -= set(range(each.body[0].lineno, each.body[0].end_lineno + 1))
+    return found
 
 
 def test_the_loop_trains_in_a_process_without_jax_and_its_loss_falls(tmp_path):
@@ -98,6 +120,34 @@ def test_the_loop_trains_in_a_process_without_jax_and_its_loss_falls(tmp_path):
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert float(re.search(r"done: loss ([\d.]+) nats per byte", done.stdout).group(1)) < 4.5, "5.5 at random"
+
+
+def test_two_processes_of_fsdp_train_as_one_island_by_one_command_and_leave_nothing_behind(tmp_path):
+    done = of_its_own("torch_fsdp", tmp_path)
+    hosts = re.findall(r'island\.joined island=(\S+) .*?(?:host="(.*)")?$', done.stderr, re.MULTILINE)
+    assert sorted(hosts) == [("island-0", ""), ("island-0", "1 of 2")]
+
+
+def test_a_trainer_of_hugging_face_is_an_island_by_a_callback(tmp_path):
+    done = of_its_own("hf_trainer", tmp_path, HF_HUB_OFFLINE="1")
+    steps, tokens = map(int, re.search(r"has ended\" step=(\d+) tokens=(\d+)", done.stderr).groups())
+    assert steps >= 100, "the run has ended training, not the trainer or its data"
+    assert tokens == steps * 16 * 17
+
+
+def of_its_own(name, folder, **variables):
+    """Returns what an example did that is given no address; its loss has fallen, and its island left in order."""
+    variables |= {"ATOLL_NO_VENV": "1", "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", f"examples.{name}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT | variables, capture_output=True, text=True, timeout=550, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", done.stdout).groups())
+    assert after < 0.7 * before
+    assert 'island.left reason="the run has ended"' in done.stderr
+    assert list(folder.glob("atoll-hub-*")) == []
+    return done
 
 
 def test_up_runs_two_islands_of_the_example_task_and_the_loss_falls(tmp_path):

@@ -47,6 +47,32 @@ class Float32Moments(torch.optim.Optimizer):
                 p.sub_((group["lr"] * state["sum"]).to(p.dtype))
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Shows another optimizer's state and groups as its own, as Accelerate's does: without hooks."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state, lambda self, value: setattr(self.optimizer, "state", value))
+    param_groups = property(
+        lambda self: self.optimizer.param_groups, lambda self, value: setattr(self.optimizer, "param_groups", value)
+    )
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+class WithAverages(torch.optim.Optimizer):
+    """Steps by another optimizer, and has a state of its own beside that one's."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer = optimizer
+
+
 def network(dtype=torch.float32):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
@@ -111,6 +137,32 @@ def test_the_form_is_found_without_a_trace_in_the_optimizer_its_parameters_or_it
     assert all(p.grad is None for p in model.parameters())
     step(model, optimizer, 0)
     assert len(calls) == 1
+
+
+def test_wrappers_of_an_optimizer_are_looked_through_and_left_as_they_were():
+    model = network()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    wrapper = Wrapper(Wrapper(inner))
+    state, groups = inner.state, inner.param_groups
+    saved = OptimizerState([wrapper])
+    assert saved.optimizers == (inner,)
+    assert inner.state is state
+    assert inner.param_groups is groups
+    assert list(saved.form()["optimizers"][0]["state"]) == [f"{n:06}" for n, _ in enumerate(model.parameters())]
+    step(model, wrapper, 1)
+    assert set(saved.tree()["optimizers"][0]["state"]["000000"]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_the_optimizer_of_accelerate_is_such_a_wrapper():
+    from accelerate import Accelerator  # seconds, which the other tests do without
+
+    inner = torch.optim.AdamW(network().parameters(), lr=1e-2)
+    assert OptimizerState([Accelerator(cpu=True).prepare(inner)]).optimizers == (inner,)
+
+
+def test_an_optimizer_with_a_state_of_its_own_beside_another_is_no_wrapper():
+    outer = WithAverages(torch.optim.AdamW(network().parameters(), lr=1e-2))
+    assert OptimizerState([outer]).optimizers == (outer,)
 
 
 def test_a_large_parameter_is_tried_without_its_memory():
