@@ -43,7 +43,7 @@ def copied(leaves: Sequence[tuple[str, Any]]) -> tuple[tuple[StateLeaf, ...], li
     buffers: list[Buffer] = []
     for name, leaf in leaves:
         owned = placement.owned(leaf)
-        if owned is None:
+        if not owned:
             continue
         value = placement.here(leaf)
         rows.append(_row(name, leaf, owned))
