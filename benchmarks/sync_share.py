@@ -1,0 +1,182 @@
+"""How much of its time a training thread spends on synchronisation, by size of the model, with steps of a given length.
+
+One island trains beside a broker and an aggregator, in JAX or in PyTorch (in the environment that has it). A step is
+a pause, as where an accelerator computes, and a small change of every parameter tensor. ``sync share`` is the part of
+the training thread's time that synchronisation took, waits for background copies included. ``memory`` is the most
+that the process held beyond what the framework had before it joined, in models of float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import output
+from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, Hub, module_command, peak_bytes
+from benchmarks.output import Column, Printer
+from broker.wire.errors import ConfigError, Unavailable
+from ops.processes.child_process import ProcessSpec
+from ops.processes.cluster import Change
+
+COLUMNS = (
+    Column(key="framework", title="framework"),
+    Column(key="parameters", title="parameters", form=","),
+    Column(key="steps", title="steps", form=","),
+    Column(key="versions", title="versions"),
+    Column(key="sync_share", title="sync share", form=".2%"),
+    Column(key="longest_ms", title="longest call, ms", form=".1f"),
+    Column(key="models", title="memory, models", form=".1f"),
+)
+TENSORS = 24  #: of a model: as many matrices of one size
+TOKENS = 1000
+#: Calls a step of the island, and takes its time.
+Called = Callable[[Callable[[], None]], None]
+#: What islands cost beyond their models: the interpreter, buffers of sockets.
+FIXED_BYTES = 64 << 20
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Measures each case in processes of its own, and prints a row for it."""
+    printer = Printer(COLUMNS, as_json=args.json)
+    sizes = (1_000_000,) if args.quick else args.parameters
+    steps = 60 if args.quick else args.steps
+    for framework in args.framework or ["jax"]:
+        for size in sizes:
+            printer.say(f"{framework}, {size:,} parameters")
+            with tempfile.TemporaryDirectory(dir=args.dir, prefix="atoll-sync-") as directory:
+                printer.add(_case(Path(directory), framework, size, steps, args))
+    printer.close()
+    return 0
+
+
+def _case(directory: Path, framework: str, size: int, steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    interval = 12 if args.quick else args.sync_interval
+    settings = {"islands": 1, "fragments": args.fragments, "sync_interval": interval, "total_tokens": 0}
+    with Hub(directory, **settings) as hub:
+        out = directory / "worker.json"
+        spec = {"framework": framework, "size": size, "steps": steps, "step_s": args.step, "out": os.fspath(out)}
+        command = module_command("benchmarks.sync_share", "--worker", json.dumps(spec | {"address": hub.address}))
+        environment = hub.numeric_environment() | ROOT_ENVIRONMENT
+        hub.start([ProcessSpec(name="worker", command=command, environment=environment, ends_by_itself=True)])
+        ends_s = time.monotonic() + 120 + 10 * steps * args.step
+        while not out.exists():
+            for event in hub.cluster.poll():
+                if event.change is Change.ENDED and event.process != "worker":
+                    raise Unavailable(event.detail, definite=True)
+            if time.monotonic() > ends_s:
+                log = hub.cluster.log_of("worker")
+                raise Unavailable(f"the island has not trained {steps} steps; its log is {log}", definite=True)
+            time.sleep(0.1)
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+# --- the island ---------------------------------------------------------------------------------------------------
+
+
+def work(spec: dict[str, Any]) -> int:
+    """Trains, and writes down what was seen."""
+    rows = max(1, round(spec["size"] / TENSORS / 1024))
+    train = {"jax": _jax, "torch": _torch}[spec["framework"]]
+    calls: list[float] = []
+
+    def called(step: Callable[[], None]) -> None:
+        time.sleep(spec["step_s"])
+        began_s = time.perf_counter()
+        step()
+        calls.append(time.perf_counter() - began_s)
+
+    island, before = train(spec, rows, called)
+    model_bytes = 4 * rows * 1024 * TENSORS
+    held = peak_bytes(os.getpid()) - before - FIXED_BYTES
+    found = {
+        "framework": spec["framework"],
+        "parameters": rows * 1024 * TENSORS,
+        "steps": spec["steps"],
+        "versions": min(island.versions),
+        "sync_share": island.sync_share,
+        "longest_ms": 1000 * max(calls[1:]),
+        "models": max(0.0, held / model_bytes),
+    }
+    temporary = Path(spec["out"] + ".tmp")
+    temporary.write_text(json.dumps(found), encoding="utf-8")
+    temporary.rename(spec["out"])
+    island.leave("measured")
+    return 0
+
+
+def _jax(spec: dict[str, Any], rows: int, called: Called) -> tuple[Any, int]:
+    import jax
+    import jax.numpy as jnp
+
+    import islands
+
+    params = {f"w{i}": jnp.zeros((rows, 1024), jnp.float32) + i for i in range(TENSORS)}
+    # One row of each: the copy of a whole model would be this machine's work, and not the accelerator's.
+    change = jax.jit(lambda tree: {n: x.at[0].add(1e-3) for n, x in tree.items()}, donate_argnums=0)
+    params = jax.block_until_ready(change(params))  # type: ignore[no-untyped-call]
+    before = peak_bytes(os.getpid())
+    island = islands.join(spec["address"], params, run=RUN, tokens_per_step=TOKENS, donor_wait_s=0.0)
+    state: list[Any] = [island.restore(params)[0]]
+    for _ in range(spec["steps"]):
+        state[0] = jax.block_until_ready(change(state[0]))  # type: ignore[no-untyped-call]
+
+        def step() -> None:
+            state[0] = island.step(state[0], tokens=TOKENS)
+
+        called(step)
+    return island, before
+
+
+def _torch(spec: dict[str, Any], rows: int, called: Called) -> tuple[Any, int]:
+    import torch
+
+    import islands.torch
+
+    torch.set_num_threads(1)
+    model = torch.nn.ParameterList([torch.zeros(rows, 1024) + i for i in range(TENSORS)])
+    optimizer = torch.optim.SGD(list(model), lr=1e-3)
+    for parameter in model:
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad[0] = 1.0
+    optimizer.step()
+    before = peak_bytes(os.getpid())
+    island = islands.torch.join(
+        spec["address"], model, optimizer, run=RUN, tokens_per_step=TOKENS, inner_optimizer="sgd", donor_wait_s=0.0
+    )
+    for _ in range(spec["steps"]):
+        optimizer.step()
+        called(lambda: island.step(tokens=TOKENS))
+    return island, before
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Reads the flags and measures."""
+    parser = output.parser_of("sync_share", __doc__, "--framework jax --parameters 1M,10M --steps 400")
+    output.add_arguments(parser)
+    parser.add_argument("--framework", choices=["jax", "torch"], action="append", help="repeatable (jax)")
+    parser.add_argument("--parameters", type=output.numbers, default=(1_000_000, 10_000_000, 100_000_000))
+    parser.add_argument("--steps", type=int, default=600, help="of each case (600)")
+    parser.add_argument("--step", type=float, default=0.05, help="seconds of a step (0.05)")
+    parser.add_argument("--fragments", type=int, default=24, help="of the model (24)")
+    parser.add_argument("--sync-interval", type=int, default=100, help="steps between two syncs of a fragment (100)")
+    parser.add_argument("--dir", default=None, help="where temporary stores are written")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.worker:
+        return work(json.loads(args.worker))
+    if args.steps < 10:
+        print(f"error: {ConfigError('steps', args.steps, 'must be at least 10')}", file=sys.stderr)
+        return 2
+    return output.guarded(measure, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
