@@ -57,7 +57,7 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def _case(directory: Path, framework: str, size: int, steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    interval = 12 if args.quick else args.sync_interval
+    interval = 24 if args.quick else args.sync_interval
     settings = {"islands": 1, "fragments": args.fragments, "sync_interval": interval, "total_tokens": 0}
     with Hub(directory, **settings) as hub:
         out = directory / "worker.json"
