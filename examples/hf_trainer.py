@@ -5,7 +5,7 @@
 
 It needs ``pip install transformers accelerate``. The model is a GPT-2 of two layers with random weights, the data are
 bytes of Python's own library: nothing is fetched. The run says when training ends, so ``max_steps`` is only more than
-enough, and the learning rate is constant; one that falls with the whole run asks ``atoll.island.schedule_step``.
+enough, and the learning rate is constant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import islands.torch  # atoll
@@ -66,6 +66,7 @@ class Shared(IterableDataset[Any]):
         self.dataset, self.atoll, self.batch = dataset, atoll, batch
 
     def __iter__(self) -> Iterator[Any]:
+        assert get_worker_info() is None, "keep dataloader_num_workers at 0: the share of the data is in this process"
         for examples in islands.batches(self.dataset, self.atoll.island, batch=self.batch, collate=list):
             yield from examples
 
