@@ -1,6 +1,7 @@
 """Islands of several processes in tests: their programs, what these print, and versions by the formulas."""
 
 import json
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ from aggregator.events import Pieced
 from aggregator.process import workers
 from broker.wire.fragments import Kind
 from broker.wire.tensors import decode_tensor
+from islands.multihost.loss import STATUS
 from ops.processes.cluster import free_ports
 from tests.hub import RUN
+from tests.local_run import wait_for
 from tests.unit.test_aggregator_merge import twin_mean, twin_rda
 
 
@@ -63,6 +66,33 @@ def merged_of(store, island, incarnation):
         return 0
     of = [c for line in ledger(store) for c in line["contributions"]]
     return sum((c["island_id"], c["incarnation"]) == (island, incarnation) for c in of)
+
+
+def live_again(start, store, checkpoint, lives, within_s, **more):
+    """Has island a live on so many hosts, again and again: each life ends with the loss of one of them.
+
+    A life lasts until the run has merged something of it, and its state is written down. The first loses its last host,
+    later ones the speaker. Returns the last life's speaker.
+    """
+    for life, hosts in enumerate(lives, 1):
+        written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        here = start("a", hosts, **more)
+
+        def back(life=life, here=here, written=written):
+            assert all(host.process.poll() is None for host in here), here[0].err.read_text()[-2000:]
+            written_anew = checkpoint.exists() and checkpoint.stat().st_mtime_ns > written
+            return merged_of(store, "a", life) and written_anew
+
+        wait_for(back, "the island is merged, and has written a checkpoint", within_s)
+        restored = [host.lines("restored")[0] for host in here]
+        assert [each["source"] for each in restored] == ["fresh" if life == 1 else "checkpoint"] * hosts
+        assert len({json.dumps(each) for each in restored}) == 1
+        assert (restored[0]["step"] > 0) == (life > 1)
+        victim = here[-1 if life == 1 else 0]
+        victim.process.kill()
+        # JAX aborts by itself when the process is gone that all others report to, which is the speaker.
+        assert {host.process.wait(30) for host in here if host is not victim} <= {STATUS, -signal.SIGABRT}
+    return here[0]
 
 
 def array_of(tensor):

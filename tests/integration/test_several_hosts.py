@@ -14,7 +14,7 @@ from islands.multihost.loss import STATUS
 from ops.processes.cluster import free_ports
 from tests.hub import Hub
 from tests.local_run import wait_for
-from tests.several_hosts import Merges, islands_in, merged_of
+from tests.several_hosts import Merges, islands_in, live_again
 
 PATIENCE_S = 120.0  # of one test; nothing here depends on how long it takes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -49,26 +49,10 @@ def test_an_island_that_loses_a_host_comes_back_on_as_many_on_fewer_and_on_more(
     kept = {"state_dir": str(tmp_path / "state"), "checkpoint_interval_s": 1.0}
     with Hub(store, **settings) as hub, islands_in(tmp_path, hub, **kept) as start:
         (other,) = start("b", 1, devices=1, pace_s=0.3)
-        checkpoint = tmp_path / "state" / "a.checkpoint"
-        for life, hosts in enumerate((2, 1, 2), 1):
-            written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-            here = start("a", hosts, pace_s=0.2)
-
-            def back(life=life, here=here, written=written):
-                assert all(host.process.poll() is None for host in here), here[0].err.read_text()[-2000:]
-                written_anew = checkpoint.exists() and checkpoint.stat().st_mtime_ns > written
-                return merged_of(store, "a", life) and written_anew
-
-            wait_for(back, "the island is merged, and has written a checkpoint", PATIENCE_S)
-            restored = [host.lines("restored")[0] for host in here]
-            assert [each["source"] for each in restored] == ["fresh" if life == 1 else "checkpoint"] * hosts
-            assert len({json.dumps(each) for each in restored}) == 1
-            assert (restored[0]["step"] > 0) == (life > 1)
-            here[-1].process.kill()
-            assert {host.process.wait(20) for host in here[:-1]} <= {STATUS}
+        here = live_again(start, store, tmp_path / "state" / "a.checkpoint", (2, 1, 2), PATIENCE_S, pace_s=0.2)
         steps = other.lines()
     assert len(steps) > 10
-    losses = [line["loss"] for line in here[0].lines()]
+    losses = [line["loss"] for line in here.lines()]
     assert max(losses[:3]) < 4.0  # it did not begin anew: that would be about 5.5
 
 

@@ -1,6 +1,5 @@
 """Islands of several processes of torch.distributed: FSDP2 and DistributedDataParallel, and one of JAX beside them."""
 
-import json
 import threading
 
 import jax
@@ -11,11 +10,10 @@ import pytest
 
 import islands
 from aggregator.events import Pieced
-from islands.multihost.loss import STATUS
 from tests.fsdp_torch import ROWS, network, rows_of
 from tests.hub import RUN, WAIT_S, Hub
 from tests.local_run import wait_for
-from tests.several_hosts import Merges, islands_in, merged_of
+from tests.several_hosts import Merges, islands_in, live_again
 
 PATIENCE_S = 150.0  # of one test; nothing here depends on how long it takes
 PROGRAM = "tests.fsdp_torch"
@@ -92,24 +90,8 @@ def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
 def test_ranks_that_lose_one_come_back_as_one_process_and_as_two(tmp_path):
     store = tmp_path / "store"
     kept = {"state_dir": str(tmp_path / "state"), "checkpoint_interval_s": 0.5, "spread": "fsdp", "pace_s": 0.02}
-    checkpoint = tmp_path / "state" / "a.checkpoint"
     with (
         Hub(store, islands=1, fragments=2, sync_interval=6) as hub,
         islands_in(tmp_path, hub, PROGRAM, **kept) as start,
     ):
-        for life, processes in enumerate((2, 1, 2), 1):
-            written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-            here = start("a", processes)
-
-            def back(life=life, here=here, written=written):
-                assert all(host.process.poll() is None for host in here), here[0].err.read_text()[-2000:]
-                written_anew = checkpoint.exists() and checkpoint.stat().st_mtime_ns > written
-                return merged_of(store, "a", life) and written_anew
-
-            wait_for(back, "the island is merged, and has written a checkpoint", PATIENCE_S)
-            restored = [host.lines("restored")[0] for host in here]
-            assert [each["source"] for each in restored] == ["fresh" if life == 1 else "checkpoint"] * processes
-            assert len({json.dumps(each) for each in restored}) == 1
-            assert (restored[0]["step"] > 0) == (life > 1)
-            here[-1].process.kill()
-            assert {host.process.wait(30) for host in here[:-1]} <= {STATUS}
+        live_again(start, store, tmp_path / "state" / "a.checkpoint", (2, 1, 2), PATIENCE_S)
