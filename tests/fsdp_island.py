@@ -104,12 +104,17 @@ def train(spec: dict) -> None:
         if island.done or number >= spec.get("steps", 1 << 60):
             break
     params = island.close(params)
+    held_out = Windows(corpus.held_out, context, vocabulary=256, sources=corpus.sources)
+    judge = jax.jit(lambda params, tokens: model.loss(params, tokens, config))
+    rows_of = [np.arange(i, i + batch) for i in range(0, spec.get("judged", batch), batch)]
+    judged = [float(judge(params, spread(held_out.take(numbers % len(held_out)), rows))) for numbers in rows_of]
     total = float(sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(params)))
     say(
         event="ended",
         step=island.inner_step,
         versions=island.versions,
         sum=total,
+        held_out=float(np.mean(judged)),
         sync=island.sync_share,
         seconds=time.perf_counter() - began_s,
     )
