@@ -39,7 +39,7 @@ def evaluated(tmp_path_factory):
     """A run that is evaluated while it trains, and whose follower is killed once; and what status said then."""
     folder = tmp_path_factory.mktemp("evaluated")
     (folder / "mine.py").write_text(BENCHMARKS)
-    flags = ["--islands", 2, "--tokens", 30_000, "--pace", 0.02]
+    flags = ["--islands", 2, "--tokens", 60_000, "--pace", 0.02]
     flags += ["--evaluate-every", 5000, "--benchmark", "mine:norm", "mine:broken", "--json"]
     with Up(folder / "run", *flags, PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)])) as up:
         wait_for(lambda: len(points_in(up.run_dir)) >= 2, "second evaluation", evidence=lambda: up.err)
@@ -94,7 +94,7 @@ def test_the_tape_beside_it_is_replayed_as_ever_and_a_version_is_explained_with_
 
 
 def test_a_run_is_followed_by_hand_left_and_followed_to_its_end(tmp_path):
-    with Up(tmp_path / "run", "--islands", 2, "--tokens", 40_000, "--pace", 0.02, "--json") as up:
+    with Up(tmp_path / "run", "--islands", 2, "--tokens", 80_000, "--pace", 0.02, "--json") as up:
         up.wait_for_progress()
         follow = ["evaluate", "--follow", up.run_dir, "--every", "4K"]
         with Process(tmp_path / "first", *follow) as first:

@@ -7,8 +7,8 @@ from torch import nn
 
 import islands.torch
 from broker.wire.errors import ConfigError
+from islands.arrays.parameters import Parameters
 from islands.arrays.partition import tensor_specs
-from islands.arrays.placement import Parameters
 from islands.torch.modules import kinds_of, leaves_of, unwrapped
 
 pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
