@@ -16,6 +16,10 @@ from islands.session.exchange import Exchange, Install, Moment
 from islands.session.samples import Samples
 from islands.session.training_state import Position
 
+#: A fragment whose round opens soon is copied at every so many boundaries. What is handed over then may lack the last
+#: steps, which the next round has. One whose round is open is copied at once.
+COPY_EVERY = 4
+
 
 class BetweenSteps:
     """The boundaries of one island's steps.
@@ -38,6 +42,7 @@ class BetweenSteps:
         self._array_work, self._exchange, self._run_id = array_work, exchange, run_id
         self._membership = exchange.membership
         self._stopped = False
+        self._copied_at: dict[int, int] = {}  # fragment -> step of its last copy, since it was installed
         self.versions = [-1] * self._membership.num_fragments
         self.lockstep = Lockstep(self._membership.settings.recipe, self._membership.moving)
         self.samples = Samples(exchange)
@@ -54,8 +59,16 @@ class BetweenSteps:
         due, plans = self._exchange.due, self._exchange.plans
         if plans is not None and plans.arrive(step):
             return True
-        copies = due.watched or self.lockstep.due(step, self.versions)
-        return bool(due.ready or copies or (due.snapshot_wanted and state is not None))
+        return bool(due.ready or self._to_copy(step) or (due.snapshot_wanted and state is not None))
+
+    def _to_copy(self, step: int) -> frozenset[int]:
+        """Returns the fragments to copy at the boundary after ``step``."""
+        watched = self._exchange.due.watched
+        if watched and self._exchange.plans is None:
+            urgent, copied_at = self._exchange.urgent, self._copied_at
+            late = (p for p in watched if p in urgent or step - copied_at.get(p, -COPY_EVERY) >= COPY_EVERY)
+            watched = frozenset(late)
+        return watched | self.lockstep.due(step, self.versions)
 
     def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         """Installs the versions that are ready, then copies the fragments that are watched, or due in lockstep.
@@ -75,7 +88,7 @@ class BetweenSteps:
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
         adopted: list[tuple[Install, Sequence[Leaf], list[Leaf]]] = []
         recovered = False
-        wanted = due.watched | self.lockstep.due(at.step, self.versions)
+        wanted = self._to_copy(at.step)
         while due.ready:
             batch = due.ready.popleft()
             recovered |= batch.fresh_optimizer
@@ -87,6 +100,8 @@ class BetweenSteps:
                 told.append((install, tuple(before) if install.keep else ()))
                 adopted.append((install, before, installed[p]))
                 self.versions[p] = install.fragment_version
+                self._copied_at.pop(p, None)
+                wanted |= due.watched & {p}
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
             if exchange.plans is not None and not self._stopped:
@@ -97,6 +112,7 @@ class BetweenSteps:
             p: tuple(placements[p].copy(installed[p] if p in installed else parameters.of_fragment(params, p)))
             for p in sorted(wanted)
         }
+        self._copied_at.update(dict.fromkeys(copied, at.step))
         if installed:
             params = parameters.replace(params, installed)
             if not (stopped or recovered):

@@ -194,6 +194,30 @@ def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, 
         island.step({"w": params["w"]}, tokens=10)
 
 
+def test_a_fragment_is_copied_now_and_then_while_its_round_opens_soon_and_at_once_when_it_is_open(island_of):
+    island, exchange = island_of(params_of())
+    params, _ = island.restore(params_of())
+
+    def copied_at(steps):
+        nonlocal params
+        exchange.moments.clear()
+        for _ in range(steps):
+            params = island.step(params, tokens=10)
+        return [moment.at.step for moment in exchange.moments if 0 in moment.copied]
+
+    assert copied_at(3) == []
+    exchange.due.watched = frozenset({0})
+    assert copied_at(9) == [4, 8, 12]
+    exchange.urgent = frozenset({0})
+    assert copied_at(3) == [13, 14, 15]
+    exchange.urgent = frozenset()
+    assert copied_at(2) == []
+    zeros = tuple(np.zeros_like(leaf) for leaf in (params["w"], params["b"]))
+    install = Install(fragment_id=0, fragment_version=1, keep=1.0, placed=zeros, shift=(), dtypes=())
+    exchange.due.ready.append(Batch(installs=(install,)))
+    assert copied_at(2) == [18]  # the copy before is of no use
+
+
 # --- what a state may hold --------------------------------------------------------------------------------------------
 
 
