@@ -34,7 +34,7 @@ def network() -> nn.Module:
 
 def rows_of(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = torch.from_numpy(np.random.default_rng(batch).standard_normal((ROWS, WIDTH), np.float32))
-    return inputs, inputs.sum(1, keepdim=True).sin()
+    return inputs, 0.5 * inputs.sum(1, keepdim=True)
 
 
 def main(spec: dict) -> None:

@@ -138,6 +138,7 @@ def test_a_trainer_of_hugging_face_is_an_island_by_a_callback(tmp_path):
     assert tokens == steps * 16 * 17
 
 
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore::pytest.PytestUnraisableExceptionWarning")  # JAX warns of forks
 def test_the_trainers_loader_has_the_batches_of_the_share_and_no_workers():
     from examples.hf_trainer import Shared  # seconds, which the other tests do without
 

@@ -57,7 +57,7 @@ class JaxIsland(threading.Thread):
 
 @pytest.mark.parametrize("spread", ["fsdp", "ddp"])
 def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
-    settings = {"islands": 2, "fragments": 3, "sync_interval": 8, "total_tokens": 10_000}
+    settings = {"islands": 2, "fragments": 3, "sync_interval": 8, "total_tokens": 5000}
     store = tmp_path / "store"
     with (
         Merges() as merges,
@@ -78,7 +78,7 @@ def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
     ]
     assert together[0] == together[1]
     assert len(first) > 20
-    assert np.mean(other.losses[-20:]) < 0.7 * np.mean(other.losses[:5])
+    assert np.mean(other.losses[-20:]) < 0.5 * np.mean([line["loss"] for line in first[:3]])
     ends = [rank.lines("ended")[0] for rank in ranks]
     total = float(sum(np.asarray(x, np.float64).sum() for x in other.params.values()))
     assert ends[0]["sum"] == ends[1]["sum"] == pytest.approx(total, rel=1e-5)
