@@ -17,7 +17,7 @@ from islands.hosts import messages as m
 from islands.hosts.speaker import Speaker, Stage, Vote
 from islands.multihost.plans import NEVER, Plans
 from islands.protocol.events import Joined
-from islands.session.exchange import Due, Exchange
+from islands.session.exchange import Batch, Due, Exchange
 
 
 class Planner:
@@ -39,6 +39,7 @@ class Planner:
         self._num_fragments = 0
         self._fixed = m.Plan()  # the last plan that will be carried out
         self._proposed = m.Plan()
+        self._on_its_way: tuple[int, m.Plan, list[Batch]] | None = None  # number, plan before it, what it installs
 
     def begin(self, joined: Joined) -> None:
         """The island is a member: training begins there."""
@@ -61,7 +62,8 @@ class Planner:
         if decision is None:
             return
         if decision.fixed:
-            self._take_out(self._proposed)
+            before = self._fixed
+            self._on_its_way = decision.number, before, self._take_out(self._proposed)
         self._plans.decide(decision.number, fixed=decision.fixed)
         self._tell(m.Decision(number=decision.number, fixed=decision.fixed))
 
@@ -76,6 +78,7 @@ class Planner:
         self._speaker.heard(0, self._plans.passed, now_s)
         begun = bool(boundaries) or self._plans.ready
         if not begun or (self._plans.stopped and all_stopped):
+            self._take_back()
             self._stand(boundaries, begun=begun)
         elif boundaries and self._speaker.stage is Stage.IDLE and not self._plans.stopped:
             plan = self._next()
@@ -127,14 +130,24 @@ class Planner:
         promised = self._plans.promise(proposal.number, proposal.step, plan)
         self.voted(0, Vote(number=proposal.number, promised=promised, at=self._plans.passed))
 
-    def _take_out(self, plan: m.Plan) -> None:
-        """A plan will be carried out: what is in it is not due any more."""
+    def _take_back(self) -> None:
+        """Makes due again what was planned for a step that training has not come to: it stopped before."""
+        if self._on_its_way is not None:
+            number, before, batches = self._on_its_way
+            if number > self._plans.carried:
+                self._fixed = before
+                self._due.ready.extendleft(reversed(batches))
+            self._on_its_way = None
+
+    def _take_out(self, plan: m.Plan) -> list[Batch]:
+        """A plan will be carried out: what is in it is not due any more. Returns what it installs."""
         self._fixed, due = plan, self._due
         taken = {(each.fragment_id, each.fragment_version) for each in plan.installs}
-        due.ready = deque(
-            batch
-            for batch in due.ready
-            if not taken.issuperset((each.fragment_id, each.fragment_version) for each in batch.installs)
-        )
+        batches, due.ready = due.ready, deque()
+        planned: list[Batch] = []
+        for batch in batches:
+            is_in = taken.issuperset((each.fragment_id, each.fragment_version) for each in batch.installs)
+            (planned if is_in else due.ready).append(batch)
         if plan.snapshot:
             due.snapshot_wanted = False
+        return planned

@@ -34,12 +34,13 @@ class Plans:
     Attributes:
         passed: The last boundary that training has left behind.
         stopped: It has stopped.
+        carried: The number of the last proposal that was carried out.
         broken_off: This host falls out in the middle of training.
     """
 
     def __init__(self, exchange: Exchange, *, speaks: bool) -> None:
         self.speaks = speaks
-        self.passed, self.stopped, self.broken_off = 0, False, False
+        self.passed, self.carried, self.stopped, self.broken_off = 0, 0, False, False
         self._exchange = exchange
         self._gate: Gate[Plan] = Gate(0)
         self._placed: dict[tuple[int, int], Install] = {}
@@ -86,6 +87,7 @@ class Plans:
                 time.sleep(LOOK_EVERY_S)
             plan = self._gate.take()
             if plan is not None:
+                self.carried = self._gate.number
                 self._show(plan)
                 return True
         self.passed = step

@@ -166,6 +166,21 @@ def test_after_the_last_step_versions_are_installed_as_they_come_once_all_have_s
     assert hand.standing()[0] == [8]
 
 
+def test_what_was_planned_for_a_step_after_the_last_one_is_done_after_the_end():
+    hand = Hand()
+    hand.ready((1, 5))
+    hand.advance()
+    hand.vote()
+    assert not hand.due.ready
+    hand.plans.stop()  # before the plan's step, on all hosts alike
+    hand.carried_out()
+    hand.advance(all_stopped=True)
+    assert names(hand.last(m.Standing).plan) == [(1, 5)]
+    assert hand.standing()[0] == [5]
+    hand.advance(all_stopped=True)
+    assert not hand.plans.next()  # and not again
+
+
 def test_a_plan_that_comes_after_the_last_step_is_refused():
     hand = Hand()
     hand.plans.stop()
