@@ -6,7 +6,17 @@ import os
 
 import pytest
 
-from benchmarks import island_waiting, lab_overhead, merge, output, profiles, round_latency, strangers, sync_share, wire_bytes
+from benchmarks import (
+    island_waiting,
+    lab_overhead,
+    merge,
+    output,
+    profiles,
+    round_latency,
+    strangers,
+    sync_share,
+    wire_bytes,
+)
 from broker.wire.errors import Unavailable
 from ops.processes.cluster import free_ports
 
@@ -52,7 +62,9 @@ def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("measure", [round_latency, wire_bytes, island_waiting, merge, lab_overhead, profiles, sync_share])
+@pytest.mark.parametrize(
+    "measure", [round_latency, wire_bytes, island_waiting, merge, lab_overhead, profiles, sync_share]
+)
 def test_help_of_every_benchmark_has_an_example(measure, capsys):
     with pytest.raises(SystemExit):
         measure.main(["--help"])
