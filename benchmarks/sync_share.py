@@ -1,4 +1,4 @@
-"""How much of its time a training thread spends on synchronisation, by size of the model, with steps of a given length.
+"""Measures the part of its time that a training thread spends on synchronisation, by size of the model.
 
 One island trains beside a broker and an aggregator, in JAX or in PyTorch (in the environment that has it). A step is
 a pause, as where an accelerator computes, and a small change of every parameter tensor. ``sync share`` is the part of

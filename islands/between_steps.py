@@ -1,4 +1,4 @@
-"""What the training thread does between two inner steps: it installs versions, copies fragments, and tells of it."""
+"""The training thread's work between two inner steps: installs versions, copies fragments, tells the other thread."""
 
 from __future__ import annotations
 

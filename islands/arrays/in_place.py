@@ -149,7 +149,7 @@ def with_rows(leaf: InPlaceLeaf, sections: Sequence[tuple[int, InPlaceLeaf]]) ->
 
 
 def is_in_place(leaf: Any) -> TypeGuard[InPlaceLeaf]:
-    """Whether a leaf changes in place."""
+    """Returns whether a leaf is a tensor that is written to, as in PyTorch, and not an array that is replaced."""
     return isinstance(leaf, InPlaceLeaf)
 
 

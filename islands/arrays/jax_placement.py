@@ -115,7 +115,7 @@ def _is_spread(leaf: jax.Array) -> bool:
 
 
 def _by_rows(leaf: jax.Array) -> bool:
-    """Whether the devices have different rows, so that a section is to be had of all of them together."""
+    """Returns whether an array is sharded along its first axis: then no device has all rows of a section."""
     return _is_spread(leaf) and leaf.sharding.shard_shape(leaf.shape)[0] != leaf.shape[0]
 
 

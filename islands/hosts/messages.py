@@ -42,7 +42,7 @@ class Installation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What all hosts do at one boundary, and what they know from there on.
+    """A plan: the work of all hosts between two steps, and the state of the run that their loops see from there on.
 
     Attributes:
         installs: Versions, in this order.
@@ -97,10 +97,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAt:
-    """A host is alive: the last boundary it came to, how many it has told of, and whether training has stopped."""
+    """A host is alive: the last boundary it came to, and whether training has stopped."""
 
     step: int
-    boundaries: int
     stopped: bool
 
 

@@ -55,13 +55,13 @@ class Alone:
         """The island is a member."""
 
     def encode(self, fragment_id: int, seed: int) -> None:
-        """A fragment of the initial parameters is encoded."""
+        """Has other hosts encode their part of a fragment of version 0."""
 
     def capture(self, fragment_id: int, boundary: int, steps: StepRange, codec: Codec) -> None:
-        """What was trained is encoded, from the copies of a boundary."""
+        """Has other hosts encode their part of a contribution, from the copies of a boundary."""
 
     def send_part(self, fragment_id: int, steps: StepRange | None, island_id: str, incarnation: int) -> None:
-        """A contribution is sent; or with no steps, a fragment of version 0."""
+        """Has other hosts send their part of a contribution; or with no steps, of a fragment of version 0."""
 
     def open_parts(self, open_steps: Mapping[int, Keys]) -> None:
         """These contributions of each fragment may have to be sent again."""
@@ -84,7 +84,7 @@ class Alone:
         """The island speaks through another broker."""
 
     def end(self, *, delivered: bool, finished: bool) -> None:
-        """What an island waits for that has stopped has come, or not yet."""
+        """Tells other hosts whether a stopped island has delivered all its progress, and finished."""
 
     def look(self) -> None:
         """Does what there is to do."""

@@ -140,7 +140,7 @@ class HostSession(CommunicationThread):
     async def _say_where(self) -> None:
         """Tells the speaker how far training is, where it does not know."""
         step = 0 if self._plans.stopped else self._plans.passed
-        at = m.HostAt(step=step, boundaries=self._boundaries, stopped=self._plans.stopped)
+        at = m.HostAt(step=step, stopped=self._plans.stopped)
         if at != self._said:
             self._said = at
             await self._link.send(at)

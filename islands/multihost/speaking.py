@@ -52,7 +52,7 @@ class Host:
     """One of the other hosts, as last heard of."""
 
     tensors: tuple[m.HeldTensor, ...]
-    at: m.HostAt = field(default_factory=lambda: m.HostAt(step=0, boundaries=0, stopped=False))
+    at: m.HostAt = field(default_factory=lambda: m.HostAt(step=0, stopped=False))
     left: bool = False
 
 

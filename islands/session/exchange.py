@@ -163,7 +163,7 @@ class Due:
     life: int = 0  #: incarnation that these are of; written before them
     progress: Progress = field(default_factory=Progress)  #: of the whole run
     ready: deque[Batch] = field(default_factory=deque)
-    watched: frozenset[int] = frozenset()  #: copy these at each boundary
+    watched: frozenset[int] = frozenset()  #: copy these every few boundaries, and at once where a round waits
     snapshot_wanted: bool = False
     done: bool = False  #: the training loop should end
 

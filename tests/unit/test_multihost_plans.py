@@ -134,7 +134,7 @@ def test_there_is_one_plan_at_a_time_until_every_host_is_past_it():
     assert hand.carried_out()[1] == {1}
     hand.advance()
     assert hand.last(m.Proposal) is first  # the other host has not come there yet
-    hand.planner.heard(1, m.HostAt(step=first.step, boundaries=2, stopped=False))
+    hand.planner.heard(1, m.HostAt(step=first.step, stopped=False))
     hand.advance()
     assert hand.last(m.Proposal).number == first.number + 1
 
