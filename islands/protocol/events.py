@@ -202,7 +202,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """From now on, copy just these fragments at each boundary."""
+    """From now on, copy just these fragments at boundaries: drivers may leave some out while no round is open."""
 
     fragments: frozenset[int]
 

@@ -171,7 +171,7 @@ class FleetState:
         epoch: Of the leader of this shard; lower ones are ignored.
         phase: Where the run stands.
         rounds: Open rounds in which this island owes an answer.
-        due_soon: Fragments whose rounds open within two steps and H / P more: copy them at each boundary.
+        due_soon: Fragments whose rounds open within two steps and H / P more: copies of them are taken ahead.
         versions: The newest published version per fragment, -1 for none and for those of other shards.
         resolutions: One for each outstanding contribution that the heartbeat named, or that was just resolved.
         seed: Fragments of version 0 that this island is asked to supply.
