@@ -16,9 +16,9 @@ from islands.session.exchange import Exchange, Install, Moment
 from islands.session.samples import Samples
 from islands.session.training_state import Position
 
-#: A fragment whose round opens soon is copied at every so many boundaries. What is handed over then may lack the last
-#: steps, which the next round has. One whose round is open is copied at once.
-COPY_EVERY = 4
+#: A fragment whose round opens soon is copied ahead where a step takes so many seconds or more: the round would wait
+#: for the end of one. With shorter steps it is copied at the first boundary after the round has opened, and only then.
+COPY_AHEAD_FROM_S = 0.25
 
 
 class BetweenSteps:
@@ -42,7 +42,6 @@ class BetweenSteps:
         self._array_work, self._exchange, self._run_id = array_work, exchange, run_id
         self._membership = exchange.membership
         self._stopped = False
-        self._copied_at: dict[int, int] = {}  # fragment -> step of its last copy, since it was installed
         self.versions = [-1] * self._membership.num_fragments
         self.lockstep = Lockstep(self._membership.settings.recipe, self._membership.moving)
         self.samples = Samples(exchange)
@@ -63,11 +62,9 @@ class BetweenSteps:
 
     def _to_copy(self, step: int) -> frozenset[int]:
         """Returns the fragments to copy at the boundary after ``step``."""
-        watched = self._exchange.due.watched
-        if watched and self._exchange.plans is None:
-            urgent, copied_at = self._exchange.urgent, self._copied_at
-            late = (p for p in watched if p in urgent or step - copied_at.get(p, -COPY_EVERY) >= COPY_EVERY)
-            watched = frozenset(late)
+        exchange, watched = self._exchange, self._exchange.due.watched
+        if watched and exchange.plans is None and (exchange.step_time_s or 0.0) < COPY_AHEAD_FROM_S:
+            watched &= exchange.urgent
         return watched | self.lockstep.due(step, self.versions)
 
     def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
@@ -100,8 +97,6 @@ class BetweenSteps:
                 told.append((install, tuple(before) if install.keep else ()))
                 adopted.append((install, before, installed[p]))
                 self.versions[p] = install.fragment_version
-                self._copied_at.pop(p, None)
-                wanted |= due.watched & {p}
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
             if exchange.plans is not None and not self._stopped:
@@ -112,7 +107,6 @@ class BetweenSteps:
             p: tuple(placements[p].copy(installed[p] if p in installed else parameters.of_fragment(params, p)))
             for p in sorted(wanted)
         }
-        self._copied_at.update(dict.fromkeys(copied, at.step))
         if installed:
             params = parameters.replace(params, installed)
             if not (stopped or recovered):

@@ -164,6 +164,7 @@ def join(
         brokers=len(config.brokers),
         broker_silent_s=config.broker_silent_s,
         paused=paused,
+        several_hosts=hosts is not None,
     )
     sequence = 0 if paused is None else paused.sequence
     session = Session(config, machine, array_work, exchange, hosts=hosts, sequence=sequence)

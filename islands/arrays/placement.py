@@ -82,7 +82,10 @@ class Placement:
         groups: dict[Any, list[int]] = {}
         for i, site in enumerate(self.sites):
             groups.setdefault(_company(site), []).append(i)
-        self._groups = tuple((tuple(indices), company is not None) for company, indices in groups.items())
+        self._groups = tuple(
+            (tuple(indices), _OnHost() if company is None else _together([self.sites[i].sharding for i in indices]))
+            for company, indices in groups.items()
+        )
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
@@ -112,10 +115,10 @@ class Placement:
     def copy(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """Returns copies that stay valid when the originals are donated or written to; JAX's are only dispatched."""
         if len(self._groups) == 1:
-            return _copies(list(leaves), on_device=self._groups[0][1])
+            return self._groups[0][1].copy(list(leaves))
         result: list[Leaf] = [None] * len(leaves)
-        for indices, on_device in self._groups:
-            for i, each in zip(indices, _copies([leaves[i] for i in indices], on_device=on_device), strict=True):
+        for indices, group in self._groups:
+            for i, each in zip(indices, group.copy([leaves[i] for i in indices]), strict=True):
                 result[i] = each
         return result
 
@@ -134,16 +137,8 @@ class Placement:
         if keep == 0:
             return list(placed)
         result: list[Leaf] = [None] * len(leaves)
-        for indices, on_device in self._groups:
-            ours, shifts = [leaves[i] for i in indices], [placed[i] for i in indices]
-            installed: Sequence[Leaf]
-            if on_device:
-                from islands.arrays import jax_placement
-
-                installed = jax_placement.install(ours, shifts, keep, tuple(self.sites[i].sharding for i in indices))
-            else:
-                hosts = zip(ours, shifts, strict=True)
-                installed = [np.asarray(adopted(np.asarray(leaf), shift, keep)) for leaf, shift in hosts]
+        for indices, group in self._groups:
+            installed = group.install([leaves[i] for i in indices], [placed[i] for i in indices], keep)
             for i, each in zip(indices, installed, strict=True):
                 result[i] = each[()] if self.sites[i].scalar else each
         return result
@@ -230,12 +225,21 @@ def _company(site: Site) -> Any:
     return "uncommitted" if site.sharding is None else frozenset(site.sharding.device_set)
 
 
-def _copies(leaves: list[Leaf], *, on_device: bool) -> list[Leaf]:
-    if on_device:
-        from islands.arrays import jax_placement
+def _together(shardings: Sequence[Any]) -> Any:
+    from islands.arrays import jax_placement
 
-        return list(jax_placement.copy(leaves))
-    return [np.array(leaf) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
+    return jax_placement.Together(shardings)
+
+
+class _OnHost:
+    """What :class:`islands.arrays.jax_placement.Together` is, of leaves of numpy and plain numbers."""
+
+    def copy(self, leaves: Sequence[Leaf]) -> list[Leaf]:
+        return [np.array(leaf) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
+
+    def install(self, leaves: Sequence[Leaf], shifts: Sequence[Leaf], keep: float) -> list[Leaf]:
+        pairs = zip(leaves, shifts, strict=True)
+        return [np.asarray(adopted(np.asarray(leaf), shift, keep)) for leaf, shift in pairs]
 
 
 def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:

@@ -34,7 +34,7 @@ class TreeNames:
     out whether they are.
     """
 
-    __slots__ = ("name_of_leaf", "names")
+    __slots__ = ("_places", "name_of_leaf", "names")
 
     def __init__(self, tree: Tree) -> None:
         """Names the leaves of ``tree``.
@@ -57,14 +57,14 @@ class TreeNames:
             self.name_of_leaf.append(name if isinstance(leaf, np.generic) else seen.setdefault(id(leaf), name))
         #: Each distinct leaf once, in the order of the tree.
         self.names = tuple(dict.fromkeys(self.name_of_leaf))
+        self._places: dict[str, list[int]] = {}
+        for place, name in enumerate(self.name_of_leaf):
+            self._places.setdefault(name, []).append(place)
 
     @property
     def tied(self) -> tuple[tuple[int, ...], ...]:
         """Of each array that stands in several places, their numbers in the order of the tree's leaves."""
-        places: dict[str, list[int]] = {}
-        for place, name in enumerate(self.name_of_leaf):
-            places.setdefault(name, []).append(place)
-        return tuple(tuple(each) for each in places.values() if len(each) > 1)
+        return tuple(tuple(each) for each in self._places.values() if len(each) > 1)
 
     def leaves(self, tree: Tree) -> dict[str, Any]:
         """Returns the leaves of a tree of this structure by name, in the order of ``names``.
@@ -87,11 +87,21 @@ class TreeNames:
         Raises:
             KeyError: If a name is not of this tree.
         """
-        unknown = leaves.keys() - set(self.names)
-        if unknown:
-            raise KeyError(f"no parameter is named {', '.join(sorted(unknown))}")
-        names = iter(self.name_of_leaf)
-        return map_leaves(lambda leaf: leaves.get(next(names), leaf), tree)
+        jax = sys.modules.get("jax")
+        structure, flat = None, []
+        if jax is None:
+            flat = [leaf for _, leaf in named_leaves(tree)]
+        else:
+            flat, structure = jax.tree_util.tree_flatten(tree)
+        for name, leaf in leaves.items():
+            if name not in self._places:
+                raise KeyError(f"no parameter is named {name}")
+            for place in self._places[name]:
+                flat[place] = leaf
+        if structure is not None:
+            return structure.unflatten(flat)
+        following = iter(flat)
+        return map_leaves(lambda _: next(following), tree)
 
 
 def flatten(tree: Tree) -> dict[str, Any]:

@@ -19,6 +19,10 @@ from islands.multihost.plans import NEVER, Plans
 from islands.protocol.events import Joined
 from islands.session.exchange import Batch, Due, Exchange
 
+#: A plan of nothing but the fleet's progress would hold up what falls due meanwhile: after so many steps without one.
+#: In between, each host reckons on from what it was told.
+PROGRESS_EVERY = 16
+
 
 class Planner:
     """The speaker's plans.
@@ -38,12 +42,12 @@ class Planner:
         self._speaker: Speaker[m.Plan] = Speaker(hosts, 0, time.monotonic())
         self._num_fragments = 0
         self._fixed = m.Plan()  # the last plan that will be carried out
-        self._proposed = m.Plan()
+        self._proposed, self._proposed_at = m.Plan(), 0
         self._on_its_way: tuple[int, m.Plan, list[Batch]] | None = None  # number, plan before it, what it installs
 
     def begin(self, joined: Joined) -> None:
         """The island is a member: training begins there."""
-        self._num_fragments = len(joined.manifest)
+        self._num_fragments, self._proposed_at = len(joined.manifest), joined.start_step
         self._plans.begin(joined.start_step)
 
     def heard(self, host: int, at: m.HostAt) -> None:
@@ -82,8 +86,15 @@ class Planner:
             self._stand(boundaries, begun=begun)
         elif boundaries and self._speaker.stage is Stage.IDLE and not self._plans.stopped:
             plan = self._next()
-            if plan.installs or plan.copies or plan.snapshot or plan != self._known:
+            if self._is_due(plan):
                 self._propose(plan, now_s)
+
+    def _is_due(self, plan: m.Plan) -> bool:
+        """Returns whether a plan is worth the steps that it takes."""
+        known = self._known
+        if self._plans.passed < self._proposed_at + PROGRESS_EVERY:
+            known = replace(known, trained_tokens=plan.trained_tokens, own_tokens=plan.own_tokens, ratio=plan.ratio)
+        return bool(plan.installs or plan.copies or plan.snapshot) or plan != known
 
     @property
     def _known(self) -> m.Plan:
@@ -125,7 +136,7 @@ class Planner:
 
     def _propose(self, plan: m.Plan, now_s: float) -> None:
         proposal = self._speaker.propose(plan, self._exchange.step_time_s, now_s)
-        self._proposed = plan
+        self._proposed, self._proposed_at = plan, self._plans.passed
         self._tell(m.Proposal(number=proposal.number, step=proposal.step, plan=plan))
         promised = self._plans.promise(proposal.number, proposal.step, plan)
         self.voted(0, Vote(number=proposal.number, promised=promised, at=self._plans.passed))

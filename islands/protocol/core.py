@@ -24,7 +24,6 @@ from broker.wire.messages import (
     FetchState,
     FleetState,
     Join,
-    Pacing,
     Phase,
     Reason,
     Refused,
@@ -57,7 +56,6 @@ from islands.protocol.events import (
     StateNeeded,
     Tick,
     Vitals,
-    Watch,
 )
 from islands.protocol.fleet import Fleet, ScheduleTokens
 from islands.protocol.fragment import Fragment, Point, Stage
@@ -82,6 +80,7 @@ class Island:
         brokers: How many there are to choose from.
         broker_silent_s: Silence after which the next one is tried.
         paused: What an earlier process of this island has left to go on with.
+        several_hosts: See :class:`islands.protocol.hand_over.HandOver`.
 
     Attributes:
         finished: Everything is handed over and the final versions are installed.
@@ -100,6 +99,7 @@ class Island:
         brokers: int = 1,
         broker_silent_s: float = 2.0,
         paused: Paused | None = None,
+        several_hosts: bool = False,
     ) -> None:
         self.finished = False
         join = Join(
@@ -119,10 +119,9 @@ class Island:
         self._bulk: int | None = None  # the bulk connection's number; None: whatever it is, it was spoken over
         self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._member = Member(join, self._training, self._choice)
-        self._hand_over = HandOver(self._training, self._member, self._fleet)
+        self._hand_over = HandOver(self._training, self._member, self._fleet, several_hosts=several_hosts)
         self._adoption = Adoption(self._training, self._fleet, self._hearing)
         self._receiver, self._giver = Receiver(), Giver()
-        self._watched: frozenset[int] = frozenset()
 
     # --- what the drivers may know ----------------------------------------------------------------------------
 
@@ -409,13 +408,12 @@ class Island:
             if self._fleet.ended and training.stopped:
                 self._adoption.end(now_s, actions)
             for p, fragment in training.fragments.items():
+                # Before the next version is prepared: until that is installed nothing can be handed over, and an island
+                # whose boundaries are rarer than versions would never come to it.
+                self._hand_over.advance(p, fragment, now_s, actions)
                 if fragment.newer is not None:
                     self._adoption.prepare(fragment, actions)
-                if fragment.asked is not None:
-                    self._hand_over.answer(p, fragment, now_s, actions)
-                elif training.stopped and not self.done:
-                    self._hand_over.volunteer(p, fragment, actions)
-            self._watch(actions)
+            self._hand_over.watch(actions)
         self._donate(now_s, actions)
         if self.joined and self.done:
             self._receiver.end("the run ends", actions)
@@ -435,13 +433,3 @@ class Island:
         self._giver.advance(now_s)
         self._receiver.advance(now_s, due)
         actions += due if self.joined else [action for action in due if not isinstance(action, Send)]
-
-    def _watch(self, actions: list[Action]) -> None:
-        """Has copies taken of the fragments that are asked for, or soon will be."""
-        asked = (p for p, fragment in self.fragments.items() if fragment.asked is not None)
-        settings = self._training.settings
-        in_step = settings is not None and settings.recipe.pacing is Pacing.LOCKSTEP  # drivers know the steps
-        watched = frozenset() if self._training.stopped or in_step else self._fleet.due_soon.union(asked)
-        if watched != self._watched:
-            self._watched = watched
-            actions.append(Watch(fragments=watched))

@@ -103,6 +103,11 @@ class Fragment:
         return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())
 
     @property
+    def settled(self) -> bool:
+        """Whether the fate of all that was handed over is known."""
+        return self.capturing is None and not self.outstanding
+
+    @property
     def undescribed_from(self) -> int:
         """The first inner step that a contribution may still have to say something of."""
         return self.handed.step if self.capturing is None else self.capturing.from_step

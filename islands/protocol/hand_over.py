@@ -27,7 +27,7 @@ from broker.wire.messages import (
 )
 from broker.wire.ranges import StepRange
 from islands.protocol.data_shares import Cursor, Trail, TrainedBatch, number_of
-from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
+from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send, Watch
 from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Pending, Point, Stage
 from islands.protocol.member import Member
@@ -38,10 +38,21 @@ NOTHING_AGAIN_S = 1.0
 
 
 class HandOver:
-    """One island's answers to open rounds, and what becomes of its contributions."""
+    """One island's answers to open rounds, and what becomes of its contributions.
 
-    def __init__(self, training: Training, member: Member, fleet: Fleet) -> None:
+    Args:
+        training: The books of its training.
+        member: Its membership.
+        fleet: What it knows of the run.
+        several_hosts: They copy together, at few boundaries (:mod:`islands.hosts.speaker`): rounds open and close in
+            between. So what is copied is handed over at once, for the next round where none is open, and not copied
+            again until its fate is known.
+    """
+
+    def __init__(self, training: Training, member: Member, fleet: Fleet, *, several_hosts: bool = False) -> None:
         self._training = training
+        self._several_hosts = several_hosts
+        self._watched: frozenset[int] = frozenset()
         self._member = member
         self._fleet = fleet
         member.blocks = self.blocks
@@ -169,7 +180,26 @@ class HandOver:
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def answer(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
+    def watch(self, actions: list[Action]) -> None:
+        """Has copies taken of the fragments that are asked for, or soon will be."""
+        fragments = self._training.fragments
+        asked = (p for p, fragment in fragments.items() if fragment.asked is not None)
+        idle = self._training.stopped or self._in_step  # in step, drivers know the steps
+        watched = frozenset() if idle else self._fleet.due_soon.union(asked)
+        if self._several_hosts:
+            watched = frozenset(p for p in watched if fragments[p].settled)
+        if watched != self._watched:
+            self._watched = watched
+            actions.append(Watch(fragments=watched))
+
+    def advance(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
+        """Hands over what can be handed over now of a fragment: in answer to its open round, or unasked."""
+        if fragment.asked is not None:
+            self._answer_round(p, fragment, now_s, actions)
+        elif (self._training.stopped or self._several_hosts) and not self._fleet.done:
+            self._volunteer(p, fragment, actions)
+
+    def _answer_round(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
         """Answers the open round of a fragment, if it can be answered now."""
         if fragment.stage is Stage.CAPTURING:
             return
@@ -193,8 +223,8 @@ class HandOver:
         fragment.answered, fragment.asked, fragment.nothing_at_s = fragment.asked, None, None
         self._capture(p, fragment, copy, fragment.answered, actions)
 
-    def volunteer(self, p: int, fragment: Fragment, actions: list[Action]) -> None:
-        """Hands over unasked what a stopped island has left: the next round of the fragment takes it in."""
+    def _volunteer(self, p: int, fragment: Fragment, actions: list[Action]) -> None:
+        """Hands over unasked what a copy has: the next round of the fragment takes it in."""
         copy, left = fragment.copy, fragment.stage is Stage.IDLE and not fragment.overwrite
         if left and copy is not None and copy.step > fragment.handed.step:
             self._capture(p, fragment, copy, 0, actions)

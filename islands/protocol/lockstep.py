@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from broker.wire.messages import Pacing, Recipe
 
+NONE: frozenset[int] = frozenset()
+
 
 class Lockstep:
     """The steps of one island at which it hands over and waits; none where the recipe has no lockstep.
@@ -30,11 +32,13 @@ class Lockstep:
 
     def due(self, step: int, versions: Sequence[int]) -> frozenset[int]:
         """Returns the fragments to hand over after ``step``, whose versions in the parameters are ``versions``."""
+        if not self._moving:  # as in most runs, at each step
+            return NONE
         return frozenset(p for p in self._moving if step == self._due(p, versions[p]))
 
     def holds(self, step: int, versions: Sequence[int]) -> bool:
         """Whether training waits after ``step``: a version that it needs is not in the parameters."""
-        return any(step >= self._due(p, versions[p]) + self._overlap for p in self._moving)
+        return bool(self._moving) and any(step >= self._due(p, versions[p]) + self._overlap for p in self._moving)
 
     def _due(self, p: int, version: int) -> int:
         return self._first[p] + self._interval * max(0, version)

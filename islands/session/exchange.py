@@ -163,7 +163,7 @@ class Due:
     life: int = 0  #: incarnation that these are of; written before them
     progress: Progress = field(default_factory=Progress)  #: of the whole run
     ready: deque[Batch] = field(default_factory=deque)
-    watched: frozenset[int] = frozenset()  #: copy these every few boundaries, and at once where a round waits
+    watched: frozenset[int] = frozenset()  #: copy these where a round waits for them, and ahead where steps are long
     snapshot_wanted: bool = False
     done: bool = False  #: the training loop should end
 

@@ -15,7 +15,7 @@ from islands.session.exchange import Exchange, Install, Returned
 from islands.session.training_state import Leaf
 
 #: All adoptions are looked at in the beginning, and while there is a suspicion; then one in so many.
-FIRST, ONE_IN = 16, 8
+FIRST, ONE_IN = 16, 32
 
 
 class Samples:

@@ -83,6 +83,33 @@ def test_a_version_that_comes_while_a_copy_is_encoded_waits_for_it():
     assert of(hand.captured(), Prepare)
 
 
+def test_a_round_is_answered_before_a_newer_version_is_prepared():
+    """An island whose boundaries are rarer than versions would else never hand anything over."""
+    hand = Hand()
+    hand.boundary(2)
+    hand.version(1)
+    hand.version(2)
+    hand.state(rounds=((1, 0),))
+    said = hand.boundary(1, installed=(0,), copied=(0,))
+    assert of(said, Capture)
+    assert not of(said, Prepare)
+    assert of(hand.captured(), Prepare)
+
+
+def test_several_hosts_hand_over_what_they_copy_for_the_next_round_and_wait_for_its_fate():
+    hand = Hand(several_hosts=True)
+    assert of(hand.state(due_soon=(0,)), Watch) == [Watch(fragments=frozenset({0}))]
+    said = hand.boundary(3, copied=(0,))
+    assert of(said, Capture)
+    assert of(said, Watch) == [Watch(fragments=frozenset())]
+    (contribution,) = sent(hand.captured(), m.Contribution)
+    assert (contribution.round_id, contribution.steps.to_step) == (0, 3)
+    assert not of(hand.state(rounds=((1, 0),)), Watch), "it is on its way"
+    said = hand.resolve(contribution, m.Fate.MERGED)
+    assert of(said, Watch) == []
+    assert of(hand.state(due_soon=(0,)), Watch) == [Watch(fragments=frozenset({0}))]
+
+
 # --- outstanding contributions ----------------------------------------------------------------------------------------
 
 

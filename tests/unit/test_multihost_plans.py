@@ -10,7 +10,7 @@ from broker.wire.errors import Unavailable
 from broker.wire.messages import Share
 from islands.hosts import messages as m
 from islands.hosts.speaker import Vote
-from islands.multihost.planner import Planner
+from islands.multihost.planner import PROGRESS_EVERY, Planner
 from islands.multihost.plans import NEVER, Plans
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Due, Exchange, Install
@@ -151,6 +151,18 @@ def test_what_training_may_know_changes_with_a_plan_only():
     for step in range(11, hand.last(m.Proposal).step + 1):
         hand.plans.arrive(step)
     assert (here.shares, here.life, here.done, here.progress) == ((share,), 2, True, Progress(100, 40, 2.0))
+
+
+def test_the_progress_of_the_fleet_alone_is_no_plan_for_a_while():
+    """A plan takes some steps, in which there is no other one: what falls due then would wait for it."""
+    hand = Hand()
+    for step in range(11, 11 + PROGRESS_EVERY):
+        hand.due.progress = Progress(step, step, 2.0)
+        hand.advance()
+        assert len(hand.said) == 1  # the plan before the first step
+        hand.plans.arrive(step)
+    hand.advance()
+    assert hand.last(m.Proposal).plan.trained_tokens == 10 + PROGRESS_EVERY
 
 
 def test_after_the_last_step_versions_are_installed_as_they_come_once_all_have_stopped():
