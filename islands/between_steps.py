@@ -13,7 +13,7 @@ from islands.protocol.lockstep import Lockstep
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, Install, Moment
-from islands.session.samples import Samples
+from islands.session.samples import Samples, sample
 from islands.session.training_state import Position
 
 #: A fragment whose round opens soon is copied ahead where a step takes so many seconds or more: the round would wait
@@ -84,6 +84,8 @@ class BetweenSteps:
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
         adopted: list[tuple[Install, Sequence[Leaf], list[Leaf]]] = []
+        first = at.step == self._membership.start.step
+        looks = bool(due.ready) and not stopped and self.samples.looks(first=first)
         recovered = False
         wanted = self._to_copy(at.step)
         while due.ready:
@@ -92,10 +94,13 @@ class BetweenSteps:
             for install in batch.installs:
                 p = install.fragment_id
                 ours = parameters.of_fragment(params, p)
-                before = placements[p].before(ours, install.placed)  # copies, where installing writes to them
+                sampled = sample(ours, install) if looks else ()
+                before = (
+                    placements[p].before(ours, install.placed) if install.keep else ()
+                )  # copies, of what is in place
                 installed[p] = placements[p].install(ours, install.placed, install.keep)
-                told.append((install, tuple(before) if install.keep else ()))
-                adopted.append((install, before, installed[p]))
+                told.append((install, tuple(before)))
+                adopted.append((install, sampled, installed[p]))
                 self.versions[p] = install.fragment_version
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
@@ -109,8 +114,8 @@ class BetweenSteps:
         }
         if installed:
             params = parameters.replace(params, installed)
-            if not (stopped or recovered):
-                self.samples.take(at.step, adopted, first=at.step == self._membership.start.step)
+            if looks and not recovered:
+                self.samples.take(at.step, adopted, first=first)
         if recovered:
             self.recovered = True
             params = parameters.replace_local(params, self.initial.restored(parameters.of_none(params)))

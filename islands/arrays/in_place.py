@@ -89,11 +89,12 @@ class InPlaceLeaf(ABC):
         """Writes ``keep * leaf + placed`` into leaves of this sort, or ``placed`` itself with ``keep = 0``."""
 
     @abstractmethod
-    def place(self, value: Array) -> Any:
-        """Puts an array beside the tensor, on its device, with room for what it replaces; not for the training thread.
+    def place(self, value: Array, *, room: bool = True) -> Any:
+        """Puts an array beside the tensor, on its device; not for the training thread.
 
         Args:
             value: Of the shape of what is here; not written to afterwards.
+            room: With room for what it replaces, which :meth:`before` will copy.
         """
 
     @abstractmethod
@@ -208,7 +209,7 @@ class InPlacePlacement:
         for leaf, value in zip(self._leaves, values, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = np.array(value, leaf.dtype) if keep == 0 else np.asarray(value)
-            placed.append(leaf.place(cast))
+            placed.append(leaf.place(cast, room=keep != 0))
         return placed
 
     def places(self, movements: Sequence[Array]) -> dict[int, Any]:

@@ -30,25 +30,34 @@ class Samples:
         self._exchange = exchange
         self._boundaries = 0
 
-    def take(
-        self, step: int, adopted: Sequence[tuple[Install, Sequence[Leaf], Sequence[Leaf]]], *, first: bool
-    ) -> None:
-        """Samples adoptions, if these are to be looked at.
+    def looks(self, *, first: bool) -> bool:
+        """Returns whether the adoptions of this boundary are to be looked at.
 
         Args:
-            step: Of the boundary.
-            adopted: Each with the leaves of its fragment before and after it.
             first: No step was run before: this is what restore returns.
         """
         self._boundaries += not first
         often = first or self._exchange.suspected or self._boundaries <= FIRST
-        if not often and self._boundaries % ONE_IN:
-            return
+        return often or self._boundaries % ONE_IN == 0
+
+    def take(
+        self, step: int, adopted: Sequence[tuple[Install, Sequence[Leaf], Sequence[Leaf]]], *, first: bool
+    ) -> None:
+        """Samples adoptions.
+
+        Args:
+            step: Of the boundary.
+            adopted: Each with samples of its fragment before it, and the leaves after it.
+            first: As in :meth:`looks`.
+        """
         for install, before, after in adopted:
             if install.places:
-                samples = [_sample(leaves, install) for leaves in (before, after)]
                 returned = Returned(
-                    fragment_id=install.fragment_id, step=step, first=first, before=samples[0], installed=samples[1]
+                    fragment_id=install.fragment_id,
+                    step=step,
+                    first=first,
+                    before=tuple(before),
+                    installed=sample(after, install),
                 )
                 self.waiting.append((install, returned))
 
@@ -60,7 +69,7 @@ class Samples:
         """
         try:
             for install, each in self.waiting:
-                now = _sample(parameters.of_fragment(params, install.fragment_id), install)
+                now = sample(parameters.of_fragment(params, install.fragment_id), install)
                 if each.following:
                     each.later = now
                 else:
@@ -72,6 +81,7 @@ class Samples:
         self.waiting = [(install, each) for install, each in self.waiting if not each.later]
 
 
-def _sample(leaves: Sequence[Leaf], install: Install) -> tuple[Leaf, ...]:
+def sample(leaves: Sequence[Leaf], install: Install) -> tuple[Leaf, ...]:
+    """Returns copies of a few elements of a fragment, those that an adoption moves most."""
     places = install.places
     return tuple(placement.sample([leaves[i] for i in places], [places[i] for i in places]))

@@ -121,11 +121,11 @@ class TensorLeaf(InPlaceLeaf):
                         each.record_stream(torch.cuda.current_stream(each.device))
                 _install(here, theirs, keep)
 
-    def place(self, value: Array) -> Placed:
+    def place(self, value: Array, *, room: bool = True) -> Placed:
         """Puts an array on the tensor's device; waits until it is there."""
         placed, like = self._put(value), self._tensor
-        on_host = like.device.type == "cpu"
-        return Placed(placed, torch.ones(value.shape, dtype=like.dtype, device="cpu") if on_host else None)
+        here = room and like.device.type == "cpu"
+        return Placed(placed, torch.ones(value.shape, dtype=like.dtype, device="cpu") if here else None)
 
     def _put(self, value: Array) -> torch.Tensor:
         tensor, device = as_tensor(value), self._tensor.device  # of the join: a step may be under way just now
@@ -297,8 +297,9 @@ class Blank(InPlaceLeaf):
         """Never called: no parameter is blank."""
         raise TypeError("a blank leaf has no values")
 
-    def place(self, value: Array) -> Placed:
+    def place(self, value: Array, *, room: bool = True) -> Placed:
         """Returns an array as a tensor on the device."""
+        del room
         return Placed(as_tensor(value, self._dtype).to(self._device), None)
 
     def place_positions(self, positions: npt.NDArray[np.int32]) -> Any:

@@ -41,7 +41,7 @@ class Rows(InPlaceLeaf):
         for leaf, value in zip(leaves, placed, strict=True):
             leaf.array[...] = value if keep == 0 else adopted(leaf.array, value, keep)
 
-    def place(self, value):
+    def place(self, value, *, room=True):
         return value
 
     def place_positions(self, positions):
