@@ -9,7 +9,7 @@ from broker.process import clocks
 from islands.arrays.placement import Leaf
 from islands.arrays.tree import Tree
 from islands.initial_values import InitialValues
-from islands.protocol.lockstep import Lockstep
+from islands.protocol import lockstep
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, Install, Moment
@@ -42,8 +42,10 @@ class BetweenSteps:
         self._array_work, self._exchange, self._run_id = array_work, exchange, run_id
         self._membership = exchange.membership
         self._stopped = False
+        #: What was urgent as copies were last made. Short steps make no more until the other thread has seen those.
+        self._answered: frozenset[int] = lockstep.NONE
         self.versions = [-1] * self._membership.num_fragments
-        self.lockstep = Lockstep(self._membership.settings.recipe, self._membership.moving)
+        self.lockstep = lockstep.Lockstep(self._membership.settings.recipe, self._membership.moving)
         self.samples = Samples(exchange)
         self.initial = InitialValues(())
         self.recovered = False
@@ -64,7 +66,7 @@ class BetweenSteps:
         """Returns the fragments to copy at the boundary after ``step``."""
         exchange, watched = self._exchange, self._exchange.due.watched
         if watched and exchange.plans is None and (exchange.step_time_s or 0.0) < COPY_AHEAD_FROM_S:
-            watched &= exchange.urgent
+            watched &= exchange.urgent if exchange.urgent is not self._answered else lockstep.NONE
         return watched | self.lockstep.due(step, self.versions)
 
     def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
@@ -87,7 +89,7 @@ class BetweenSteps:
         first = at.step == self._membership.start.step
         looks = bool(due.ready) and not stopped and self.samples.looks(first=first)
         recovered = False
-        wanted = self._to_copy(at.step)
+        wanted, answered = self._to_copy(at.step), exchange.urgent
         while due.ready:
             batch = due.ready.popleft()
             recovered |= batch.fresh_optimizer
@@ -112,6 +114,8 @@ class BetweenSteps:
             p: tuple(placements[p].copy(installed[p] if p in installed else parameters.of_fragment(params, p)))
             for p in sorted(wanted)
         }
+        if copied:
+            self._answered = answered
         if installed:
             params = parameters.replace(params, installed)
             if looks and not recovered:

@@ -217,7 +217,7 @@ class Exchange:
     # Written by the communication thread.
     due: Due = field(default_factory=Due)
     membership: JoinedRun | None = None
-    urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
+    urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these; another object after each look
     state_found: StateFound | None = None  #: answers ``state_needed``
     startable: bool = False  #: version 0 of every fragment is ready
     delivered: bool = False  #: a stopped island has nothing left that the aggregator is not known to have

@@ -211,7 +211,9 @@ def test_a_fragment_is_copied_when_its_round_is_open_and_ahead_of_that_where_a_s
     assert copied_at(3, 0.01) == []
     assert copied_at(3, 10.0) == [7, 8, 9]
     exchange.urgent = frozenset({0})
-    assert copied_at(3, 0.01) == [10, 11, 12]
+    assert copied_at(3, 0.01) == [10]  # and no more before the other thread has looked
+    exchange.urgent = frozenset([0])
+    assert copied_at(3, 0.01) == [13]
     exchange.urgent = frozenset()
     assert copied_at(2, 0.01) == []
 
