@@ -109,6 +109,16 @@ COMMANDS: dict[str, Command] = {
         summary="shows the islands of a run, their steps, and the versions of the model",
         example="--watch",
     ),
+    "dashboard": Command(
+        module="ops.dashboard.command",
+        summary="serves a page with the loss, islands and rounds of a run, live or ended; it only reads",
+        example="runs/20260131-120304 --port 7080",
+    ),
+    "plot": Command(
+        module="ops.dashboard.plot",
+        summary="writes that page as one file, to look at without a server",
+        example="runs/20260131-120304 --out report.html",
+    ),
     "chaos": Command(
         module="ops.chaos.command",
         summary="strikes a local run with faults while it trains, reports what healed, and checks the invariants",

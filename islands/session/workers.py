@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 #: The end of the process gives what is being done so long: a thread had better not be in a device's library then.
 END_WITHIN_S = 2.0
-_at_work: set[Future[Any]] = set()
+#: Of each job that is being done: will be done once what it held is freed, which may be a device's library's work, too.
+_at_work: set[Future[None]] = set()
 
 
 class Workers:
@@ -66,7 +67,8 @@ class Workers:
     def _work(self) -> None:
         while (taken := self._jobs.get()) is not None:
             future, job = taken
-            _at_work.add(future)
+            freed: Future[None] = Future()
+            _at_work.add(freed)
             if future.set_running_or_notify_cancel():
                 try:
                     result = job()
@@ -75,8 +77,9 @@ class Workers:
                 else:
                     future.set_result(result)
                     del result
-            _at_work.discard(future)
             del taken, future, job  # tensors among what they hold, until there is another job
+            freed.set_result(None)
+            _at_work.discard(freed)
             self._idle.release()
 
 
