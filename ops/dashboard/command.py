@@ -1,0 +1,73 @@
+"""``atoll dashboard``: serves the page of one run until it is interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import sys
+from pathlib import Path
+
+from broker.wire.errors import ConfigError, Unavailable
+from ops.dashboard.watched_run import WatchedRun
+
+HOST, PORT = "127.0.0.1", 7080
+#: An answer that is on its way when the server ends.
+END_WITHIN_S = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of ``atoll dashboard``."""
+    parser.add_argument(
+        "run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="directory of a run of `up`, live or ended"
+    )
+    parser.add_argument("--redis", metavar="URL", help="address of Redis, for a run that has no directory here")
+    parser.add_argument("--run", metavar="TEXT", default="", help="name of the run (default: written to last)")
+    parser.add_argument("--host", metavar="ADDRESS", default=HOST, help=f"where to listen (default: {HOST})")
+    parser.add_argument("--port", metavar="PORT", type=int, default=PORT, help=f"0: any that is free (default: {PORT})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves the page; returns 0 once interrupted.
+
+    Raises:
+        ConfigError: There is no such run, or nothing to ask; or the packages of the extra are missing.
+        Unavailable: The address is taken.
+    """
+    if args.run_dir is None and args.redis is None:
+        raise ConfigError("RUN_DIR", "", "is missing: name the directory of a run, or --redis URL")
+    watched = WatchedRun(args.run_dir, args.redis, args.run)
+    serve(watched, listen(args.host, args.port))
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket.
+
+    Raises:
+        ConfigError: ``port`` is none.
+        Unavailable: It is taken, or ``host`` is none of this machine's addresses.
+    """
+    if not 0 <= port < 65536:
+        raise ConfigError("port", port, "must be between 0 and 65535")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as err:
+        cure = "choose another --port, or 0 for any that is free"
+        raise Unavailable(f"cannot listen on {host}:{port} ({err.strerror}): {cure}", definite=True) from err
+
+
+def serve(watched: WatchedRun, listening: socket.socket) -> None:
+    """Serves until the process is interrupted."""
+    try:
+        import uvicorn
+
+        from ops.dashboard.server import application
+    except ImportError as err:
+        cure = "is not installed: pip install 'atoll[dashboard]'"
+        raise ConfigError("package", str(err.name), cure) from err
+    host, port = listening.getsockname()[:2]
+    print(f"dashboard at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)", file=sys.stderr)
+    config = uvicorn.Config(application(watched), log_level="warning", timeout_graceful_shutdown=END_WITHIN_S)
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+        uvicorn.Server(config).run(sockets=[listening])

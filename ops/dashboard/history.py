@@ -1,0 +1,359 @@
+"""The history of a run as a page shows it: a curve, islands, rounds and marks. Pure.
+
+It is built line by line from event tapes (:mod:`aggregator.store.tape`), or from what stands in Redis, and holds a
+bounded number of each: of a long run the curve gets coarser, and the oldest rounds and marks fall out. Times are
+seconds since the run began, by the clock of its aggregator; what a run slept between two of its lives is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from ops.text import finite
+
+Line = Mapping[str, Any]
+
+#: How much of each a page gets.
+MAX_POINTS, MAX_ROUNDS, MAX_MARKS = 600, 3000, 500
+#: Two lives of a run that are farther apart are shown as if they were not.
+LONGEST_PAUSE_S = 30.0
+#: How often silence is looked for.
+LOOK_EVERY_S = 0.25
+#: Notes that a page marks on its time axis -> sort of the mark.
+_MARKED = {
+    "aggregator.started": "leader",
+    "leader.followed": "leader",
+    "aggregator.fenced": "leader",
+    "run.seeded": "run",
+    "run.flushing": "run",
+    "run.ended": "run",
+    "island.joined": "island",
+    "island.resumed": "island",
+    "island.left": "island",
+    "island.quarantined": "refusal",
+    "island.released": "island",
+    "contribution.refused": "refusal",
+    "message.refused": "refusal",
+    "join.refused": "refusal",
+    "round.cancelled": "round",
+    "norms.restarted": "round",
+    "standby.came": "leader",
+    "standby.lost": "leader",
+    "store.behind": "fault",
+    "version.not_durable": "fault",
+    "run_record.failed": "fault",
+    "broker.back": "fault",
+}
+
+
+@dataclass(slots=True)
+class IslandHistory:
+    """One island over all its lives.
+
+    Attributes:
+        state: As its heartbeats say.
+        lives: How many it has had.
+        versions_in: Versions that have something of it.
+        versions_of: Versions made since it joined.
+        staleness: Of its newest contribution, in versions.
+        refusals: Reason -> how many of its contributions and messages.
+        last_refusal: What was said last.
+    """
+
+    state: Liveness = Liveness.ALIVE
+    lives: int = 1
+    heard_at_s: float = 0.0
+    step: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    step_time_s: float | None = None
+    sync_share: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    optimizer: str = ""
+    versions_in: int = 0
+    versions_of: int = 0
+    staleness: float | None = None
+    refusals: dict[str, int] = field(default_factory=dict)
+    last_refusal: str = ""
+
+
+@dataclass(slots=True)
+class RoundHistory:
+    """One round of a fragment, up to its version.
+
+    Attributes:
+        changed: Number of the last change, in the order of all changes.
+        version: That it led to; None while it has not, or if it was cancelled.
+        islands: Contributors; ``live`` are those that lived then.
+    """
+
+    number: int
+    fragment: int
+    opened_s: float
+    changed: int
+    closed_s: float | None = None
+    committed_s: float | None = None
+    version: int | None = None
+    islands: int = 0
+    live: int = 0
+    cancelled: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something to see on the time axis."""
+
+    changed: int
+    at_s: float
+    kind: str
+    island: str
+    text: str
+
+
+class History:
+    """What a page shows of one run.
+
+    Attributes:
+        now_s: The newest time that is known.
+        phase: Of the run.
+        fragments: Newest version of each fragment.
+    """
+
+    def __init__(self) -> None:
+        self.now_s, self.phase = 0.0, "starting"
+        self.target_tokens = 0
+        self.fragments: dict[int, int] = {}
+        self.islands: dict[str, IslandHistory] = {}
+        self._rounds: dict[int, RoundHistory] = {}
+        self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
+        self._points: list[tuple[float, float | None, int, int]] = []  # time, loss, tokens, live islands
+        self._point_every_s, self._point_at_s = 1.0, -1.0
+        self._offset_s: float | None = None
+        self._changes, self._looked_at_s = 0, 0.0
+        self._allowances = LivenessConfig()
+
+    # --- what comes in ----------------------------------------------------------------------------------------
+
+    def take(self, line: Line) -> None:
+        """Reads a line of a tape."""
+        self._advance(line["now_s"])
+        if "tape" in line:
+            self._life(line)
+        elif "note" in line:
+            self.note(line["note"], line["fields"])
+        elif line["event"] == "received" and line["kind"] == "heartbeat":
+            body = line["body"]
+            self.heard(line["sender"], step=body["inner_step"], **{name: body.get(name) for name in _VITALS})
+
+    def at(self, time_s: float) -> None:
+        """Says what time it is, where no tape does."""
+        self._advance(time_s)
+
+    def note(self, name: str, fields: Line) -> None:
+        """Takes in a decision of the aggregator."""
+        match name:
+            case "round.opened":
+                self._opened(fields)
+            case "round.closed" | "round.cancelled":
+                self._closed(fields, cancelled=name == "round.cancelled")
+            case "version.committed":
+                self._committed(fields)
+            case "island.joined" | "island.resumed":
+                self._joined(fields)
+            case "island.left":
+                self._island(fields["island"]).state = Liveness.LEFT
+            case "contribution.refused" | "message.refused":
+                self._refused(fields)
+            case "run.seeded":
+                self.phase = "running"
+            case "run.flushing" | "run.ended":
+                self.phase = name.partition(".")[2]
+            case _:
+                pass
+        if name in _MARKED:
+            island = str(fields.get("island") or fields.get("sender") or "")
+            self.mark(_MARKED[name], island, _text(name, fields))
+
+    def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
+        """Takes in the heartbeat of an island."""
+        island = self._island(island_id)
+        if island.state in (Liveness.SUSPECT, Liveness.DEAD) and self.now_s > island.heard_at_s:
+            self.mark("island", island_id, f"{island_id} is heard again after {self.now_s - island.heard_at_s:.1f} s")
+        island.state = Liveness.ALIVE
+        island.heard_at_s, island.step, island.tokens = self.now_s, step, tokens
+        island.loss = loss if loss is not None else island.loss
+        for name, value in vitals.items():
+            if value is not None:
+                setattr(island, name, value)
+        self._sample()
+
+    def seen(self, island_id: str, state: Liveness) -> None:
+        """Takes in how an island is by somebody else's account: that of Redis."""
+        island = self._island(island_id)
+        if state is not island.state:
+            self._changed_state(island_id, island, state)
+
+    def mark(self, kind: str, island: str, text: str) -> None:
+        """Adds a mark to the time axis."""
+        self._marks.append(Mark(self._change(), self.now_s, kind, island, text))
+
+    def _advance(self, clock_s: float) -> None:
+        if self._offset_s is None or not -1.0 < clock_s + self._offset_s - self.now_s < LONGEST_PAUSE_S:
+            self._offset_s = self.now_s - clock_s  # of another boot, or after a long sleep
+        self.now_s = max(self.now_s, clock_s + self._offset_s)
+        if self.now_s < self._looked_at_s + LOOK_EVERY_S:
+            return
+        self._looked_at_s = self.now_s
+        for island_id, island in self.islands.items():
+            if island.state in (Liveness.ALIVE, Liveness.SUSPECT):
+                state = liveness(max(0.0, self.now_s - island.heard_at_s), self._allowances)
+                if state is not island.state and state is not Liveness.ALIVE:
+                    self._changed_state(island_id, island, state)
+
+    def _life(self, line: Line) -> None:
+        config = line["config"]
+        self._allowances = LivenessConfig(
+            heartbeat_interval_s=config["heartbeat_interval_s"],
+            suspect_after_s=config["suspect_after_s"],
+            dead_after_s=config["dead_after_s"],
+        )
+        self.target_tokens = config["total_tokens"]
+        for commit in line["commits"]:
+            self.fragments[commit["fragment_id"]] = commit["fragment_version"]
+        if line.get("record"):
+            self.phase = "running"
+        for island in self.islands.values():
+            island.heard_at_s = self.now_s
+        for each in self._rounds.values():  # of an earlier life: nobody closes them
+            if each.closed_s is None:
+                each.closed_s, each.cancelled, each.changed = self.now_s, True, self._change()
+
+    def _joined(self, fields: Line) -> None:
+        known = fields["island"] in self.islands
+        island = self._island(fields["island"])
+        island.lives += known
+        island.state, island.heard_at_s = Liveness.ALIVE, self.now_s
+
+    def _opened(self, fields: Line) -> None:
+        number = fields["round"]
+        self._rounds[number] = RoundHistory(number, fields["fragment"], self.now_s, self._change())
+        while len(self._rounds) > MAX_ROUNDS:
+            self._rounds.pop(next(iter(self._rounds)))
+
+    def _closed(self, fields: Line, *, cancelled: bool) -> None:
+        here = self._rounds.get(fields["round"])
+        if here is not None:
+            here.closed_s, here.cancelled, here.reason = self.now_s, cancelled, str(fields.get("reason", ""))
+            here.changed = self._change()
+
+    def _committed(self, fields: Line) -> None:
+        self.fragments[fields["fragment"]] = fields["version"]
+        here = self._rounds.get(fields["round"])
+        if here is not None:
+            here.committed_s, here.version, here.changed = self.now_s, fields["version"], self._change()
+            here.islands, here.live = fields["islands"], fields["live"]
+        for island in self.islands.values():
+            island.versions_of += island.state is not Liveness.LEFT
+        for each in fields["contributions"]:
+            island = self._island(each["island"])
+            island.staleness = each["staleness"]
+        for name in {each["island"] for each in fields["contributions"]}:
+            self._island(name).versions_in += 1
+
+    def _refused(self, fields: Line) -> None:
+        island = self.islands.get(str(fields.get("island") or fields.get("sender") or ""))
+        if island is not None:
+            reason = str(fields["reason"])
+            island.refusals[reason] = island.refusals.get(reason, 0) + 1
+            island.last_refusal = f"{reason}: {fields.get('detail', '')}".rstrip(": ")
+
+    def _changed_state(self, island_id: str, island: IslandHistory, state: Liveness) -> None:
+        island.state = state
+        silent = f"{island_id} is silent for {self.now_s - island.heard_at_s:.1f} s"
+        if state in (Liveness.SUSPECT, Liveness.DEAD):
+            self.mark(
+                "island", island_id, silent if state is Liveness.SUSPECT else f"{silent}: rounds go on without it"
+            )
+
+    def _island(self, island_id: str) -> IslandHistory:
+        return self.islands.setdefault(island_id, IslandHistory(heard_at_s=self.now_s))
+
+    def _change(self) -> int:
+        self._changes += 1
+        return self._changes
+
+    def _sample(self) -> None:
+        """Adds a point to the curve, if it is time; a curve that has grown long loses every other one."""
+        if self.now_s < self._point_at_s + self._point_every_s:
+            return
+        self._point_at_s = self.now_s
+        living = [each for each in self.islands.values() if each.state is Liveness.ALIVE]
+        losses = [each.loss for each in living if each.loss is not None]
+        loss = sum(losses) / len(losses) if losses else None
+        self._points.append((self.now_s, loss, sum(each.tokens for each in self.islands.values()), len(living)))
+        self._change()
+        if len(self._points) >= MAX_POINTS:
+            self._points, self._point_every_s = self._points[1::2], 2 * self._point_every_s
+
+    # --- what a page gets -------------------------------------------------------------------------------------
+
+    def frame(self, since: int = 0) -> dict[str, Any]:
+        """Returns what is newer than change ``since``, for ``json.dumps``: islands and curve whole, the rest in part.
+
+        Rounds are rows of number, fragment, times of opening, closing and commit, version, contributors, living
+        islands, and whether it was cancelled.
+        """
+        frame = {
+            "changes": self._changes,
+            "now_s": self.now_s,
+            "phase": self.phase,
+            "target_tokens": self.target_tokens,
+            "tokens": sum(each.tokens for each in self.islands.values()),
+            "fragments": [self.fragments[p] for p in sorted(self.fragments)],
+            "islands": {name: asdict(each) for name, each in sorted(self.islands.items())},
+            "curve": [list(column) for column in zip(*self._points, strict=True)] or [[], [], [], []],
+            "rounds": [_row(each) for each in self._rounds.values() if each.changed > since],
+            "marks": [asdict(each) for each in _newer(self._marks, since)],
+        }
+        return dict(finite(frame, digits=7))
+
+
+#: Of a heartbeat, besides the step.
+_VITALS = ("tokens", "loss", "step_time_s", "sync_share", "bytes_up", "bytes_down", "optimizer")
+
+
+def _newer(marks: Iterable[Mark], since: int) -> list[Mark]:
+    return [each for each in marks if each.changed > since]
+
+
+def _row(each: RoundHistory) -> list[Any]:
+    times = (each.opened_s, each.closed_s, each.committed_s)
+    shown = [None if time is None else round(time, 2) for time in times]
+    return [each.number, each.fragment, *shown, each.version, each.islands, each.live, int(each.cancelled)]
+
+
+def _text(name: str, fields: Line) -> str:
+    """Says a note in words."""
+    island = fields.get("island") or fields.get("sender") or ""
+    match name:
+        case "island.joined":
+            again = "" if fields.get("incarnation", 1) == 1 else f", life {fields['incarnation']}"
+            return f"{island} joined{again}"
+        case "island.left":
+            return f"{island} left: {fields.get('reason') or 'no reason given'}"
+        case "contribution.refused":
+            what = f"fragment {fields['fragment']} of {island} refused"
+            return f"{what}, {fields['reason']}: {fields.get('detail', '')}".rstrip(": ")
+        case "island.quarantined":
+            return f"{island} quarantined for {fields['for_s']:.0f} s: {fields['reason']}"
+        case "aggregator.started":
+            return f"an aggregator leads, epoch {fields.get('epoch')}"
+        case _:
+            said = ", ".join(f"{key} {value}" for key, value in fields.items() if isinstance(value, str | int | float))
+            return f"{name.replace('.', ' ').replace('_', ' ')}{': ' if said else ''}{said}"

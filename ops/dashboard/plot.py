@@ -1,0 +1,38 @@
+"""``atoll plot``: writes the page of a run as one file, to look at without a server."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ops import run_directory
+from ops.dashboard.report_page import report_page
+from ops.dashboard.watched_run import WatchedRun
+
+PAGE = Path(__file__).parent / "page"
+#: In the run directory.
+FILE = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of ``atoll plot``."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a run of `up`, live or ended")
+    parser.add_argument("--out", metavar="FILE", type=Path, help=f"where to (default: {FILE} in RUN_DIR)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the page and prints where; raises ConfigError if there is no run, Unavailable if it cannot be written."""
+    print(write_report(args.run_dir, args.out), flush=True)
+    return 0
+
+
+def write_report(run_dir: Path, out: Path | None = None) -> Path:
+    """Writes a run's page as one file; returns where."""
+    watched = WatchedRun(run_dir, None, "")
+    while watched.read():
+        pass
+    names = ("index.html", "style.css", "dashboard.js", "vendor/uplot.css", "vendor/uplot.js")
+    parts = {name: (PAGE / name).read_text(encoding="utf-8") for name in names}
+    out = out or run_dir / FILE
+    run_directory.write(out, report_page(parts, watched.frame(0)))
+    return out

@@ -1,0 +1,138 @@
+"""The run that is looked at: its tapes, and what stands in Redis; nobody of it is asked, and nothing is written.
+
+With a run's directory the tapes tell what has happened, and its Redis, while there is one, who lives now. With the
+address of a Redis alone the events in it tell both, from a few thousand events ago on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from broker.registry.registry import Registry
+from broker.wire.errors import ConfigError, Unavailable
+from ops.dashboard.followed_tape import FollowedTape
+from ops.dashboard.history import History
+from ops.inspect.explain import explain, ledgers_in, tapes_in, target_of
+from ops.inspect.run_status import Status, status_of
+from ops.inspect.status import address_in
+from ops.run_directory import in_use
+from ops.text import finite
+
+#: How often tapes and Redis are looked at. An island that falls silent is seen after two seconds of silence.
+LOOK_EVERY_S = 0.5
+#: Events of a Redis that are read at a time.
+EVENTS = 2000
+
+
+class WatchedRun:
+    """A run's history and present.
+
+    Args:
+        run_dir: Of a run of ``up``, live or ended; None: Redis alone.
+        url: Of Redis; None: that of the directory.
+        run_id: Empty: the run of the directory, or the one that Redis was written to last.
+
+    Raises:
+        ConfigError: ``run_dir`` is none.
+    """
+
+    def __init__(self, run_dir: Path | None, url: str | None, run_id: str) -> None:
+        self._run_dir, self._url = run_dir, url
+        self.run_id, self.history = run_id, History()
+        self.status: Status | None = None
+        self._tapes: dict[Path, FollowedTape] = {}
+        self._registry: Registry | None = None
+        self._event = 0  # number of the last one that was read
+        if run_dir is not None:
+            address = address_in(run_dir)
+            self.run_id = run_id or address.run_id or run_dir.name
+            if url is None and (not address.own or in_use(run_dir)):
+                self._url = os.environ.get("REDIS_URL") or address.url
+            if not tapes_in(run_dir) and self._url is None:
+                raise ConfigError("RUN_DIR", str(run_dir), "has no event tape (events.jsonl), and its Redis has ended")
+
+    async def follow(self) -> None:
+        """Looks again and again."""
+        while True:
+            began_s = time.monotonic()
+            behind = await asyncio.to_thread(self.read)
+            await self._ask()
+            if not behind:
+                await asyncio.sleep(max(0.05, LOOK_EVERY_S - (time.monotonic() - began_s)))
+
+    def read(self) -> bool:
+        """Reads what is new on the tapes, a chunk of each; returns whether there is more."""
+        if self._run_dir is None:
+            return False
+        for path in tapes_in(self._run_dir):
+            tape = self._tapes.setdefault(path, FollowedTape(path))
+            for line in tape.lines():
+                self.history.take(line)
+        return any(tape.behind for tape in self._tapes.values())
+
+    async def _ask(self) -> None:
+        """Reads from Redis who lives, and with no tape what has happened."""
+        if self._url is None:
+            return
+        try:
+            if self._registry is None:
+                self._registry = await self._connect(self._url)
+            snapshot = await self._registry.read()
+            self.status = status_of(snapshot, snapshot.now_s)
+            if not self._tapes:
+                self.history.at(snapshot.now_s)
+                await self._events(self._registry)
+                for name, each in self.status.islands.items():
+                    if each.last_seen_s < 2 * LOOK_EVERY_S:
+                        self.history.heard(
+                            name, step=each.inner_step, tokens=each.tokens, loss=each.loss, step_time_s=each.step_time_s
+                        )
+            for name, each in self.status.islands.items():
+                self.history.seen(name, each.state)
+        except Unavailable:
+            self.status = None  # the page says that nothing is known of now
+
+    async def _connect(self, url: str) -> Registry:
+        run_id = self.run_id
+        if not run_id:
+            runs = await Registry(url, "any").known_runs()
+            if not runs:
+                raise Unavailable(f"Redis at {url} knows no run", definite=False)
+            run_id = self.run_id = runs[0]
+        return Registry(url, run_id)
+
+    async def _events(self, registry: Registry) -> None:
+        for event in await registry.read_events(EVENTS):
+            number, name = int(event.pop("n", 0)), str(event.pop("event", ""))
+            if number > self._event:
+                self._event = number
+                self.history.note(name, event)
+
+    # --- what a page asks for -----------------------------------------------------------------------------------
+
+    def frame(self, since: int) -> dict[str, Any]:
+        """Returns the history's frame, with the run's name and what Redis knows of now."""
+        frame = self.history.frame(since)
+        status = self.status
+        present = None
+        if status is not None:
+            present = {
+                "leaders": {str(shard): asdict(each) for shard, each in status.shards.items()},
+                "brokers": {name: asdict(each) for name, each in status.brokers.items()},
+                "totals": dict(status.totals),
+                "broker_is_silent": status.broker_is_silent,
+            }
+        return frame | {"run": self.run_id, "present": None if present is None else dict(finite(present, digits=6))}
+
+    def version(self, fragment: int, version: int) -> dict[str, Any] | None:
+        """Returns what ``atoll explain`` says of a version; None if it is not known here."""
+        if self._run_dir is None:
+            return None
+        target = target_of(f"{fragment}:{version}")
+        found = explain(target, ledgers=ledgers_in(self._run_dir), tapes=tapes_in(self._run_dir))
+        return None if found is None else dict(finite(asdict(found), digits=6))

@@ -1,0 +1,93 @@
+"""The page of a run, served beside it: who was killed is seen, a version is explained, a report is one file."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.local_run import Up, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@contextmanager
+def dashboard(*arguments):
+    """Starts one, yields how to ask it, and ends it as a person does."""
+    command = [sys.executable, "-m", "ops", "dashboard", *map(str, arguments), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        yield from _served(process)
+
+
+def _served(process):
+    try:
+        address = re.search(r"http://\S+", process.stderr.readline()).group()
+
+        def ask(path):
+            with urlopen(f"{address}/{path}", timeout=10) as answer:
+                return answer.read()
+
+        yield lambda path: json.loads(ask(path)), ask
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+
+
+def test_the_page_of_a_live_run_shows_a_killed_island_within_seconds_and_its_return(tmp_path):
+    run_dir = tmp_path / "run"
+    with Up(run_dir, "--islands", 2, "--tokens", 0, "--pace", 0.02) as up:
+        wait_for(lambda: (run_dir / "events.jsonl").exists() and (run_dir / "redis-url").exists(), "a run", 60)
+        with dashboard(run_dir) as (data, _):
+            wait_for(lambda: min(data("frame")["fragments"], default=0) > 1, "versions", 60)
+            assert {each["state"] for each in data("frame")["islands"].values()} == {"alive"}
+            with up.nobody_restarts():
+                up.kill("island-1")
+                killed_at_s = time.monotonic()
+                wait_for(lambda: data("frame")["islands"]["island-1"]["state"] != "alive", "the loss is seen", 20)
+                assert time.monotonic() - killed_at_s < 10  # 2 s of silence, and a look; more beside other load
+            wait_for(lambda: data("frame")["islands"]["island-1"]["lives"] == 2, "it is back", 60)
+            frame = data("frame")
+            row = next(row for row in reversed(frame["rounds"]) if row[5] is not None)
+            explained = data(f"version/{row[1]}/{row[5]}")
+            assert {each["island"] for each in explained["contributors"]} <= {"island-0", "island-1"}
+            assert frame["present"]["leaders"]["0"]["epoch"] == 1
+            with pytest.raises(HTTPError, match="404"):
+                data("version/0/99999")
+        up.signal(signal.SIGINT)
+        up.wait()
+    with dashboard(run_dir) as (data, ask):  # the run has ended
+        wait_for(lambda: data("frame")["changes"] >= frame["changes"], "its history", 20)
+        assert data("frame")["run"] == frame["run"]
+        assert b"page/dashboard.js" in ask("")
+        assert b"uPlot" in ask("page/vendor/uplot.js")
+    done = subprocess.run(
+        [sys.executable, "-m", "ops", "plot", str(run_dir)], capture_output=True, text=True, check=True
+    )
+    report = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert done.stdout.strip() == str(run_dir / "report.html")
+    assert "src=" not in report
+    assert frame["run"] in report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "RUN_DIR"),
+        (["{tmp}"], "must be the directory of a run"),
+        (["--redis", "redis://127.0.0.1:1", "--port", "99999"], "between 0 and 65535"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_with_the_cure(tmp_path, arguments, said):
+    command = [sys.executable, "-m", "ops", "dashboard", *(each.format(tmp=tmp_path) for each in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

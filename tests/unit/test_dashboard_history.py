@@ -1,0 +1,136 @@
+"""The history that the page of a run shows: from lines of a tape, bounded, with what is silent or refused."""
+
+import json
+
+from broker.routing.liveness import Liveness
+from ops.dashboard.followed_tape import FollowedTape
+from ops.dashboard.history import MAX_POINTS, MAX_ROUNDS, History
+from ops.dashboard.report_page import report_page
+
+CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 6.0, "total_tokens": 1000}
+
+
+def start(now_s, **more):
+    return {"tape": 11, "now_s": now_s, "epoch": 1, "config": CONFIG, "record": None, "commits": [], **more}
+
+
+def note(now_s, name, **fields):
+    return {"now_s": now_s, "note": name, "fields": fields}
+
+
+def beat(now_s, island, step, *, loss=None):
+    body = {"inner_step": step, "tokens": 10 * step, "loss": loss, "step_time_s": 0.1, "optimizer": "fresh"}
+    return {"now_s": now_s, "event": "received", "sender": island, "kind": "heartbeat", "body": body}
+
+
+def committed(now_s, number, fragment, version, islands):
+    contributions = [{"island": name, "staleness": 0.5} for name in islands]
+    fields = {"round": number, "fragment": fragment, "version": version, "islands": len(islands), "live": 2}
+    return note(now_s, "version.committed", contributions=contributions, **fields)
+
+
+def history_of(*lines):
+    history = History()
+    for line in lines:
+        history.take(line)
+    return history
+
+
+def test_a_round_is_followed_from_its_opening_to_its_version():
+    history = history_of(
+        start(100.0),
+        note(101.0, "island.joined", island="a", incarnation=1),
+        note(102.0, "round.opened", round=7, fragment=3),
+    )
+    frame = history.frame()
+    assert frame["rounds"] == [[7, 3, 2.0, None, None, None, 0, 0, 0]]
+    history.take(note(103.0, "round.closed", round=7, fragment=3, reason="complete"))
+    history.take(committed(103.5, 7, 3, 41, ["a"]))
+    later = history.frame(frame["changes"])
+    assert later["rounds"] == [[7, 3, 2.0, 3.0, 3.5, 41, 1, 2, 0]]
+    assert (later["islands"]["a"]["versions_in"], later["islands"]["a"]["staleness"]) == (1, 0.5)
+    assert not history.frame(later["changes"])["rounds"]
+
+
+def test_a_round_that_is_cancelled_or_left_open_by_a_life_leads_to_nothing():
+    opened = [note(1.0, "round.opened", round=n, fragment=0) for n in (1, 2)]
+    history = history_of(start(0.0), *opened, note(2.0, "round.cancelled", round=1, fragment=0), start(3.0))
+    assert [row[-1] for row in history.frame()["rounds"]] == [1, 1]
+
+
+def test_an_island_that_falls_silent_is_marked_and_so_is_its_return():
+    history = history_of(start(0.0), note(0.0, "island.joined", island="a", incarnation=1), beat(1.0, "a", 5))
+    history.take({"now_s": 2.0, "event": "tick"})
+    assert history.islands["a"].state is Liveness.ALIVE
+    history.take({"now_s": 3.5, "event": "tick"})
+    assert history.islands["a"].state is Liveness.SUSPECT
+    history.take({"now_s": 8.0, "event": "tick"})
+    assert history.islands["a"].state is Liveness.DEAD
+    history.take(beat(9.0, "a", 6))
+    assert history.islands["a"].state is Liveness.ALIVE
+    said = [mark["text"] for mark in history.frame()["marks"]]
+    assert said == [
+        "a joined",
+        "a is silent for 2.5 s",
+        "a is silent for 7.0 s: rounds go on without it",
+        "a is heard again after 8.0 s",
+    ]
+
+
+def test_a_refusal_is_counted_and_its_reason_is_shown():
+    refused = note(1.0, "contribution.refused", island="a", fragment=2, reason="not_finite", detail="3 NaN in w")
+    history = history_of(start(0.0), note(0.5, "island.joined", island="a", incarnation=1), refused)
+    island = history.frame()["islands"]["a"]
+    assert (island["refusals"], island["last_refusal"]) == ({"not_finite": 1}, "not_finite: 3 NaN in w")
+    assert history.frame()["marks"][-1]["kind"] == "refusal"
+
+
+def test_a_new_life_of_an_island_is_counted():
+    joins = [note(float(n), "island.joined", island="a", incarnation=n) for n in (1, 2)]
+    assert history_of(start(0.0), *joins).islands["a"].lives == 2
+
+
+def test_time_goes_on_over_another_boot_and_a_long_sleep():
+    history = history_of(start(5000.0), beat(5001.0, "a", 1), start(12.0), beat(13.0, "a", 2), start(90_000.0))
+    assert history.now_s == 2.0
+
+
+def test_a_long_run_has_a_coarser_curve_and_forgets_its_oldest_rounds():
+    history = history_of(start(0.0))
+    for second in range(5 * MAX_POINTS):
+        history.take(beat(float(second), "a", second, loss=float(second)))
+        history.take(note(float(second), "round.opened", round=second, fragment=0))
+    times, losses, tokens, living = history.frame()["curve"]
+    assert MAX_POINTS / 2 <= len(times) <= MAX_POINTS
+    assert times[0] < 20 < 5 * MAX_POINTS - 20 < times[-1]
+    assert losses == times
+    assert tokens == [10 * time for time in times]
+    assert set(living) == {1}
+    assert len(history.frame()["rounds"]) == min(MAX_ROUNDS, 5 * MAX_POINTS)
+
+
+def test_what_is_not_finite_is_no_number_for_a_page():
+    frame = history_of(start(0.0), beat(1.0, "a", 1, loss=float("nan"))).frame()
+    assert json.loads(json.dumps(frame, allow_nan=False))["islands"]["a"]["loss"] is None
+
+
+def test_a_tape_is_read_while_it_grows_and_each_line_once(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tape = FollowedTape(path)
+    assert list(tape.lines()) == []
+    path.write_text('{"now_s": 1}\n{"now_s": 2')
+    assert [line["now_s"] for line in tape.lines()] == [1]
+    with path.open("a") as file:
+        file.write('}\nnot json\n{"now_s": 3}\n')
+    assert tape.behind
+    assert [line["now_s"] for line in tape.lines()] == [2, 3]
+    assert not tape.behind
+
+
+def test_a_report_has_all_in_one_file_and_no_text_ends_its_scripts():
+    html = '<link rel="stylesheet" href="page/a.css"><script src="page/b.js"></script>'
+    parts = {"index.html": html, "a.css": "p { }", "b.js": "run('</script>')"}
+    page = report_page(parts, {"run": "</script><b>"})
+    assert "page/" not in page
+    assert page.count("</script>") == 2
+    assert '"run":"<\\/script><b>"' in page
