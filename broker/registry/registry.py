@@ -328,10 +328,17 @@ class Registry:
 
     async def read_events(self, count: int = 100) -> list[dict[str, Any]]:
         """Reads the newest events, oldest first."""
+        return [event for _, event in await self.read_timed_events(count)]
 
-        async def read() -> list[dict[str, Any]]:
+    async def read_timed_events(self, count: int) -> list[tuple[float, dict[str, Any]]]:
+        """Reads the same, each with the time at which it was written, by the clock of Redis."""
+
+        async def read() -> list[tuple[float, dict[str, Any]]]:
             entries: Any = await self._redis.xrevrange(self._key("events"), count=count)
-            return [json.loads(entry["event"]) for _, entry in reversed(entries)]
+            return [
+                (int(number.partition("-")[0]) / 1000, json.loads(entry["event"]))
+                for number, entry in reversed(entries)
+            ]
 
         return await self._attempt(read)
 

@@ -21,6 +21,8 @@ Line = Mapping[str, Any]
 MAX_POINTS, MAX_ROUNDS, MAX_MARKS = 600, 3000, 500
 #: Two lives of a run that are farther apart are shown as if they were not.
 LONGEST_PAUSE_S = 30.0
+#: Of a heartbeat, besides the step.
+VITALS = ("tokens", "loss", "step_time_s", "sync_share", "bytes_up", "bytes_down", "optimizer")
 #: How often silence is looked for.
 LOOK_EVERY_S = 0.25
 #: Notes that a page marks on its time axis -> sort of the mark.
@@ -142,18 +144,21 @@ class History:
 
     def take(self, line: Line) -> None:
         """Reads a line of a tape."""
-        self._advance(line["now_s"])
+        self.at(line["now_s"])
+        self._look_for_silence()
         if "tape" in line:
             self._life(line)
         elif "note" in line:
             self.note(line["note"], line["fields"])
         elif line["event"] == "received" and line["kind"] == "heartbeat":
             body = line["body"]
-            self.heard(line["sender"], step=body["inner_step"], **{name: body.get(name) for name in _VITALS})
+            self.heard(line["sender"], step=body["inner_step"], **{name: body.get(name) for name in VITALS})
 
-    def at(self, time_s: float) -> None:
-        """Says what time it is, where no tape does."""
-        self._advance(time_s)
+    def at(self, clock_s: float) -> None:
+        """Says what time it is, by a clock that may start anew."""
+        if self._offset_s is None or not -1.0 < clock_s + self._offset_s - self.now_s < LONGEST_PAUSE_S:
+            self._offset_s = self.now_s - clock_s  # of another boot, or after a long sleep
+        self.now_s = max(self.now_s, clock_s + self._offset_s)
 
     def note(self, name: str, fields: Line) -> None:
         """Takes in a decision of the aggregator."""
@@ -203,10 +208,7 @@ class History:
         """Adds a mark to the time axis."""
         self._marks.append(Mark(self._change(), self.now_s, kind, island, text))
 
-    def _advance(self, clock_s: float) -> None:
-        if self._offset_s is None or not -1.0 < clock_s + self._offset_s - self.now_s < LONGEST_PAUSE_S:
-            self._offset_s = self.now_s - clock_s  # of another boot, or after a long sleep
-        self.now_s = max(self.now_s, clock_s + self._offset_s)
+    def _look_for_silence(self) -> None:
         if self.now_s < self._looked_at_s + LOOK_EVERY_S:
             return
         self._looked_at_s = self.now_s
@@ -254,16 +256,21 @@ class History:
 
     def _committed(self, fields: Line) -> None:
         self.fragments[fields["fragment"]] = fields["version"]
-        here = self._rounds.get(fields["round"])
-        if here is not None:
-            here.committed_s, here.version, here.changed = self.now_s, fields["version"], self._change()
-            here.islands, here.live = fields["islands"], fields["live"]
+        if fields["round"] not in self._rounds:  # Redis tells of versions alone
+            self._opened(fields)
+            self._rounds[fields["round"]].opened_s = max(0.0, self.now_s - fields.get("took_s", 0.0))
+        here = self._rounds[fields["round"]]
+        here.closed_s = self.now_s if here.closed_s is None else here.closed_s
+        here.committed_s, here.version, here.changed = self.now_s, fields["version"], self._change()
+        here.islands, here.live = fields["islands"], fields["live"]
+        contributions = fields.get("contributions")
+        if contributions is None:
+            return
         for island in self.islands.values():
             island.versions_of += island.state is not Liveness.LEFT
-        for each in fields["contributions"]:
-            island = self._island(each["island"])
-            island.staleness = each["staleness"]
-        for name in {each["island"] for each in fields["contributions"]}:
+        for each in contributions:
+            self._island(each["island"]).staleness = each["staleness"]
+        for name in {each["island"] for each in contributions}:
             self._island(name).versions_in += 1
 
     def _refused(self, fields: Line) -> None:
@@ -322,10 +329,6 @@ class History:
             "marks": [asdict(each) for each in _newer(self._marks, since)],
         }
         return dict(finite(frame, digits=7))
-
-
-#: Of a heartbeat, besides the step.
-_VITALS = ("tokens", "loss", "step_time_s", "sync_share", "bytes_up", "bytes_down", "optimizer")
 
 
 def _newer(marks: Iterable[Mark], since: int) -> list[Mark]:

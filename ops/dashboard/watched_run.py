@@ -16,7 +16,7 @@ from typing import Any
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from ops.dashboard.followed_tape import FollowedTape
-from ops.dashboard.history import History
+from ops.dashboard.history import VITALS, History
 from ops.inspect.explain import explain, ledgers_in, tapes_in, target_of
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.status import address_in
@@ -45,6 +45,7 @@ class WatchedRun:
         self._run_dir, self._url = run_dir, url
         self.run_id, self.history = run_id, History()
         self.status: Status | None = None
+        self.failure = ""
         self._tapes: dict[Path, FollowedTape] = {}
         self._registry: Registry | None = None
         self._event = 0  # number of the last one that was read
@@ -57,13 +58,17 @@ class WatchedRun:
                 raise ConfigError("RUN_DIR", str(run_dir), "has no event tape (events.jsonl), and its Redis has ended")
 
     async def follow(self) -> None:
-        """Looks again and again."""
-        while True:
-            began_s = time.monotonic()
-            behind = await asyncio.to_thread(self.read)
-            await self._ask()
-            if not behind:
-                await asyncio.sleep(max(0.05, LOOK_EVERY_S - (time.monotonic() - began_s)))
+        """Looks again and again; what ends that is told by the page."""
+        try:
+            while True:
+                began_s = time.monotonic()
+                behind = await asyncio.to_thread(self.read)
+                await self._ask()
+                if not behind:
+                    await asyncio.sleep(max(0.05, LOOK_EVERY_S - (time.monotonic() - began_s)))
+        except Exception as err:
+            self.failure = f"The dashboard follows the run no more ({type(err).__name__}: {err}): what is shown is old."
+            raise
 
     def read(self) -> bool:
         """Reads what is new on the tapes, a chunk of each; returns whether there is more."""
@@ -85,13 +90,12 @@ class WatchedRun:
             snapshot = await self._registry.read()
             self.status = status_of(snapshot, snapshot.now_s)
             if not self._tapes:
-                self.history.at(snapshot.now_s)
                 await self._events(self._registry)
+                self.history.at(snapshot.now_s)
                 for name, each in self.status.islands.items():
                     if each.last_seen_s < 2 * LOOK_EVERY_S:
-                        self.history.heard(
-                            name, step=each.inner_step, tokens=each.tokens, loss=each.loss, step_time_s=each.step_time_s
-                        )
+                        vitals = {vital: getattr(each, vital) for vital in VITALS}
+                        self.history.heard(name, step=each.inner_step, **vitals)
             for name, each in self.status.islands.items():
                 self.history.seen(name, each.state)
         except Unavailable:
@@ -107,10 +111,11 @@ class WatchedRun:
         return Registry(url, run_id)
 
     async def _events(self, registry: Registry) -> None:
-        for event in await registry.read_events(EVENTS):
+        for at_s, event in await registry.read_timed_events(EVENTS):
             number, name = int(event.pop("n", 0)), str(event.pop("event", ""))
             if number > self._event:
                 self._event = number
+                self.history.at(at_s)
                 self.history.note(name, event)
 
     # --- what a page asks for -----------------------------------------------------------------------------------
@@ -127,7 +132,11 @@ class WatchedRun:
                 "totals": dict(status.totals),
                 "broker_is_silent": status.broker_is_silent,
             }
-        return frame | {"run": self.run_id, "present": None if present is None else dict(finite(present, digits=6))}
+        return frame | {
+            "run": self.run_id,
+            "failure": self.failure,
+            "present": None if present is None else dict(finite(present, digits=6)),
+        }
 
     def version(self, fragment: int, version: int) -> dict[str, Any] | None:
         """Returns what ``atoll explain`` says of a version; None if it is not known here."""

@@ -52,6 +52,16 @@ def test_a_round_is_followed_from_its_opening_to_its_version():
     assert not history.frame(later["changes"])["rounds"]
 
 
+def test_of_a_version_alone_the_round_is_told_backwards():
+    """So it is with Redis, which has no rounds and no contributions."""
+    history = History()
+    history.at(1_700_000_000.0)
+    history.at(1_700_000_010.0)
+    fields = {"round": 7, "fragment": 3, "version": 41, "islands": 2, "live": 2, "took_s": 1.5}
+    history.note("version.committed", fields)
+    assert history.frame()["rounds"] == [[7, 3, 8.5, 10.0, 10.0, 41, 2, 2, 0]]
+
+
 def test_a_round_that_is_cancelled_or_left_open_by_a_life_leads_to_nothing():
     opened = [note(1.0, "round.opened", round=n, fragment=0) for n in (1, 2)]
     history = history_of(start(0.0), *opened, note(2.0, "round.cancelled", round=1, fragment=0), start(3.0))

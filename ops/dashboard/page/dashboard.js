@@ -267,7 +267,7 @@ function showFacts(frame, speed) {
   }));
   $("progress").hidden = !frame.target_tokens;
   if (frame.target_tokens) $("progress").value = Math.min(1, frame.tokens / frame.target_tokens);
-  const troubles = [...(frame.present?.totals?.troubles ?? [])];
+  const troubles = [frame.failure, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
   if (frame.present?.broker_is_silent && frame.phase !== "ended") troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
   warn(troubles.join(" "));
 }
