@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import socket
 import sys
 from pathlib import Path
@@ -54,7 +55,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as err:
         cure = "choose another --port, or 0 for any that is free"
-        raise Unavailable(f"cannot listen on {host}:{port} ({err.strerror}): {cure}", definite=True) from err
+        why = os.strerror(err.errno) if err.errno else err
+        raise Unavailable(f"cannot listen on {host}:{port} ({why}): {cure}", definite=True) from err
 
 
 def serve(watched: WatchedRun, listening: socket.socket) -> None:

@@ -14,6 +14,7 @@ from ops.run.local_plan import LocalPlan
 
 #: The process that evaluates the run while it trains, which no run needs.
 FOLLOWER = str(Role.EVALUATION)
+DASHBOARD = "dashboard"
 
 #: Of processes that leave the accelerators to the islands.
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
@@ -96,6 +97,12 @@ def follower(plan: LocalPlan, *, environment: Mapping[str, str]) -> ProcessSpec:
     """Returns the process that evaluates the run while it trains; it may use any processor, and gives way."""
     command = our_command("evaluate", "--follow", os.fspath(plan.run_dir), "--every", str(plan.up.evaluate_every))
     return ProcessSpec(name=FOLLOWER, command=command + benchmarks(plan), environment=environment, ends_by_itself=True)
+
+
+def dashboard(plan: LocalPlan, port: int, *, environment: Mapping[str, str]) -> ProcessSpec:
+    """Returns the process that serves the page of the run."""
+    command = our_command("dashboard", os.fspath(plan.run_dir), "--port", str(port))
+    return ProcessSpec(name=DASHBOARD, command=command, environment=environment)
 
 
 def benchmarks(plan: LocalPlan) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -24,6 +25,8 @@ from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Profile
 from ops import run_directory
 from ops.curve import Point, sentence
+from ops.dashboard.command import HOST, PORT, listen
+from ops.dashboard.plot import write_report
 from ops.evaluation.curve_file import read_points
 from ops.inspect.export import export
 from ops.inspect.global_model import Which
@@ -81,6 +84,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show every setting that decides learning, with the paper's beside it, and start nothing (also as --json)",
     )
+    parser.add_argument(
+        "--dashboard",
+        type=int,
+        metavar="PORT",
+        nargs="?",
+        const=PORT,
+        help=f"serve a page of the run, for this machine's browsers (default port: {PORT})",
+    )
     local_plan.add_arguments(parser)
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
@@ -95,13 +106,15 @@ def run(args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     if args.explain_settings:
         return _explain(args)
+    if args.dashboard is not None:
+        listen(HOST, args.dashboard).close()  # else it is taken: said before anything is started
     plan = prepare(args)
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
         if args.resume is not None:
             cure = "is a data-parallel run, which keeps nothing to go on from: start another one"
             raise ConfigError("resume", str(args.resume), cure)
         return data_parallel.run(plan, started_s, as_json=args.json)
-    run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None)
+    run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None, dashboard=args.dashboard)
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
         judged: tuple[Metrics, Metrics] = ({}, {})
@@ -113,6 +126,8 @@ def run(args: argparse.Namespace) -> int:
                 display.note(f"not evaluated: {err}")
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
+    with contextlib.suppress(ConfigError, Unavailable):  # of a run that never began, or a disk that is full
+        write_report(plan.run_dir)
     keep(plan, run_.report(status, judged), as_json=args.json)
     return status
 
@@ -139,6 +154,7 @@ class LocalRun:
     plan: LocalPlan
     started_s: float
     resumed: bool = False
+    dashboard: int | None = None  #: port of its page
     steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
     note: str = ""
     troubles: tuple[str, ...] = ()
@@ -203,6 +219,9 @@ class LocalRun:
         if plan.up.evaluate_every:
             self.told_models = {point.model for point in read_points(plan.run_dir)}
             cluster.start([daemons.follower(plan, environment=environment | numeric | daemons.ON_CPU)])
+        if self.dashboard is not None:
+            cluster.start([daemons.dashboard(plan, self.dashboard, environment=environment)])
+            display.note(f"dashboard at http://{HOST}:{self.dashboard}")
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
@@ -281,6 +300,8 @@ class LocalRun:
                 case Change.GAVE_UP if event.process == daemons.FOLLOWER:
                     display.note(event.detail)
                     display.note("the run goes on, and is evaluated at its end")
+                case Change.GAVE_UP if event.process == daemons.DASHBOARD:
+                    display.note(f"{event.detail}; the run goes on without it")
                 case Change.GAVE_UP:
                     raise GaveUp(event.detail, misset=event.misset)
                 case Change.DIED | Change.STARTED:

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from ops.processes.cluster import free_ports
 from tests.local_run import Up, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -75,6 +77,32 @@ def test_the_page_of_a_live_run_shows_a_killed_island_within_seconds_and_its_ret
     assert done.stdout.strip() == str(run_dir / "report.html")
     assert "src=" not in report
     assert frame["run"] in report
+
+
+def test_up_serves_the_page_with_the_run_and_leaves_it_as_one_file(tmp_path):
+    port = free_ports(1)
+    with Up(tmp_path / "run", "--islands", 1, "--tokens", 6000, "--pace", 0.05, "--dashboard", port) as up:
+
+        def page():
+            try:
+                with urlopen(f"http://127.0.0.1:{port}/frame", timeout=5) as answer:
+                    return json.loads(answer.read())
+            except OSError:
+                return None
+
+        wait_for(lambda: (frame := page()) and frame["run"], "the page", 60)
+        assert up.wait() == 0, up.err
+    assert page() is None
+    assert "island-0" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_started(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with Up(tmp_path / "run", "--dashboard", port) as up:
+            assert up.wait() == 1
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in up.err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
