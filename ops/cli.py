@@ -60,7 +60,7 @@ COMMANDS: dict[str, Command] = {
         example="--islands 4 --tokens 2000000 --pace 0.05,0.05,0.05,0.4",
         everyday={
             "what to train": ("--task", "--task-option", "--data", "--model"),
-            "how much, and on how many islands": ("--tokens", "--islands", "--pace", "--standbys", "--evaluate-every"),
+            "how much, and on how many islands": ("--tokens", "--islands", "--pace", "--evaluate-every"),
             "where": ("--run-dir", "--resume", "--config", "--dashboard"),
         },
     ),
