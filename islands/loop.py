@@ -207,8 +207,7 @@ class Island:
             self._check()
             params = self._wait(params, LOOK_EVERY_S, state)
         exchange.deal(self.share)
-        if exchange.due.progress is not self._schedule.progress:
-            self._schedule.hear(exchange.due.progress, self.tokens)
+        self._hear_progress()
         ended_s = time.perf_counter()
         if self._counted_from_s is None:
             self._counted_from_s = ended_s  # when the first step's training began is not known here
@@ -243,6 +242,7 @@ class Island:
             if silent_s > self._config.join_timeout_s:
                 log.warning("island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent")
                 break
+        self._hear_progress()
         early_reason = "closed before the end of the run" if exchange.delivered else "the run fell silent"
         self.leave("the run has ended" if exchange.finished else early_reason, Departure.CLOSED)
         return params
@@ -273,6 +273,11 @@ class Island:
             while not exchange.delivered and exchange.error is None and clocks.monotonic() < until_s:
                 params = self._wait(params, PAUSE_LOOK_EVERY_S, stopped=True)
         self.leave(reason, Departure.PAUSED)
+
+    def _hear_progress(self) -> None:
+        progress = self._exchange.due.progress
+        if progress is not self._schedule.progress:
+            self._schedule.hear(progress, self.tokens)
 
     def _wait(self, params: Tree, within_s: float, state: Any = None, *, stopped: bool = False) -> Tree:
         """Waits for news between two steps, or after the last one; installs versions that have come."""
