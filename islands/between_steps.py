@@ -89,7 +89,8 @@ class BetweenSteps:
         first = at.step == self._membership.start.step
         looks = bool(due.ready) and not stopped and self.samples.looks(first=first)
         recovered = False
-        wanted, answered = self._to_copy(at.step), exchange.urgent
+        answered = exchange.urgent  # before the look at it: what becomes urgent meanwhile is not answered
+        wanted = self._to_copy(at.step)
         while due.ready:
             batch = due.ready.popleft()
             recovered |= batch.fresh_optimizer
@@ -97,9 +98,8 @@ class BetweenSteps:
                 p = install.fragment_id
                 ours = parameters.of_fragment(params, p)
                 sampled = sample(ours, install) if looks else ()
-                before = (
-                    placements[p].before(ours, install.placed) if install.keep else ()
-                )  # copies, of what is in place
+                # Copies, where installing writes to the leaves.
+                before = placements[p].before(ours, install.placed) if install.keep else ()
                 installed[p] = placements[p].install(ours, install.placed, install.keep)
                 told.append((install, tuple(before)))
                 adopted.append((install, sampled, installed[p]))

@@ -232,7 +232,7 @@ def _together(shardings: Sequence[Any]) -> Any:
 
 
 class _OnHost:
-    """What :class:`islands.arrays.jax_placement.Together` is, of leaves of numpy and plain numbers."""
+    """Copies and replaces leaves of numpy and plain numbers, as :class:`.jax_placement.Together` does for JAX."""
 
     def copy(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         return [np.array(leaf) if hasattr(leaf, "dtype") else leaf for leaf in leaves]

@@ -104,7 +104,7 @@ class Fragment:
 
     @property
     def settled(self) -> bool:
-        """Whether the fate of all that was handed over is known."""
+        """Whether each contribution that was sent is known to be merged or refused, and none is being encoded."""
         return self.capturing is None and not self.outstanding
 
     @property

@@ -37,7 +37,7 @@ class FollowedTape:
 
     @property
     def behind(self) -> bool:
-        """Whether the file has more."""
+        """Whether the file has bytes that were not read yet."""
         try:
             return self._path.stat().st_size > self._read_to
         except OSError:

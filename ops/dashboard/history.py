@@ -104,7 +104,6 @@ class RoundHistory:
     islands: int = 0
     live: int = 0
     cancelled: bool = False
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Mark:
 
 
 class History:
-    """What a page shows of one run.
+    """The curve, islands, rounds and marks of one run, kept up to date from lines of its tape.
 
     Attributes:
         now_s: The newest time that is known.
@@ -155,7 +154,7 @@ class History:
             self.heard(line["sender"], step=body["inner_step"], **{name: body.get(name) for name in VITALS})
 
     def at(self, clock_s: float) -> None:
-        """Says what time it is, by a clock that may start anew."""
+        """Sets the time to that of a line; a clock that starts anew, or slept long, goes on from the last one."""
         if self._offset_s is None or not -1.0 < clock_s + self._offset_s - self.now_s < LONGEST_PAUSE_S:
             self._offset_s = self.now_s - clock_s  # of another boot, or after a long sleep
         self.now_s = max(self.now_s, clock_s + self._offset_s)
@@ -182,8 +181,7 @@ class History:
             case _:
                 pass
         if name in _MARKED:
-            island = str(fields.get("island") or fields.get("sender") or "")
-            self.mark(_MARKED[name], island, _text(name, fields))
+            self.mark(_MARKED[name], _island_of(fields), _text(name, fields))
 
     def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
         """Takes in the heartbeat of an island."""
@@ -251,8 +249,7 @@ class History:
     def _closed(self, fields: Line, *, cancelled: bool) -> None:
         here = self._rounds.get(fields["round"])
         if here is not None:
-            here.closed_s, here.cancelled, here.reason = self.now_s, cancelled, str(fields.get("reason", ""))
-            here.changed = self._change()
+            here.closed_s, here.cancelled, here.changed = self.now_s, cancelled, self._change()
 
     def _committed(self, fields: Line) -> None:
         self.fragments[fields["fragment"]] = fields["version"]
@@ -274,7 +271,7 @@ class History:
             self._island(name).versions_in += 1
 
     def _refused(self, fields: Line) -> None:
-        island = self.islands.get(str(fields.get("island") or fields.get("sender") or ""))
+        island = self.islands.get(_island_of(fields))
         if island is not None:
             reason = str(fields["reason"])
             island.refusals[reason] = island.refusals.get(reason, 0) + 1
@@ -341,9 +338,14 @@ def _row(each: RoundHistory) -> list[Any]:
     return [each.number, each.fragment, *shown, each.version, each.islands, each.live, int(each.cancelled)]
 
 
+def _island_of(fields: Line) -> str:
+    """Returns the island that a note is about; empty if it is about none."""
+    return str(fields.get("island") or fields.get("sender") or "")
+
+
 def _text(name: str, fields: Line) -> str:
     """Says a note in words."""
-    island = fields.get("island") or fields.get("sender") or ""
+    island = _island_of(fields)
     match name:
         case "island.joined":
             again = "" if fields.get("incarnation", 1) == 1 else f", life {fields['incarnation']}"

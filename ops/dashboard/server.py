@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,9 +12,9 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from ops.dashboard.plot import PAGE
 from ops.dashboard.watched_run import WatchedRun
 
-PAGE = Path(__file__).parent / "page"
 #: Nothing is loaded from elsewhere, and nobody shows the page inside another one.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
