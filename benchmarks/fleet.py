@@ -23,7 +23,7 @@ from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster, free_ports
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
-from ops.run.daemons import our_command, our_environment
+from ops.run.daemons import ON_CPU, our_command, our_environment
 
 RUN = "benchmark"
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,7 +129,7 @@ class Hub:
         self.cluster.wait_for_port(name, port)
 
     def _spec(self, name: str, command: list[str], **options: Any) -> ProcessSpec:
-        environment = self.numeric_environment()
+        environment = self.numeric_environment() | ON_CPU
         return ProcessSpec(name=name, command=command, environment=environment, cpus=self._cpus, **options)
 
     def _peak_of(self, name: str) -> int:

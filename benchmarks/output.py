@@ -103,15 +103,15 @@ def median(values: Iterable[float]) -> float:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Reads a flag such as ``1M,10M,100000``; M and k are millions and thousands.
+    """Reads a flag such as ``1M,10M,100000``; k, M and B are thousands, millions and billions.
 
     Raises:
         argparse.ArgumentTypeError: Something else stands there.
     """
-    factors = {"k": 10**3, "M": 10**6}
+    factors = {"k": 10**3, "M": 10**6, "B": 10**9}
     try:
         found = tuple(
-            round(float(word.rstrip("kM")) * factors.get(word[-1:], 1)) for word in text.split(",") if word.strip()
+            round(float(word.rstrip("kMB")) * factors.get(word[-1:], 1)) for word in text.split(",") if word.strip()
         )
     except ValueError:
         found = ()

@@ -22,7 +22,7 @@ from benchmarks import output
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, Hub, module_command, peak_bytes
 from benchmarks.output import Column, Printer
 from broker.wire.errors import ConfigError, Unavailable
-from ops.processes.child_process import ProcessSpec
+from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change
 
 COLUMNS = (
@@ -67,16 +67,26 @@ def _case(directory: Path, framework: str, size: int, steps: int, args: argparse
         command = module_command("benchmarks.sync_share", "--worker", json.dumps(spec | {"address": hub.address}))
         environment = hub.numeric_environment() | ROOT_ENVIRONMENT | MEMORY_ENVIRONMENT
         hub.start([ProcessSpec(name="worker", command=command, environment=environment, ends_by_itself=True)])
-        ends_s = time.monotonic() + 120 + 10 * steps * args.step
-        while not out.exists():
-            for event in hub.cluster.poll():
-                if event.change is Change.ENDED and event.process != "worker":
-                    raise Unavailable(event.detail, definite=True)
-            if time.monotonic() > ends_s:
-                log = hub.cluster.log_of("worker")
-                raise Unavailable(f"the island has not trained {steps} steps; its log is {log}", definite=True)
-            time.sleep(0.1)
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return finished(hub, out, within_s=120 + 10 * steps * args.step, doing=f"trained {steps} steps")
+
+
+def finished(hub: Hub, out: Path, *, within_s: float, doing: str) -> dict[str, Any]:
+    """Waits for the file that the process ``worker`` writes; returns what stands in it.
+
+    Raises:
+        Unavailable: It has not come in time, or another process has ended.
+    """
+    ends_s = time.monotonic() + within_s
+    while not out.exists():
+        for event in hub.cluster.poll():
+            if event.change is Change.ENDED and not out.exists():
+                end = last_lines(hub.cluster.log_of(event.process))
+                raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
+        if time.monotonic() > ends_s:
+            end = last_lines(hub.cluster.log_of("worker"))
+            raise Unavailable(f"the island has not {doing}; its log ends:\n{end}", definite=True)
+        time.sleep(0.1)
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
 

@@ -3,7 +3,8 @@
     python -m tests.fsdp_torch '{"address": ..., "island": "a", "processes": 2, "process": 0, "port": 4321, ...}'
 
 The processes train one small network together: ``spread`` is "fsdp" (its parameters are spread over them) or "ddp"
-(each has all of them). It prints a line of JSON for each step, as :mod:`tests.fsdp_island` does.
+(each has all of them). It prints a line of JSON for each step, as :mod:`tests.fsdp_island` does. ``device`` is "cpu" or
+"cuda": by NCCL where there is a GPU for each process, else by gloo on the one that they share.
 """
 
 from __future__ import annotations
@@ -40,18 +41,23 @@ def rows_of(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 def main(spec: dict) -> None:
     torch.set_num_threads(1)
     logs.configure(f"{spec['island']}.{spec['process']}")
-    processes, process = spec["processes"], spec["process"]
-    if processes > 1:
+    processes, process, device = spec["processes"], spec["process"], spec.get("device", "cpu")
+    together = processes > 1 or device == "cuda"
+    if together:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spec["port"])}
-        torch.distributed.init_process_group("gloo", rank=process, world_size=processes)
-    model = network()
-    if processes > 1 and spec["spread"] == "fsdp":
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (processes,))
+        own_gpu = device == "cuda" and torch.cuda.device_count() >= processes
+        if own_gpu:
+            torch.cuda.set_device(process)
+        backend = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
+        torch.distributed.init_process_group(backend, rank=process, world_size=processes)
+    model = network().to(device)
+    if together and spec["spread"] == "fsdp":
+        mesh = torch.distributed.device_mesh.init_device_mesh(device, (processes,))
         for layer in model:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    elif processes > 1:
+    elif together:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with islands.torch.join(
@@ -69,7 +75,7 @@ def main(spec: dict) -> None:
         say(event="restored", source=island.restored, step=island.inner_step, cursor=island.restored_cursor)
         while not island.done:
             at_s = time.perf_counter()
-            inputs, wanted = rows_of(island.share.take())
+            inputs, wanted = (rows.to(device) for rows in rows_of(island.share.take()))
             each = slice(process * ROWS // processes, (process + 1) * ROWS // processes)
             optimizer.zero_grad()
             loss = (model(inputs[each]) - wanted[each]).square().mean()
@@ -91,7 +97,7 @@ def main(spec: dict) -> None:
         whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
         total = float(sum(p.double().sum() for p in whole))
     say(event="ended", step=island.inner_step, versions=island.versions, sum=total, sync=island.sync_share)
-    if processes > 1:
+    if together:
         torch.distributed.destroy_process_group()
 
 

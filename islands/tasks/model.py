@@ -82,6 +82,7 @@ PRESETS: Final[dict[str, dict[str, int]]] = {
     "tiny": {"width": 64, "depth": 2, "heads": 2, "hidden": 192},
     "small": {"width": 128, "depth": 4, "heads": 4, "hidden": 384},
     "medium": {"width": 256, "depth": 6, "heads": 4, "hidden": 768},
+    "large": {"width": 512, "depth": 6, "heads": 8, "hidden": 1536},
 }
 
 
