@@ -88,7 +88,11 @@ def measure(args: argparse.Namespace) -> int:
 
 def _case(directory: Path, framework: str, size: int, args: argparse.Namespace) -> dict[str, Any]:
     steps, step_s = (60, 0.01) if args.quick else (args.steps, args.step)
-    settings = {"islands": 1, "fragments": LAYERS, "sync_interval": LAYERS if args.quick else args.sync_interval}
+    settings: dict[str, Any] = {
+        "islands": 1,
+        "fragments": LAYERS,
+        "sync_interval": LAYERS if args.quick else args.sync_interval,
+    }
     with Hub(directory, total_tokens=0, **settings) as hub:
         out = directory / "worker.json"
         spec = {"framework": framework, "size": size, "steps": steps, "step_s": step_s, "out": os.fspath(out)}
@@ -104,7 +108,7 @@ def _case(directory: Path, framework: str, size: int, args: argparse.Namespace) 
 def work(spec: dict[str, Any]) -> int:
     """Trains alone, then as an island, and writes down what was seen."""
     width = max(64, round((spec["size"] / LAYERS) ** 0.5 / 64) * 64)
-    loop: Loop = {"jax": JaxLoop, "torch": TorchLoop}[spec["framework"]](width)
+    loop: Loop = JaxLoop(width) if spec["framework"] == "jax" else TorchLoop(width)
     rows = _rows_for(loop, spec["step_s"])
     alone_s = _timed(loop, spec["steps"], lambda loss: None)
     model_bytes, before = 4 * width**2 * LAYERS, peak_bytes(os.getpid())

@@ -62,7 +62,7 @@ def processes(
                 name=island_id,
                 command=our_command("island", *config, *own),
                 environment=merged(numeric, place),
-                cpus=processors(index, place),
+                cpus=_processors(index, place),
                 ends_by_itself=True,
             )
         )
@@ -71,7 +71,7 @@ def processes(
     return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
 
 
-def processors(index: int, place: Placement) -> tuple[int, ...]:
+def _processors(index: int, place: Placement) -> tuple[int, ...]:
     """Pins an island that trains on the CPU: the flags of XLA alone do not keep its threads to one processor."""
     if place.platform is not Platform.CPU:
         return ()  # its step runs elsewhere; compiling and copying take what they find

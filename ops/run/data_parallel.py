@@ -19,7 +19,6 @@ from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.supervision import RestartPolicy
 from ops.run import daemons
-from ops.run.devices import Placement, merged
 from ops.run.display import Display
 from ops.run.judging import POLL_S, GaveUp, in_short, judge, keep, loss_unit
 from ops.run.local_plan import LocalPlan
@@ -86,8 +85,8 @@ def _train(plan: LocalPlan, signals: Signals) -> None:
 
 
 def _processes(plan: LocalPlan) -> list[ProcessSpec]:
-    numeric = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
-    places = plan.devices or (Placement(),) * plan.aggregator.islands
+    environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
+    cpus = sorted(os.sched_getaffinity(0))
     pace = plan.up.pace or (0.0,)
     shared = {
         "count": plan.aggregator.islands,
@@ -106,8 +105,8 @@ def _processes(plan: LocalPlan) -> list[ProcessSpec]:
                 *(sys.executable, "-P", "-m", "ops.run.data_parallel_worker"),
                 *("--rank", str(rank), "--pace", str(pace[rank % len(pace)]), *flags),
             ],
-            environment=merged(numeric, places[rank]),
-            cpus=daemons.processors(rank, places[rank]),
+            environment=environment,
+            cpus=(cpus[rank % len(cpus)],),
             ends_by_itself=True,
         )
         for rank, island_id in enumerate(plan.island_ids)

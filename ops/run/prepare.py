@@ -100,19 +100,12 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
 
 
 def _with_devices(plan: LocalPlan) -> LocalPlan:
-    """Looks for devices, and divides them among the islands.
-
-    Raises:
-        ConfigError: They cannot be divided like this.
-    """
+    """Looks for devices, and divides them among the islands."""
+    if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        return plan  # its processes train on the CPU
     found = device_probe.find(plan.up.platform)
-    each, islands = plan.up.devices_per_island, plan.aggregator.islands
-    places = devices.placements(found, islands=islands, devices_per_island=each)
-    if plan.aggregator.profile is Profile.DATA_PARALLEL and places[0].sharers > 1:
-        cure = f"need a GPU each, and here are {len(found.devices)}: collectives do not work between processes on one"
-        raise ConfigError(
-            "islands", islands, f"{cure}; fewer islands with larger batches are the same, or --platform cpu"
-        )
+    each = plan.up.devices_per_island
+    places = devices.placements(found, islands=plan.aggregator.islands, devices_per_island=each)
     return replace(plan, devices=places, devices_note=found.note)
 
 

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from benchmarks import (
+    accelerator,
     island_waiting,
     lab_overhead,
     merge,
@@ -63,12 +64,20 @@ def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "measure", [round_latency, wire_bytes, island_waiting, merge, lab_overhead, profiles, sync_share]
+    "measure", [accelerator, round_latency, wire_bytes, island_waiting, merge, lab_overhead, profiles, sync_share]
 )
 def test_help_of_every_benchmark_has_an_example(measure, capsys):
     with pytest.raises(SystemExit):
         measure.main(["--help"])
     assert "example:\n  python -m benchmarks." in capsys.readouterr().out
+
+
+def test_a_step_is_timed_without_and_with_an_island(tmp_path, capsys):
+    (row,) = rows(accelerator, capsys, "--dir", str(tmp_path))
+    assert row["slowdown"] == pytest.approx(row["step_ms"] / row["alone_ms"] - 1)
+    assert 0 < row["sync_share"] < 1
+    assert row["versions"] >= 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_from_within_a_group_of_tasks_is_said_in_one_line(capsys):

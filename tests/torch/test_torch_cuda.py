@@ -95,6 +95,8 @@ def test_samples_and_losses_are_read_later():
     movement = np.zeros((3, 4), np.float32)
     movement[2, 1] = -1
     ((_, where),) = placement.placement_of([leaf]).places([movement]).items()
+    placement.sample([leaf], [where])[0].to_host()  # kernels are loaded when they are first called, which waits
+    float(loss_leaf(leaf.tensor.sum()))
     busy()
     (found,) = placement.sample([leaf], [where])
     loss = loss_leaf(leaf.tensor.sum())
