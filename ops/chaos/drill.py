@@ -22,6 +22,7 @@ from ops.faults import Fault, Role, role_of
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy
+from ops.processes.told import Told
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import GaveUp
 from ops.run.local_plan import LocalPlan
@@ -55,6 +56,7 @@ class Drill:
         self.recording = Recording(islands=plan.island_ids)
         self.up = LocalRun(plan=plan, started_s=time.monotonic())
         self._observer = Observer(plan.run_dir, self.recording)
+        self._told = Told(plan.run_dir)
         self._rate = Rate()
         self._next_show_s = 0.0
         self._ended = False  # the aggregator has ended the run by itself
@@ -190,11 +192,14 @@ class Drill:
             case Change.ENDED if role_of(event.process) is Role.AGGREGATOR:
                 self._ended = True
             case _:
-                self._note(event.detail.partition("\n")[0])
+                self._note(text := event.detail.partition("\n")[0])
+                self._told.write(event.process, text)
 
     def _tell(self, happening: Happening, what: str) -> None:
         whom = " + ".join(happening.processes)
-        self._note(" ".join(filter(None, (f"#{happening.number} {happening.fault.kind}", whom, what))))
+        text = " ".join(filter(None, (f"#{happening.number} {happening.fault.kind}", whom, what)))
+        self._note(text)
+        self._told.write(happening.processes[0] if happening.processes else "", text)
 
     def _note(self, text: str) -> None:
         """Writes a line that stays, with the time since the beginning."""

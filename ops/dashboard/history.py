@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from broker.wire.fragments import shard_of
 from ops.text import finite
 
 Line = Mapping[str, Any]
@@ -131,7 +132,7 @@ class History:
         self.target_tokens = 0
         self.fragments: dict[int, int] = {}
         self.islands: dict[str, IslandHistory] = {}
-        self._rounds: dict[int, RoundHistory] = {}
+        self._rounds: dict[tuple[int, int], RoundHistory] = {}  # by fragment and number: shards count by themselves
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         self._points: list[tuple[float, float | None, int, int]] = []  # time, loss, tokens, live islands
         self._point_every_s, self._point_at_s = 1.0, -1.0
@@ -142,13 +143,15 @@ class History:
     # --- what comes in ----------------------------------------------------------------------------------------
 
     def take(self, line: Line) -> None:
-        """Reads a line of a tape."""
+        """Reads a line of a tape, or of what became of processes."""
         self.at(line["now_s"])
         self._look_for_silence()
         if "tape" in line:
             self._life(line)
         elif "note" in line:
             self.note(line["note"], line["fields"])
+        elif "process" in line:  # of ops.processes.told
+            self.mark("fault", line["process"], line["text"])
         elif line["event"] == "received" and line["kind"] == "heartbeat":
             body = line["body"]
             self.heard(line["sender"], step=body["inner_step"], **{name: body.get(name) for name in VITALS})
@@ -161,6 +164,7 @@ class History:
 
     def note(self, name: str, fields: Line) -> None:
         """Takes in a decision of the aggregator."""
+        before = self._standing(_island_of(fields))
         match name:
             case "round.opened":
                 self._opened(fields)
@@ -180,7 +184,8 @@ class History:
                 self.phase = name.partition(".")[2]
             case _:
                 pass
-        if name in _MARKED:
+        said = name in ("island.joined", "island.left") and before == self._standing(_island_of(fields))
+        if name in _MARKED and not said:  # each shard says of an island that it has come or gone
             self.mark(_MARKED[name], _island_of(fields), _text(name, fields))
 
     def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
@@ -230,33 +235,38 @@ class History:
             self.phase = "running"
         for island in self.islands.values():
             island.heard_at_s = self.now_s
-        for each in self._rounds.values():  # of an earlier life: nobody closes them
-            if each.closed_s is None:
+        shards, shard = config.get("shards", 1), config.get("shard", 0)
+        for each in self._rounds.values():  # of an earlier life of this shard: nobody closes them
+            if each.closed_s is None and shard_of(each.fragment, shards) == shard:
                 each.closed_s, each.cancelled, each.changed = self.now_s, True, self._change()
 
     def _joined(self, fields: Line) -> None:
-        known = fields["island"] in self.islands
         island = self._island(fields["island"])
-        island.lives += known
+        island.lives = max(island.lives, fields.get("incarnation", 1))
         island.state, island.heard_at_s = Liveness.ALIVE, self.now_s
 
+    def _standing(self, island_id: str) -> tuple[Liveness, int] | None:
+        island = self.islands.get(island_id)
+        return None if island is None else (island.state, island.lives)
+
     def _opened(self, fields: Line) -> None:
-        number = fields["round"]
-        self._rounds[number] = RoundHistory(number, fields["fragment"], self.now_s, self._change())
+        number, fragment = fields["round"], fields["fragment"]
+        self._rounds[fragment, number] = RoundHistory(number, fragment, self.now_s, self._change())
         while len(self._rounds) > MAX_ROUNDS:
             self._rounds.pop(next(iter(self._rounds)))
 
     def _closed(self, fields: Line, *, cancelled: bool) -> None:
-        here = self._rounds.get(fields["round"])
+        here = self._rounds.get((fields["fragment"], fields["round"]))
         if here is not None:
             here.closed_s, here.cancelled, here.changed = self.now_s, cancelled, self._change()
 
     def _committed(self, fields: Line) -> None:
         self.fragments[fields["fragment"]] = fields["version"]
-        if fields["round"] not in self._rounds:  # Redis tells of versions alone
+        key = fields["fragment"], fields["round"]
+        if key not in self._rounds:  # Redis tells of versions alone
             self._opened(fields)
-            self._rounds[fields["round"]].opened_s = max(0.0, self.now_s - fields.get("took_s", 0.0))
-        here = self._rounds[fields["round"]]
+            self._rounds[key].opened_s = max(0.0, self.now_s - fields.get("took_s", 0.0))
+        here = self._rounds[key]
         here.closed_s = self.now_s if here.closed_s is None else here.closed_s
         here.committed_s, here.version, here.changed = self.now_s, fields["version"], self._change()
         here.islands, here.live = fields["islands"], fields["live"]

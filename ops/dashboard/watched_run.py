@@ -15,11 +15,12 @@ from typing import Any
 
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
-from ops.dashboard.followed_tape import FollowedTape
+from ops.dashboard.followed_tape import FollowedTapes
 from ops.dashboard.history import VITALS, History
 from ops.inspect.explain import explain, ledgers_in, tapes_in, target_of
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.status import address_in
+from ops.processes.told import FILE
 from ops.run_directory import in_use
 from ops.text import finite
 
@@ -46,7 +47,7 @@ class WatchedRun:
         self.run_id, self.history = run_id, History()
         self.status: Status | None = None
         self.failure = ""
-        self._tapes: dict[Path, FollowedTape] = {}
+        self._tapes = FollowedTapes()
         self._registry: Registry | None = None
         self._event = 0  # number of the last one that was read
         if run_dir is not None:
@@ -74,11 +75,9 @@ class WatchedRun:
         """Reads what is new on the tapes, a chunk of each; returns whether there is more."""
         if self._run_dir is None:
             return False
-        for path in tapes_in(self._run_dir):
-            tape = self._tapes.setdefault(path, FollowedTape(path))
-            for line in tape.lines():
-                self.history.take(line)
-        return any(tape.behind for tape in self._tapes.values())
+        for line in self._tapes.lines((*tapes_in(self._run_dir), self._run_dir / FILE)):
+            self.history.take(line)
+        return self._tapes.behind
 
     async def _ask(self) -> None:
         """Reads from Redis who lives, and with no tape what has happened."""
@@ -89,7 +88,7 @@ class WatchedRun:
                 self._registry = await self._connect(self._url)
             snapshot = await self._registry.read()
             self.status = status_of(snapshot, snapshot.now_s)
-            if not self._tapes:
+            if self._run_dir is None or not tapes_in(self._run_dir):
                 await self._events(self._registry)
                 self.history.at(snapshot.now_s)
                 for name, each in self.status.islands.items():

@@ -38,6 +38,7 @@ from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
+from ops.processes.told import Told
 from ops.run import daemons, data_parallel, devices, explained, local_plan, resume
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import MODEL, POLL_S, SEED, GaveUp, in_short, judge, keep, loss_unit
@@ -306,6 +307,7 @@ class LocalRun:
                     raise GaveUp(event.detail, misset=event.misset)
                 case Change.DIED | Change.STARTED:
                     display.note(event.detail)
+                    Told(self.plan.run_dir).write(event.process, event.detail.partition("\n")[0])
                 case Change.ENDED:
                     if event.process in shards:
                         self.ended_by.setdefault(shards[event.process], event.process)

@@ -3,7 +3,7 @@
 import json
 
 from broker.routing.liveness import Liveness
-from ops.dashboard.followed_tape import FollowedTape
+from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.dashboard.history import MAX_POINTS, MAX_ROUNDS, History
 from ops.dashboard.report_page import report_page
 
@@ -100,6 +100,23 @@ def test_a_new_life_of_an_island_is_counted():
     assert history_of(start(0.0), *joins).islands["a"].lives == 2
 
 
+def test_shards_count_their_rounds_by_themselves_and_an_island_that_came_to_all_is_said_once():
+    of_two = [start(0.0, config=CONFIG | {"shards": 2, "shard": shard}) for shard in (0, 1)]
+    joins = [note(1.0, "island.joined", island="a", incarnation=1)] * 2
+    opened = [note(2.0, "round.opened", round=1, fragment=fragment) for fragment in (0, 1)]
+    history = history_of(*of_two, *joins, *opened, start(3.0, config=CONFIG | {"shards": 2, "shard": 1}))
+    frame = history.frame()
+    assert [(row[0], row[1], row[-1]) for row in frame["rounds"]] == [(1, 0, 0), (1, 1, 1)]
+    assert [mark["text"] for mark in frame["marks"]] == ["a joined"]
+    assert frame["islands"]["a"]["lives"] == 1
+
+
+def test_what_became_of_a_process_is_a_mark():
+    line = {"now_s": 3.0, "process": "island-1", "text": "island-1 was ended by signal 9; restarting it"}
+    (mark,) = history_of(start(1.0), line).frame()["marks"]
+    assert (mark["at_s"], mark["kind"], mark["island"], mark["text"]) == (2.0, "fault", "island-1", line["text"])
+
+
 def test_time_goes_on_over_another_boot_and_a_long_sleep():
     history = history_of(start(5000.0), beat(5001.0, "a", 1), start(12.0), beat(13.0, "a", 2), start(90_000.0))
     assert history.now_s == 2.0
@@ -135,6 +152,27 @@ def test_a_tape_is_read_while_it_grows_and_each_line_once(tmp_path):
     assert tape.behind
     assert [line["now_s"] for line in tape.lines()] == [2, 3]
     assert not tape.behind
+
+
+def test_tapes_side_by_side_are_read_in_the_order_of_their_times(tmp_path):
+    long, short = tmp_path / "long", tmp_path / "short"
+    padding, count = "x" * 10_000, CHUNK_BYTES // 10_000 + 200
+    long.write_text("".join(f'{{"now_s": {n}, "x": "{padding}"}}\n' for n in range(count)))
+    short.write_text("".join(f'{{"now_s": {n + 0.5}}}\n' for n in range(count)))
+    tapes = FollowedTapes()
+    first = [line["now_s"] for line in tapes.lines([long, short])]
+    assert tapes.behind
+    later = [line["now_s"] for line in tapes.lines([long, short])]
+    assert not tapes.behind
+    assert first + later == sorted(first + later)
+    assert len(first + later) == 2 * count
+
+
+def test_a_clock_that_starts_anew_is_behind_the_one_before_it(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text('{"now_s": 900}\n{"now_s": 5}\n')
+    second.write_text('{"now_s": 901}\n{"now_s": 6}\n')
+    assert [line["now_s"] for line in FollowedTapes().lines([first, second])] == [900, 901, 5, 6]
 
 
 def test_a_report_has_all_in_one_file_and_no_text_ends_its_scripts():

@@ -235,7 +235,7 @@ function take(frame) {
   state.changes = frame.changes;
   state.now = frame.now_s;
   state.lanes = Math.max(state.lanes, frame.fragments.length, ...frame.rounds.map((row) => row[1] + 1));
-  for (const row of frame.rounds) state.rounds.set(row[0], row);
+  for (const row of frame.rounds) state.rounds.set(`${row[1]} ${row[0]}`, row);
   while (state.rounds.size > 3000) state.rounds.delete(state.rounds.keys().next().value);
   state.marks.push(...frame.marks);
   state.marks.splice(0, state.marks.length - 500);
