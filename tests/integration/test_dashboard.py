@@ -19,57 +19,61 @@ from tests.local_run import Up, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
+class Page:
+    """What the server at an address answers."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def ask(self, path):
+        with urlopen(f"{self.address}/{path}", timeout=10) as answer:
+            return answer.read()
+
+    def data(self, path):
+        return json.loads(self.ask(path))
+
+
 @contextmanager
 def dashboard(*arguments):
-    """Starts one, yields how to ask it, and ends it as a person does."""
+    """Starts one, yields its page, and ends it as a person does."""
     command = [sys.executable, "-m", "ops", "dashboard", *map(str, arguments), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        yield from _served(process)
-
-
-def _served(process):
-    try:
-        address = re.search(r"http://\S+", process.stderr.readline()).group()
-
-        def ask(path):
-            with urlopen(f"{address}/{path}", timeout=10) as answer:
-                return answer.read()
-
-        yield lambda path: json.loads(ask(path)), ask
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
-        assert process.stderr.read() == ""
-    finally:
-        process.kill()
+        try:
+            yield Page(re.search(r"http://[^/\s]+", process.stderr.readline()).group())
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
 
 
 def test_the_page_of_a_live_run_shows_a_killed_island_within_seconds_and_its_return(tmp_path):
     run_dir = tmp_path / "run"
     with Up(run_dir, "--islands", 2, "--tokens", 0, "--pace", 0.02) as up:
         wait_for(lambda: (run_dir / "events.jsonl").exists() and (run_dir / "redis-url").exists(), "a run", 60)
-        with dashboard(run_dir) as (data, _):
-            wait_for(lambda: min(data("frame")["fragments"], default=0) > 1, "versions", 60)
-            assert {each["state"] for each in data("frame")["islands"].values()} == {"alive"}
+        with dashboard(run_dir) as page:
+            wait_for(lambda: min(page.data("frame")["fragments"], default=0) > 1, "versions", 60)
+            assert {each["state"] for each in page.data("frame")["islands"].values()} == {"alive"}
             with up.nobody_restarts():
                 up.kill("island-1")
                 killed_at_s = time.monotonic()
-                wait_for(lambda: data("frame")["islands"]["island-1"]["state"] != "alive", "the loss is seen", 20)
+                wait_for(lambda: page.data("frame")["islands"]["island-1"]["state"] != "alive", "the loss is seen", 20)
                 assert time.monotonic() - killed_at_s < 10  # 2 s of silence, and a look; more beside other load
-            wait_for(lambda: data("frame")["islands"]["island-1"]["lives"] == 2, "it is back", 60)
-            frame = data("frame")
+            wait_for(lambda: page.data("frame")["islands"]["island-1"]["lives"] == 2, "it is back", 60)
+            frame = page.data("frame")
             row = next(row for row in reversed(frame["rounds"]) if row[5] is not None)
-            explained = data(f"version/{row[1]}/{row[5]}")
+            explained = page.data(f"version/{row[1]}/{row[5]}")
             assert {each["island"] for each in explained["contributors"]} <= {"island-0", "island-1"}
             assert frame["present"]["leaders"]["0"]["epoch"] == 1
             with pytest.raises(HTTPError, match="404"):
-                data("version/0/99999")
+                page.data("version/0/99999")
         up.signal(signal.SIGINT)
         up.wait()
-    with dashboard(run_dir) as (data, ask):  # the run has ended
-        wait_for(lambda: data("frame")["changes"] >= frame["changes"], "its history", 20)
-        assert data("frame")["run"] == frame["run"]
-        assert b"page/dashboard.js" in ask("")
-        assert b"uPlot" in ask("page/vendor/uplot.js")
+    with dashboard(run_dir) as page:  # the run has ended
+        wait_for(lambda: page.data("frame")["changes"] >= frame["changes"], "its history", 20)
+        assert page.data("frame")["run"] == frame["run"]
+        assert b"page/dashboard.js" in page.ask("")
+        assert b"uPlot" in page.ask("page/vendor/uplot.js")
     done = subprocess.run(
         [sys.executable, "-m", "ops", "plot", str(run_dir)], capture_output=True, text=True, check=True
     )

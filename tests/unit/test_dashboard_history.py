@@ -104,7 +104,7 @@ def test_shards_count_their_rounds_by_themselves_and_an_island_that_came_to_all_
     of_two = [start(0.0, config=CONFIG | {"shards": 2, "shard": shard}) for shard in (0, 1)]
     joins = [note(1.0, "island.joined", island="a", incarnation=1)] * 2
     opened = [note(2.0, "round.opened", round=1, fragment=fragment) for fragment in (0, 1)]
-    history = history_of(*of_two, *joins, *opened, start(3.0, config=CONFIG | {"shards": 2, "shard": 1}))
+    history = history_of(*of_two, *joins, *opened, start(2.5, config=CONFIG | {"shards": 2, "shard": 1}))
     frame = history.frame()
     assert [(row[0], row[1], row[-1]) for row in frame["rounds"]] == [(1, 0, 0), (1, 1, 1)]
     assert [mark["text"] for mark in frame["marks"]] == ["a joined"]

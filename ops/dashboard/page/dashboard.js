@@ -1,7 +1,7 @@
-// The page of a run. It asks the server for what has changed, once a second; a report has everything in itself.
+// The page of a run. It asks the server for what has changed, twice a second; a report has everything in itself.
 "use strict";
 
-const EVERY_MS = 1000;
+const EVERY_MS = 500;
 const LANE = 14;
 const embedded = document.getElementById("data");
 const state = { changes: 0, rounds: new Map(), marks: [], islands: {}, span: 120, now: 0, lanes: 0, bars: [] };
@@ -306,7 +306,7 @@ document.onkeydown = (event) => {
   if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
   else if (event.key === "+") zoom(0.5);
   else if (event.key === "-") zoom(2);
-  else if (event.key === "Enter" && row) openIsland(row.dataset.island);
+  else if (event.key === "Enter" && row) { event.preventDefault(); openIsland(row.dataset.island); }  // else it presses "close", too
   else if (event.key === "ArrowDown" || event.key === "j") { event.preventDefault(); (row ? row.nextElementSibling : $("islands").tBodies[0].rows[0])?.focus(); }
   else if (event.key === "ArrowUp" || event.key === "k") { event.preventDefault(); row?.previousElementSibling?.focus(); }
 };

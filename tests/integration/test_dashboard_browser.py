@@ -1,0 +1,194 @@
+"""The page of a run in a real browser: what a person sees, how soon, and what it costs.
+
+Needs Chromium, which ``.ci/run`` installs where it may; skipped elsewhere. ``ATOLL_SCREENSHOTS`` names a directory for
+pictures of what was seen.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ops.processes.cluster import free_ports
+from tests.integration.test_dashboard import Page, dashboard
+from tests.local_run import Process, Up, wait_for
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+]
+SEEN_WITHIN_MS = 60_000  # on a machine with other work; what is measured is measured in the page
+ISLANDS, FRAGMENTS, ROUND_S, ROUNDS = 200, 24, 60.0, 125
+
+
+@contextmanager
+def browser(**options):
+    """Yields a page of a headless browser, in which no script has failed."""
+    failures = []
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = chromium.new_page(**options)
+        page.set_default_timeout(SEEN_WITHIN_MS)
+        page.on("pageerror", lambda error: failures.append(str(error)))
+        yield page
+        chromium.close()
+    assert not failures
+
+
+def picture(page, name):
+    """Keeps what the page looks like, where somebody asked for it."""
+    folder = os.environ.get("ATOLL_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=Path(folder, f"{name}.png"), full_page=True)
+
+
+def state_of(island):
+    return f'#islands tr[data-island="{island}"] td:nth-child(2)'
+
+
+def served(up):
+    """Returns the address of the page that ``up`` serves, once it answers."""
+    address = wait_for(lambda: re.search(r"dashboard at (http://\S+)", up.err), "the address", 60).group(1)
+
+    def answers():
+        try:
+            return Page(address).data("frame")
+        except OSError:
+            return None
+
+    wait_for(answers, "the page", 60)
+    return address
+
+
+#: Notes when the page first shows a state of an island that is not "alive", by the browser's own clock.
+WATCH = """([selector]) => {
+  window.seenAt = null;
+  const look = () => {
+    const cell = document.querySelector(selector);
+    if (cell && cell.textContent !== "alive") window.seenAt ??= Date.now();
+  };
+  new MutationObserver(look).observe(document.body, { childList: true, characterData: true, subtree: true });
+}"""
+
+
+def test_a_person_sees_an_island_die_and_return_and_nan_refused(tmp_path):
+    flags = ("--islands", 2, "--tokens", 0, "--pace", 0.05, "--dashboard", free_ports(1))
+    with Up(tmp_path / "run", *flags) as up, browser(bypass_csp=True) as page:  # waiting for a function evaluates it
+        page.goto(served(up))
+        for island in ("island-0", "island-1"):
+            page.wait_for_selector(f'{state_of(island)}:text-is("alive")')
+        page.wait_for_function("state.rounds.size > 8")
+        picture(page, "live")
+
+        with up.nobody_restarts():
+            page.evaluate(WATCH, [state_of("island-1")])
+            up.kill("island-1")
+            killed_at_s = time.time()
+            page.wait_for_selector(f'{state_of("island-1")}:not(:text-is("alive"))')
+            seen_at_s = page.evaluate("window.seenAt") / 1000
+        print(f"a killed island is seen after {seen_at_s - killed_at_s:.1f} s")  # 3 s on a machine without other work
+        page.wait_for_selector(f'{state_of("island-1")}:text-is("alive")')
+        page.wait_for_selector("#marks li.fault:has-text('island-1 started again')")
+        page.wait_for_selector("#marks li.island:has-text('island-1 joined, life 2')")
+
+        as_rogue = ("--manner", "nan", "--config", tmp_path / "run" / "config.toml", "--island-id", "rogue")
+        with Process(tmp_path / "rogue", *as_rogue, module="ops.chaos.rogue") as rogue:
+            page.wait_for_selector("#marks li.refusal:has-text('not_finite')")
+            page.wait_for_selector('#islands tr[data-island="rogue"] td:last-child:has-text("not_finite")')
+            page.click('#islands tr[data-island="rogue"]')
+            page.wait_for_selector("#detail[open] #story li.refusal")
+            picture(page, "refused")
+            page.keyboard.press("Escape")
+            rogue.signal(signal.SIGTERM)
+            rogue.wait()
+        up.signal(signal.SIGINT)
+        up.wait()
+        page.wait_for_selector("#alert:not([hidden])")  # the server is gone, and the page says so
+
+
+def test_keys_reach_everything_and_a_version_is_explained(tmp_path):
+    with Up(tmp_path / "run", "--islands", 2, "--tokens", 0, "--pace", 0.02, "--dashboard", free_ports(1)) as up:
+        with browser(viewport={"width": 420, "height": 800}, color_scheme="dark", bypass_csp=True) as page:
+            page.goto(served(up))
+            page.wait_for_function("[...state.rounds.values()].some((row) => row[5] !== null)")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out of a phone"
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+            picture(page, "narrow")
+            page.keyboard.press("/")
+            page.keyboard.type("island-1")
+            page.keyboard.press("Escape")
+            assert page.locator("#islands tbody tr").count() == 1
+            page.keyboard.press("ArrowDown")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#detail[open] h3:text-is('island-1')")
+            page.keyboard.press("Escape")
+            page.evaluate("openVersion([...state.rounds.values()].filter((row) => row[5] !== null).at(-1))")
+            page.wait_for_selector("#detail[open] td:text-is('island-0')")
+            picture(page, "version")
+        up.signal(signal.SIGINT)
+        up.wait()
+
+
+def tape_of_a_large_run(path):
+    """Writes the tape of 200 islands and 24 fragments, a round of each in 60 s, over two hours."""
+    config = {"heartbeat_interval_s": 60.0, "suspect_after_s": 120.0, "dead_after_s": 300.0, "total_tokens": 10**12}
+    names = [f"island-{i:03}" for i in range(ISLANDS)]
+    with path.open("w") as file:
+
+        def line(now_s, **fields):
+            file.write(json.dumps({"now_s": now_s, **fields}) + "\n")
+
+        line(0.0, tape=11, epoch=1, config=config, record=None, commits=[])
+        for name in names:
+            line(0.5, note="island.joined", fields={"island": name, "incarnation": 1})
+        for turn in range(ROUNDS):
+            at_s = turn * ROUND_S + 1
+            for name in names:
+                body = {"inner_step": 60 * turn, "tokens": 10**6 * turn, "loss": 9 / (turn + 1), "step_time_s": 1.0}
+                line(at_s, event="received", sender=name, kind="heartbeat", body=body)
+            for fragment in range(FRAGMENTS):
+                began_s, here = (
+                    at_s + fragment * ROUND_S / FRAGMENTS,
+                    {"round": FRAGMENTS * turn + fragment, "fragment": fragment},
+                )
+                line(began_s, note="round.opened", fields=here)
+                line(began_s + 1, note="round.closed", fields=here)
+                contributions = [{"island": name, "staleness": 0.5} for name in names]
+                facts = {"version": turn + 1, "islands": ISLANDS, "live": ISLANDS, "contributions": contributions}
+                line(began_s + 1.5, note="version.committed", fields=here | facts)
+            late = {"island": names[turn % ISLANDS], "fragment": 0, "reason": "stale", "detail": "9 versions behind"}
+            for _ in range(5):
+                line(at_s + 59, note="contribution.refused", fields=late)
+
+
+def test_two_hundred_islands_are_painted_at_once_and_cost_little(tmp_path):
+    tape_of_a_large_run(tmp_path / "events.jsonl")
+    (tmp_path / "config.toml").write_text('[broker]\nrun_id = "large"\n')
+    with dashboard(tmp_path) as served_page:
+        wait_for(lambda: len(served_page.data("frame")["rounds"]) >= ROUNDS * FRAGMENTS, "the tape is read", 60)
+        with browser() as page:
+            page.goto(served_page.address)
+            page.wait_for_selector("body[data-ready]")
+            rows = page.locator("#islands tbody tr").count()
+            page.wait_for_timeout(3000)  # three frames more
+            painted_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            session = page.context.new_cdp_session(page)
+            session.send("HeapProfiler.collectGarbage")
+            heap = session.send("Runtime.getHeapUsage")["usedSize"]
+            loaded = page.evaluate(
+                "performance.getEntriesByType('resource').reduce((sum, x) => sum + x.decodedBodySize, 0)"
+            )
+            picture(page, "large")
+    print(f"first paint {painted_ms:.0f} ms, heap {heap / 1e6:.1f} MB, loaded {loaded / 1e6:.2f} MB")
+    assert rows == ISLANDS
+    assert heap < 50e6
+    assert loaded < 50e6
