@@ -36,6 +36,8 @@ class AggregatorConfig(Recipe):
         "", "address of Redis (default: REDIS_URL, else redis://127.0.0.1:6379)", secret=True, subject="Redis"
     )
     store: Path = process(Path("store"), "directory for versions, locked while in use", subject="what is kept")
+    keep_versions: int = changeable(2, "newest versions of each fragment that are kept")
+    keep_every: int = changeable(0, "keep every n-th version of each fragment besides, for ever; 0: none")
     tape: Path | None = process(None, "file for the event tape, as JSON lines (default: none)")
     report: Path | None = process(None, "file for the final report (default: only the log has it)")
     new_lineage: bool = process(
@@ -82,7 +84,7 @@ class AggregatorConfig(Recipe):
         check_finite(self)
         Recipe.__post_init__(self)
         check_name("run_id", self.run_id)
-        for name in ("islands", "max_tokens_per_step", "held_bytes"):
+        for name in ("islands", "max_tokens_per_step", "held_bytes", "keep_versions"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
         if not 1 <= self.shards <= MAX_SHARDS:
@@ -104,7 +106,7 @@ class AggregatorConfig(Recipe):
             raise ConfigError(
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
             )
-        for name in ("quarantine_s", "total_tokens", "seed", "share_takeover_s", "data_ahead_s"):
+        for name in ("quarantine_s", "total_tokens", "seed", "share_takeover_s", "data_ahead_s", "keep_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.standby and not self.failover:

@@ -174,6 +174,11 @@ COMMANDS: dict[str, Command] = {
         summary="writes the newest global model as safetensors, also while the run goes on",
         example="runs/20260131-120304 --out model.safetensors",
     ),
+    "snapshots": Command(
+        module="ops.inspect.snapshots",
+        summary="lists, makes, exports and removes named snapshots of the whole model, and rolls a run back to one",
+        example="save runs/20260131-120304 before-anneal",
+    ),
     "links": Command(
         module="ops.links.proxy",
         summary="carries the links of a run, with delays, rates and faults; up --link starts it",

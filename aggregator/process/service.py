@@ -64,7 +64,7 @@ async def serve(
         if config.tape is not None:
             tape = Tape(config.tape)
             stack.callback(tape.close)
-        store = stack.enter_context(Store.open(config.store))
+        store = stack.enter_context(Store.open(config.store, keep=config.keep_versions, keep_every=config.keep_every))
         loaded = load_for(store, config, mendable=config.failover)
         context = zmq.asyncio.Context()
         stack.callback(context.term)

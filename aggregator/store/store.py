@@ -2,7 +2,8 @@
 
 The layout is in :mod:`aggregator.store.layout`, the history in :mod:`aggregator.store.ledger_file`. Files are replaced
 whole (:mod:`aggregator.store.replacing`), and what a crash leaves half-written the next :meth:`Store.open` removes. Per
-fragment the newest versions are kept, and version 0 for ever: the loss before training is measured on it.
+fragment the newest versions are kept, every n-th where that is asked for, and version 0 for ever: the loss before
+training is measured on it. Snapshots (:mod:`aggregator.store.snapshots`) are never touched here.
 """
 
 from __future__ import annotations
@@ -74,23 +75,24 @@ class Store:
     after any failure the same call again is safe, and settles it.
     """
 
-    def __init__(self, directory: Path, lock_fd: int, keep: int) -> None:
+    def __init__(self, directory: Path, lock_fd: int, keep: int, keep_every: int) -> None:
         self._directory = directory
         self._ledger = LedgerFile(ledger_path(directory))
         self._lock_fd = lock_fd
-        self._keep = keep
+        self._keep, self._keep_every = keep, keep_every
         self._loaded = False
         self._newest: dict[int, Commit] = {}  #: fragment -> newest whole version
         self._damaged: defaultdict[int, set[int]] = defaultdict(set)  #: fragment -> versions not whole
         self._to_strike: dict[int, int] = {}  #: fragment -> version from which on its lines in the ledger are void
 
     @classmethod
-    def open(cls, directory: Path, *, keep: int = 2) -> Self:
+    def open(cls, directory: Path, *, keep: int = 2, keep_every: int = 0) -> Self:
         """Creates the directory if need be, locks it, and removes what an earlier process left half-written.
 
         Args:
             directory: Of this aggregator alone.
             keep: Newest versions to keep per fragment: with two, one that the disk damages has a predecessor.
+            keep_every: Versions whose number divides by this are kept for ever; 0: none.
 
         Raises:
             Unavailable: Also when another process has the store open.
@@ -109,7 +111,7 @@ class Store:
             except OSError:
                 os.close(lock_fd)
                 raise
-        return cls(directory, lock_fd, keep)
+        return cls(directory, lock_fd, keep, keep_every)
 
     def close(self) -> None:
         """Gives the store up. Nothing is written: whatever was accepted is durable already."""
@@ -239,6 +241,27 @@ class Store:
             if highest > commit.fragment_version:
                 self.commit(renumbered(commit, highest, epoch), state._replace(version=highest + 1))
 
+    def roll_back(self, snapshot: Path, above: Mapping[int, int], epoch: int) -> None:
+        """Makes the versions of a snapshot the newest ones, under numbers above all others: nobody goes back in those.
+
+        After a crash half-way, the same order again settles it.
+
+        Args:
+            snapshot: Its directory.
+            above: Fragment -> highest version in any store of this shard.
+            epoch: Of the commits: above all before.
+
+        Raises:
+            Damaged: A file of the snapshot is not what was written. Nothing is changed then.
+        """
+        files = {p: commit_path(snapshot, p, versions(snapshot, p)[0]) for p in fragment_ids(snapshot)}
+        for path in files.values():
+            read_commit(path)  # all of them first; one at a time is in memory
+        for p, path in sorted(files.items()):
+            commit, state = read_commit(path)
+            again = renumbered(commit, above[p], epoch)
+            self.commit(again, state._replace(version=again.fragment_version))
+
     @property
     def name(self) -> str:
         """A name that is this store's alone, drawn when it was new: two stores of one run are never taken for one.
@@ -284,12 +307,12 @@ class Store:
                         yield read_header(commit_path(self._directory, fragment_id, version)).commit
 
     def _prune(self, fragment_id: int) -> None:
-        """Removes versions older than the newest ``keep`` whole ones, but version 0."""
+        """Removes versions older than the newest ``keep`` whole ones, but version 0 and every ``keep_every``-th."""
         present = versions(self._directory, fragment_id)
         whole = [version for version in present if version not in self._damaged[fragment_id]]
         oldest_kept = whole[: self._keep][-1]
         for version in present:
-            if 0 < version < oldest_kept:
+            if 0 < version < oldest_kept and not (self._keep_every and version % self._keep_every == 0):
                 path = commit_path(self._directory, fragment_id, version)
                 try:
                     path.unlink()

@@ -32,6 +32,7 @@ _MARKED = {
     "leader.followed": "leader",
     "aggregator.fenced": "leader",
     "run.seeded": "run",
+    "run.rolled_back": "run",
     "run.flushing": "run",
     "run.ended": "run",
     "island.joined": "island",

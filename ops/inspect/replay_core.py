@@ -26,6 +26,7 @@ from aggregator.core import Aggregator
 from aggregator.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
 from aggregator.standby.replication import NOTES
 from aggregator.state.records import commit_from_map, commit_to_map, ledger_line
+from aggregator.store.snapshots import NOTE as ROLLED_BACK
 from aggregator.store.tape import note_line, read_event, read_start
 from ops.inspect.replay_result import (
     Counts,
@@ -40,6 +41,9 @@ from ops.inspect.replay_result import (
 
 if TYPE_CHECKING:
     from ops.inspect.rederivation import Rederivation
+
+#: Notes that no core decided.
+_BESIDE = NOTES | {ROLLED_BACK}
 
 
 @dataclass(slots=True)
@@ -243,7 +247,7 @@ class Replay:
 
     def _note(self, line: Line) -> Difference | None:
         life = self._now()
-        if line.get("note") in NOTES:
+        if line.get("note") in _BESIDE:
             self.counts.beside += 1
             return None
         if not life.expected:
