@@ -287,12 +287,9 @@ def overview(prog: str) -> str:
 
 def version() -> str:
     """Returns the program's name and version; a checkout is named as such."""
-    from importlib import metadata
+    from broker.process.release import release
 
-    try:
-        return f"atoll {metadata.version('atoll')}"
-    except metadata.PackageNotFoundError:
-        return "atoll (checkout)"
+    return f"atoll {release() or '(checkout)'}"
 
 
 if __name__ == "__main__":
