@@ -264,7 +264,7 @@ class _Broker:
             await asyncio.sleep(0)
 
     def _accounted(self, event: Received | Rejected, taken: Taken) -> Received | Rejected:
-        """Adds what the connection to an aggregator has carried to what would go on over it, and the time to a probe."""
+        """Adds to what would go on over a connection what that has carried, and to a probe the time."""
         if not isinstance(event, Received) or event.channel is not Channel.BULK:
             return event
         if isinstance(event.envelope.message, Probe):

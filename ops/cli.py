@@ -109,6 +109,11 @@ COMMANDS: dict[str, Command] = {
         summary="shows the islands of a run, their steps, and the versions of the model",
         example="--watch",
     ),
+    "doctor": Command(
+        module="ops.doctor.command",
+        summary="looks at this machine, Redis, keys and the way to the broker, and says what to do about what it finds",
+        example="--broker tcp://hub:7001 --key keys/island-paris.secret",
+    ),
     "dashboard": Command(
         module="ops.dashboard.command",
         summary="serves a page with the loss, islands and rounds of a run, live or ended; it only reads",

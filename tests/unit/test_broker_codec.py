@@ -250,7 +250,9 @@ def test_every_message_comes_back_from_the_wire_as_it_was(sent):
 
 
 def test_a_probe_that_asks_for_more_than_an_answer_may_have_is_refused():
-    example = envelope(messages.Probe(answer_buffers=messages.MAX_PROBE_BUFFERS, payload=()), sender="join:n", to="broker")
+    example = envelope(
+        messages.Probe(answer_buffers=messages.MAX_PROBE_BUFFERS, payload=()), sender="join:n", to="broker"
+    )
     assert decode(encode(example)) == example
     error = refusal_of_body(example, answer_buffers=messages.MAX_PROBE_BUFFERS + 1)
     assert (error.reason, error.field) == (Reason.MALFORMED, "body.answer_buffers")
