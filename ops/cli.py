@@ -134,6 +134,11 @@ COMMANDS: dict[str, Command] = {
             "answers": ("--check", "--json"),
         },
     ),
+    "init": Command(
+        module="ops.init",
+        summary="writes commented files of settings for a fleet: one for the hub, one for each region",
+        example="fleet --hub hub.example.com --regions paris rome",
+    ),
     "keys": Command(
         module="ops.keys",
         summary="makes key pairs, and edits the broker's list of allowed keys",
