@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.process.declaring import setting
+from broker.process.release import release
 from broker.process.settings import check_finite
 from broker.registry import redis_address
 from broker.routing.events import RelayConfig
@@ -99,4 +100,5 @@ class BrokerConfig:
             max_peers=self.max_peers,
             forget_after_s=self.forget_after_s,
             leader_silent_s=self.liveness.dead_after_s,
+            release=release(),
         )

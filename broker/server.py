@@ -15,6 +15,7 @@ import errno
 import ipaddress
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from broker.transport.endpoint import configure_socket
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Limits
-from broker.wire.messages import AttachBulk, Channel
+from broker.wire.messages import AttachBulk, Channel, Probe
 
 log = logs.get(__name__)
 
@@ -263,9 +264,11 @@ class _Broker:
             await asyncio.sleep(0)
 
     def _accounted(self, event: Received | Rejected, taken: Taken) -> Received | Rejected:
-        """Adds what the connection to an aggregator has carried to what would go on over it."""
+        """Adds to what would go on over a connection what that has carried, and to a probe the time."""
         if not isinstance(event, Received) or event.channel is not Channel.BULK:
             return event
+        if isinstance(event.envelope.message, Probe):
+            return replace(event, wall_s=time.time())
         if isinstance(event.envelope.message, AttachBulk):
             self._accounts.open(event.peer, taken.frames[0])
         route = self._relay.onwards(event.peer, event.envelope)

@@ -109,6 +109,11 @@ COMMANDS: dict[str, Command] = {
         summary="shows the islands of a run, their steps, and the versions of the model",
         example="--watch",
     ),
+    "doctor": Command(
+        module="ops.doctor.command",
+        summary="looks at this machine, Redis, keys and the way to the broker, and says what to do about what it finds",
+        example="--broker tcp://hub:7001 --key keys/island-paris.secret",
+    ),
     "dashboard": Command(
         module="ops.dashboard.command",
         summary="serves a page with the loss, islands and rounds of a run, live or ended; it only reads",
@@ -128,6 +133,11 @@ COMMANDS: dict[str, Command] = {
             "the run (all settings of up, too)": ("--task", "--islands", "--pace", "--standbys", "--run-dir"),
             "answers": ("--check", "--json"),
         },
+    ),
+    "init": Command(
+        module="ops.init",
+        summary="writes commented files of settings for a fleet: one for the hub, one for each region",
+        example="fleet --hub hub.example.com --regions paris rome",
     ),
     "keys": Command(
         module="ops.keys",
@@ -292,12 +302,9 @@ def overview(prog: str) -> str:
 
 def version() -> str:
     """Returns the program's name and version; a checkout is named as such."""
-    from importlib import metadata
+    from broker.process.release import release
 
-    try:
-        return f"atoll {metadata.version('atoll')}"
-    except metadata.PackageNotFoundError:
-        return "atoll (checkout)"
+    return f"atoll {release() or '(checkout)'}"
 
 
 if __name__ == "__main__":

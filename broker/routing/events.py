@@ -26,6 +26,7 @@ class RelayConfig:
         forget_after_s: A peer not heard for this long is forgotten.
         leader_silent_s: An aggregator not heard for this long no longer leads.
         retry_s: Pause before a blocked connection is tried again: the system does not say when it takes more.
+        release: Version of the package, for who measures a way here; empty: not known.
     """
 
     run_id: str
@@ -35,6 +36,7 @@ class RelayConfig:
     forget_after_s: float = 60.0
     leader_silent_s: float = 6.0
     retry_s: float = 0.002
+    release: str = ""
 
     def __post_init__(self) -> None:
         for name in ("peer_queue_bytes", "max_peers", "forget_after_s", "leader_silent_s", "retry_s"):
@@ -55,7 +57,7 @@ class Received:
     ``peer`` is the routing id of its connection, ``size_bytes`` its frames together, and ``key`` the public key that
     the connection was opened with, empty where keys are not in use. With an AttachBulk, and with what goes on to an
     aggregator over its bulk connection (:meth:`broker.routing.relay.Relay.onwards`), comes what that has ``carried``,
-    if known.
+    if known; with a Probe the wall clock, ``wall_s``.
     """
 
     channel: Channel
@@ -64,6 +66,7 @@ class Received:
     size_bytes: int
     key: str = ""
     carried: Carried | None = None
+    wall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Refused                        aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
     Roster Rostered                shard 0 -> another shard, and back   control   likewise
     Follow FollowBulk              standby -> here and the leader       both      repeated
+    Probe                          anybody -> here: answered            bulk      asked again
     Replica ReplicaRun             leader -> the standby in ``to``      bulk      repeated; dropped if nobody takes it
 
 Control messages never wait behind bulk bytes: what cannot be sent is dropped and counted, since all of them are
@@ -179,6 +180,9 @@ class Relay:
         if refusal is not None:
             return refusal
         match envelope.message:
+            case m.Probe() as probe:
+                self._answer_probe(event, probe)
+                return None
             case m.Attach() | m.AttachBulk() as attach:
                 return self._attach(event, attach, now_s)
             case _ if envelope.sender == AGGREGATOR:
@@ -187,6 +191,18 @@ class Relay:
                 return self._follow(event, follow, now_s)
             case _:
                 return self._from_island(event, now_s)
+
+    # --- from who measures ---
+
+    def _answer_probe(self, event: Received, probe: m.Probe) -> None:
+        """Answers where the question came from; who asks becomes nobody's peer, and takes nobody's place."""
+        answer = m.Probed(
+            answers=event.envelope.sequence,
+            release=self.config.release,
+            clock_s=event.wall_s,
+            payload=m.probe_payload(probe.answer_buffers),
+        )
+        self._out.reply(event.channel, event.peer, event.envelope.sender, answer)
 
     # --- from islands ---
 

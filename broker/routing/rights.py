@@ -28,7 +28,12 @@ def improper(event: Received, *, run_id: str) -> Refusal | None:
         return Reason.WRONG_ROLE, f"{kind_of(kind)} may not come from {sender}"
     if kind.channel is not event.channel:
         return Reason.WRONG_ROLE, f"{kind_of(kind)} belongs on the {kind.channel} port, not on {event.channel}"
-    if sender.startswith(JOINING) and kind is not m.Join:
+    if kind is m.Probe and not sender.startswith(JOINING):
+        return (
+            Reason.WRONG_ROLE,
+            f"{kind_of(kind)} takes no part in the run: send it as {JOINING}NONCE, not as {sender}",
+        )
+    if sender.startswith(JOINING) and kind not in (m.Join, m.Probe):
         return Reason.UNKNOWN_ISLAND, f"{kind_of(kind)} needs an island id: join first"
     return None
 

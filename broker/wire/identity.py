@@ -34,7 +34,7 @@ class KeyRole(StrEnum):
     BROKER = "broker"
     AGGREGATOR = "aggregator"  # leading or standing by
     ISLAND = "island"
-    OBSERVER = "observer"  # may connect, and has nothing to say
+    OBSERVER = "observer"  # may connect, and measure the way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_t
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec
+from broker.wire.messages.probing import MAX_PROBE_BUFFERS, Probe
 from broker.wire.messages.rounds import Contribution, HostPart, Outstanding, Resolution, Seed
 from broker.wire.messages.values import AGGREGATOR, BROKER, Block, DataRange, Reason, Share
 from broker.wire.names import NAME, RULE, is_name
@@ -371,6 +372,11 @@ def _check_part(part: HostPart) -> None:
         raise Unfit(part.to_step, f"more than from_step, {part.from_step}", reason=Reason.IMPLAUSIBLE, at="to_step")
 
 
+def _check_probe(probe: Probe) -> None:
+    if probe.answer_buffers > MAX_PROBE_BUFFERS:
+        raise Unfit(probe.answer_buffers, f"at most {MAX_PROBE_BUFFERS}", at="answer_buffers")
+
+
 _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     StepRange: _check_steps,
     Contribution: _check_hosts,
@@ -382,4 +388,5 @@ _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     Block: _check_data,
     DataRange: _check_data,
     TensorSpec: _check_tensor,
+    Probe: _check_probe,
 }

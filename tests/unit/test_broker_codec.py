@@ -208,6 +208,8 @@ def values(hint, field):
         return st.lists(buffers(), max_size=3).map(tuple)
     if field in ("host", "hosts"):
         return st.integers(1, 99) if field == "host" else st.integers(100, 4096)
+    if field == "answer_buffers":
+        return st.integers(0, messages.MAX_PROBE_BUFFERS)
     if hint is int:
         return st.integers(-1 if field in ("versions", "sequence") else 0, INT_MAX)
     if hint is float:
@@ -247,6 +249,23 @@ def test_every_message_comes_back_from_the_wire_as_it_was(sent):
     assert decode([bytes(frame) for frame in encode(sent)]) == sent
 
 
+def test_a_probe_that_asks_for_more_than_an_answer_may_have_is_refused():
+    example = envelope(
+        messages.Probe(answer_buffers=messages.MAX_PROBE_BUFFERS, payload=()), sender="join:n", to="broker"
+    )
+    assert decode(encode(example)) == example
+    error = refusal_of_body(example, answer_buffers=messages.MAX_PROBE_BUFFERS + 1)
+    assert (error.reason, error.field) == (Reason.MALFORMED, "body.answer_buffers")
+
+
+def test_the_buffers_of_a_probe_are_what_their_checksums_say_and_take_the_memory_of_one():
+    payload = messages.probe_payload(messages.MAX_PROBE_BUFFERS)
+    sent = envelope(messages.Probed(answers=1, release="", clock_s=0.0, payload=payload), sender="broker", to="join:n")
+    verify(decode(encode(sent)))
+    assert {len(each.data) for each in payload} == {messages.PROBE_BUFFER_BYTES}
+    assert len({id(each.data) for each in payload}) == 1
+
+
 def test_payload_buffers_are_passed_through_without_a_copy():
     data = bytes(4096)
     sent = Encoded(codec=Codec.F32, shape=(1024,), checksum=0, data=data)
@@ -262,8 +281,8 @@ def test_payload_buffers_are_passed_through_without_a_copy():
 
 
 def test_another_protocol_version_is_refused_before_anything_else_is_looked_at():
-    error = refusal({"v": 7, "something": "new"})
-    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "6")
+    error = refusal({"v": 8, "something": "new"})
+    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "7")
     assert refusal({"v": True}).reason == Reason.PROTOCOL_VERSION
     assert refusal({}).reason == Reason.PROTOCOL_VERSION
 

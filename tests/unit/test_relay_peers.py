@@ -326,3 +326,54 @@ def test_what_a_host_sent_is_not_taken_twice_over_one_connection(led):
     led.sequence -= 1
     led.receive("a", host_part(), route=b"host 1")
     assert led.reason() is Reason.REPLAYED
+
+
+# --- who measures the way ---------------------------------------------------------------------------------------------
+
+
+def probe(answer_buffers=2, buffers=0):
+    return m.Probe(answer_buffers=answer_buffers, payload=m.probe_payload(buffers))
+
+
+def test_a_probe_is_answered_over_its_connection_with_as_many_buffers_and_makes_no_peer():
+    driver = Driver(dataclasses.replace(CONFIG, release="1.2.3"))
+    driver.receive("join:n", probe(answer_buffers=2, buffers=1))
+    (send,) = driver.sends
+    assert (send.channel, send.peer, send.envelope.to) == (Channel.BULK, b"join:n/0/bulk", "join:n")
+    expected = m.Probed(answers=driver.sequence, release="1.2.3", clock_s=0.0, payload=m.probe_payload(2))
+    assert send.envelope.message == expected
+    assert driver.relay.num_peers == 0
+    assert driver.relay.counters.refused == {}
+
+
+def test_an_answer_that_is_blocked_or_has_nowhere_to_go_is_dropped_and_counted(led):
+    led.receive("join:n", probe())
+    (send,) = led.sends
+    led.block(send)
+    led.unreachable(send)
+    assert led.sends == []
+    assert led.relay.counters.dropped == {"blocked": 1, "unreachable": 1}
+
+
+def test_a_probe_comes_from_nobody_who_takes_part(led):
+    for sender in ("a", AGGREGATOR):
+        led.receive(sender, probe())
+        assert led.reason() is Reason.WRONG_ROLE
+
+
+@pytest.mark.parametrize("key", ["K-paris", "K-leader", "K-watcher"])
+def test_whoever_may_connect_may_measure_and_nothing_more_than_before(keyed, key):
+    allowed = {"K-watcher": Identity(role=KeyRole.OBSERVER, name="w")}
+    allowed |= {"K-paris": Identity(role=KeyRole.ISLAND, name="paris")}
+    allowed |= {"K-leader": Identity(role=KeyRole.AGGREGATOR, name=AGGREGATOR)}
+    keyed.event(AllowListChanged(allowed=allowed))
+    keyed.receive("join:n", probe(), key=key)
+    assert [type(message) for _, message in keyed.sent] == [m.Probed]
+    if key != "K-paris":
+        keyed.receive("join:n", dataclasses.replace(join(), island_id="paris"), key=key)
+        assert keyed.reason() is Reason.WRONG_KEY
+
+
+def test_a_key_that_is_not_on_the_list_measures_nothing(keyed):
+    keyed.receive("join:n", probe(), key="K-unknown")
+    assert keyed.reason() is Reason.WRONG_KEY

@@ -11,6 +11,7 @@ the codec derives its strict checks from the annotations. ``payload`` fields tra
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
 from broker.wire.messages.envelope import KINDS, MESSAGE_TYPES, Envelope, Message, kind_of
 from broker.wire.messages.membership import Departure, Join, Leave, Refused, RunSettings, Welcome
+from broker.wire.messages.probing import MAX_PROBE_BUFFERS, PROBE_BUFFER_BYTES, Probe, Probed, probe_payload
 from broker.wire.messages.recipe import (
     RECIPE,
     Demand,
@@ -96,6 +97,7 @@ __all__ = [
     "HostPart",
     "Join",
     "Leave",
+    "MAX_PROBE_BUFFERS",
     "MESSAGE_TYPES",
     "MergeRule",
     "Merged",
@@ -104,11 +106,14 @@ __all__ = [
     "OWN_PASS",
     "OpenRound",
     "Outstanding",
+    "PROBE_BUFFER_BYTES",
     "PROTOCOL_VERSION",
     "Pacing",
     "Payload",
     "Phase",
     "Place",
+    "Probe",
+    "Probed",
     "Profile",
     "RECIPE",
     "RETRY_REASONS",
@@ -137,6 +142,7 @@ __all__ = [
     "Welcome",
     "joining",
     "newness",
+    "probe_payload",
     "recipe_digest",
     "recipe_line",
     "recipe_of",

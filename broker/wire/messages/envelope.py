@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
 from broker.wire.messages.membership import Join, Leave, Refused, Welcome
+from broker.wire.messages.probing import Probe, Probed
 from broker.wire.messages.rounds import Contribution, FleetState, Heartbeat, HostPart, Nothing, Seed
 from broker.wire.messages.shards import Roster, Rostered
 from broker.wire.messages.standby import Follow, FollowBulk, Following, Replica, ReplicaRun
@@ -39,6 +40,8 @@ Message = (
     | Following
     | Replica
     | ReplicaRun
+    | Probe
+    | Probed
 )
 
 

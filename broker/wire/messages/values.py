@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.wire.ranges import StepRange
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class Channel(StrEnum):

@@ -1,0 +1,272 @@
+"""Asks a broker: do its ports let us in, what does it speak, how long and how wide is the way. Shell.
+
+Who asks takes no part in the run: it sends ``probe`` (broker/PROTOCOL.md) over the bulk port, and nothing over the
+other one. A broker counts that one as a connection that ended without a word. Where a port does not open, its greeting
+is read over a plain socket: it says by itself whether keys are wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from broker.transport.keys import ClientKeys
+from broker.transport.sockets import configure_socket
+from broker.wire import messages as m
+from broker.wire.addresses import channel_address, split_tcp
+from broker.wire.codec import decode, encode
+from broker.wire.errors import RemoteProtocolError
+from broker.wire.messages import BROKER, Channel, Envelope, Reason
+from ops.doctor.broker_findings import BrokerSeen, Door, Way
+
+#: For the handshake of one port; in it ZeroMQ tries again every 0.1 s.
+OPEN_WITHIN_S = 2.5
+#: For one answer to a small probe.
+ANSWER_WITHIN_S = 2.0
+#: For all probes of one direction. A broker's last answer may be behind others' versions.
+MEASURE_S = 1.5
+ROUND_TRIPS = 7
+#: Largest probes in each direction: a fast way, which others use as well, is not filled for longer.
+FULL_PROBES = 3
+#: The name that is asked for where the user names no run: its refusal says which one the broker serves.
+ANY_RUN = "atoll"
+#: What a ZMTP 3 peer says first: a signature, its version, and the mechanism in 20 bytes.
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_GREETING_BYTES = 64
+
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_CONNECT_RETRIED
+)
+
+
+def look_at(address: str, *, keys: ClientKeys | None, run: str, context: zmq.Context[Any]) -> BrokerSeen:
+    """Returns what one broker shows, within about 10 s.
+
+    Args:
+        address: Of its control port.
+        keys: What to connect with; None: without.
+        run: The run that it should serve; empty: any.
+        context: Of this process; nothing of it is left in it.
+    """
+    doors = {Channel.CONTROL: Door.SILENT, Channel.BULK: Door.SILENT}
+    why = ""
+    with contextlib.ExitStack() as stack:
+        sockets = {}
+        for channel in Channel:
+            sockets[channel] = _connected(stack, context, address, channel, keys)
+        for channel in Channel:
+            doors[channel], why = _door(sockets[channel], address, channel, keyed=keys is not None)
+            if doors[channel] is not Door.OPEN:
+                break
+        seen = BrokerSeen(
+            address=address,
+            control=doors[Channel.CONTROL],
+            bulk=doors[Channel.BULK],
+            why=why,
+            keyed=keys is not None,
+            asked_run=run,
+        )
+        return seen if why or doors[Channel.BULK] is not Door.OPEN else _measured(sockets[Channel.BULK][0], seen)
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+_Watched = tuple[zmq.Socket[Any], zmq.Socket[Any]]
+
+
+def _connected(
+    stack: contextlib.ExitStack, context: zmq.Context[Any], address: str, channel: Channel, keys: ClientKeys | None
+) -> _Watched:
+    sock = context.socket(zmq.DEALER)
+    configure_socket(sock, channel)
+    sock.linger = 0
+    sock.set(zmq.RECONNECT_IVL, 100)
+    sock.set(zmq.MAXMSGSIZE, -1)
+    if keys is not None:
+        keys.apply(sock)
+    monitor = sock.get_monitor_socket(_EVENTS)
+    stack.callback(sock.close, linger=0)
+    stack.callback(sock.disable_monitor)
+    sock.connect(channel_address(address, channel))
+    return sock, monitor
+
+
+def _door(watched: _Watched, address: str, channel: Channel, *, keyed: bool) -> tuple[Door, str]:
+    """Waits for the handshake; where it fails, finds out why."""
+    ends_s = time.monotonic() + OPEN_WITHIN_S
+    while (left_s := ends_s - time.monotonic()) > 0:
+        if not watched[1].poll(math.ceil(1000 * left_s)):
+            break
+        event = parse_monitor_message(watched[1].recv_multipart())["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return Door.OPEN, ""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return Door.NOT_ALLOWED, ""
+        if event != zmq.EVENT_CONNECT_RETRIED or not address.startswith("tcp:"):
+            break
+    if not address.startswith("tcp:"):
+        return Door.UNREACHABLE, ""
+    host, port = split_tcp(channel_address(address, channel))
+    return _greeting(host, port, keyed=keyed)
+
+
+def _greeting(host: str, port: int, *, keyed: bool) -> tuple[Door, str]:
+    """Says by the first bytes of a port why a handshake with it fails."""
+    try:
+        with socket.create_connection((host, port), OPEN_WITHIN_S) as connection:
+            connection.settimeout(OPEN_WITHIN_S)
+            connection.sendall(_SIGNATURE + b"\x03\x00")
+            said = b""
+            while len(said) < _GREETING_BYTES and (more := connection.recv(_GREETING_BYTES)):
+                said += more
+                if said[:1] != _SIGNATURE[:1]:
+                    break
+    except socket.gaierror as err:
+        return Door.NO_NAME, err.strerror or ""
+    except TimeoutError:
+        return Door.SILENT, f"no answer within {OPEN_WITHIN_S:g} s"
+    except OSError as err:
+        return Door.UNREACHABLE, os.strerror(err.errno) if err.errno else str(err)
+    mechanism = said[12:32].rstrip(b"\0")
+    if mechanism == b"CURVE":
+        return (Door.OTHER_BROKER if keyed else Door.WANTS_KEY), ""
+    if mechanism == b"NULL":
+        return (Door.WANTS_NO_KEY, "") if keyed else (Door.SILENT, "it did not end the handshake")
+    return Door.STRANGER, "it does not speak ZMTP 3"
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A conversation of probes over one socket."""
+
+    sock: zmq.Socket[Any]
+    run: str
+    sequence: int = 0
+    protocol: int = 0
+    refused: str = ""
+    other_run: str = ""
+
+    def ask(self, *, buffers: int = 0, answer_buffers: int = 0, within_s: float) -> tuple[float, m.Probed | None]:
+        """Sends one probe; returns the seconds that it took, with its answer, or None where none came."""
+        self.sequence += 1
+        probe = m.Probe(answer_buffers=answer_buffers, payload=m.probe_payload(buffers))
+        frames = encode(
+            Envelope(
+                run_id=self.run,
+                sender=m.joining(f"doctor-{os.getpid()}"),
+                incarnation=0,
+                sequence=self.sequence,
+                to=BROKER,
+                message=probe,
+            )
+        )
+        began_s = time.monotonic()
+        try:
+            self.sock.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return 0.0, None
+        while (left_s := began_s + within_s - time.monotonic()) > 0:
+            if not self.sock.poll(math.ceil(1000 * left_s)):
+                break
+            answer = self._read(self.sock.recv_multipart(copy=False))
+            if answer is not None and answer.answers == self.sequence:
+                return time.monotonic() - began_s, answer
+            if self.refused:
+                break
+        return time.monotonic() - began_s, None
+
+    def _read(self, frames: list[zmq.Frame]) -> m.Probed | None:
+        try:
+            envelope = decode(frames)
+        except RemoteProtocolError as err:
+            self.refused = str(err)
+            if err.reason == Reason.PROTOCOL_VERSION and err.got.isdecimal():
+                self.protocol = int(err.got)
+            return None
+        match envelope.message:
+            case m.Probed() as probed:
+                self.protocol = m.PROTOCOL_VERSION
+                return probed
+            case m.Refused(reason=Reason.WRONG_RUN):
+                self.refused, self.other_run = "another run", envelope.run_id
+            case m.Refused(reason=reason, detail=detail):
+                self.refused = f"{reason}: {detail}"
+        return None
+
+
+def _measured(sock: zmq.Socket[Any], seen: BrokerSeen) -> BrokerSeen:
+    asking = _Asking(sock, seen.asked_run or ANY_RUN)
+    _, answer = asking.ask(within_s=ANSWER_WITHIN_S)
+    if asking.other_run:
+        asking.run, asking.refused = asking.other_run, ""
+        _, answer = asking.ask(within_s=ANSWER_WITHIN_S)
+    way = None if answer is None else _way(asking)
+    return BrokerSeen(
+        address=seen.address,
+        control=seen.control,
+        bulk=seen.bulk,
+        keyed=seen.keyed,
+        asked_run=seen.asked_run,
+        protocol=asking.protocol,
+        release=answer.release if answer is not None else "",
+        run=asking.run,
+        refused=asking.refused,
+        way=way,
+    )
+
+
+def _way(asking: _Asking) -> Way | None:
+    trips: list[tuple[float, float]] = []  # seconds, and the broker's clock minus ours in the middle of it
+    ends_s = time.monotonic() + ANSWER_WITHIN_S
+    while len(trips) < ROUND_TRIPS and time.monotonic() < ends_s:
+        took_s, answer = asking.ask(within_s=ANSWER_WITHIN_S)
+        if answer is None:
+            break
+        trips.append((took_s, answer.clock_s - (time.time() - took_s / 2) if answer.clock_s else 0.0))
+    if not trips:
+        return None
+    least_s, offset_s = min(trips)
+    up = max(_rates(asking, least_s, up=True), default=0.0)
+    down = max(_rates(asking, least_s, up=False), default=0.0) if up else 0.0
+    return Way(
+        round_trips_s=tuple(took_s for took_s, _ in trips),
+        up_bits_per_s=up,
+        down_bits_per_s=down,
+        clock_offset_s=offset_s or None,
+    )
+
+
+def _rates(asking: _Asking, round_trip_s: float, *, up: bool) -> Iterator[float]:
+    """Yields the rate of ever larger probes in one direction, in bits per second, as long as there is time.
+
+    TCP begins slowly, so that the first ones say little of a long way; the connection stays the same.
+    """
+    ends_s = time.monotonic() + MEASURE_S
+    buffers, of_full_size = 1, 0
+    while of_full_size < FULL_PROBES and (left_s := ends_s - time.monotonic()) > 0:
+        size = {"buffers": buffers} if up else {"answer_buffers": buffers}
+        took_s, answer = asking.ask(within_s=left_s, **size)
+        if answer is None:
+            return
+        seconds = max(took_s - round_trip_s, took_s / 10, 1e-6)  # beside which a small one is lost in the noise
+        yield 8 * buffers * m.PROBE_BUFFER_BYTES / seconds
+        of_full_size += buffers == m.MAX_PROBE_BUFFERS
+        # The next one shall end in time, at the rate of this one.
+        buffers = max(1, min(4 * buffers, m.MAX_PROBE_BUFFERS, int(buffers * 0.5 * left_s / took_s)))

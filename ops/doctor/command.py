@@ -1,0 +1,235 @@
+"""``atoll doctor``: looks at this machine and at the hub, and says what to do about what it finds.
+
+Every probe has a limit of its own and runs in a thread that nobody waits for any longer; JAX starts in a process beside
+the first ones. All of it takes about 20 s at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from rich.text import Text
+
+from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL
+from broker.process import flags, settings
+from broker.process.release import release
+from broker.process.values import expanded
+from broker.registry import redis_address
+from broker.wire.addresses import broker_addresses, is_local, split_tcp
+from broker.wire.errors import ConfigError
+from broker.wire.names import check_name
+from ops.doctor import broker_findings, broker_probe, key_probe, machine_findings, machine_probe, redis_probe
+from ops.doctor.finding import Finding, Verdict, exit_status, failure, summary, to_json
+from ops.terminal import Screen
+from ops.text import PLAIN_WIDTH
+
+#: Limits of the probes, in seconds; that of JAX counts from the beginning.
+JAX_S, DISK_S, REDIS_S, BROKER_S, OTHERS_S = 12.0, 5.0, 4.0, 13.0, 3.0
+#: With several brokers, all of them together.
+BROKERS_S = 16.0
+
+PROBES = ("python", "jax", "clock", "ports", "disk", "redis", "broker")
+_STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of ``atoll doctor``."""
+    broker_help = "address of the broker, or of several (default: ATOLL_BROKER, else that of the file, else none)"
+    parser.add_argument("--broker", metavar="ADDRESS", help=broker_help)
+    key_help = "secret key file of a process of this machine (default: ATOLL_KEY, else that of the file, else none)"
+    parser.add_argument("--key", metavar="FILE", type=flags.path, help=key_help)
+    parser.add_argument("--run", metavar="TEXT", help="run that the broker should serve (default: any)")
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help=f"address of Redis (default: REDIS_URL, else that of the file, else {DEFAULT_REDIS_URL})",
+    )
+    parser.add_argument("--dir", metavar="DIR", type=flags.path, help="where a store would be (default: runs/)")
+    parser.add_argument(
+        "--port", metavar="PORT", type=int, default=DEFAULT_PORT, help=f"of a broker here (default: {DEFAULT_PORT})"
+    )
+    parser.add_argument("--skip", metavar="PROBE", nargs="+", default=[], help=f"leave out some of {', '.join(PROBES)}")
+    parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
+    flags.add_config_flag(parser)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line, the environment and the file ask about."""
+
+    brokers: tuple[str, ...]
+    key: Path | None
+    run: str
+    redis_url: str
+    redis_given: bool
+    directory: Path
+    port: int
+    skip: frozenset[str]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings as they come; returns 1 if one of them is a failure, else 0.
+
+    Raises:
+        ConfigError: A flag, or the file, is wrong.
+    """
+    asked = resolve(args, os.environ)
+    console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH, soft_wrap=True)
+    began_s = time.monotonic()
+    found: list[Finding] = []
+    for what, findings in _examine(asked):
+        if findings is None:
+            _progress(what)
+            continue
+        _progress("")
+        found += findings
+        if not args.json:
+            for each in findings:
+                _print(each, console)
+    took_s = time.monotonic() - began_s
+    if args.json:
+        print(json.dumps(to_json(found, took_s)), flush=True)
+    else:
+        console.print(Text(summary(found, took_s), "bold"))
+    return exit_status(found)
+
+
+def resolve(args: argparse.Namespace, environment: Mapping[str, str]) -> Asked:
+    """Returns what is asked about: flags win over the environment, and that over the file.
+
+    Raises:
+        ConfigError: One of them is wrong.
+    """
+    tables = settings.read_file(args.config) if args.config is not None else {}
+    of_file = {
+        name: value
+        for table in ("run", "broker", "aggregator", "island")
+        for name, value in tables.get(table, {}).items()
+    }
+    text = args.broker or environment.get("ATOLL_BROKER") or str(of_file.get("broker", ""))
+    key = args.key or environment.get("ATOLL_KEY") or of_file.get("key")
+    redis = args.redis or environment.get("REDIS_URL") or of_file.get("redis_url")
+    run_id = args.run or str(of_file.get("run_id", ""))
+    if run_id:
+        check_name("run", run_id)
+    if redis:
+        redis_address.check(redis, field="redis")
+    if not 1 <= args.port <= 65_534:
+        raise ConfigError("port", args.port, "must be from 1 to 65534: the next one is the bulk port")
+    for each in args.skip:
+        if each not in PROBES:
+            raise ConfigError("skip", each, settings.nearest(each, PROBES))
+    return Asked(
+        brokers=broker_addresses(text) if text else (),
+        key=expanded("key", Path(key)) if key else None,
+        run=run_id,
+        redis_url=redis or DEFAULT_REDIS_URL,
+        redis_given=bool(redis),
+        directory=args.dir or Path("runs"),
+        port=args.port,
+        skip=frozenset(args.skip),
+    )
+
+
+# --- probing ----------------------------------------------------------------------------------------------------------
+
+_Found = list[Finding]
+
+
+class _Probe:
+    """One probe in a thread of its own, which ends with this process if it does not end before."""
+
+    def __init__(self, subject: str, look: Callable[[], _Found], within_s: float) -> None:
+        self.subject = subject
+        self._within_s, self._ends_s = within_s, time.monotonic() + within_s
+        self._found: _Found = []
+        self._thread = threading.Thread(target=self._look, args=(look,), name=subject, daemon=True)
+        self._thread.start()
+
+    def _look(self, look: Callable[[], _Found]) -> None:
+        try:
+            self._found = look()
+        except Exception as err:  # noqa: BLE001 - a probe that fails is a finding, too
+            cure = "report this, with the line: the doctor should have had a better answer"
+            self._found = [failure(self.subject, f"the probe itself failed: {type(err).__name__}: {err}", cure)]
+
+    def result(self) -> _Found:
+        """Waits until it has ended, or its time is over."""
+        self._thread.join(max(0.0, self._ends_s - time.monotonic()))
+        if self._thread.is_alive():
+            cure = "see why it hangs: a full queue, a dead network drive; or leave it out with --skip"
+            return [failure(self.subject, f"nothing was found within {self._within_s:g} s", cure)]
+        return self._found
+
+
+def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
+    """Yields the name of each probe, with None when one waits for it, and with what it found."""
+    later = None
+    if "jax" not in asked.skip:
+        # It waits a little less than the probe, so as to say by itself that its time is over.
+        later = _Probe("JAX", lambda: [machine_findings.jax(machine_probe.look_at_jax(JAX_S - 1))], JAX_S)
+    own = any(is_local(each) and each.startswith("tcp:") and split_tcp(each)[1] == asked.port for each in asked.brokers)
+    looks: list[tuple[str, str, Callable[[], _Found], float]] = [
+        ("python", "Python", lambda: [machine_findings.python(machine_probe.look_at_python())], OTHERS_S),
+        ("clock", "clock", lambda: [machine_findings.kernel_clock(machine_probe.clock_is_synchronised())], OTHERS_S),
+        (
+            "ports",
+            "ports",
+            lambda: [machine_findings.ports(machine_probe.look_at_ports(asked.port, own_broker=own))],
+            OTHERS_S,
+        ),
+        ("disk", "disk", lambda: [machine_findings.disk(machine_probe.look_at_disk(asked.directory))], DISK_S),
+        (
+            "redis",
+            "Redis",
+            lambda: redis_probe.look_at_redis(asked.redis_url, given=asked.redis_given, run=asked.run),
+            REDIS_S,
+        ),
+    ]
+    for name, subject, look, within_s in looks:
+        if name not in asked.skip:
+            yield subject, None
+            yield subject, _Probe(subject, look, within_s).result()
+    if later is not None:  # before the broker: it would be in the way of what is measured there
+        yield "JAX", None
+        yield "JAX", later.result()
+    found, keys = key_probe.look_at_keys(asked.key)
+    yield "keys", found
+    usable = asked.key is None or keys is not None
+    if "broker" in asked.skip or not asked.brokers or not usable:
+        return
+    within_s = min(BROKER_S, BROKERS_S / len(asked.brokers))
+    for address in asked.brokers:
+        yield f"broker {address}", None
+
+        def ask(address: str = address) -> _Found:
+            seen = broker_probe.look_at(address, keys=keys, run=asked.run, context=zmq.Context.instance())
+            return broker_findings.judge(seen, release())
+
+        yield "broker", _Probe("broker", ask, within_s).result()
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+def _progress(what: str) -> None:
+    """Says on a terminal what is waited for, on a line that the next one overwrites."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{f'looking at {what} ..' if what else ''}", end="", file=sys.stderr, flush=True)
+
+
+def _print(finding: Finding, console: Screen) -> None:
+    line = Text(f"{finding.verdict:8}", _STYLES[finding.verdict])
+    line.append(f" {finding.subject:12} {finding.seen}", "default")
+    console.print(line)
+    if finding.cure:
+        console.print(Text(f"{'':22}{finding.cure}", "dim"))

@@ -1,0 +1,133 @@
+"""Looks at this machine: Python, JAX in a process of its own, the clock, ports and a disk. Shell."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import zmq
+
+from broker.process.release import release
+from broker.wire.errors import ConfigError
+from ops.doctor.machine_findings import DiskSeen, JaxSeen, PortsSeen, PythonSeen
+from ops.processes.child_process import error_in, tied
+from ops.processes.cluster import are_free, free_ports
+
+#: Packages that every daemon loads.
+PACKAGES = ("zmq", "numpy", "msgpack", "xxhash", "redis", "rich")
+#: Written to the disk: at most so much, for at most so long.
+WRITE_BYTES, WRITE_S = 64 << 20, 1.5
+_CHUNK = os.urandom(1 << 20)  # that no file system can compress
+FSYNCS, FSYNC_S = 9, 1.5
+
+#: As :mod:`ops.run.device_probe`, whose caller wants to know how many there are.
+_JAX = """
+import json, jax
+found = jax.local_devices()
+print(json.dumps([jax.__version__, found[0].platform, [each.device_kind for each in found]]))
+"""
+_ACCELERATORS = {"/dev/nvidia0": "NVIDIA GPU", "/dev/accel0": "TPU"}
+#: Of clock_adjtime's answer: nothing synchronises this clock.
+_TIME_ERROR, _TIMEX_BYTES = 5, 512
+
+
+def look_at_python() -> PythonSeen:
+    """Returns what this interpreter is like."""
+    return PythonSeen(
+        version=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
+        system=platform.system(),
+        machine=platform.machine(),
+        processors=len(os.sched_getaffinity(0)),
+        missing=tuple(name for name in PACKAGES if importlib.util.find_spec(name) is None),
+        curve=bool(zmq.has("curve")),
+        release=release(),
+    )
+
+
+def look_at_jax(within_s: float) -> JaxSeen:
+    """Asks JAX for its devices; the process that asks ends with this one, or when its time is over."""
+    hardware = next((name for path, name in _ACCELERATORS.items() if os.path.exists(path)), "")
+    chosen = os.environ.get("JAX_PLATFORMS", "")
+    try:
+        done = subprocess.run(
+            tied([sys.executable, "-c", _JAX]),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within_s,
+        )
+    except subprocess.TimeoutExpired:
+        return JaxSeen(error=f"it did not find its devices within {within_s:g} s", late=True)
+    except OSError as err:
+        return JaxSeen(error=f"no process for it can be started ({err.strerror})", hardware=hardware, chosen=chosen)
+    try:
+        version, found, devices = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        why = error_in(done.stderr.splitlines()) or f"it ended with status {done.returncode}"
+        return JaxSeen(error=why, hardware=hardware, chosen=chosen)
+    return JaxSeen(version=version, platform=found, devices=tuple(devices), hardware=hardware, chosen=chosen)
+
+
+def clock_is_synchronised() -> bool | None:
+    """Returns what the kernel says of its clock; None where it cannot be asked."""
+    with contextlib.suppress(AttributeError, OSError):
+        asked = ctypes.create_string_buffer(_TIMEX_BYTES)  # struct timex, with no mode set: only read
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(asked)
+        if state >= 0:
+            return bool(state != _TIME_ERROR)
+    return None
+
+
+def look_at_ports(port: int, *, own_broker: bool) -> PortsSeen:
+    """Returns which of the ports of a broker are free, and whether ``up`` would find two."""
+    try:
+        free_ports(2)
+    except ConfigError:
+        found = False
+    else:
+        found = True
+    pair = tuple((each, are_free([each])) for each in (port, port + 1))
+    return PortsSeen(free_pair=found, broker=pair, own_broker=own_broker)
+
+
+def look_at_disk(directory: Path) -> DiskSeen:
+    """Writes a file of at most 64 MiB into a directory, or where it would be made, and leaves nothing there."""
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent  # where the directory would be made
+    try:
+        with tempfile.TemporaryFile(dir=place, prefix=".atoll-doctor-") as file:
+            began_s = time.monotonic()
+            written = 0
+            while written < WRITE_BYTES and time.monotonic() - began_s < WRITE_S:
+                written += file.write(_CHUNK)
+            file.flush()
+            os.fsync(file.fileno())
+            write_s = time.monotonic() - began_s
+            fsyncs: list[float] = []
+            while len(fsyncs) < FSYNCS and sum(fsyncs) < FSYNC_S:
+                began_s = time.monotonic()
+                file.write(_CHUNK[:4096])
+                file.flush()
+                os.fsync(file.fileno())
+                fsyncs.append(time.monotonic() - began_s)
+            stat = os.statvfs(place)
+    except OSError as err:
+        return DiskSeen(directory=str(directory), error=err.strerror or str(err))
+    return DiskSeen(
+        directory=str(directory),
+        free_bytes=stat.f_bavail * stat.f_frsize,
+        written_bytes=written,
+        write_s=write_s,
+        fsyncs_s=tuple(fsyncs),
+    )

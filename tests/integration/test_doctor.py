@@ -1,0 +1,201 @@
+"""The doctor as a process, against real brokers, keys and a real Redis."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from broker.transport.keys import new_pair, write_allow_list, write_pair
+from broker.wire.identity import Identity, KeyRole
+from ops.doctor import command
+from ops.doctor.finding import failure
+from ops.processes import redis_server
+from ops.processes.child_process import tied
+from ops.processes.cluster import free_ports, wait_until_listening
+
+WAIT_S = 60.0
+NOWHERE = "redis://127.0.0.1:1"
+
+
+@contextlib.contextmanager
+def running(command, port):
+    with subprocess.Popen(tied(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert wait_until_listening(port, alive=lambda: process.poll() is None)
+            yield
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def a_broker(*flags, protocol=None):
+    """A broker process; ``protocol``: of another release, which speaks that version."""
+    port = free_ports(2)
+    start = [sys.executable, "-m", "ops"]
+    if protocol is not None:
+        code = "import sys, broker.wire.codec as c; c.PROTOCOL_VERSION = int(sys.argv.pop(1)); from ops import cli"
+        start = [sys.executable, "-c", f"{code}; sys.exit(cli.main())", str(protocol)]
+    with running([*start, "broker", "--run", "demo", "--port", str(port), "--redis-url", NOWHERE, *flags], port + 1):
+        yield f"tcp://127.0.0.1:{port}"
+
+
+def doctor(*flags, skip=("python", "jax", "clock", "ports", "disk", "redis"), **environment):
+    """Exit status, and (subject, verdict, seen) of each finding."""
+    command = [sys.executable, "-m", "ops", "doctor", "--json", *flags, *(["--skip", *skip] if skip else [])]
+    left_out = ("ATOLL_BROKER", "ATOLL_KEY", "REDIS_URL")
+    variables = {name: value for name, value in os.environ.items() if name not in left_out} | environment
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=variables)
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    return done.returncode, [(each["subject"], each["verdict"], each["seen"]) for each in report["findings"]]
+
+
+def verdicts(found):
+    return [(subject, verdict) for subject, verdict, _ in found]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    hub = tmp_path_factory.mktemp("keys")
+    broker, paris, rome = (
+        new_pair(Identity(role=role, name=name))
+        for role, name in ((KeyRole.BROKER, "broker"), (KeyRole.ISLAND, "paris"), (KeyRole.ISLAND, "rome"))
+    )
+    for pair in (broker, paris):
+        write_pair(hub, pair)
+    write_allow_list(hub / "allowed.keys", {paris.public: paris.identity})
+    away = tmp_path_factory.mktemp("away")  # Rome, whose key nobody has allowed
+    write_pair(away, rome)
+    (away / "broker.public").write_text((hub / "broker.public").read_text())
+    other = tmp_path_factory.mktemp("other")  # Paris, with the public key of another broker
+    write_pair(other, paris)
+    write_pair(other, new_pair(Identity(role=KeyRole.BROKER, name="broker")))
+    return {"hub": hub, "away": away, "other": other}
+
+
+@pytest.fixture(scope="module")
+def keyed(keys):
+    with a_broker("--key", str(keys["hub"] / "broker.secret")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with a_broker() as address:
+        yield address
+
+
+MEASURED = [(subject, "ok") for subject in ("broker", "version", "round trip", "bandwidth", "clock")]
+
+
+def test_the_way_to_a_broker_with_keys_is_measured_and_nobody_joins(keyed, keys):
+    status, found = doctor("--broker", keyed, "--key", str(keys["hub"] / "island-paris.secret"), "--run", "demo")
+    assert status == 0, found
+    assert verdicts(found) == [("keys", "ok"), ("keys", "ok"), *MEASURED]
+    (bandwidth,) = [seen for subject, _, seen in found if subject == "bandwidth"]
+    assert "bit/s up" in bandwidth
+    assert "not measured" not in bandwidth
+
+
+def test_the_run_of_a_broker_is_found_or_found_to_be_another(plain):
+    assert doctor("--broker", plain)[0] == 0
+    status, found = doctor("--broker", plain, "--run", "other")
+    assert status == 1
+    assert ("broker", "failure", "it serves the run demo, not other") in found
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "seen"),
+    [
+        (None, None, "takes connections with keys only"),
+        ("away", "island-rome", "does not have this key on its allow list"),
+        ("other", "island-paris", "has another key than the one in broker.public"),
+    ],
+)
+def test_a_handshake_that_fails_is_told_apart(keyed, keys, place, name, seen):
+    flags = [] if place is None else ["--key", str(keys[place] / f"{name}.secret")]
+    status, found = doctor("--broker", keyed, *flags)
+    assert status == 1
+    subject, verdict, said = found[-1]
+    assert (subject, verdict) == ("keys", "failure")
+    assert seen in said
+
+
+def test_a_key_where_none_is_wanted_and_one_that_others_may_read(plain, keys, tmp_path):
+    status, found = doctor("--broker", plain, "--key", str(keys["hub"] / "island-paris.secret"))
+    assert status == 1
+    assert "takes connections without keys only" in found[-1][2]
+    loose = tmp_path / "island-paris.secret"
+    loose.write_text((keys["hub"] / "island-paris.secret").read_text())
+    loose.chmod(0o644)
+    status, found = doctor("--broker", plain, "--key", str(loose))
+    assert status == 1
+    assert verdicts(found) == [("keys", "failure")]
+
+
+def test_a_broker_of_another_protocol_is_told_by_its_version():
+    with a_broker(protocol=6) as address:
+        status, found = doctor("--broker", address)
+    assert status == 1
+    assert verdicts(found) == [("broker", "ok"), ("version", "failure")]
+    assert "the broker speaks protocol 6" in found[-1][2]
+
+
+def test_nobody_there_a_stranger_and_one_who_says_nothing():
+    nobody = f"tcp://127.0.0.1:{free_ports(2)}"
+    status, found = doctor("--broker", nobody)
+    assert status == 1
+    assert "cannot be reached" in found[0][2]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def say():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection, contextlib.suppress(OSError):
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        connection.recv(4096)
+
+        threading.Thread(target=say, daemon=True).start()
+        status, found = doctor("--broker", f"tcp://127.0.0.1:{listening.getsockname()[1]}")
+        listening.shutdown(socket.SHUT_RDWR)
+    assert status == 1
+    assert "is no broker" in found[0][2]
+
+
+def test_this_machine_with_its_jax_and_redis_is_looked_at(tmp_path):
+    port = free_ports(1)
+    server = redis_server.server(port=port, directory=tmp_path)
+    with running(server.command, port):
+        status, found = doctor("--redis", server.url, "--dir", str(tmp_path / "new" / "store"), skip=())
+    assert [subject for subject, *_ in found] == ["Python", "clock", "ports", "disk", "Redis", "clock", "JAX"]
+    assert {subject for subject, verdict, _ in found if verdict == "failure"} <= {"disk"}, found  # which may be full
+    assert status == int(("disk", "failure") in verdicts(found))
+    assert not (tmp_path / "new").exists()
+    (jax,) = [seen for subject, _, seen in found if subject == "JAX"]
+    assert " on " in jax or "within" in jax  # on a machine that has much else to do
+
+
+def test_a_redis_that_was_named_and_is_away_is_a_failure():
+    status, found = doctor("--redis", NOWHERE, skip=("python", "jax", "clock", "ports", "disk"))
+    assert status == 1
+    assert verdicts(found) == [("Redis", "failure")]
+
+
+def test_a_probe_that_hangs_or_fails_is_a_finding(monkeypatch):
+    release = threading.Event()
+    hanging = command._Probe("disk", lambda: release.wait(WAIT_S) and [], 0.05).result()
+    release.set()
+    assert [(each.subject, each.verdict) for each in hanging] == [("disk", "failure")]
+
+    def fails():
+        raise RuntimeError("unforeseen")
+
+    (found,) = command._Probe("disk", fails, 5.0).result()
+    assert found == failure("disk", "the probe itself failed: RuntimeError: unforeseen", found.cure)

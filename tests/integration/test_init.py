@@ -1,0 +1,145 @@
+"""``init`` writes files that every command takes as they are, and a fleet trains by them."""
+
+import contextlib
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from broker.config import BrokerConfig
+from broker.process.settings import read_file
+from ops import cli
+from ops.init import HUB_FILE
+from ops.processes.cluster import free_ports
+from tests.local_run import NUMPY_TASK, ROOT, command, environment
+
+pytestmark = pytest.mark.timeout(180)
+WAIT_S = 120.0
+
+
+def init(capsys, *words):
+    status = cli.main(["init", *map(str, words)])
+    return status, *capsys.readouterr()
+
+
+def tree(directory):
+    return {each.name: each.read_text() for each in directory.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
+    fleet = tmp_path / "fleet"
+    port = free_ports(2)
+    words = [fleet, "--port", port, "--keys", "--regions", "paris", "rome"]
+    status, out, _ = init(capsys, *words)
+    assert status == 0
+    said = [
+        re.split(r" -m ops |^ *atoll ", line)[1].split()
+        for line in out.splitlines()
+        if " --config " in line or "keys init" in line
+    ]
+    nowhere = f"redis://127.0.0.1:{free_ports(1)}"
+    with contextlib.ExitStack() as stack:
+
+        def start(*words):
+            with open(tmp_path / f"{words[0]}-{len(logs)}.log", "wb") as log:
+                process = subprocess.Popen(
+                    command(*words), cwd=fleet, env=environment(REDIS_URL=nowhere), stdout=log, stderr=log
+                )
+            stack.callback(lambda: (process.kill(), process.wait()))
+            logs.append(log.name)
+            return process
+
+        logs = []
+        keys, broker, aggregator, island = said
+        assert [each[0] for each in said] == ["keys", "broker", "aggregator", "island"]
+        assert start(*keys).wait(WAIT_S) == 0
+        start(*broker)
+        hub = start(*aggregator, "--tokens", "4000")
+        islands = [start(*island, "--task", NUMPY_TASK)]
+        islands.append(start("island", "--config", "rome.toml", "--task", NUMPY_TASK))
+        ends = [each.wait(WAIT_S) for each in (*islands, hub)]
+        assert ends == [0, 0, 0], "\n".join(Path(each).read_text(encoding="utf-8")[-2000:] for each in logs)
+    assert (fleet / "store").is_dir()
+    assert {each.name for each in fleet.iterdir()} >= {"state-paris", "state-rome"}
+
+
+@pytest.mark.parametrize("hub", ["127.0.0.1", "hub.example.com"])
+@pytest.mark.parametrize("keys", ["--keys", "--no-keys"])
+def test_each_command_takes_the_hubs_file(tmp_path, capsys, hub, keys):
+    assert init(capsys, tmp_path, "--hub", hub, keys, "--run", "demo")[0] == 0
+    file = str(tmp_path / HUB_FILE)
+    assert cli.main(["up", "--config", file, "--explain-settings"]) == 0
+    for name, module in (("broker", "broker.server"), ("aggregator", "aggregator.daemon")):
+        loaded = loads(name, module, file)
+        assert loaded.run_id == "demo"
+        assert (loaded.key is not None) == (keys == "--keys")
+    for each in (HUB_FILE, "one.toml", "two.toml"):
+        assert loads("island", "islands.daemon", str(tmp_path / each)).run_id == "demo"
+    capsys.readouterr()
+
+
+def loads(name, module, file):
+    """The settings of a daemon, as its command reads them."""
+    import importlib
+
+    from aggregator.config import AggregatorConfig
+    from broker.process import settings
+    from islands.config import IslandConfig
+
+    parser = cli.parser_of(name)
+    importlib.import_module(module).add_arguments(parser)
+    cls = {"broker": BrokerConfig, "aggregator": AggregatorConfig, "island": IslandConfig}[name]
+    return settings.load(cls, parser.parse_args(["--config", file]), name, environment={})
+
+
+def test_every_commented_setting_can_be_taken_in(tmp_path, capsys):
+    assert init(capsys, tmp_path, "--hub", "hub.example.com", "--regions", "paris")[0] == 0
+    for name in (HUB_FILE, "paris.toml"):
+        text = (tmp_path / name).read_text()
+        opened = re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
+        assert opened.count("\n# ") < text.count("\n# ")
+        (tmp_path / name).write_text(
+            opened.replace("standby = false", "standby = true").replace("failover = false", "failover = true")
+        )
+        assert set(tomllib.loads(opened)) == set(read_file(tmp_path / name))
+        loads("island", "islands.daemon", str(tmp_path / name))
+    for daemon, module in (("broker", "broker.server"), ("aggregator", "aggregator.daemon")):
+        loads(daemon, module, str(tmp_path / HUB_FILE))
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    (tmp_path / "two.toml").write_text("mine")
+    status, _, err = init(capsys, tmp_path)
+    assert status == 2
+    assert "two.toml" in err
+    assert tree(tmp_path) == {"two.toml": "mine"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--regions", "a", "a"),
+        ("--regions", "atoll"),
+        ("--regions", "aggregator"),
+        ("--regions", "a b"),
+        ("--hub", "a hub"),
+        ("--port", "65535"),
+        ("--run", "a b"),
+    ],
+)
+def test_what_no_fleet_can_be_is_refused_before_a_file_is_written(tmp_path, capsys, words):
+    status, _, err = init(capsys, tmp_path, *words)
+    assert status == 2
+    assert err.startswith("atoll: ")
+    assert tree(tmp_path) == {}
+
+
+def test_the_example_of_the_help_is_refused_nowhere(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert init(capsys, *cli.COMMANDS["init"].example.split())[0] == 0
+    assert set(os.listdir(tmp_path / "fleet")) == {HUB_FILE, "paris.toml", "rome.toml"}
+    assert str(ROOT) not in (tmp_path / "fleet" / HUB_FILE).read_text()

@@ -1,0 +1,202 @@
+"""The doctor's judgements: verdicts, and that each but an "ok" has a cure."""
+
+import argparse
+import json
+
+import pytest
+
+from broker.wire.errors import ConfigError
+from broker.wire.messages import PROTOCOL_VERSION
+from ops.doctor import broker_findings, command, machine_findings, redis_probe
+from ops.doctor.broker_findings import BrokerSeen, Door, Way
+from ops.doctor.finding import Verdict, exit_status, failure, ok, summary, to_json, warning
+from ops.doctor.machine_findings import DiskSeen, JaxSeen, PortsSeen, PythonSeen
+
+OK, WARNING, FAILURE = Verdict.OK, Verdict.WARNING, Verdict.FAILURE
+
+
+def python(**changes):
+    usual = {"version": (3, 12, 1), "system": "Linux", "machine": "x86_64", "processors": 4, "missing": ()}
+    return machine_findings.python(PythonSeen(**(usual | {"curve": True, "release": "1.0"} | changes)))
+
+
+def disk(**changes):
+    usual = {"directory": "runs", "free_bytes": 1 << 40, "written_bytes": 64 << 20, "write_s": 0.1}
+    return machine_findings.disk(DiskSeen(**(usual | {"fsyncs_s": (0.001,) * 5} | changes)))
+
+
+JUDGED = [
+    (python(), OK),
+    (python(version=(3, 10, 9)), FAILURE),
+    (python(system="Darwin"), FAILURE),
+    (python(missing=("zmq",)), FAILURE),
+    (python(curve=False), FAILURE),
+    (machine_findings.jax(JaxSeen(version="0.10", platform="gpu", devices=("H100", "H100"))), OK),
+    (machine_findings.jax(JaxSeen(version="0.10", platform="cpu", devices=("cpu",))), OK),
+    (machine_findings.jax(JaxSeen(version="0.10", platform="cpu", devices=("cpu",), hardware="NVIDIA GPU")), WARNING),
+    (machine_findings.jax(JaxSeen(version="0.10", platform="cpu", hardware="NVIDIA GPU", chosen="cpu")), OK),
+    (machine_findings.jax(JaxSeen(error="ModuleNotFoundError: No module named 'jax'")), FAILURE),
+    (machine_findings.jax(JaxSeen(error="it did not find its devices within 11 s", late=True)), WARNING),
+    (machine_findings.kernel_clock(True), OK),
+    (machine_findings.kernel_clock(None), OK),
+    (machine_findings.kernel_clock(False), WARNING),
+    (machine_findings.clock_apart("Redis", 0.9, 0.0), OK),
+    (machine_findings.clock_apart("Redis", -1.2, 0.3), OK),
+    (machine_findings.clock_apart("Redis", -1.2, 0.1), WARNING),
+    (machine_findings.ports(PortsSeen(free_pair=True, broker=((7001, True), (7002, True)))), OK),
+    (machine_findings.ports(PortsSeen(free_pair=True, broker=((7001, True), (7002, False)))), OK),
+    (machine_findings.ports(PortsSeen(free_pair=False, broker=((7001, True), (7002, True)))), FAILURE),
+    (disk(), OK),
+    (disk(error="Permission denied"), FAILURE),
+    (disk(free_bytes=1 << 20), FAILURE),
+    (disk(free_bytes=1 << 30), WARNING),
+    (disk(fsyncs_s=(0.001, 0.2, 0.2)), WARNING),
+    (disk(write_s=10.0), WARNING),
+]
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"), JUDGED, ids=[f"{n}-{each.subject}" for n, (each, _) in enumerate(JUDGED)]
+)
+def test_what_was_seen_of_a_machine_is_judged(finding, verdict):
+    assert finding.verdict is verdict
+    assert finding.seen
+    assert finding.cure or finding.verdict is OK
+
+
+# --- brokers ----------------------------------------------------------------------------------------------------------
+
+GOOD = Way(round_trips_s=(0.02, 0.03, 0.5), up_bits_per_s=1e9, down_bits_per_s=8e8, clock_offset_s=0.01)
+
+
+def broker(way=GOOD, **changes):
+    usual = {"address": "tcp://hub:7001", "control": Door.OPEN, "bulk": Door.OPEN, "protocol": PROTOCOL_VERSION}
+    usual |= {"release": "1.0", "run": "demo", "way": way}
+    return broker_findings.judge(BrokerSeen(**(usual | changes)), own_release="1.0")
+
+
+def verdicts(findings):
+    return {each.subject: each.verdict for each in findings}
+
+
+def test_a_good_broker_is_told_of_with_its_way_version_and_clock():
+    found = broker(asked_run="demo")
+    assert verdicts(found) == dict.fromkeys(("broker", "version", "round trip", "bandwidth", "clock"), OK)
+    (bandwidth,) = [each.seen for each in found if each.subject == "bandwidth"]
+    assert bandwidth == "1.0 Gbit/s up, 800 Mbit/s down; 100 M parameters as bf16 take 1.6 s and 2.0 s"
+
+
+@pytest.mark.parametrize("door", [each for each in Door if each is not Door.OPEN])
+@pytest.mark.parametrize("port", ["control", "bulk"])
+def test_a_port_that_does_not_open_is_the_only_failure_and_has_a_cure(port, door):
+    (found,) = broker(**{port: door})
+    assert found.verdict is FAILURE
+    assert "hub:7001" in found.seen
+    assert found.cure
+
+
+@pytest.mark.parametrize(
+    ("protocol", "where"), [(PROTOCOL_VERSION - 1, "broker's host"), (PROTOCOL_VERSION + 1, "this machine")]
+)
+def test_the_older_side_is_named_where_the_protocols_differ(protocol, where):
+    _, found = broker(protocol=protocol, way=None)
+    assert (found.subject, found.verdict) == ("version", FAILURE)
+    assert where in found.cure
+
+
+def test_releases_that_differ_are_a_warning_with_the_newer_one_in_the_cure():
+    (found,) = [each for each in broker(release="0.9.10") if each.subject == "version"]
+    assert found.verdict is WARNING
+    assert "atoll==1.0" in found.cure
+    assert broker_findings.max_release("0.10.0", "0.9.2") == "0.10.0"
+
+
+@pytest.mark.parametrize(
+    ("way", "subject"),
+    [
+        (Way(round_trips_s=(2.0,), up_bits_per_s=1e9, down_bits_per_s=1e9), "round trip"),
+        (Way(round_trips_s=(0.1,), up_bits_per_s=1e6, down_bits_per_s=1e9), "bandwidth"),
+        (Way(round_trips_s=(0.1,)), "bandwidth"),
+        (Way(round_trips_s=(0.1,), up_bits_per_s=1e9, down_bits_per_s=1e9, clock_offset_s=-60.0), "clock"),
+    ],
+)
+def test_a_poor_way_is_a_warning(way, subject):
+    found = broker(way)
+    assert {name for name, verdict in verdicts(found).items() if verdict is not OK} == {subject}
+    assert exit_status(found) == 0
+
+
+def test_a_broker_that_says_nothing_and_one_of_another_run_are_failures():
+    assert exit_status(broker(None, refused="wrong_key: no")) == 1
+    assert exit_status(broker(asked_run="other")) == 1
+
+
+# --- Redis ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, OK),
+        ({"denied": ("XADD",)}, FAILURE),
+        ({"round_trip_s": 0.5}, WARNING),
+        ({"evicts": "allkeys-lru"}, WARNING),
+    ],
+)
+def test_a_redis_is_judged_by_rights_time_and_policy(changes, verdict):
+    usual = {"server": "Redis 7", "denied": (), "round_trip_s": 0.001, "offset_s": 0.0, "runs": 2}
+    found, clock = redis_probe.judge("redis://hub", redis_probe.RedisSeen(**(usual | changes)))
+    assert (found.verdict, clock.verdict) == (verdict, OK)
+    assert found.cure or verdict is OK
+
+
+# --- what is printed and returned -------------------------------------------------------------------------------------
+
+
+def test_the_exit_status_counts_failures_alone_and_the_last_line_says_how_many():
+    fine, poor, bad = ok("a", "x"), warning("b", "y", "do"), failure("c", "z", "do")
+    assert exit_status([fine, poor]) == 0
+    assert exit_status([fine, poor, bad]) == 1
+    assert summary([fine], 1.0) == "all is well: 1 findings in 1.0 s"
+    assert summary([fine, poor, poor], 1.0) == "no failure, 2 warnings in 3 findings, after 1.0 s"
+    assert summary([bad], 1.0) == "1 failure, no warnings in 1 findings, after 1.0 s"
+    table = json.loads(json.dumps(to_json([fine, bad], 1.23456)))
+    assert table["ok"] is False
+    assert table["findings"][1] == {"subject": "c", "verdict": "failure", "seen": "z", "cure": "do"}
+
+
+def asked(*words, **environment):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.resolve(parser.parse_args(words), environment)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
+    file = tmp_path / "atoll.toml"
+    file.write_text(
+        '[run]\nrun_id = "demo"\nbroker = "tcp://file:7001"\nredis_url = "redis://file"\n[island]\nkey = "k.secret"\n'
+    )
+    of_file = asked("--config", str(file))
+    assert (of_file.brokers, of_file.run, of_file.redis_url) == (("tcp://file:7001",), "demo", "redis://file")
+    assert (of_file.key.name, of_file.redis_given) == ("k.secret", True)
+    variables = {"ATOLL_BROKER": "tcp://env:7001", "REDIS_URL": "redis://env"}
+    of_both = asked("--config", str(file), "--broker", "tcp://a:7001,tcp://b:7001", **variables)
+    assert (of_both.brokers, of_both.redis_url) == (("tcp://a:7001", "tcp://b:7001"), "redis://env")
+    assert asked().brokers == ()
+    assert not asked().redis_given
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--broker", "hub"),
+        ("--port", "65535"),
+        ("--skip", "disc"),
+        ("--redis", "http://hub"),
+        ("--run", "a b"),
+        ("--config", "/nowhere.toml"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_anything_is_looked_at(words):
+    with pytest.raises(ConfigError):
+        asked(*words)
