@@ -61,6 +61,7 @@ class Telemetry:
         self._clock = clock
         self._traffic = Traffic()
         self._notes = NoteLog()
+        self._began_s = clock()  # what the store had then is at least so old
         self._committed_at_s: dict[int, float] = {}
         self._reporter = Reporter(
             registry, collect=self._snapshot, shard=config.shard, lease=lease, holder=holder, clock=clock
@@ -118,7 +119,7 @@ class Telemetry:
         now_s = self._clock()
         return Snapshot(
             epoch=self._run.epoch,
-            fragments=summary.fragments(self._run, self._committed_at_s, now_s),
+            fragments=summary.fragments(self._run, self._committed_at_s, self._began_s, now_s),
             totals=summary.totals(self._run, now_s),
             refusals=summary.refusals(self._run),
         )

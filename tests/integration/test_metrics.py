@@ -101,6 +101,28 @@ def test_broker_aggregator_and_islands_are_scraped_while_a_run_trains(tmp_path):
         wait_for(second_life, "metrics of the second life", within_s=60)
 
 
+def test_a_standby_is_known_to_be_in_sync_and_says_when_it_leads(tmp_path):
+    first = free_ports(5)
+    with Up(tmp_path / "run", "--islands", "2", "--tokens", "0", "--standbys", "1", "--metrics", first) as up:
+        up.wait_for_progress()
+        leader, standby = first + 1, first + 2
+
+        def in_sync():
+            found = scrape(leader)
+            return found is not None and found.all("atoll_aggregator_standby_in_sync") == [1]
+
+        wait_for(in_sync, "standby in sync", evidence=lambda: up.err)
+        assert Scrape(leader).one("atoll_aggregator_standbys_in_sync") == 1
+        waits = Scrape(standby)
+        assert waits.one("atoll_aggregator_leader") == 0
+        assert waits.one("atoll_aggregator_store_free_bytes") > 0
+        assert waits.all("atoll_aggregator_trained_tokens_total") == []
+        with up.nobody_restarts():
+            up.kill("aggregator")
+            wait_for(lambda: Scrape(standby).one("atoll_aggregator_leader") == 1, "takeover", evidence=lambda: up.err)
+        assert Scrape(standby).one("atoll_aggregator_epoch") > 1
+
+
 def test_a_port_of_metrics_that_is_taken_is_refused_before_anything_starts(tmp_path):
     first = free_ports(4)
     with Up(tmp_path / "one", "--islands", "2", "--tokens", "0", "--metrics", first) as up:

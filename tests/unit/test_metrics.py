@@ -10,6 +10,8 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aggregator.process import summary
+from aggregator.process.metrics import AggregatorSnapshot, leading_of
 from aggregator.process.metrics import families_of as aggregator_families
 from aggregator.state.trouble import Troubles
 from broker.metrics import relay_families
@@ -19,6 +21,7 @@ from broker.routing.liveness import Liveness
 from broker.wire.errors import ConfigError
 from islands.metrics import families_of as island_families
 from ops.processes.cluster import free_ports
+from tests.aggregator_hand import Desk
 from tests.metric_snapshots import ALL_FAMILIES, aggregator_snapshot, broker_snapshot, island_snapshot, standing_by
 
 #: Base units of Prometheus' conventions, and ours: tokens, steps and versions are counted, not measured.
@@ -124,6 +127,48 @@ def test_an_aggregator_tells_rounds_refusals_and_standbys():
     assert samples(found, "atoll_aggregator_standbys_in_sync") == {"": 1.0}
     assert samples(found, "atoll_aggregator_island_loss") == {"island-0": 2.5}, "island-1 has not told a loss"
     assert samples(found, "atoll_aggregator_leader") == {"": 1.0}
+
+
+def figures_of(desk, committed_at_s, *, began_s=0.0, now_s):
+    leading = leading_of(
+        desk.run,
+        fragments=summary.fragments(desk.run, committed_at_s, began_s, now_s),
+        totals=summary.totals(desk.run, now_s),
+        refusals=summary.refusals(desk.run),
+        standbys=None,
+        now_s=now_s,
+    )
+    return aggregator_families(AggregatorSnapshot(run_id="demo", shard=0, leading=leading, wall_s=1000.0))
+
+
+def test_the_figures_of_a_leader_come_from_its_core():
+    made = Desk()
+    made.gather("a", "b")
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    found = figures_of(made, {0: made.now_s}, now_s=made.now_s + 2.0)
+    assert samples(found, "atoll_aggregator_rounds_total") == {"2": 1.0}
+    assert samples(found, "atoll_aggregator_fragment_version") == {"0": 1.0}
+    assert samples(found, "atoll_aggregator_fragment_version_timestamp_seconds") == {"0": 998.0}
+    tokens = {"a": 40.0, "b": 40.0}
+    assert samples(found, "atoll_aggregator_island_tokens_total") == tokens
+    assert samples(found, "atoll_aggregator_merged_tokens_total") == {"": sum(tokens.values())}
+    assert not [each for each in found if each.name == "atoll_aggregator_standbys_in_sync" and each.samples]
+    made.tick(made.now_s + 7.0)
+    found = figures_of(made, {}, now_s=made.now_s)
+    states = samples(found, "atoll_aggregator_island_state")
+    assert {key for key, value in states.items() if value} == {("a", "dead"), ("b", "dead")}
+
+
+def test_a_version_that_a_restart_found_is_at_least_as_old_as_the_restart():
+    made = Desk()
+    made.gather("a", "b")
+    again = made.restarted()
+    for later_s in (1.0, 50.0):
+        found = figures_of(again, {}, began_s=again.now_s, now_s=again.now_s + later_s)
+        committed = samples(found, "atoll_aggregator_fragment_version_timestamp_seconds")
+        assert committed == {"0": 1000.0 - later_s}
 
 
 def test_a_standby_says_that_it_is_one_and_no_more():
