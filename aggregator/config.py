@@ -10,7 +10,7 @@ from broker.process.settings import check_finite
 from broker.registry import redis_address
 from broker.routing.directory import MAX_SHARDS
 from broker.routing.liveness import LivenessConfig
-from broker.wire.addresses import broker_addresses, check_exposure
+from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.errors import ConfigError
 from broker.wire.identity import KeyRole
 from broker.wire.messages import Recipe
@@ -44,6 +44,9 @@ class AggregatorConfig(Recipe):
         False, "go on from an older store and give up the newer versions that others hold; give it once"
     )
     record_payloads: bool = process(False, "keep every merged payload beside the tape; this is as large as all traffic")
+
+    metrics_port: int = process(0, "port of metrics for Prometheus; 0: none are served", subject="observation")
+    metrics_host: str = process("127.0.0.1", "address that metrics are served at; 0.0.0.0 shows them to everybody")
 
     islands: int = fixed(4, "islands expected", subject="run")
     total_tokens: int = changeable(0, "tokens to train before the run ends; 0: no end", flag="--tokens")
@@ -98,6 +101,7 @@ class AggregatorConfig(Recipe):
         if self.new_lineage and self.shards > 1:
             cure = "is for a run of one shard: with several, restore the store of the shard that is behind from a copy"
             raise ConfigError("new_lineage", True, cure)
+        check_metrics_address(self.metrics_host, self.metrics_port)
         if self.redis_url:
             redis_address.check(self.redis_url)
         for address in self.brokers:

@@ -12,7 +12,7 @@ from broker.process.settings import check_finite
 from broker.registry import redis_address
 from broker.routing.events import RelayConfig
 from broker.routing.liveness import LivenessConfig
-from broker.wire.addresses import check_exposure
+from broker.wire.addresses import check_exposure, check_metrics_address
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Limits
 from broker.wire.identity import KeyRole
@@ -44,6 +44,9 @@ class BrokerConfig:
     )
     report_interval_s: float = setting(0.5, "seconds between two reports of membership and counters to Redis")
 
+    metrics_port: int = setting(0, "port of metrics for Prometheus; 0: none are served", subject="observation")
+    metrics_host: str = setting("127.0.0.1", "address that metrics are served at; 0.0.0.0 shows them to everybody")
+
     # One fragment of a large model is a message, and a model may be a single fragment.
     max_message_bytes: int = setting(
         1024 * _MIB, "largest message accepted; a larger one ends its connection", subject="limits"
@@ -70,6 +73,7 @@ class BrokerConfig:
         check_exposure(self.host, setting="host", key=self.key, insecure=self.insecure, role=KeyRole.BROKER)
         if not 0 <= self.port <= 65_534:
             raise ConfigError("port", self.port, "must be from 1 to 65534 (the bulk port is the next one), or 0")
+        check_metrics_address(self.metrics_host, self.metrics_port)
         if self.report_interval_s <= 0:
             raise ConfigError("report_interval_s", self.report_interval_s, "must be above 0, 0.5 is usual")
         if self.forget_after_s < self.liveness.dead_after_s:

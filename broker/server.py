@@ -29,6 +29,8 @@ from broker.gateway.accounts import Accounts
 from broker.gateway.arrivals import event_of, verified
 from broker.gateway.gate import Gate, GateEvent, draw_afresh
 from broker.gateway.receiving import Intake, Taken
+from broker.metrics.relay_families import BrokerSnapshot, families_of
+from broker.metrics.serving import served
 from broker.process import clocks, flags, logs, settings
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter
@@ -134,8 +136,9 @@ async def serve(
             redis=registry.address,
             keys=config.key is not None,
         )
-        ready(listening)
-        await broker.run(stop)
+        async with served(config.metrics_host, config.metrics_port, broker.snapshot, families_of):
+            ready(listening)
+            await broker.run(stop)
     finally:
         broker.close()
         await registry.aclose()
@@ -222,6 +225,20 @@ class _Broker:
         for sock in self._sockets.values():
             sock.close(linger=LINGER_MS)
         self._sockets.clear()
+
+    def snapshot(self) -> BrokerSnapshot:
+        """Returns the figures of the moment, for metrics."""
+        reporter = self._reporter
+        return BrokerSnapshot(
+            run_id=self._config.run_id,
+            name=reporter.name,
+            record=reporter.record(),
+            members=reporter.membership.due(self._clock(), everything=True),
+            refused=reporter.refused(),
+            liveness=self._config.liveness,
+            redis_connected=not reporter.lost,
+            wall_s=time.time(),
+        )
 
     # --- tasks ---
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from broker.process.declaring import setting
 from broker.process.settings import check_finite
-from broker.wire.addresses import broker_addresses, check_exposure
+from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.errors import AtollError, ConfigError, RunEnded
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Limits
@@ -46,6 +46,8 @@ class IslandConfig:
     health: Path | None = setting(
         None, "file for health checks; it stays young while the island steps and hears its broker (default: none)"
     )
+    metrics_port: int = setting(0, "port of metrics for Prometheus; 0: none are served")
+    metrics_host: str = setting("127.0.0.1", "address that metrics are served at; 0.0.0.0 shows them to everybody")
     join_timeout_s: float = setting(
         120.0, "seconds of silence after which the island gives up joining, or waiting for the end", subject="limits"
     )
@@ -60,6 +62,7 @@ class IslandConfig:
             raise ConfigError("island_id", self.island_id, "is an address of others: choose another name")
         for address in self.brokers:
             check_exposure(address, setting="broker", key=self.key, insecure=self.insecure, role=KeyRole.ISLAND)
+        check_metrics_address(self.metrics_host, self.metrics_port)
         if self.pace < 0:
             raise ConfigError("pace", self.pace, "must be a number of seconds, 0 or more")
         if self.donor_wait_s < 0:

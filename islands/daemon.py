@@ -131,6 +131,8 @@ def train(
         timeout_s=config.join_timeout_s,
         broker_silent_s=config.broker_silent_s,
         max_message_bytes=config.max_message_bytes,
+        metrics_port=config.metrics_port,
+        metrics_host=config.metrics_host,
         init=lambda seed: task.init(seed)[0],
         check=check,
     ) as island:

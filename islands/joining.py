@@ -62,6 +62,8 @@ def join(
     broker_silent_s: float = 2.0,
     max_message_bytes: int = 1 << 30,
     speaker_address: str = "",
+    metrics_port: int = 0,
+    metrics_host: str = "127.0.0.1",
     init: Callable[[int], Tree] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Island:
@@ -103,6 +105,9 @@ def join(
         max_message_bytes: Largest message accepted.
         speaker_address: Of an island of several hosts: the name or address under which the others reach process 0.
             Empty: the address from which that one reaches the broker.
+        metrics_port: Port at which this process serves metrics for Prometheus; 0: none. Of an island of several hosts
+            process 0 serves them.
+        metrics_host: Address for that; 0.0.0.0 shows them to everybody.
         init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
         check: Called several times a second while this waits; what it raises ends the waiting.
 
@@ -125,6 +130,8 @@ def join(
         donor_wait_s=arguments.number("donor_wait_s", donor_wait_s, _SECONDS),
         join_timeout_s=arguments.number("timeout_s", timeout_s, _SECONDS),
         max_message_bytes=arguments.whole("max_message_bytes", max_message_bytes, "must be a number of bytes"),
+        metrics_port=arguments.whole("metrics_port", metrics_port, "must be the number of a port, or 0"),
+        metrics_host=metrics_host,
     )
     cure = "must be the tokens of one inner step, or 0 to leave it open"
     tokens_per_step = arguments.whole("tokens_per_step", tokens_per_step, cure, may_wait=True)

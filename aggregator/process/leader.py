@@ -48,6 +48,7 @@ from aggregator.events import (
 )
 from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey
+from aggregator.process.metrics import Leading
 from aggregator.process.telemetry import Telemetry
 from aggregator.process.term import Term
 from aggregator.process.workers import Workers
@@ -178,6 +179,12 @@ class Leader:
                 await self._telemetry.report_now()  # so that status knows how it ended
         except TimeoutError:
             log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
+
+    def leading(self) -> Leading:
+        """Returns the figures of the moment, for metrics."""
+        replication = self._replication
+        standbys = None if replication is None else {n: n in replication.in_sync for n in replication.standbys}
+        return self._telemetry.leading(standbys)
 
     def close(self) -> None:
         """Waits for what the threads are at; the store may be closed afterwards."""

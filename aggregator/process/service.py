@@ -7,8 +7,11 @@ time (:mod:`aggregator.process.term`), and follows between its terms (:mod:`aggr
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -19,6 +22,7 @@ from aggregator.core import Aggregator
 from aggregator.process.follower import Follower
 from aggregator.process.leader import Leader
 from aggregator.process.lease import LeaseKey
+from aggregator.process.metrics import AggregatorSnapshot, families_of
 from aggregator.process.term import Term
 from aggregator.state.run_settings import settled
 from aggregator.store.layout import read_run
@@ -26,6 +30,8 @@ from aggregator.store.loading import load_for
 from aggregator.store.store import Loaded, Store
 from aggregator.store.tape import Tape
 from broker.config import DEFAULT_REDIS_URL
+from broker.metrics.family import Family
+from broker.metrics.serving import served
 from broker.process import logs
 from broker.process.settings import build
 from broker.registry.registry import Registry
@@ -41,6 +47,37 @@ class Ending(Enum):
     OVER = auto()  # the run is
     STOPPED = auto()
     DEPOSED = auto()  # another one leads
+
+
+class _Seen:
+    """What this process shows to whoever asks for its metrics.
+
+    Args:
+        config: Its settings.
+
+    Attributes:
+        leader: While it leads.
+    """
+
+    def __init__(self, config: AggregatorConfig) -> None:
+        self._config = config
+        self.leader: Leader | None = None
+
+    def snapshot(self) -> AggregatorSnapshot:
+        """Returns the figures of the moment."""
+        leading = None if self.leader is None else self.leader.leading()
+        return AggregatorSnapshot(
+            run_id=self._config.run_id, shard=self._config.shard, leading=leading, wall_s=time.time()
+        )
+
+    def families_of(self, snapshot: AggregatorSnapshot) -> list[Family]:
+        """Returns them as metrics, with the space on the disk: asked for here, since a disk may hang."""
+        try:
+            disk = os.statvfs(self._config.store)
+        except OSError:
+            return families_of(snapshot)
+        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        return families_of(replace(snapshot, store_free_bytes=free, store_size_bytes=size))
 
 
 async def serve(
@@ -68,20 +105,22 @@ async def serve(
         loaded = load_for(store, config, mendable=config.failover)
         context = zmq.asyncio.Context()
         stack.callback(context.term)
+        seen = _Seen(config)
         try:
-            if not config.failover:
-                return await _lead(config, context, store, loaded, tape, None, stop, ready)
-            while True:
-                term = await _follow(config, given, context, store, loaded, stop)
-                if isinstance(term, Ending):
-                    return term
-                async with term:
-                    loaded = load_for(store, config)
-                    config = settled(given, loaded.run)  # of the run that it has followed
-                    ending = await _lead(config, context, store, loaded, tape, term, stop, ready)
-                if ending is not Ending.DEPOSED:
-                    return ending
-                loaded = load_for(store, config, mendable=True)
+            async with served(config.metrics_host, config.metrics_port, seen.snapshot, seen.families_of):
+                if not config.failover:
+                    return await _lead(config, context, store, loaded, tape, None, stop, ready, seen)
+                while True:
+                    term = await _follow(config, given, context, store, loaded, stop)
+                    if isinstance(term, Ending):
+                        return term
+                    async with term:
+                        loaded = load_for(store, config)
+                        config = settled(given, loaded.run)  # of the run that it has followed
+                        ending = await _lead(config, context, store, loaded, tape, term, stop, ready, seen)
+                    if ending is not Ending.DEPOSED:
+                        return ending
+                    loaded = load_for(store, config, mendable=True)
         except BaseExceptionGroup as group:
             # A task met something that somebody must put right: that is what is to be said, not which task it was.
             curable = group.subgroup((ConfigError, Unavailable))
@@ -122,6 +161,7 @@ async def _lead(
     term: Term | None,
     stop: asyncio.Event,
     ready: Callable[[Aggregator], None],
+    seen: _Seen,
     *,
     least_epoch: int = 1,
 ) -> Ending:
@@ -138,9 +178,11 @@ async def _lead(
         redis=registry.address,
     )
     ready(leader.core)
+    seen.leader = leader
     try:
         await leader.run(stop)
     finally:
+        seen.leader = None
         leader.close()
         await registry.aclose()
     if leader.lineage is not None:
@@ -148,7 +190,7 @@ async def _lead(
         store.begin_lineage(order.above, order.epoch)
         log.warning("store.new_lineage", above=str(dict(order.above)), epoch=order.epoch)
         again = load_for(store, config)
-        return await _lead(config, context, store, again, tape, term, stop, ready, least_epoch=order.epoch)
+        return await _lead(config, context, store, again, tape, term, stop, ready, seen, least_epoch=order.epoch)
     if leader.deposed is None:
         log.info("aggregator.ended", run=config.run_id, phase=leader.core.run.phase)
         return Ending.OVER if leader.core.run.phase is Phase.ENDED else Ending.STOPPED

@@ -95,12 +95,13 @@ def totals(run: Run, now_s: float) -> RunTotals:
     )
 
 
-def fragments(run: Run, committed_at_s: Mapping[int, float], now_s: float) -> list[FragmentRecord]:
+def fragments(run: Run, committed_at_s: Mapping[int, float], began_s: float, now_s: float) -> list[FragmentRecord]:
     """Returns a record per published fragment.
 
     Args:
         run: It knows versions and contributions.
-        committed_at_s: Fragment -> when its newest version became durable.
+        committed_at_s: Fragment -> when its newest version became durable, of those that this process has made.
+        began_s: When it began: the others are at least so old.
         now_s: Same clock.
     """
     return [
@@ -111,7 +112,7 @@ def fragments(run: Run, committed_at_s: Mapping[int, float], now_s: float) -> li
             digest=run.fragments[p].digest,
             merged_tokens=run.ledger.merged_tokens(p) if p in run.moving else 0,
             contributors=tuple(sorted({each.island_id for each in run.fragments[p].contributions})),
-            committed_ago_s=now_s - committed_at_s.get(p, now_s),
+            committed_ago_s=now_s - committed_at_s.get(p, began_s),
         )
         for p, version in enumerate(run.versions)
         if version >= 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from aggregator.events import Event, Note, Persisted, Received
 from aggregator.process import summary
 from aggregator.process.lease import LeaseKey
 from aggregator.process.log_lines import NoteLog
+from aggregator.process.metrics import Leading, leading_of
 from aggregator.process.reporter import Reporter, Snapshot
 from aggregator.process.summary import Traffic
 from aggregator.state.run import Run
@@ -60,6 +61,7 @@ class Telemetry:
         self._clock = clock
         self._traffic = Traffic()
         self._notes = NoteLog()
+        self._began_s = clock()  # what the store had then is at least so old
         self._committed_at_s: dict[int, float] = {}
         self._reporter = Reporter(
             registry, collect=self._snapshot, shard=config.shard, lease=lease, holder=holder, clock=clock
@@ -117,9 +119,21 @@ class Telemetry:
         now_s = self._clock()
         return Snapshot(
             epoch=self._run.epoch,
-            fragments=summary.fragments(self._run, self._committed_at_s, now_s),
+            fragments=summary.fragments(self._run, self._committed_at_s, self._began_s, now_s),
             totals=summary.totals(self._run, now_s),
             refusals=summary.refusals(self._run),
+        )
+
+    def leading(self, standbys: Mapping[str, bool] | None) -> Leading:
+        """Returns the figures for metrics; ``standbys`` as in :class:`aggregator.process.metrics.Leading`."""
+        now_s, reported = self._clock(), self._snapshot()
+        return leading_of(
+            self._run,
+            fragments=reported.fragments,
+            totals=reported.totals,
+            refusals=reported.refusals,
+            standbys=standbys,
+            now_s=now_s,
         )
 
     def write_report(self) -> None:

@@ -49,6 +49,16 @@ class RoundTimes:
         self._sync_s.add(now_s - closed_at_s)
         self._journey_s.add(now_s - opened_at_s)
 
+    @property
+    def journey_s(self) -> float | None:
+        """Moving average from the opening of a round to its durable version; None before the first."""
+        return self._journey_s.value
+
+    @property
+    def sync_s(self) -> float | None:
+        """Moving average from the closing of a round to its durable version; None before the first."""
+        return self._sync_s.value
+
     def arrivals_p90_s(self) -> float:
         """Returns the time within which nine in ten contributions arrived lately; 0 before the first."""
         if not self._arrivals_s:

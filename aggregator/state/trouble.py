@@ -20,6 +20,10 @@ class Troubles:
         known = self._since.pop(name, None)
         return None if known is None else now_s - known[0]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether something of that name is wrong now."""
+        return name in self._since
+
     def sentences(self, now_s: float) -> tuple[str, ...]:
         """Returns what is wrong now, the oldest first."""
         ordered = sorted(self._since.values())

@@ -169,12 +169,9 @@ class Reporter:
         everything = self._lost or started_s >= self._complete_at_s
         records = self.membership.due(started_s, everything=everything)
         # Copied now: while Redis thinks, the relay goes on counting.
-        refused = {
-            sender: {str(reason): n for reason, n in reasons.items()}
-            for sender, reasons in self._relay.counters.refused.items()
-        }
+        refused = self.refused()
         try:
-            await self._registry.write_broker(self.name, self._broker())
+            await self._registry.write_broker(self.name, self.record())
             await self._registry.write_refusals(f"broker:{self.name}", refused)
             await self._registry.write_members(self.name, records)
         except Unavailable as err:
@@ -190,7 +187,20 @@ class Reporter:
             self._complete_at_s = started_s + REWRITE_S
         return True
 
-    def _broker(self) -> BrokerRecord:
+    def refused(self) -> dict[str, dict[str, int]]:
+        """Returns a copy of sender -> reason -> messages refused."""
+        return {
+            sender: {str(reason): n for reason, n in reasons.items()}
+            for sender, reasons in self._relay.counters.refused.items()
+        }
+
+    @property
+    def lost(self) -> bool:
+        """Whether Redis did not take the last report."""
+        return self._lost
+
+    def record(self) -> BrokerRecord:
+        """Returns the broker's counters of the moment."""
         counters = self._relay.counters
         return BrokerRecord(
             suspect_after_s=self._liveness.suspect_after_s,

@@ -132,3 +132,15 @@ def is_local(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_metrics_address(host: str, port: int) -> None:
+    """Checks the settings ``metrics_host`` and ``metrics_port``.
+
+    Raises:
+        ConfigError: One of them cannot be.
+    """
+    if not 0 <= port <= 65_535:
+        raise ConfigError("metrics_port", port, "must be from 1 to 65535, or 0: no metrics are served")
+    if not host:
+        raise ConfigError("metrics_host", host, "must be an address of this machine, or 0.0.0.0 for all of them")

@@ -12,6 +12,7 @@ in a fixed order, what the time now calls for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from broker.routing.deafness import Carried, Hearing
@@ -21,6 +22,7 @@ from broker.wire.messages import (
     Channel,
     Demand,
     Donor,
+    Fate,
     FetchState,
     FleetState,
     Join,
@@ -179,6 +181,11 @@ class Island:
     def remembered_runs(self) -> int:
         """Returns the number of remembered runs of batches that were not handed over yet."""
         return self._hand_over.remembered_runs
+
+    @property
+    def fates(self) -> Mapping[Fate, int]:
+        """How many contributions of this process were merged, and how many refused for good."""
+        return self._hand_over.fates
 
     @property
     def startable(self) -> bool:

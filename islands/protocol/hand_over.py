@@ -7,6 +7,7 @@ what the aggregator lacks is sent again, after pauses that follow the link.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -61,6 +62,7 @@ class HandOver:
         self._cursors: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> the batch after the last one trained
         self._at_hand = 0  # the share or block that was trained last
         self._asked_from = 0  # the last of which it was said that no other one is known
+        self.fates: Counter[Fate] = Counter()  #: of contributions, by what became of them in the end
         self._seeds_for: dict[int, int] = {}  # shard -> epoch that asked for version 0 last
 
     @property
@@ -298,6 +300,7 @@ class HandOver:
             case Fate.MERGED:
                 self._arrived(pending, now_s)
                 del fragment.outstanding[key]
+                self.fates[Fate.MERGED] += 1
             case Fate.UNKNOWN | Fate.RETRY:
                 pending.arrived = False  # or not any more: what an aggregator held in memory went with it
                 if pending.backoff.due(now_s, carried):
@@ -308,6 +311,7 @@ class HandOver:
                     actions.append(Send(to=AGGREGATOR, message=pending.message))
             case Fate.REFUSED:
                 del fragment.outstanding[key]
+                self.fates[Fate.REFUSED] += 1
                 facts = {
                     "fragment": resolution.fragment_id,
                     "from_step": resolution.from_step,
@@ -338,7 +342,8 @@ class HandOver:
         outstanding = self._training.fragments[version.fragment_id].outstanding
         for merged in version.contributions:
             if (merged.island_id, merged.incarnation) == (self._member.island_id, self._member.incarnation):
-                outstanding.pop((merged.steps.from_step, merged.steps.to_step), None)
+                known = outstanding.pop((merged.steps.from_step, merged.steps.to_step), None)
+                self.fates[Fate.MERGED] += known is not None
 
     def due_again(self, now_s: float) -> None:
         """Marks the contributions in transit as possibly lost: they are sent again once they are known to be."""

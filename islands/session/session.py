@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
+from broker.metrics.serving import served
 from broker.process import logs
 from broker.wire.errors import worth_repeating
 from broker.wire.messages import (
@@ -38,10 +40,12 @@ from broker.wire.messages import (
 from islands.arrays.persistence import Persistence, Verdict, gone
 from islands.arrays.placement import Leaf
 from islands.config import IslandConfig, refusal
+from islands.metrics import IslandSnapshot, families_of, snapshot_of
 from islands.multihost.alone import Alone
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
+from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections
@@ -129,7 +133,8 @@ class Session(CommunicationThread):
 
     async def _serve(self) -> None:
         self._open()
-        async with self._hosts, self._wire, asyncio.TaskGroup() as self._tasks:
+        metrics = served(self._config.metrics_host, self._config.metrics_port, self._figures, families_of)
+        async with metrics, self._hosts, self._wire, asyncio.TaskGroup() as self._tasks:
             for work in (*self._hosts.work(self._config.join_timeout_s), self._begin_run()):
                 self._spawn(work)
             if self._leave_reason is None:
@@ -338,6 +343,12 @@ class Session(CommunicationThread):
             bytes_up=self._wire.bytes_up,
             bytes_down=self._wire.bytes_down,
         )
+
+    def _figures(self) -> IslandSnapshot:
+        heard_at_s, at = self._exchange.broker_heard_at_s, self._exchange.position
+        ago_s = None if heard_at_s is None else self._clock() - heard_at_s
+        now = self._config.run_id, self._core, self._vitals(), Point(at.step, at.tokens), ago_s, self._notes
+        return snapshot_of(*now, wall_s=time.time())
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Logs what the core has to say; what repeats itself, the first time and at each power of ten."""

@@ -40,6 +40,8 @@ def join(
     broker_silent_s: float = 2.0,
     max_message_bytes: int = 1 << 30,
     speaker_address: str = "",
+    metrics_port: int = 0,
+    metrics_host: str = "127.0.0.1",
     check: Callable[[], None] = lambda: None,
 ) -> TorchIsland:
     """Joins a run; returns once the run's parameters, and the optimizer's state if there is one, are in place.
@@ -100,6 +102,8 @@ def join(
         broker_silent_s=broker_silent_s,
         max_message_bytes=max_message_bytes,
         speaker_address=speaker_address,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
         check=check,
     )
     try:

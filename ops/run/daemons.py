@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ops.faults import Role
 from ops.launcher import ROOT
@@ -66,6 +68,11 @@ def processes(
                 ends_by_itself=True,
             )
         )
+    ports = plan.metrics_ports
+    specs = [
+        replace(each, command=[*each.command, "--metrics-port", str(ports[each.name])]) if ports else each
+        for each in specs
+    ]
     if plan.links is None:
         return specs
     return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
@@ -103,6 +110,13 @@ def dashboard(plan: LocalPlan, port: int, *, environment: Mapping[str, str]) -> 
     """Returns the process that serves the page of the run."""
     command = our_command("dashboard", os.fspath(plan.run_dir), "--port", str(port))
     return ProcessSpec(name=DASHBOARD, command=command, environment=environment)
+
+
+def scrape_targets(plan: LocalPlan) -> list[dict[str, Any]]:
+    """Returns where the processes serve metrics, as Prometheus reads it from a file (``file_sd_configs``)."""
+    return [
+        {"targets": [f"127.0.0.1:{port}"], "labels": {"process": name}} for name, port in plan.metrics_ports.items()
+    ]
 
 
 def benchmarks(plan: LocalPlan) -> list[str]:

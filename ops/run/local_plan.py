@@ -63,6 +63,8 @@ _DECIDED_HERE = frozenset(
         "shard",
         "standby",
         "new_lineage",
+        "metrics_port",
+        "metrics_host",
     }
 )
 
@@ -78,6 +80,9 @@ class UpConfig:
     brokers: int = setting(1, "brokers to start; islands leave a silent one for the next")
     redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
     keys: bool = setting(False, "make a key for every process, in the run directory, and use them")
+    metrics: int = setting(
+        0, "serve metrics for Prometheus, each process at a port of its own from this one on; 0: none"
+    )
     pace: tuple[float, ...] = setting(
         (), "least seconds for an inner step: one number for all islands, or one for each"
     )
@@ -116,6 +121,8 @@ class UpConfig:
         for name in ("port", "redis_port"):
             if not 0 <= getattr(self, name) <= 65_534:
                 raise ConfigError(name, getattr(self, name), "must be from 1 to 65534, or 0 to pick a free one")
+        if not 0 <= self.metrics <= 65_535:
+            raise ConfigError("metrics", self.metrics, "must be a port from 1 to 65535, such as 9401, or 0 for none")
         if not 0 <= self.standbys <= 9:
             raise ConfigError("standbys", self.standbys, "must be from 0 to 9; one survives any single failure")
         if self.evaluate_every < 0:
@@ -212,6 +219,12 @@ class LocalPlan:
         if self.up.brokers == 1:
             return {"broker": first}
         return {f"broker-{k}": first + 2 * k for k in range(self.up.brokers)}
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """Name of each process that serves metrics -> its port; empty if none does."""
+        names = (*self.broker_ports, *self.clients) if self.up.metrics else ()
+        return {name: self.up.metrics + k for k, name in enumerate(names)}
 
     @property
     def keys_dir(self) -> Path:
@@ -319,6 +332,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
             raise ConfigError("platform", str(up.platform), cure)
         if up.devices_per_island > 1:
             raise ConfigError("devices_per_island", up.devices_per_island, cure)
+        if up.metrics:
+            cure = "does not go with --profile data-parallel, which has none of the processes that serve metrics"
+            raise ConfigError("metrics", up.metrics, cure)
     for benchmark in up.benchmark:
         check_findable(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
         check_mentioned(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")

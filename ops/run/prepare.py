@@ -95,8 +95,25 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
     again = last_port if last_port and are_free(range(last_port, last_port + ports)) else 0
     port = up.port or again or free_ports(ports)
     plan = local_plan.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    _check_metrics_ports(plan)
     plan = _with_devices(plan)
     return plan if up.link is None else replace(plan, links=_links(plan, up.link))
+
+
+def _check_metrics_ports(plan: LocalPlan) -> None:
+    ports = list(plan.metrics_ports.values())
+    if not ports:
+        return
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as err:
+        raise ConfigError("metrics", plan.up.metrics, "needs a package: pip install 'atoll[metrics]'") from err
+    first, last = min(ports), max(ports)
+    if last > 65_535:
+        raise ConfigError("metrics", first, f"must be at most {65_536 - len(ports)}: {len(ports)} processes serve them")
+    ours = {plan.redis_port} | {port + k for port in plan.broker_ports.values() for k in (0, 1)}
+    if ours & set(ports) or not are_free(ports):
+        raise ConfigError("metrics", first, f"it or another one up to {last} is in use; choose another")
 
 
 def _with_devices(plan: LocalPlan) -> LocalPlan:

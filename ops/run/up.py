@@ -47,6 +47,8 @@ from ops.run.prepare import prepare
 from ops.run.report import Metrics, Report, RunFacts, build_report
 from ops.terminal import Screen
 
+#: Where the processes serve metrics, in the run directory.
+TARGETS_FILE = "metrics.json"
 STATUS_EVERY_S = 1.0
 #: Silence of Redis after which the display says why it stands still.
 STATUS_LATE_S = 10.0
@@ -223,6 +225,12 @@ class LocalRun:
         if self.dashboard is not None:
             cluster.start([daemons.dashboard(plan, self.dashboard, environment=environment)])
             display.note(f"dashboard at http://{HOST}:{self.dashboard}")
+        if plan.metrics_ports:
+            targets = plan.run_dir / TARGETS_FILE
+            run_directory.write(targets, json.dumps(daemons.scrape_targets(plan), indent=1) + "\n")
+            for name, port in plan.metrics_ports.items():
+                display.note(f"metrics of {name} at http://127.0.0.1:{port}/metrics")
+            display.note(f"all of them, for Prometheus' file_sd_configs: {targets}")
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:

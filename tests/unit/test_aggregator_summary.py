@@ -56,7 +56,7 @@ def test_totals_add_up_and_know_the_target():
     made.handle(received(beat(4, **NOTHING_HELD, loss=3.0)), 0.2)
     found = totals(made.run, 0.3)
     assert (found.trained_tokens, found.in_flight_tokens, found.progress, found.loss) == (40, 40, 0.04, 3.0)
-    assert fragments(made.run, {}, 0.3) == []  # nothing is published before all of version 0 is there
+    assert fragments(made.run, {}, 0.0, 0.3) == []  # nothing is published before all of version 0 is there
 
 
 def test_refusals_of_strangers_stand_under_one_name():

@@ -1,0 +1,83 @@
+"""A real Prometheus server with the rules that we ship: an island that is killed makes its alert fire."""
+
+import json
+import shutil
+import subprocess
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from ops.processes.cluster import free_ports
+from tests.local_run import Up, wait_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is a package of Debian"),
+]
+
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
+
+
+@contextmanager
+def prometheus(folder, targets):
+    """Starts a server that scrapes every second; yields what answers questions to its API."""
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "atoll-local", "file_sd_configs": [{"files": [str(targets)]}]}],
+    }
+    folder.mkdir()
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    address = f"127.0.0.1:{free_ports(1)}"
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+
+    def ask(path):
+        with suppress(URLError, ConnectionError), urlopen(f"http://{address}/api/v1/{path}", timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    try:
+        yield ask
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        finally:
+            server.kill()
+
+
+def test_an_island_that_is_killed_makes_its_alert_fire_and_its_return_ends_that(tmp_path):
+    run_dir = tmp_path / "run"
+    quickly = ["--heartbeat-interval-s", "0.2", "--suspect-after-s", "0.8", "--dead-after-s", "2"]
+    flags = ["--islands", "2", "--tokens", "0", "--metrics", free_ports(4), *quickly]
+    with Up(run_dir, *flags) as up:
+        up.wait_for_progress()
+        with prometheus(tmp_path / "prometheus", run_dir / "metrics.json") as ask:
+
+            def healthy():
+                found = ask("targets?state=active") or {"activeTargets": []}
+                return [each["health"] for each in found["activeTargets"]] == ["up"] * 4
+
+            def firing():
+                return {
+                    each["labels"]["alertname"]: each["labels"]
+                    for each in (ask("alerts") or {"alerts": []})["alerts"]
+                    if each["state"] == "firing"
+                }
+
+            wait_for(healthy, "four healthy targets", evidence=lambda: (tmp_path / "prometheus" / "log").read_text())
+            rules = ask("rules")["groups"][0]["rules"]
+            assert {each["health"] for each in rules} <= {"ok", "unknown"}
+            assert firing() == {}
+            with up.nobody_restarts():
+                up.kill("island-1")
+                found = wait_for(lambda: firing().get("AtollIslandSilent"), "alert of the silent island")
+                assert found["island"] == "island-1"
+                assert found["run"] == "run"
+            wait_for(lambda: "AtollIslandSilent" not in firing(), "end of the alert")
+            assert {each["health"] for each in ask("rules")["groups"][0]["rules"]} == {"ok"}
