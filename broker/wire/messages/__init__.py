@@ -11,6 +11,7 @@ the codec derives its strict checks from the annotations. ``payload`` fields tra
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
 from broker.wire.messages.envelope import KINDS, MESSAGE_TYPES, Envelope, Message, kind_of
 from broker.wire.messages.membership import Departure, Join, Leave, Refused, RunSettings, Welcome
+from broker.wire.messages.observation import Inquiry, Observe, Observed
 from broker.wire.messages.recipe import (
     RECIPE,
     Demand,
@@ -60,6 +61,7 @@ from broker.wire.messages.values import (
     StateSource,
     TrainedOn,
     joining,
+    observing,
     standing_by,
 )
 from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want
@@ -94,6 +96,7 @@ __all__ = [
     "Following",
     "Heartbeat",
     "HostPart",
+    "Inquiry",
     "Join",
     "Leave",
     "MESSAGE_TYPES",
@@ -102,6 +105,8 @@ __all__ = [
     "Message",
     "Nothing",
     "OWN_PASS",
+    "Observe",
+    "Observed",
     "OpenRound",
     "Outstanding",
     "PROTOCOL_VERSION",
@@ -137,6 +142,7 @@ __all__ = [
     "Welcome",
     "joining",
     "newness",
+    "observing",
     "recipe_digest",
     "recipe_line",
     "recipe_of",
