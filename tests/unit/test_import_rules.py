@@ -36,6 +36,8 @@ PURE_MODULES = {
     "aggregator.core",
     "aggregator.events",
     "broker.gateway.connections",
+    "broker.observing.answers",
+    "broker.observing.rules",
     "broker.process.transitions",
     "broker.transport.address_rotation",
     "islands.arguments",
