@@ -2,7 +2,8 @@
 
 Shell. Each message becomes an event (:mod:`broker.gateway.arrivals`), is handed to the relay, and what that answers is
 done at once, without waiting: a send that would block goes back to the relay as an event. So nothing that a peer does,
-and nothing that Redis does (:mod:`broker.registry.reporter` has a task of its own), holds up anybody else.
+and nothing that Redis does (:mod:`broker.registry.reporter` and :mod:`broker.observing.desk` have tasks of their own),
+holds up anybody else.
 """
 
 from __future__ import annotations
@@ -31,10 +32,24 @@ from broker.gateway.gate import Gate, GateEvent, draw_afresh
 from broker.gateway.receiving import Intake, Taken
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
+from broker.observing.desk import Desk
 from broker.process import clocks, flags, logs, settings
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter
-from broker.routing.relay import Blocked, Note, Observe, Received, Rejected, Relay, RelayEvent, Send, Tick, Unreachable
+from broker.routing.relay import (
+    Blocked,
+    HangUp,
+    LookUp,
+    Note,
+    Received,
+    Rejected,
+    Relay,
+    RelayEvent,
+    Report,
+    Send,
+    Tick,
+    Unreachable,
+)
 from broker.transport.endpoint import configure_socket
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
@@ -117,13 +132,15 @@ async def serve(
     Raises:
         ConfigError: An address cannot be listened on, or ``redis_url`` is none.
     """
-    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
+    url = config.redis_url or DEFAULT_REDIS_URL
+    registry, shown = Registry(url, config.run_id), Registry(url, config.run_id)  # operations over one may not overlap
     context = zmq.asyncio.Context(io_threads=2)
     draw_afresh()
     try:
-        broker = _Broker(config, registry, context)
+        broker = _Broker(config, registry, shown, context)
     except ConfigError:
         await registry.aclose()
+        await shown.aclose()
         context.term()
         raise
     try:
@@ -142,6 +159,7 @@ async def serve(
     finally:
         broker.close()
         await registry.aclose()
+        await shown.aclose()
         context.term()
     log.info("broker.ended", run=config.run_id)
 
@@ -149,7 +167,7 @@ async def serve(
 class _Broker:
     """Sockets and the relay between them."""
 
-    def __init__(self, config: BrokerConfig, registry: Registry, context: zmq.asyncio.Context) -> None:
+    def __init__(self, config: BrokerConfig, registry: Registry, shown: Registry, context: zmq.asyncio.Context) -> None:
         self._config = config
         self._clock = clocks.monotonic
         self._relay = Relay(config.relay())
@@ -161,6 +179,7 @@ class _Broker:
             interval_s=config.report_interval_s,
             clock=self._clock,
         )
+        self._desk = Desk(shown, self._handle, clock=self._clock)
         self._limits: dict[Channel, Limits] = {
             Channel.CONTROL: config.control_limits(),
             Channel.BULK: config.limits(),
@@ -250,6 +269,7 @@ class _Broker:
                 group.create_task(self._receive(Channel.BULK), name="bulk"),
                 group.create_task(self._keep_time(), name="time"),
                 group.create_task(self._reporter.run(), name="reporter"),
+                group.create_task(self._desk.run(), name="observers"),
                 group.create_task(self._gate.answer(), name="keys"),
                 group.create_task(self._gate.listen(Channel.CONTROL), name="control connections"),
                 group.create_task(self._gate.listen(Channel.BULK), name="bulk connections"),
@@ -275,7 +295,7 @@ class _Broker:
             taken = await intake.take()
             key = self._gate.key_of(channel, taken)
             if key is not None:
-                self._handle(self._accounted(await verified(event_of(channel, taken, limits, key)), taken))
+                self._handle(self._accounted(await verified(event_of(channel, taken, limits, key)), taken), taken)
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)
@@ -303,8 +323,11 @@ class _Broker:
 
     # --- what the relay wants done ---
 
-    def _handle(self, event: RelayEvent | GateEvent) -> None:
-        """Hands an event to the relay, carries out what it answers, and hands back what could not be sent."""
+    def _handle(self, event: RelayEvent | GateEvent, taken: Taken | None = None) -> None:
+        """Hands an event to the relay, carries out what it answers, and hands back what could not be sent.
+
+        ``taken`` is the message that the event tells of, if it is one.
+        """
         now_s = self._clock()
         actions = deque(self._relay.handle(event, now_s))
         while actions:
@@ -313,10 +336,15 @@ class _Broker:
                     failure = self._send(send)
                     if failure is not None:
                         actions.extend(self._relay.handle(failure, now_s))
-                case Observe(envelope=envelope):
+                case Report(envelope=envelope):
                     self._reporter.membership.observe(envelope, now_s)
                 case Note(event=name, fields=fields, warning=warning):
                     (log.warning if warning else log.info)(name, **fields)
+                case LookUp() as question:
+                    self._desk.ask(question)
+                case HangUp(channel=channel, why=why):
+                    if taken is not None:
+                        self._gate.show_out(channel, taken.frames[0], why)
                 case other:
                     assert_never(other)
         deadline_s = self._relay.next_deadline_s()

@@ -1,4 +1,4 @@
-"""The aggregator's reports to Redis: model versions, totals, refusals, the lease and events.
+"""The aggregator's reports to Redis: model versions and who is in them, totals, refusals, the lease and events.
 
 Shell. Redis is a place to look, never a step on anyone's way: a task of its own writes what has changed, coalesced, and
 everything every few seconds and after an outage, so that a Redis that was away or came back empty ends up right.
@@ -26,6 +26,10 @@ REWRITE_S = 5.0
 PAUSE_S = 0.1
 #: Events kept while Redis is away; the oldest are dropped.
 MAX_EVENTS = 1000
+#: Likewise of versions.
+MAX_VERSIONS = 200
+#: Contributions that are told of one version; of more the lightest are only counted.
+MAX_CONTRIBUTIONS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Reporter:
         self._clock = clock
         self._interval_s = interval_s
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self._versions: deque[dict[str, Any]] = deque(maxlen=MAX_VERSIONS)
         self._number = 0
         self._written: dict[int, int] = {}  # fragment -> version that stands there
         self._changed = asyncio.Event()
@@ -81,6 +86,12 @@ class Reporter:
         """Remembers an event for the stream; numbered, since an outage may leave a copy there."""
         self._number += 1
         self._events.append({"n": self._number, "event": name, **fields})
+
+    def committed(self, fields: Mapping[str, Any]) -> None:
+        """Remembers who is in a version: the fields of its note."""
+        everybody = fields["contributions"]
+        told = sorted(everybody, key=lambda each: -each["merge_weight"])[:MAX_CONTRIBUTIONS]
+        self._versions.append({**fields, "contributions": told, "left_out": len(everybody) - len(told)})
 
     def changed(self) -> None:
         """Asks for a write soon."""
@@ -104,13 +115,14 @@ class Reporter:
         everything = self._lost or started_s >= self._complete_at_s
         now = self._collect()
         due = [each for each in now.fragments if everything or self._written.get(each.fragment_id) != each.version]
-        events = list(self._events)
+        events, versions = list(self._events), list(self._versions)
         try:
             if self._lease is not None:
                 await self._lead(self._lease, now.epoch)
             taken = await self._registry.write_fragments(due)
             await self._registry.write_totals(now.totals, self._shard)
             await self._registry.write_refusals(aggregator_source(self._shard), now.refusals)
+            await self._registry.write_versions([{**each, "epoch": now.epoch} for each in versions])
             await self._registry.append_events(events)
         except Unavailable as err:
             if not self._lost:
@@ -123,6 +135,8 @@ class Reporter:
         last = events[-1]["n"] if events else 0
         while self._events and self._events[0]["n"] <= last:
             self._events.popleft()
+        while self._versions and any(self._versions[0] is each for each in versions):
+            self._versions.popleft()
         if taken == len(due):
             self._written.update({each.fragment_id: each.version for each in due})
         if everything:

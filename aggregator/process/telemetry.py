@@ -93,6 +93,8 @@ class Telemetry:
         """Takes down what was decided."""
         if self._tape is not None:
             self._tape.write(note_line(note, now_s))
+        if note.name == "version.committed":
+            self._reporter.committed(note.fields)
         worth_reading = self._notes.write(note)
         if worth_reading is not None:
             self._reporter.note(note.name, worth_reading)

@@ -14,6 +14,7 @@ aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
     refusals:{source}   hash         island id -> JSON of reason -> count, as counted by aggregator or broker:{broker}
     lease:{shard}       hash         who leads; :mod:`aggregator.process.lease` changes it, by compare-and-set alone
     events              stream       capped; one JSON object in the field ``event``
+    versions:{fragment} hash         version -> JSON of who is in it, of the newest ``KEEP_VERSIONS``
 
 and ``atoll:runs`` is a sorted set of run ids: ``up`` takes one that no run here has (:meth:`Registry.claim`).
 
@@ -40,11 +41,21 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
-from broker.registry import redis_address, redis_errors
+from broker.registry import redis_address, redis_errors, scripts
 from broker.routing.directory import MAX_SHARDS
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.masking import shown
-from broker.wire.records import BrokerRecord, FragmentRecord, LeaseView, MemberRecord, RunTotals, Snapshot
+from broker.wire.records import (
+    BrokerRecord,
+    EventNumber,
+    FragmentRecord,
+    KeptVersion,
+    LeaseView,
+    MemberRecord,
+    NumberedEvent,
+    RunTotals,
+    Snapshot,
+)
 
 __all__ = ["BrokerRecord", "FragmentRecord", "MemberRecord", "Registry", "RunTotals", "Snapshot"]
 
@@ -52,66 +63,13 @@ T = TypeVar("T")
 
 KEEP_S = 7 * 24 * 3600
 MAX_EVENTS = 10_000
+#: Of each fragment. Of 24 fragments and 200 islands they take 35 MB.
+KEEP_VERSIONS = 40
 RUNS = "atoll:runs"
 
 #: A registry that is slower than this is as good as gone: nobody waits for it.
 CONNECT_TIMEOUT_S = 0.5
 ANSWER_TIMEOUT_S = 1.0
-
-
-#: Writes records of fragments unless a later version stands there: a deposed aggregator may still be writing.
-_WRITE_FRAGMENTS = """
-local written = 0
-for i = 2, #ARGV, 4 do
-  local held = redis.call('HGET', KEYS[1], ARGV[i])
-  local later = false
-  if held then
-    local epoch, version = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-    held = cjson.decode(held)
-    later = held.epoch > epoch or (held.epoch == epoch and held.version > version)
-  end
-  if not later then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 3])
-    written = written + 1
-  end
-end
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-return written
-"""
-
-#: Writes what a broker has heard of islands, unless another one has heard of them since: who has left for it is
-#: remembered here for a while, and written with all else. A time that has not come yet is not believed: clocks go back.
-_WRITE_MEMBERS = """
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
-local written = 0
-for i = 3, #ARGV, 3 do
-  local island, heard = ARGV[i], now - tonumber(ARGV[i + 1])
-  local key = KEYS[2] .. island
-  local other = redis.call('HGET', key, 'broker')
-  local held = tonumber(redis.call('ZSCORE', KEYS[1], island) or '-1')
-  if not other or other == ARGV[2] or held <= heard or held > now then
-    redis.call('ZADD', KEYS[1], string.format('%.6f', heard), island)
-    redis.call('HSET', key, 'broker', ARGV[2], unpack(cjson.decode(ARGV[i + 2])))
-    redis.call('EXPIRE', key, ARGV[1])
-    written = written + 1
-  end
-end
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-return written
-"""
-
-#: Takes the name of a run, unless a run has it: one that was written to within a week, or that anybody ever led.
-_CLAIM = """
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
-local written = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if redis.call('EXISTS', KEYS[2]) == 1 or (written and now - tonumber(written) < tonumber(ARGV[2])) then
-  return 0
-end
-redis.call('ZADD', KEYS[1], string.format('%.6f', now), ARGV[1])
-return 1
-"""
 
 
 def aggregator_source(shard: int) -> str:
@@ -158,8 +116,8 @@ class Registry:
         except (ValueError, TypeError, RedisError) as err:
             cure = f"redis-py does not take it ({type(err).__name__}); {redis_address.CURE}"
             raise ConfigError(field, self.address, cure) from err
-        self._write_fragments = self._redis.register_script(_WRITE_FRAGMENTS)
-        self._write_members = self._redis.register_script(_WRITE_MEMBERS)
+        self._write_fragments = self._redis.register_script(scripts.WRITE_FRAGMENTS)
+        self._write_members = self._redis.register_script(scripts.WRITE_MEMBERS)
 
     async def aclose(self) -> None:
         """Closes the connection."""
@@ -172,7 +130,7 @@ class Registry:
 
         async def claim(_: aioredis.Redis) -> bool:
             keys, arguments = [RUNS, self._key("lease", "0")], [self.run_id, str(KEEP_S)]
-            return bool(await self.script(_CLAIM)(keys=keys, args=arguments))
+            return bool(await self.script(scripts.CLAIM)(keys=keys, args=arguments))
 
         return await self.attempt(claim)
 
@@ -272,6 +230,30 @@ class Registry:
 
         await self._attempt(write)
 
+    async def write_versions(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes who is in some versions; a row has at least ``fragment`` and ``version``. Old ones fall out."""
+        if not rows:
+            return
+        keys = sorted({self._key("versions", str(row["fragment"])) for row in rows})
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for row in rows:
+                    entry = {str(row["version"]): json.dumps(dict(row), default=str)}
+                    pipe.hset(self._key("versions", str(row["fragment"])), mapping=cast(Any, entry))
+                for key in keys:
+                    pipe.expire(key, KEEP_S)
+                for key in keys:
+                    pipe.hkeys(key)
+                kept = (await pipe.execute())[-len(keys) :]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for key, versions in zip(keys, kept, strict=True):
+                    for version in sorted(map(int, versions))[:-KEEP_VERSIONS]:
+                        pipe.hdel(key, str(version))
+                await pipe.execute()
+
+        await self._attempt(write)
+
     # --- written by whoever evaluates the run ---
 
     async def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
@@ -328,17 +310,33 @@ class Registry:
 
     async def read_events(self, count: int = 100) -> list[dict[str, Any]]:
         """Reads the newest events, oldest first."""
-        return [event for _, event in await self.read_timed_events(count)]
 
-    async def read_timed_events(self, count: int) -> list[tuple[float, dict[str, Any]]]:
-        """Reads the same, each with the time at which it was written, by the clock of Redis."""
-
-        async def read() -> list[tuple[float, dict[str, Any]]]:
+        async def read() -> list[dict[str, Any]]:
             entries: Any = await self._redis.xrevrange(self._key("events"), count=count)
-            return [
-                (int(number.partition("-")[0]) / 1000, json.loads(entry["event"]))
-                for number, entry in reversed(entries)
-            ]
+            return [json.loads(entry["event"]) for _, entry in reversed(entries)]
+
+        return await self._attempt(read)
+
+    async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]:
+        """Reads the first ``count`` events after a number, oldest first; after (0, 0): from the oldest on."""
+
+        async def read() -> list[NumberedEvent]:
+            ms, n = after
+            entries: Any = await self._redis.xrange(self._key("events"), min=f"{ms}-{n + 1}", count=count)
+            return [(_number(number), json.loads(entry["event"])) for number, entry in entries]
+
+        return await self._attempt(read)
+
+    async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion:
+        """Reads who is in a version of a fragment; None: in its newest one."""
+        key = self._key("versions", str(fragment_id))
+
+        async def read() -> KeptVersion:
+            known = sorted(int(each) for each in await cast(Awaitable[list[str]], self._redis.hkeys(key)))
+            wanted = version if version is not None else known[-1] if known else -1
+            found = await cast(Awaitable[str | None], self._redis.hget(key, str(wanted))) if wanted in known else None
+            row = None if found is None else json.loads(found)
+            return KeptVersion(fragment_id=fragment_id, found=row, known=tuple(known))
 
         return await self._attempt(read)
 
@@ -412,6 +410,11 @@ def _fields(record: Any, without: tuple[str, ...] = ()) -> dict[Any, Any]:
 
 def _values(fields: Mapping[str, str]) -> dict[str, Any]:
     return {name: json.loads(value) for name, value in fields.items()}
+
+
+def _number(text: str) -> EventNumber:
+    ms, _, n = text.partition("-")
+    return int(ms), int(n)
 
 
 def _seconds(time: tuple[int, int]) -> float:

@@ -11,11 +11,13 @@ from collections import Counter
 from broker.routing.directory import UNKNOWN, Directory
 from broker.routing.events import (
     Blocked,
+    HangUp,
+    LookUp,
     Note,
-    Observe,
     Refusal,
     RelayAction,
     RelayCounters,
+    Report,
     Send,
     TurnedAway,
     Unreachable,
@@ -45,7 +47,7 @@ class Actions:
         actions, self._actions = self._actions, []
         return actions
 
-    def add(self, action: Note | Observe) -> None:
+    def add(self, action: Note | Report | LookUp | HangUp) -> None:
         """Puts in what is no message."""
         self._actions.append(action)
 
@@ -71,13 +73,13 @@ class Actions:
         self.counters.sent_messages -= 1
         self.counters.sent_bytes -= event.size_bytes
 
-    def reply(self, channel: Channel, peer: bytes, to: str, message: m.Message) -> None:
-        """Sends a message of the broker's own."""
+    def reply(self, channel: Channel, peer: bytes, to: str, message: m.Message, size_bytes: int = 0) -> None:
+        """Sends a message of the broker's own; the size of a small one is not counted."""
         self._sequence += 1
         envelope = Envelope(
             run_id=self._run_id, sender=BROKER, incarnation=0, sequence=self._sequence, to=to, message=message
         )
-        self.send(channel, peer, envelope, 0)
+        self.send(channel, peer, envelope, size_bytes)
 
     # --- refusing ---
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.routing.window import Window
-from broker.wire.messages import AGGREGATOR, Channel, Follow, Standing, joining, newness, standing_by
+from broker.wire.messages import AGGREGATOR, Channel, Follow, Standing, joining, newness, observing, standing_by
 
 #: The name under which refusals are counted while the sender is not known.
 UNKNOWN = "(unknown)"
@@ -20,6 +20,7 @@ MAX_SHARDS = 64
 
 JOINING = joining("")
 STANDBY = standing_by("")
+OBSERVING = observing("")
 #: So far behind the highest number one that is new is still known to be new; one further behind counts as seen.
 WINDOW = 4096
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from broker.routing.deafness import Carried
 from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity
-from broker.wire.messages import Channel, Envelope, Reason
+from broker.wire.messages import Channel, Envelope, Observed, Reason
 
 _MIB = 1 << 20
 
@@ -124,7 +124,16 @@ class TurnedAway:
     detail: str
 
 
-RelayEvent = Received | Rejected | Blocked | Unreachable | Tick | AllowListChanged | TurnedAway
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedUp:
+    """The answer to a :class:`LookUp`, for the observer ``to`` behind a bulk connection."""
+
+    peer: bytes
+    to: str
+    message: Observed
+
+
+RelayEvent = Received | Rejected | Blocked | Unreachable | Tick | AllowListChanged | TurnedAway | LookedUp
 
 
 # --- actions ----------------------------------------------------------------------------------------------------
@@ -141,7 +150,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observe:
+class Report:
     """A message that says something about membership: for the registry."""
 
     envelope: Envelope
@@ -156,7 +165,23 @@ class Note:
     warning: bool = False
 
 
-RelayAction = Send | Observe | Note
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookUp:
+    """A question of an observer: for who reads Redis, and answers with :class:`LookedUp` some time."""
+
+    peer: bytes
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangUp:
+    """End the connection by which the message came that is being handled."""
+
+    channel: Channel
+    why: str
+
+
+RelayAction = Send | Report | Note | LookUp | HangUp
 
 #: Why a message is not taken: the reason, and a detail for people.
 Refusal = tuple[Reason, str]

@@ -6,8 +6,9 @@ with the time, and carries out the actions that come back, in order. It calls ag
 
 This module says which way a message goes. Whether it goes at all is asked of :mod:`broker.routing.bindings` (whose key
 it came under), :mod:`broker.routing.rights` (who may say what) and :mod:`broker.routing.presence` (who is heard, who
-was replaced or fell silent). :mod:`broker.routing.deliveries` keeps what is large until somebody takes it, and
-:mod:`broker.routing.actions` collects the actions, counts them, and words refusals.
+was replaced or fell silent), and of questions :mod:`broker.observing.rules`. :mod:`broker.routing.deliveries` keeps
+what is large until somebody takes it, and :mod:`broker.routing.actions` collects the actions, counts them, and words
+refusals.
 
 *Keys.* Once :class:`AllowListChanged` has come, each message must also fit the key of its connection: the sender is who
 the key belongs to, and an island joins under no other name. Without keys a sender's name is believed.
@@ -29,6 +30,7 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Follow FollowBulk              standby -> here and the leader       both      repeated
     Probe                          anybody -> here: answered            bulk      asked again
     Replica ReplicaRun             leader -> the standby in ``to``      bulk      repeated; dropped if nobody takes it
+    Observe                        observer -> here: to be looked up    bulk      asked again; too often is refused
 
 Control messages never wait behind bulk bytes: what cannot be sent is dropped and counted, since all of them are
 repeated; so is what one island gives another of its optimizer's state, which the receiver asks for part by part.
@@ -37,6 +39,7 @@ Nothing a peer sends makes this object grow beyond its limits.
 
 from __future__ import annotations
 
+from broker.observing.rules import Observers
 from broker.routing.actions import Actions
 from broker.routing.bindings import Bindings
 from broker.routing.deliveries import Deliveries
@@ -44,8 +47,10 @@ from broker.routing.directory import Directory, Leader, Peer
 from broker.routing.events import (
     AllowListChanged,
     Blocked,
+    HangUp,
+    LookedUp,
+    LookUp,
     Note,
-    Observe,
     Received,
     Refusal,
     Rejected,
@@ -53,6 +58,7 @@ from broker.routing.events import (
     RelayConfig,
     RelayCounters,
     RelayEvent,
+    Report,
     Send,
     Tick,
     TurnedAway,
@@ -77,10 +83,13 @@ __all__ = [
     "Tick",
     "AllowListChanged",
     "TurnedAway",
+    "LookedUp",
     "RelayAction",
     "Send",
-    "Observe",
+    "Report",
     "Note",
+    "LookUp",
+    "HangUp",
 ]
 
 #: An aggregator that has not answered an island for so long leaves it to the broker to say that somebody is there;
@@ -99,6 +108,7 @@ class Relay:
         self.counters = self._out.counters
         self._deliveries = Deliveries(config, self._who, self._out)
         self._presence = Presence(config, self._who, self._deliveries, self._out)
+        self._observers = Observers()
 
     # --- what the driver calls ---
 
@@ -123,12 +133,15 @@ class Relay:
             case Unreachable():
                 self._out.unsend(event)
                 self._who.close(event.channel, event.peer)
+                self._observers.forget(event.peer)
                 self._deliveries.give_up(event)
             case AllowListChanged(allowed=allowed):
                 self._bindings.replace(allowed)
                 self._presence.revoke(self._bindings)
             case TurnedAway():
                 self._out.turn_away(event)
+            case LookedUp(peer=peer, to=to, message=answer):
+                self._out.reply(Channel.BULK, peer, to, answer, len(answer.record))
             case Tick():
                 pass
         self._presence.lose_silent_leaders(now_s)
@@ -189,6 +202,8 @@ class Relay:
                 return self._from_aggregator(event, now_s)
             case m.Follow() | m.FollowBulk() as follow:
                 return self._follow(event, follow, now_s)
+            case m.Observe():
+                return self._observe(event, now_s)
             case _:
                 return self._from_island(event, now_s)
 
@@ -222,7 +237,7 @@ class Relay:
             case m.Nothing(fragment_id=p):
                 self._to_shard(shard_of(p, self._who.shards), event)
             case m.Heartbeat() | m.Leave():
-                self._out.add(Observe(envelope=envelope))
+                self._out.add(Report(envelope=envelope))
                 led = self._to_shard(0, event)
                 for shard in range(1, self._who.shards):
                     self._to_shard(shard, event)
@@ -287,7 +302,7 @@ class Relay:
                 known = self._who.peers.get(island_id)
                 if known is not None and incarnation > known.incarnation:
                     self._presence.enter(island_id, incarnation, now_s)  # from here on its earlier lives are fenced
-                self._out.add(Observe(envelope=envelope))
+                self._out.add(Report(envelope=envelope))
             case m.FleetState(phase=m.Phase.ENDED):
                 leader.ended = True
             case _:
@@ -319,6 +334,19 @@ class Relay:
         self._out.reply(event.channel, event.peer, peer.name, following)
         self._to_shard(shard, event)
         return None
+
+    # --- from observers ---
+
+    def _observe(self, event: Received, now_s: float) -> Refusal | None:
+        """Has a question looked up, unless its observer asks too often; one that goes on and on is hung up."""
+        refusal, hang_up = self._observers.hear(event.peer, event.envelope.sequence, now_s)
+        if refusal is None:
+            self._out.add(LookUp(peer=event.peer, envelope=event.envelope))
+        elif refusal[0] is Reason.REPLAYED:
+            self.counters.repeated_messages += 1
+        if hang_up:
+            self._out.add(HangUp(channel=event.channel, why="an observer asked on after many refusals"))
+        return refusal
 
     # --- onwards ---
 

@@ -6,7 +6,7 @@ Whether the sender is who it says is another question: :mod:`broker.routing.bind
 
 from __future__ import annotations
 
-from broker.routing.directory import JOINING, STANDBY
+from broker.routing.directory import JOINING, OBSERVING, STANDBY
 from broker.routing.events import Received, Refusal
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
@@ -22,6 +22,7 @@ def improper(event: Received, *, run_id: str) -> Refusal | None:
     if sender == BROKER:
         return Reason.WRONG_ROLE, f"sender is {BROKER}, a name that no peer may have"
     role = Role.STANDBY if sender.startswith(STANDBY) else Role.ISLAND
+    role = Role.OBSERVER if sender.startswith(OBSERVING) else role
     role = Role.AGGREGATOR if sender == AGGREGATOR else role
     may_send = kind.role is role or (kind is m.Refused and role is Role.AGGREGATOR)
     if not may_send:

@@ -57,6 +57,7 @@ class Connection:
 
     Attributes:
         connections: How many there were, up to now.
+        reached: Something at the address has taken a connection since the last one that stood, be it in vain.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Connection:
         self._trying = True
         self._fd: int | None = None  # the descriptor of the connection
         self.connections = 0
+        self.reached = False
         watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._watcher = sock.get_monitor_socket(watched | zmq.EVENT_CONNECT_RETRIED)
         # Read without asyncio: the monitor is asked, never waited for.
@@ -113,7 +115,7 @@ class Connection:
                 continue  # an attempt at another address, which is being given up
             match seen["event"]:
                 case zmq.EVENT_CONNECTED:
-                    self._fd = seen["value"]
+                    self._fd, self.reached = seen["value"], True
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._down_since_s = None
                     self.connections += 1
@@ -124,6 +126,8 @@ class Connection:
                         rotation.failed(now_s)
                     self._trying = True
                 case _:
+                    if self._down_since_s is None:
+                        self.reached = False
                     if rotation is not None:
                         (rotation.lost if self._down_since_s is None else rotation.failed)(now_s)
                     self._down_since_s, self._trying, self._fd = now_s, False, None

@@ -192,6 +192,12 @@ class Endpoint:
         return self._line.connections if self._line is not None and self._line.stands else 0
 
     @property
+    def reached(self) -> bool:
+        """Whether anything at the address takes connections, be it in vain: another protocol, or no such key."""
+        self._look_after_line()
+        return self._line is not None and self._line.reached
+
+    @property
     def carried(self) -> Carried | None:
         """Returns the bytes that the kernel has carried over the connection; None without one, or if it is not TCP."""
         self._look_after_line()

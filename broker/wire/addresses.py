@@ -112,7 +112,7 @@ def check_exposure(address: str, *, setting: str, key: Path | None, insecure: bo
     if key is not None and insecure:
         raise ConfigError("insecure", True, "contradicts key: with a key nothing is insecure; leave one of them out")
     if key is None and not insecure and not is_local(address):
-        name = " NAME" if role is KeyRole.ISLAND else ""
+        name = " NAME" if role in (KeyRole.ISLAND, KeyRole.OBSERVER) else ""
         cure = (
             f"needs keys outside this machine: make one with `atoll keys new {role}{name}` and give its secret file "
             "with --key; or accept with --insecure that anybody who reaches the ports can take part"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from broker.wire.errors import ConfigError
-from broker.wire.messages.values import AGGREGATOR, BROKER, joining, standing_by
+from broker.wire.messages.values import AGGREGATOR, BROKER, joining, observing, standing_by
 from broker.wire.names import check_name
 
 #: In place of an island's name: any island. Its holders can pass for each other, and for nobody else.
@@ -34,7 +34,7 @@ class KeyRole(StrEnum):
     BROKER = "broker"
     AGGREGATOR = "aggregator"  # leading or standing by
     ISLAND = "island"
-    OBSERVER = "observer"  # may connect, and measure the way
+    OBSERVER = "observer"  # asks about the run, measures the way, and takes no part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,17 @@ class Identity:
         return str(self.role) if self.name == self.role else f"{self.role}-{self.name}"
 
     def may_speak_as(self, sender: str) -> bool:
-        """Whether ``sender`` in a header is who this is, or was: an island that joins has no id yet."""
+        """Whether ``sender`` in a header is who this is, or was: an island that joins has no id yet.
+
+        An island's key is not good for questions: what other islands do is nothing that it need know.
+        """
         match self.role:
             case KeyRole.AGGREGATOR:
                 return sender == AGGREGATOR or sender.startswith(standing_by(""))
             case KeyRole.ISLAND:
                 return sender.startswith(joining("")) or self.may_be(sender)
+            case KeyRole.OBSERVER:
+                return sender.startswith(observing(""))
             case _:
                 return False
 

@@ -179,3 +179,24 @@ class Snapshot:
     def empty(self) -> bool:
         """Whether nobody has written anything about this run."""
         return not (self.heard_at_s or self.fragments or self.totals or self.brokers)
+
+
+#: The place of an event in the stream of a run: milliseconds by the clock of Redis, and a count within one of them.
+EventNumber = tuple[int, int]
+
+#: An event with its number.
+NumberedEvent = tuple[EventNumber, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptVersion:
+    """One version of a fragment as Redis keeps it; the newest ones only, and none that nobody contributed to.
+
+    Attributes:
+        found: What its aggregator noted when it was made; None: this version is not there.
+        known: The versions of this fragment that are, in order.
+    """
+
+    fragment_id: int
+    found: Mapping[str, Any] | None
+    known: Sequence[int]

@@ -55,7 +55,7 @@ _SIGNED = frozenset({"loss"})
 #: Free text that explains; when we write it, it is cleaned and cut, for a remark must never cost the message.
 _REMARKS = frozenset({"detail", "reason"})
 
-_ADDRESS = re.compile(rf"((join|standby):)?{NAME}", re.ASCII)
+_ADDRESS = re.compile(rf"((join|standby|observer):)?{NAME}", re.ASCII)
 
 
 class Unfit(Exception):
@@ -186,7 +186,7 @@ def island_id(value: Any) -> str:
 def address(value: Any) -> str:
     """Returns ``value`` if it can stand in ``sender`` or ``to``; raises :class:`Unfit` otherwise."""
     if type(value) is not str or not _ADDRESS.fullmatch(value):
-        raise Unfit(value, "an id, join: with a nonce, standby: with a name, aggregator or broker")
+        raise Unfit(value, "an id, join: with a nonce, standby: or observer: with a name, aggregator or broker")
     return value
 
 

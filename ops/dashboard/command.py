@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import os
 import socket
 import sys
 from pathlib import Path
 
+from broker.observing.client import ObservedRun
 from broker.wire.errors import ConfigError, Unavailable
 from ops.dashboard.watched_run import WatchedRun
+from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, add_key_flags, observed_run
 
 HOST, PORT = "127.0.0.1", 7080
 #: An answer that is on its way when the server ends.
@@ -23,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="directory of a run of `up`, live or ended"
     )
     parser.add_argument("--redis", metavar="URL", help="address of Redis, for a run that has no directory here")
+    parser.add_argument("--broker", metavar=BROKER_METAVAR, help=BROKER_HELP)
+    add_key_flags(parser)
     parser.add_argument("--run", metavar="TEXT", default="", help="name of the run (default: written to last)")
     parser.add_argument("--host", metavar="ADDRESS", default=HOST, help=f"where to listen (default: {HOST})")
     parser.add_argument("--port", metavar="PORT", type=int, default=PORT, help=f"0: any that is free (default: {PORT})")
@@ -33,13 +38,24 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: There is no such run, or nothing to ask; or the packages of the extra are missing.
-        Unavailable: The address is taken.
+        Unavailable: The address is taken, or the broker does not answer.
     """
-    if args.run_dir is None and args.redis is None:
-        raise ConfigError("RUN_DIR", "", "is missing: name the directory of a run, or --redis URL")
-    watched = WatchedRun(args.run_dir, args.redis, args.run)
+    observed = observed_run(args.broker, args)
+    if args.run_dir is None and args.redis is None and observed is None:
+        raise ConfigError("RUN_DIR", "", "is missing: name the directory of a run, --redis URL, or --broker ADDRESS")
+    if args.run_dir is not None and observed is not None:
+        raise ConfigError("broker", args.broker, "contradicts RUN_DIR: a run that has a directory here needs no broker")
+    if observed is not None:
+        asyncio.run(_try_out(observed))
+    watched = WatchedRun(args.run_dir, args.redis, args.run, observed=observed)
     serve(watched, listen(args.host, args.port))
     return 0
+
+
+async def _try_out(run: ObservedRun) -> None:
+    """Asks once: who has no key, or the wrong address, is told so at once, and not by an empty page."""
+    async with contextlib.aclosing(run):
+        await run.read()
 
 
 def listen(host: str, port: int) -> socket.socket:

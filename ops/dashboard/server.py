@@ -34,7 +34,7 @@ def application(run: WatchedRun) -> Starlette:
 
     async def version(request: Request) -> Response:
         path = request.path_params
-        found = await asyncio.to_thread(run.version, path["fragment"], path["version"])
+        found = await run.version(path["fragment"], path["version"])
         if found is None:
             return JSONResponse({"error": "nothing is known of this version here"}, status_code=404)
         return JSONResponse(found)

@@ -1,24 +1,28 @@
 """The run that is looked at: its tapes, and what stands in Redis; nobody of it is asked, and nothing is written.
 
 With a run's directory the tapes tell what has happened, and its Redis, while there is one, who lives now. With the
-address of a Redis alone the events in it tell both, from a few thousand events ago on.
+address of a Redis alone, or of a broker that shows it, the events in it tell both, from a few thousand events ago on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from broker.observing.client import ObservedRun
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS, History
-from ops.inspect.explain import explain, ledgers_in, tapes_in, target_of
+from ops.inspect.explain import explain, explain_from, ledgers_in, tapes_in, target_of
 from ops.inspect.run_status import Status, status_of
+from ops.inspect.source import RunReader
 from ops.inspect.status import address_in
 from ops.processes.told import FILE
 from ops.run_directory import in_use
@@ -26,10 +30,14 @@ from ops.text import finite
 
 #: How often tapes and Redis are looked at. An island that falls silent is seen after two seconds of silence.
 LOOK_EVERY_S = 0.25
+#: Likewise at a broker, which answers some questions a second; each look has two.
+ASK_EVERY_S = 0.5
 #: Of a tape, before a page that asks is answered: some 20 ms.
 LINES_AT_A_TIME = 1000
-#: Events of a Redis that are read at a time.
-EVENTS = 2000
+#: Events of a Redis that are read at a time, and in how many readings those of one look.
+EVENTS, READINGS = 2000, 5
+#: Latest events that are compared with a new one: after an outage an aggregator may write some again.
+COPIES = 1000
 
 
 class WatchedRun:
@@ -39,19 +47,25 @@ class WatchedRun:
         run_dir: Of a run of ``up``, live or ended; None: Redis alone.
         url: Of Redis; None: that of the directory.
         run_id: Empty: the run of the directory, or the one that Redis was written to last.
+        observed: In place of a directory and of Redis: the run as a broker shows it.
 
     Raises:
         ConfigError: ``run_dir`` is none.
     """
 
-    def __init__(self, run_dir: Path | None, url: str | None, run_id: str) -> None:
+    def __init__(
+        self, run_dir: Path | None, url: str | None, run_id: str, *, observed: ObservedRun | None = None
+    ) -> None:
         self._run_dir, self._url = run_dir, url
         self.run_id, self.history = run_id, History()
         self.status: Status | None = None
         self.failure = ""
         self._tapes = FollowedTapes()
-        self._registry: Registry | None = None
-        self._event = 0  # number of the last one that was read
+        self._observed = observed
+        self._reader: RunReader | None = observed
+        self._reading = asyncio.Lock()  # one operation at a time
+        self._event = (0, 0)  # number of the last one that was read
+        self._copies: deque[str] = deque(maxlen=COPIES)
         if run_dir is not None:
             address = address_in(run_dir)
             self.run_id = run_id or address.run_id or run_dir.name
@@ -71,7 +85,8 @@ class WatchedRun:
                     await asyncio.sleep(0)
                 await self._ask()
                 if not self._tapes.behind:
-                    await asyncio.sleep(max(0.05, LOOK_EVERY_S - (time.monotonic() - began_s)))
+                    every_s = LOOK_EVERY_S if self._observed is None else ASK_EVERY_S
+                    await asyncio.sleep(max(0.05, every_s - (time.monotonic() - began_s)))
         except Exception as err:
             self.failure = f"The dashboard follows the run no more ({type(err).__name__}: {err}): what is shown is old."
             raise
@@ -92,15 +107,18 @@ class WatchedRun:
 
     async def _ask(self) -> None:
         """Reads from Redis who lives, and with no tape what has happened."""
-        if self._url is None:
+        if self._reader is None and self._url is None:
             return
         try:
-            if self._registry is None:
-                self._registry = await self._connect(self._url)
-            snapshot = await self._registry.read()
+            if self._reader is None:
+                assert self._url is not None
+                self._reader = await self._connect(self._url)
+            async with self._reading:
+                snapshot = await self._reader.read()
+            self.run_id = snapshot.run_id
             self.status = status_of(snapshot, snapshot.now_s)
             if self._run_dir is None or not tapes_in(self._run_dir):
-                await self._events(self._registry)
+                await self._events(self._reader)
                 self.history.at(snapshot.now_s)
                 for name, each in self.status.islands.items():
                     if each.last_seen_s < 1.0:
@@ -108,8 +126,12 @@ class WatchedRun:
                         self.history.heard(name, step=each.inner_step, **vitals)
             for name, each in self.status.islands.items():
                 self.history.seen(name, each.state)
-        except Unavailable:
+            if self._observed is not None:
+                self.failure = ""
+        except Unavailable as err:
             self.status = None  # the page says that nothing is known of now
+            if self._observed is not None:
+                self.failure = f"What is shown is old: {err}."
 
     async def _connect(self, url: str) -> Registry:
         run_id = self.run_id
@@ -120,13 +142,21 @@ class WatchedRun:
             run_id = self.run_id = runs[0]
         return Registry(url, run_id)
 
-    async def _events(self, registry: Registry) -> None:
-        for at_s, event in await registry.read_timed_events(EVENTS):
-            number, name = int(event.pop("n", 0)), str(event.pop("event", ""))
-            if number > self._event:
+    async def _events(self, reader: RunReader) -> None:
+        for _ in range(READINGS):
+            async with self._reading:
+                events = await reader.read_events_after(self._event, EVENTS)
+            for number, event in events:
                 self._event = number
-                self.history.at(at_s)
-                self.history.note(name, event)
+                text = json.dumps(event, sort_keys=True)
+                if text in self._copies:
+                    continue
+                self._copies.append(text)
+                event.pop("n", None)
+                self.history.at(number[0] / 1000)
+                self.history.note(str(event.pop("event", "")), event)
+            if not events:
+                return
 
     # --- what a page asks for -----------------------------------------------------------------------------------
 
@@ -148,10 +178,18 @@ class WatchedRun:
             "present": None if present is None else dict(finite(present, digits=6)),
         }
 
-    def version(self, fragment: int, version: int) -> dict[str, Any] | None:
+    async def version(self, fragment: int, version: int) -> dict[str, Any] | None:
         """Returns what ``atoll explain`` says of a version; None if it is not known here."""
-        if self._run_dir is None:
-            return None
         target = target_of(f"{fragment}:{version}")
-        found = explain(target, ledgers=ledgers_in(self._run_dir), tapes=tapes_in(self._run_dir))
+        if self._run_dir is not None:
+            files = {"ledgers": ledgers_in(self._run_dir), "tapes": tapes_in(self._run_dir)}
+            found = await asyncio.to_thread(explain, target, **files)
+        elif self._reader is not None:
+            try:
+                async with self._reading:
+                    found = await explain_from(self._reader, target)
+            except Unavailable:
+                return None
+        else:
+            return None
         return None if found is None else dict(finite(asdict(found), digits=6))

@@ -2,11 +2,16 @@
 
 The ledger of the store has who is in it. The event tape alone has why the others are not: without one, or for the last
 moments before a crash, that part of the answer is missing, and the answer says so.
+
+Where there is no directory, Redis has who is in the newest versions of each fragment, and who was waited for in vain;
+a broker shows the same to an observer (:mod:`ops.inspect.source`).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import dataclasses
 import io
 import json
@@ -22,10 +27,13 @@ from rich.table import Table
 from aggregator.rounds.recovery import Lineage, lineages
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import read_lines
+from broker.registry.registry import KEEP_VERSIONS, Registry
 from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.records import KeptVersion
 from ops import curve
 from ops.evaluation.curve_file import read_points
 from ops.inspect.absence import Absence, RoundStory, Storyteller, Target
+from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, RunReader, add_key_flags, observed_run
 from ops.text import PLAIN_WIDTH
 
 
@@ -60,6 +68,8 @@ class Explanation:
         took_s: From its opening to its closing; None if it is not known.
         absent: The other islands known then; None if the tape does not tell of this round.
         lineage: The new lineage that the version begins, or that gave it up; None for any other version.
+        left_out: Contributions that are not listed, the lightest of a large fleet; only Redis leaves out any.
+        from_redis: Neither ledger nor tape was read: of ``absent`` only those are known who were waited for in vain.
     """
 
     fragment: int
@@ -73,6 +83,8 @@ class Explanation:
     contributors: tuple[Contributor, ...]
     absent: tuple[Absence, ...] | None
     lineage: Lineage | None = None
+    left_out: int = 0
+    from_redis: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         help="FRAGMENT:VERSION, such as 3:41; or FRAGMENT, for its newest version; or round:ID",
     )
-    parser.add_argument("directory", type=Path, metavar="RUN_DIR", help="directory of a run, or a store by itself")
+    directory_help = "directory of a run, or a store by itself (default: ask --broker or --redis)"
+    parser.add_argument("directory", type=Path, metavar="RUN_DIR", nargs="?", help=directory_help)
+    parser.add_argument("--broker", metavar=BROKER_METAVAR, help=BROKER_HELP)
+    add_key_flags(parser)
+    parser.add_argument("--redis", metavar="URL", help=f"address of Redis; it has the last {KEEP_VERSIONS} versions")
+    parser.add_argument("--run", metavar="TEXT", help="name of the run, with --redis; a broker knows its own")
     parser.add_argument("--tape", type=Path, metavar="FILE", help="event tape (default: events.jsonl in RUN_DIR)")
     parser.add_argument("--json", action="store_true", help="print the explanation as one JSON object")
 
@@ -91,10 +108,14 @@ def run(args: argparse.Namespace) -> int:
     """Prints the explanation; returns the exit code.
 
     Raises:
-        ConfigError: ``VERSION`` cannot be read, or there is no run in the directory.
-        Unavailable: There is no such version, or a file cannot be read.
+        ConfigError: ``VERSION`` cannot be read, there is no run in the directory, or nothing to ask.
+        Unavailable: There is no such version, a file cannot be read, or nobody answers.
     """
     target = target_of(args.version)
+    reader = _reader(args)
+    if reader is not None:
+        _print(asyncio.run(_explained(reader, target)), as_json=args.json)
+        return 0
     tapes = tapes_in(args.directory) if args.tape is None else [args.tape]
     ledgers = ledgers_in(args.directory)
     if not ledgers and not any(tape.is_file() for tape in tapes):
@@ -110,11 +131,85 @@ def run(args: argparse.Namespace) -> int:
     judged = None
     if found.version is not None:
         judged = curve.first_with(read_points(args.directory), found.fragment, found.version)
-    if args.json:
+    _print(found, judged, as_json=args.json)
+    return 0
+
+
+def _print(found: Explanation, judged: curve.Point | None = None, *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(asdict(found) | {"evaluated": None if judged is None else judged.to_json()}), flush=True)
     else:
         print(render(found) + ("" if judged is None else f"\nfirst {curve.sentence(judged)}"), flush=True)
-    return 0
+
+
+def _reader(args: argparse.Namespace) -> RunReader | None:
+    """Returns what is asked in place of a directory; None where there is one."""
+    observed = observed_run(args.broker, args)
+    away = observed is not None or args.redis is not None
+    if args.directory is None and not away:
+        raise ConfigError("RUN_DIR", "", "is missing: name the directory of a run, or --broker, or --redis")
+    if away and (args.directory is not None or args.tape is not None):
+        given = str(args.directory or args.tape)
+        raise ConfigError("broker" if observed is not None else "redis", given, "needs no RUN_DIR and no --tape")
+    if observed is not None or args.redis is None:
+        return observed
+    if not args.run:
+        raise ConfigError("run", None, "is missing: name the run that --redis is asked for")
+    return Registry(args.redis, args.run, field="redis")
+
+
+async def _explained(reader: RunReader, target: Target) -> Explanation:
+    async with contextlib.aclosing(reader):
+        return await explain_from(reader, target)
+
+
+async def explain_from(reader: RunReader, target: Target) -> Explanation:
+    """Returns what Redis knows of a version, read from it or through a broker.
+
+    Raises:
+        ConfigError: A round is asked for, which only a tape or ledger tells of.
+        Unavailable: There is no such version, or no longer; or nobody answers.
+    """
+    if target.fragment is None:
+        cure = "is known to the run's directory alone: name it, or ask for FRAGMENT:VERSION"
+        raise ConfigError("VERSION", f"round:{target.round_id}", cure)
+    kept = await reader.read_version(target.fragment, target.version)
+    if kept.found is None:
+        wanted = f"{target.fragment}" if target.version is None else f"{target.fragment}:{target.version}"
+        known = f"of fragment {target.fragment} it has {kept.known[0]} to {kept.known[-1]}" if kept.known else ""
+        known = known or f"it has no version of fragment {target.fragment} that anybody contributed to"
+        cure = f"it keeps the last {KEEP_VERSIONS} of each fragment; the run's directory has all"
+        raise Unavailable(f"Redis knows no version {wanted} of run {reader.run_id}: {known}; {cure}", definite=True)
+    return _from_redis(kept)
+
+
+def _from_redis(kept: KeptVersion) -> Explanation:
+    """Returns what stands in Redis of a version as an explanation.
+
+    Raises:
+        Unavailable: What stands there is no such thing.
+    """
+    assert kept.found is not None
+    row = kept.found
+    try:
+        story = RoundStory(
+            round_id=row["round"],
+            fragment=row["fragment"],
+            opened_at_s=0.0,
+            life=0,
+            flush=False,
+            asked=frozenset(row["missing"]),
+            unasked={},
+            missing=frozenset(row["missing"]),
+            reason=row["reason"],
+            version=row["version"],
+            committed=row,
+        )
+        found = _explanation(_as_row(story) | {"epoch": row["epoch"]}, story)
+        return dataclasses.replace(found, left_out=row["left_out"], from_redis=True)
+    except (KeyError, TypeError, IndexError, AttributeError) as err:
+        why = f"{type(err).__name__}: {err}"
+        raise Unavailable(f"what Redis has of this version is not ours ({why})", definite=True) from err
 
 
 def target_of(text: str) -> Target:
@@ -296,10 +391,15 @@ def render(found: Explanation) -> str:
         lines += ["", _table(("in it", "steps", "tokens", "weight", "staleness", ""), rows, numbers=(1, 2, 3, 4))]
     if found.absent:
         lines += ["", _table(("not in it", "why", ""), [(each.island, each.why, each.detail) for each in found.absent])]
-    elif found.absent is not None:
+    elif found.absent is not None and not found.from_redis:
         lines += ["", "every island that was known is in it"]
-    elif found.contributors:
+    elif found.contributors and not found.from_redis:
         lines += ["", "why others are not in it is not known: the event tape does not tell of this round"]
+    if found.left_out:
+        lines += ["", f"{found.left_out} lighter contributions are not listed"]
+    if found.from_redis:
+        others = "others were not waited for" if found.absent else "nobody was waited for in vain"
+        lines += ["", f"{others}: why somebody is not in it says the event tape, where the aggregator is"]
     return "\n".join(lines)
 
 

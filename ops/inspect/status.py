@@ -1,5 +1,7 @@
 """``atoll status``: shows a run from its Redis, once or again and again.
 
+A broker that is named with an observer's key shows the same from where Redis cannot be reached.
+
 ``up`` starts a Redis of its own, which ends with the run and leaves a snapshot in the run directory. Asked for the
 status of that directory, we start a server on a copy of the snapshot, ask it, and end it: the answer still comes from
 Redis alone, by the same code as for a live run.
@@ -17,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +27,14 @@ from rich.live import Live
 from rich.text import Text
 
 from broker.config import DEFAULT_REDIS_URL
+from broker.observing.client import ObservedRun
 from broker.process import settings
 from broker.registry import redis_address
 from broker.registry.registry import RedisRefusal, Registry
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
 from ops.inspect.run_status import Status, brokerless, leaderless, status_of
+from ops.inspect.source import add_key_flags, observed_run
 from ops.inspect.status_view import render, to_json
 from ops.processes.child_process import tied
 from ops.processes.cluster import free_ports, wait_until_listening
@@ -58,17 +62,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {LEADER_WITHIN_S:g})"
     )
     parser.add_argument("--leader", metavar="SECONDS", type=float, nargs="?", const=LEADER_WITHIN_S, help=leader_help)
-    broker_help = f"the same for a broker that reported to Redis (default: {BROKER_WITHIN_S:g})"
-    parser.add_argument("--broker", metavar="SECONDS", type=float, nargs="?", const=BROKER_WITHIN_S, help=broker_help)
+    broker_help = (
+        "ask this broker, such as tcp://hub:7001, where Redis cannot be reached; with a number of seconds or nothing: "
+        f"the health check for a broker that reported to Redis (default: {BROKER_WITHIN_S:g})"
+    )
+    parser.add_argument(
+        "--broker", metavar="ADDRESS|SECONDS", nargs="?", const=f"{BROKER_WITHIN_S:g}", help=broker_help
+    )
+    add_key_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the status of a run, or checks its leader or broker; returns 0, or 1 with a line on standard error.
 
     Raises:
-        ConfigError: ``--redis`` is no address, ``--watch`` no interval, or a check no limit or one among others.
+        ConfigError: ``--redis`` or ``--broker`` is no address, ``--watch`` no interval, a check no limit or one among
+            others, or the key is not an observer's.
     """
     _settle_watch(args)
+    observed = _settle_broker(args)
     checks = {name: limit_s for name in ("leader", "broker") if (limit_s := getattr(args, name)) is not None}
     for name, limit_s in checks.items():
         if not limit_s > 0:
@@ -78,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(name, limit_s, cure)
     console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
+        if observed is not None:
+            return _observed(observed, args, console, checks)
         with _address(args) as url:
             if checks:
                 return _health(asyncio.run(_fetch(url, args.run)), **checks)
@@ -85,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
                 _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
             else:
                 with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-                    asyncio.run(_watch(url, args.run, args, console))
+                    asyncio.run(_watch(lambda: _fetch(url, args.run), args, console))
                     with _address(args) as left:
                         _print(asyncio.run(_fetch(left, args.run)), console, as_json=args.json)
     except Unavailable as err:
@@ -106,6 +120,55 @@ def _settle_watch(args: argparse.Namespace) -> None:
         args.run_dir, args.watch = Path(args.watch), 1.0
     if not 0 < args.watch < math.inf:
         raise ConfigError("watch", args.watch, "must be a number of seconds above 0")
+
+
+def _settle_broker(args: argparse.Namespace) -> ObservedRun | None:
+    """Makes a number of ``--broker``, for a health check; of an address the run that is asked for there.
+
+    Raises:
+        ConfigError: It is neither, or contradicts another flag.
+    """
+    text, address = args.broker, None
+    if text is not None and "://" in text:
+        args.broker, address = None, text
+        if args.run_dir is not None:
+            raise ConfigError("broker", address, "contradicts RUN_DIR: leave that out, and name the run with --run")
+    elif text is not None:
+        try:
+            args.broker = float(text)
+        except ValueError:
+            cure = "must be an address such as tcp://hub:7001, or for a health check a number of seconds above 0"
+            raise ConfigError("broker", text, cure) from None
+    return observed_run(address, args)
+
+
+def _observed(run: ObservedRun, args: argparse.Namespace, console: Screen, checks: dict[str, float]) -> int:
+    try:
+        return asyncio.run(_observe(run, args, console, checks))
+    except KeyboardInterrupt:
+        if args.watch is None:
+            raise
+        return 0  # the way to end it
+
+
+async def _observe(run: ObservedRun, args: argparse.Namespace, console: Screen, checks: dict[str, float]) -> int:
+    """Does with a broker's answers what is done with those of Redis; returns the exit code."""
+
+    async def fetch() -> Status:
+        snapshot = await run.read()
+        if snapshot.empty:
+            cure = "nobody has reported to Redis yet: wait, or start an aggregator"
+            raise Unavailable(f"the broker at {run.address} knows nothing of run {run.run_id}: {cure}", definite=True)
+        return status_of(snapshot, snapshot.now_s)
+
+    async with contextlib.aclosing(run):
+        if args.watch is not None:
+            await _watch(fetch, args, console)
+        elif checks:
+            return _health(await fetch(), **checks)
+        else:
+            _print(await fetch(), console, as_json=args.json)
+    return 0
 
 
 @contextlib.contextmanager
@@ -162,8 +225,8 @@ async def _fetch(url: str, run_id: str | None) -> Status:
     raise Unavailable(f"Redis at {with_runs.address} knows nothing of {about}: {known}", definite=True)
 
 
-async def _watch(url: str, run_id: str | None, args: argparse.Namespace, console: Screen) -> None:
-    """Shows the status again and again, through outages of Redis; whoever watches wants to see it come back.
+async def _watch(fetch: Callable[[], Awaitable[Status]], args: argparse.Namespace, console: Screen) -> None:
+    """Shows the status again and again, through outages of who tells it; whoever watches wants to see it come back.
 
     Returns when a run that was started here has ended, and its own Redis with it.
     """
@@ -173,7 +236,7 @@ async def _watch(url: str, run_id: str | None, args: argparse.Namespace, console
         complaint = ""
         while True:
             try:
-                status = await _fetch(url, run_id)
+                status = await fetch()
             except Unavailable as err:
                 if args.run_dir is not None and address_in(args.run_dir).own and not in_use(args.run_dir):
                     return

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 from broker.routing.relay import (
     AllowListChanged,
+    HangUp,
+    LookUp,
     Note,
-    Observe,
     Received,
     Relay,
     RelayAction,
     RelayConfig,
     RelayEvent,
+    Report,
     Send,
     Tick,
 )
@@ -64,7 +66,7 @@ class SimBroker:
             match action:
                 case Send():
                     self.simulation.network.from_broker(self, action)
-                case Observe() | Note():
+                case Report() | Note() | LookUp() | HangUp():
                     pass
         self.alarm.arm(self.relay.next_deadline_s())
 

@@ -39,6 +39,8 @@ PURE_MODULES = {
     "broker.gateway.connections",
     "broker.metrics.family",
     "broker.metrics.relay_families",
+    "broker.observing.answers",
+    "broker.observing.rules",
     "broker.process.transitions",
     "broker.transport.address_rotation",
     "islands.arguments",

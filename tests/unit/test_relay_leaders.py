@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from broker.routing.directory import MAX_SHARDS
-from broker.routing.relay import Observe, Send
+from broker.routing.relay import Report, Send
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel, Reason
 from tests.aggregator_hand import beat
@@ -66,7 +66,7 @@ def test_absurd_shard_is_refused(driver):
 def test_without_a_leader_control_is_dropped_and_contributions_come_back(driver):
     driver.receive("a", beat())
     assert driver.reason() is Reason.NOT_LEADER
-    assert [type(action) for action in driver.actions] == [Observe, Send]  # Redis hears of it all the same
+    assert [type(action) for action in driver.actions] == [Report, Send]  # Redis hears of it all the same
     assert driver.relay.counters.dropped == {"no_leader": 1}
     assert driver.relay.counters.refused == {}  # nothing is wrong with a heartbeat
     driver.receive("a", contribution())
@@ -177,7 +177,7 @@ def test_heartbeats_and_farewells_reach_every_shard_and_are_observed_once(sharde
     for message in (beat(1), m.Leave(inner_step=1, tokens=10, reason="bye")):
         sharded.receive("a", message)
         assert sharded.sent == [(b"c0", message), (b"c1", message)]
-        assert [type(action) for action in sharded.actions].count(Observe) == 1
+        assert [type(action) for action in sharded.actions].count(Report) == 1
 
 
 def test_a_silent_shard_holds_up_nobody_elses_fragments(sharded):

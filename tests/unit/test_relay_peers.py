@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from broker.routing.directory import UNKNOWN
-from broker.routing.relay import AllowListChanged, Note, Observe, Rejected, Send, TurnedAway
+from broker.routing.relay import AllowListChanged, Note, Rejected, Report, Send, TurnedAway
 from broker.wire import messages as m
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Reason
@@ -18,7 +18,7 @@ from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, v
 def test_heartbeat_reaches_the_aggregator_and_is_observed(led):
     led.receive("a", beat())
     assert led.sent == [(b"aggregator/0/control", beat())]
-    assert [type(action) for action in led.actions] == [Observe, Send]
+    assert [type(action) for action in led.actions] == [Report, Send]
 
 
 def test_answer_reaches_the_island_over_its_control_connection(led):

@@ -11,6 +11,7 @@ the codec derives its strict checks from the annotations. ``payload`` fields tra
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
 from broker.wire.messages.envelope import KINDS, MESSAGE_TYPES, Envelope, Message, kind_of
 from broker.wire.messages.membership import Departure, Join, Leave, Refused, RunSettings, Welcome
+from broker.wire.messages.observation import Inquiry, Observe, Observed
 from broker.wire.messages.probing import MAX_PROBE_BUFFERS, PROBE_BUFFER_BYTES, Probe, Probed, probe_payload
 from broker.wire.messages.recipe import (
     RECIPE,
@@ -61,6 +62,7 @@ from broker.wire.messages.values import (
     StateSource,
     TrainedOn,
     joining,
+    observing,
     standing_by,
 )
 from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want
@@ -95,6 +97,7 @@ __all__ = [
     "Following",
     "Heartbeat",
     "HostPart",
+    "Inquiry",
     "Join",
     "Leave",
     "MAX_PROBE_BUFFERS",
@@ -104,6 +107,8 @@ __all__ = [
     "Message",
     "Nothing",
     "OWN_PASS",
+    "Observe",
+    "Observed",
     "OpenRound",
     "Outstanding",
     "PROBE_BUFFER_BYTES",
@@ -143,6 +148,7 @@ __all__ = [
     "joining",
     "newness",
     "probe_payload",
+    "observing",
     "recipe_digest",
     "recipe_line",
     "recipe_of",

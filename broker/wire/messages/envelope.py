@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
 from broker.wire.messages.membership import Join, Leave, Refused, Welcome
+from broker.wire.messages.observation import Observe, Observed
 from broker.wire.messages.probing import Probe, Probed
 from broker.wire.messages.rounds import Contribution, FleetState, Heartbeat, HostPart, Nothing, Seed
 from broker.wire.messages.shards import Roster, Rostered
@@ -42,6 +43,8 @@ Message = (
     | ReplicaRun
     | Probe
     | Probed
+    | Observe
+    | Observed
 )
 
 
@@ -62,11 +65,11 @@ class Envelope:
 
     Attributes:
         run_id: Messages of other runs are refused.
-        sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator``, ``standby:NAME``
-            or ``broker``.
+        sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator``, ``standby:NAME``,
+            ``observer:NAME`` or ``broker``.
         incarnation: 0 for all but islands.
         sequence: Grows by one with each message of a sender's life; named in refusals.
-        to: Island id, ``join:NONCE``, ``aggregator``, ``standby:NAME`` or ``broker``.
+        to: Island id, ``join:NONCE``, ``aggregator``, ``standby:NAME``, ``observer:NAME`` or ``broker``.
         message: The content.
     """
 

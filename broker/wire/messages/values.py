@@ -25,6 +25,7 @@ class Role(StrEnum):
     AGGREGATOR = "aggregator"
     STANDBY = "standby"
     BROKER = "broker"
+    OBSERVER = "observer"
 
 
 class Codec(StrEnum):
@@ -225,6 +226,11 @@ BROKER = "broker"
 def standing_by(name: str) -> str:
     """The address of a standby aggregator."""
     return f"standby:{name}"
+
+
+def observing(name: str) -> str:
+    """The address of a process that asks about the run, and takes no part in it."""
+    return f"observer:{name}"
 
 
 def joining(nonce: str) -> str:

@@ -1,0 +1,1 @@
+"""Observers: status of a run through its broker, for who cannot reach Redis."""

@@ -1,0 +1,235 @@
+"""A run as its broker shows it: what :class:`~broker.registry.registry.Registry` reads, from where Redis is not. Shell.
+
+One question at a time, each answered or an error within seconds; whoever calls decides when to ask again. It connects
+with the first question, and again after a loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+
+import zmq.asyncio
+
+from broker.observing.answers import unpack_events, unpack_snapshot, unpack_version
+from broker.transport.endpoint import Endpoint
+from broker.transport.keys import ClientKeys
+from broker.wire.codec import Origin
+from broker.wire.errors import RemoteProtocolError, Unavailable
+from broker.wire.headers import Limits
+from broker.wire.messages import (
+    BROKER,
+    PROTOCOL_VERSION,
+    Channel,
+    Envelope,
+    Inquiry,
+    Observe,
+    Observed,
+    Reason,
+    Refused,
+    observing,
+)
+from broker.wire.names import check_name
+from broker.wire.records import EventNumber, KeptVersion, NumberedEvent, Snapshot
+
+#: A connection takes some journeys there and back, an answer one and the broker's look into Redis.
+CONNECT_WITHIN_S, ANSWER_WITHIN_S = 5.0, 10.0
+#: Who is told to ask later does, so often.
+ATTEMPTS, PAUSE_S = 4, 1.0
+#: Answers are small; whoever sends more is no broker of ours.
+LIMITS = Limits(max_message_bytes=Limits().max_header_bytes, max_buffers=1)
+#: In place of a run's name that is not known: a broker that serves another one says which.
+_ANY_RUN = "any"
+
+
+class ObservedRun:
+    """The run that a broker serves.
+
+    Args:
+        brokers: Control addresses, at least one; the next one is asked where one does not answer.
+        run_id: Of the run; empty: whichever the broker serves, which :attr:`run_id` says after the first answer.
+        keys: An observer's; None: without keys.
+
+    Raises:
+        ConfigError: ``run_id`` can be none.
+    """
+
+    def __init__(self, brokers: Sequence[str], run_id: str, *, keys: ClientKeys | None) -> None:
+        if run_id:
+            check_name("run", run_id)
+        self.run_id = run_id
+        self._brokers, self._keys = tuple(brokers), keys
+        self._name = observing(secrets.token_hex(6))
+        self._sequence = 0
+        self._at = 0  # which of the brokers
+        self._context: zmq.asyncio.Context | None = None
+        self._endpoint: Endpoint | None = None
+        self._unreadable: RemoteProtocolError | None = None
+        self._asking = asyncio.Lock()
+
+    @property
+    def address(self) -> str:
+        """The broker that is asked now."""
+        return self._brokers[self._at]
+
+    async def aclose(self) -> None:
+        """Ends the connection."""
+        await self._disconnect()
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    # --- questions ---
+
+    async def read(self) -> Snapshot:
+        """Reads all that is known about the run.
+
+        Raises:
+            Unavailable: No broker answers, or it refuses, or it has no Redis; the message has the cure.
+        """
+        return unpack_snapshot(await self._ask(Observe(about=Inquiry.SNAPSHOT)))
+
+    async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]:
+        """Reads at most ``count`` events after a number, oldest first; a broker may give fewer than there are.
+
+        Raises:
+            Unavailable: As :meth:`read`.
+        """
+        ms, n = after
+        events = unpack_events(await self._ask(Observe(about=Inquiry.EVENTS, after_ms=ms, after_n=n)))
+        return events[:count]
+
+    async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion:
+        """Reads who is in a version of a fragment; None: in its newest one.
+
+        Raises:
+            Unavailable: As :meth:`read`.
+        """
+        question = Observe(about=Inquiry.VERSION, fragment_id=fragment_id, fragment_version=version)
+        return unpack_version(await self._ask(question))
+
+    # --- asking ---
+
+    async def _ask(self, question: Observe) -> bytes:
+        async with self._asking:
+            for attempt in range(ATTEMPTS):
+                answer = await self._answer(question)
+                message = answer.message
+                if isinstance(message, Observed):
+                    if message.detail:
+                        raise Unavailable(f"the broker at {self.address} cannot say: {message.detail}", definite=True)
+                    self.run_id = answer.run_id
+                    return message.record
+                assert isinstance(message, Refused)
+                if message.reason is Reason.WRONG_RUN and not self.run_id:
+                    self.run_id = answer.run_id
+                elif message.reason is Reason.QUEUE_FULL and attempt < ATTEMPTS - 1:
+                    await asyncio.sleep(PAUSE_S)
+                else:
+                    raise Unavailable(self._refusal(answer.run_id, message), definite=True)
+            raise Unavailable(f"the broker at {self.address} takes no question", definite=True)
+
+    async def _answer(self, question: Observe) -> Envelope:
+        """Asks once, and returns the answer or the refusal."""
+        endpoint = await self._connected()
+        self._sequence += 1
+        asked = Envelope(
+            run_id=self.run_id or _ANY_RUN,
+            sender=self._name,
+            incarnation=0,
+            sequence=self._sequence,
+            to=BROKER,
+            message=question,
+        )
+        self._unreadable = None
+        ends_s = time.monotonic() + ANSWER_WITHIN_S
+        if await endpoint.send(asked):
+            while time.monotonic() < ends_s:
+                envelope = await endpoint.recv(min(1.0, max(0.0, ends_s - time.monotonic())))
+                if self._unreadable is not None:
+                    raise Unavailable(self._misread(self._unreadable), definite=True)
+                if envelope is not None and self._answers(envelope):
+                    return envelope
+                if not endpoint.connection:
+                    break
+        address = self.address
+        await self._disconnect()
+        self._at = (self._at + 1) % len(self._brokers)
+        raise Unavailable(f"the broker at {address} gave no answer: it has ended, or hangs", definite=False)
+
+    def _answers(self, envelope: Envelope) -> bool:
+        match envelope.message:
+            case Observed(question=number) | Refused(sequence=number):
+                return number == self._sequence
+            case _:
+                return False
+
+    async def _connected(self) -> Endpoint:
+        """Returns an endpoint with a connection; to the next broker where there is none."""
+        why: list[str] = []
+        for _ in self._brokers:
+            if self._endpoint is None:
+                self._endpoint = await self._opened()
+            if await self._endpoint.ready(CONNECT_WITHIN_S):
+                return self._endpoint
+            why.append(self._no_connection(self._endpoint))
+            await self._disconnect()
+            self._at = (self._at + 1) % len(self._brokers)
+        raise Unavailable("; ".join(why), definite=True)
+
+    async def _opened(self) -> Endpoint:
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        endpoint = Endpoint(
+            self._context,
+            self.address,
+            Channel.BULK,
+            keys=self._keys,
+            limits=LIMITS,
+            bulk_wait_s=0.0,
+            on_unreadable=self._note_unreadable,
+        )
+        return await endpoint.__aenter__()
+
+    async def _disconnect(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            await endpoint.__aexit__(None, None, None)
+
+    def _note_unreadable(self, error: RemoteProtocolError, _: Origin) -> None:
+        self._unreadable = error
+
+    # --- what is said of failures ---
+
+    def _no_connection(self, endpoint: Endpoint) -> str:
+        within = f"within {CONNECT_WITHIN_S:g} s"
+        if not endpoint.reached:
+            cure = "is it running, is the address right, and does a firewall let through the port behind it?"
+            return f"the broker at {self.address} ({endpoint.address}) was not reached {within}: {cure}"
+        if self._keys is None:
+            cure = "if it has keys, name an observer's with --key (`atoll keys new observer NAME` on the hub)"
+        else:
+            identity = self._keys.own.identity
+            cure = f"does its allow list have {identity} (`atoll keys list`), and is broker.public the one of this hub?"
+        return f"the broker at {self.address} does not let us in: {cure}"
+
+    def _refusal(self, run_id: str, refused: Refused) -> str:
+        who = f"the broker at {self.address}"
+        match refused.reason:
+            case Reason.WRONG_RUN:
+                return f"{who} serves run {run_id}, and no run {self.run_id}: choose it with --run {run_id}"
+            case Reason.WRONG_KEY:
+                cure = "an observer's key is needed: `atoll keys new observer NAME` on the hub"
+                return f"{who} does not answer this key ({refused.detail}): {cure}"
+            case Reason.QUEUE_FULL:
+                return f"{who} is asked too often: {refused.detail}"
+            case reason:
+                return f"{who} refuses the question, {reason}: {refused.detail}"
+
+    def _misread(self, error: RemoteProtocolError) -> str:
+        if error.reason == Reason.PROTOCOL_VERSION:
+            ours, cure = PROTOCOL_VERSION, "update the older side; from 7 on a broker answers observers"
+            return f"the broker at {self.address} speaks version {error.got} of the protocol, this is {ours}: {cure}"
+        return f"what the broker at {self.address} says cannot be read: {error}"

@@ -1,0 +1,77 @@
+"""Rules for observers at a broker: how many, how often, and when one is hung up. Pure.
+
+An observer is no peer of the run: it is not in the directory, counts as no island, and gets nothing but answers. What
+is kept here is one small entry per connection, for the latest ones alone. So an observer that comes in under many
+connections loses its older entries, and what it may cost in all is bounded by who answers
+(:mod:`broker.observing.desk`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.routing.directory import Seen
+from broker.routing.events import Refusal
+from broker.wire.messages import Reason
+
+#: Connections that are remembered.
+MOST_OBSERVERS = 64
+#: Questions over one connection: so many a second, and so many at once after a pause.
+QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 8.0, 16
+#: So many refused questions in a row are no mistake: the connection is ended.
+MOST_REFUSALS = 50
+
+
+class Hearing(NamedTuple):
+    """What becomes of a question: answered, or refused, and with the last of many refusals its connection is ended."""
+
+    refusal: Refusal | None = None
+    hang_up: bool = False
+
+
+@dataclass(slots=True)
+class _Observer:
+    """One connection of an observer; ``credit`` is how many questions it may ask now."""
+
+    heard_s: float
+    seen: Seen = field(default_factory=Seen)
+    credit: float = QUESTIONS_AT_ONCE
+    refusals: int = 0  # in a row
+
+
+class Observers:
+    """Those who ask, by the routing id of their connection."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Observer] = {}  # who was heard last stands last
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def hear(self, peer: bytes, sequence: int, now_s: float) -> Hearing:
+        """Judges a question by its number and by when others came over the same connection."""
+        observer = self._known.pop(peer, None) or _Observer(now_s)
+        self._known[peer] = observer
+        if len(self._known) > MOST_OBSERVERS:
+            del self._known[next(iter(self._known))]
+        earned = max(0.0, now_s - observer.heard_s) * QUESTIONS_PER_S
+        observer.credit, observer.heard_s = min(QUESTIONS_AT_ONCE, observer.credit + earned), now_s
+        refusal: Refusal | None = None
+        if observer.seen.repeats(sequence):
+            refusal = Reason.REPLAYED, f"message {sequence} has come over this connection before"
+        elif observer.credit < 1.0:
+            refusal = Reason.QUEUE_FULL, f"at most {QUESTIONS_PER_S:g} questions a second are answered: ask again later"
+        if refusal is None:
+            observer.credit -= 1.0
+            observer.refusals = 0
+            return Hearing()
+        observer.refusals += 1
+        if observer.refusals < MOST_REFUSALS:
+            return Hearing(refusal)
+        self.forget(peer)
+        return Hearing(refusal, hang_up=True)
+
+    def forget(self, peer: bytes) -> None:
+        """Drops a connection that has gone."""
+        self._known.pop(peer, None)

@@ -1,0 +1,64 @@
+"""Where a run is looked at from afar: in its Redis, or through a broker with an observer's key."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Protocol
+
+from broker.observing.client import ObservedRun
+from broker.transport.keys import client_keys
+from broker.wire.addresses import broker_addresses, check_exposure
+from broker.wire.errors import ConfigError
+from broker.wire.identity import KeyRole
+from broker.wire.records import EventNumber, KeptVersion, NumberedEvent, Snapshot
+
+#: What ``--broker`` takes, and what it does.
+BROKER_METAVAR, BROKER_HELP = "ADDRESS", "ask this broker, where Redis cannot be reached; such as tcp://hub:7001"
+
+
+class RunReader(Protocol):
+    """What a run can be read by: a registry, or a broker's view of it. All of it raises Unavailable."""
+
+    run_id: str
+
+    async def read(self) -> Snapshot: ...
+
+    async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]: ...
+
+    async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion: ...
+
+    async def aclose(self) -> None: ...
+
+
+def add_key_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags beside ``--broker``."""
+    key_help = "an observer's secret key file, with broker.public beside it; `atoll keys new observer NAME` makes it"
+    parser.add_argument("--key", metavar="FILE", type=Path, help=key_help)
+    insecure_help = "ask a broker of another machine that has no keys"
+    parser.add_argument("--insecure", action="store_true", help=insecure_help)
+
+
+def observed_run(broker: str | None, args: argparse.Namespace) -> ObservedRun | None:
+    """Returns the run that ``--broker`` names; None without one.
+
+    Args:
+        broker: Its addresses, with commas between them.
+        args: With ``run``, ``redis``, ``key``, ``insecure``.
+
+    Raises:
+        ConfigError: The address is none, the key is not an observer's, or two places to ask are named.
+    """
+    if broker is None:
+        for name in ("key", "insecure"):
+            if getattr(args, name):
+                raise ConfigError(
+                    name, str(getattr(args, name)), "is for a broker: name it with --broker tcp://HOST:PORT"
+                )
+        return None
+    if args.redis is not None:
+        raise ConfigError("broker", broker, "contradicts --redis: ask the one or the other")
+    addresses = broker_addresses(broker)
+    for address in addresses:
+        check_exposure(address, setting="broker", key=args.key, insecure=args.insecure, role=KeyRole.OBSERVER)
+    return ObservedRun(addresses, args.run or "", keys=client_keys(args.key, KeyRole.OBSERVER))
