@@ -170,6 +170,7 @@ class Leader:
         finally:
             if self.deposed is None:
                 self._telemetry.write_report()
+        await self._telemetry.end_traces()
         if self.deposed is not None:
             return
         try:

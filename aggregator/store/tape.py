@@ -87,7 +87,8 @@ def start_line(
 ) -> dict[str, Any]:
     """Returns the first line of a life: all that its core is made from."""
     given = to_table(config)
-    given.pop("redis_url", None)  # no decision depends on it, and a tape is shown to others: it may hold a password
+    for name in ("redis_url", "otel_endpoint"):  # no decision depends on them, and a tape is shown to others
+        given.pop(name, None)  # they may hold a password
     return {
         "tape": FORMAT,
         "now_s": now_s,

@@ -6,6 +6,7 @@ import subprocess
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
@@ -19,6 +20,11 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is a package of Debian"),
 ]
 
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "atoll.json"
+PANELS = {
+    panel["title"]: [target["expr"] for target in panel["targets"]]
+    for panel in json.loads(DASHBOARD.read_text())["panels"]
+}
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 
 
@@ -51,6 +57,16 @@ def prometheus(folder, targets):
             server.kill()
 
 
+def shown(ask, panel):
+    """Says whether every query of a panel has a result; one that cannot be read fails."""
+    results = []
+    for expression in PANELS[panel]:
+        found = ask(f"query?query={quote(expression.replace('$run', '.*'))}")
+        assert found is not None, expression
+        results.append(found["result"])
+    return all(results)
+
+
 def test_an_island_that_is_killed_makes_its_alert_fire_and_its_return_ends_that(tmp_path):
     run_dir = tmp_path / "run"
     quickly = ["--heartbeat-interval-s", "0.2", "--suspect-after-s", "0.8", "--dead-after-s", "2"]
@@ -71,6 +87,9 @@ def test_an_island_that_is_killed_makes_its_alert_fire_and_its_return_ends_that(
                 }
 
             wait_for(healthy, "four healthy targets", evidence=lambda: (tmp_path / "prometheus" / "log").read_text())
+            with_data = PANELS.keys() - {"Refusals", "Standbys in sync", "Tokens that were not merged"}
+            assert all(shown(ask, panel) is not None for panel in PANELS)  # each query can be read
+            wait_for(lambda: all(shown(ask, panel) for panel in with_data), "data in every panel")
             rules = ask("rules")["groups"][0]["rules"]
             assert {each["health"] for each in rules} <= {"ok", "unknown"}
             assert firing() == {}

@@ -1,5 +1,6 @@
 """The alert rules, the example of a scrape configuration and the dashboard: valid, and about metrics that exist."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = (PROMETHEUS / "alerts.yml").read_text()
 ALERTS = re.findall(r"- alert: (\w+)", RULES)
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "atoll.json").read_text())
 FAMILIES = {each.name: each for each in ALL_FAMILIES}
 
 needs_promtool = pytest.mark.skipif(
@@ -75,3 +77,65 @@ def test_what_alerts_take_the_rate_of_is_a_counter():
     rated = re.findall(r"(?:rate|increase)\((atoll_[a-z_]+)", RULES)
     assert rated
     assert all(FAMILIES[name].kind is Kind.COUNTER for name in rated)
+
+
+# --- the dashboard ---------------------------------------------------------------------------------------------------
+
+
+PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"]}
+
+
+def expressions_of(panel):
+    return [target["expr"] for target in panel["targets"]]
+
+
+def test_the_dashboard_shows_what_an_operator_asks_for():
+    wanted = {
+        "Loss": "atoll_aggregator_loss",
+        "Tokens per second": "atoll_aggregator_island_tokens_total",
+        "Versions": "atoll_aggregator_fragment_version",
+        "Islands": "atoll_aggregator_island_heard_timestamp_seconds",
+        "Staleness": "atoll_aggregator_staleness_versions_total",
+        "Refusals": "atoll_aggregator_refused_messages_total",
+        "Round time": "atoll_aggregator_round_seconds",
+        "Memory of the hub": "process_resident_memory_bytes",
+        "Processors of the hub": "process_cpu_seconds_total",
+        "Disk of the store": "atoll_aggregator_store_free_bytes",
+    }
+    for title, metric in wanted.items():
+        assert metric in " ".join(expressions_of(PANELS[title])), title
+    assert PANELS["Islands"]["type"] == "table"
+
+
+@pytest.mark.parametrize("panel", DASHBOARD["panels"], ids=lambda each: each["title"])
+def test_a_panel_asks_for_metrics_that_exist_with_labels_that_they_have(panel):
+    assert panel["description"].endswith(".")
+    for target in panel["targets"]:
+        found = names_in(target["expr"])
+        assert found
+        has = set()
+        for name, labels in found:
+            assert name in FAMILIES, name
+            has |= {*FAMILIES[name].labels, "instance"}
+            assert 'run=~"$run"' in labels
+            assert set(re.findall(r"(\w+)[=!]", labels)) <= set(FAMILIES[name].labels)
+        grouped = {each.strip() for by in re.findall(r"by \(([^)]*)\)", target["expr"]) for each in by.split(",")}
+        assert grouped <= has
+        shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        assert shown <= (grouped or has)
+        rated = re.findall(r"(?:rate|increase)\((\w+)", target["expr"])
+        assert all(name.endswith("_total") for name in rated)
+        others = set(re.findall(r"\bprocess_\w+", target["expr"]))
+        assert others <= {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap():
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(numbers) == len(set(numbers))
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells

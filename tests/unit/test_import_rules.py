@@ -36,6 +36,7 @@ PURE_MODULES = {
     "aggregator.core",
     "aggregator.events",
     "aggregator.process.metrics",
+    "aggregator.tracing.round_spans",
     "broker.gateway.connections",
     "broker.metrics.family",
     "broker.metrics.relay_families",

@@ -1,0 +1,157 @@
+"""The spans of rounds, from the events and decisions of a core that is driven by hand."""
+
+import pytest
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import Note, PersistFailed, Received
+from aggregator.tracing.round_spans import ADOPTED_WITHIN_S, RoundSpans
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Attached, Envelope
+from tests.aggregator_hand import Desk, beat
+
+
+class Traced(Desk):
+    """A desk whose core is followed, as the leader's telemetry follows it."""
+
+    def __init__(self, **settings):
+        self.spans, self.over = RoundSpans(), []
+        super().__init__(**settings)
+
+    def feed(self, event):
+        self.spans.heard(event, self.now_s)
+        self.over += self.spans.take()
+        return super().feed(event)
+
+    def _perform(self, actions):
+        for action in actions:
+            if isinstance(action, Note):
+                self.spans.note(action, self.now_s)
+        super()._perform(actions)
+
+
+def envelope(message, sender="broker"):
+    return Received(
+        envelope=Envelope(run_id="demo", sender=sender, incarnation=1, sequence=99, to="aggregator", message=message)
+    )
+
+
+def with_a_version():
+    """A round of two islands that opened at once, got its answers a second later, and led to version 1."""
+    made = Traced()
+    made.gather("a", "b")
+    made.open_round("a", "b", step=4)
+    made.opened_s = made.now_s
+    made.now_s += 1.0
+    made.offer("a", 0, 4)
+    made.now_s += 0.5
+    made.offer("b", 0, 4)
+    return made
+
+
+def heard_later(made, event, after_s):
+    """What is told of brokers and islands: the spans alone hear of it, ``after_s`` after the version."""
+    made.spans.heard(event, made.opened_s + 1.5 + after_s)
+    return made.spans.take()
+
+
+def parts_of(span):
+    return [(part.name, part.attributes.get("island", part.attributes.get("broker"))) for part in span.parts]
+
+
+def test_a_round_has_every_part_from_its_opening_to_the_last_adoption():
+    made = with_a_version()
+    assert made.over == []
+    assert heard_later(made, envelope(Attached(versions=(1,))), 0.25) == []
+    assert heard_later(made, envelope(Attached(versions=(1,))), 0.3) == []  # said again: once is enough
+    assert heard_later(made, envelope(beat(5, versions=(0,)), "a"), 0.4) == []
+    assert heard_later(made, envelope(beat(6, versions=(1,)), "a"), 0.5) == []
+    (found,) = heard_later(made, envelope(beat(6, versions=(1,)), "b"), 0.75)
+    assert parts_of(found) == [
+        ("open", None),
+        ("merge", None),
+        ("persist", None),
+        ("publish", 0),
+        ("adopt", "a"),
+        ("adopt", "b"),
+    ]
+    since = {part.name: (part.began_s - made.opened_s, part.ended_s - made.opened_s) for part in found.parts}
+    assert since["open"] == (0.0, 1.5)
+    assert since["publish"] == (1.5, 1.75)
+    assert since["adopt"] == (1.5, 2.25)
+    answers = found.parts[0].parts
+    assert [(each.name, each.attributes["island"], each.ended_s - made.opened_s) for each in answers] == [
+        ("contribution", "a", 1.0),
+        ("contribution", "b", 1.5),
+    ]
+    facts = found.attributes
+    assert (facts["fragment"], facts["version"], facts["islands"], facts["not_adopted"]) == (0, 1, ("a", "b"), ())
+    assert found.failed == ""
+
+
+def test_a_round_is_over_when_islands_and_a_broker_have_its_version_in_whichever_order():
+    made = with_a_version()
+    assert heard_later(made, envelope(beat(6, versions=(1,)), "a"), 0.1) == []
+    assert heard_later(made, envelope(beat(6, versions=(1,)), "b"), 0.2) == []
+    (found,) = heard_later(made, envelope(Attached(versions=(1,))), 0.3)
+    assert parts_of(found)[3:] == [("adopt", "a"), ("adopt", "b"), ("publish", 0)]
+    assert found.ended_s - made.opened_s == 1.5 + 0.3
+
+
+def test_a_later_version_adopts_an_earlier_one_and_who_is_gone_holds_nothing_up():
+    made = with_a_version()
+    assert heard_later(made, envelope(beat(9, versions=(2,)), "a"), 0.5) == []
+    assert heard_later(made, envelope(Attached(versions=(2,))), 0.6) == []
+    (found,) = heard_later(made, envelope(beat(9, versions=(-1,)), "c"), ADOPTED_WITHIN_S)
+    assert found.attributes["not_adopted"] == ("b",)
+    (adopted,) = (part for part in found.parts if part.name == "adopt")
+    assert (adopted.attributes["island"], adopted.attributes["adopted_version"]) == ("a", 2)
+
+
+def test_a_round_that_is_cancelled_has_failed_with_its_reason():
+    made = Traced()
+    made.gather("a", "b")
+    made.open_round("a", "b", step=4)
+    made.run_to(made.now_s + 100.0)
+    (found, *_) = made.over + made.spans.take()
+    assert found.failed
+    assert [part.name for part in found.parts] == ["open"]
+
+
+def test_a_write_that_failed_is_told_in_the_part_that_it_delayed():
+    made = Traced()
+    made.gather("a", "b")
+    made.open_round("a", "b", step=4)
+    made.opened_s = made.now_s
+    made.writes = False
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    made.feed(PersistFailed(fragment_id=0, fragment_version=1, detail="the disk is full"))
+    made.writing.clear()
+    made.writes = True
+    made.run_to(made.now_s + 5.0)
+    found = made.spans.end(made.now_s)[0]
+    (persisted,) = (part for part in found.parts if part.name == "persist")
+    assert persisted.attributes == {"not_durable": "the disk is full"}
+    assert persisted.ended_s > made.opened_s
+
+
+def test_at_the_end_nothing_is_left_over():
+    made = with_a_version()
+    ended = made.spans.end(made.now_s)
+    assert [each.name for each in ended] == ["round"] * len(ended)
+    assert ended[0].attributes["not_adopted"] == ("a", "b")
+    assert made.spans.end(made.now_s) == []
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "grpc://hub:4317", "http://"])
+def test_an_endpoint_that_is_no_address_is_refused_with_the_cure(endpoint):
+    with pytest.raises(ConfigError, match=r"otel_endpoint = .*must be an address such as http://localhost:4318"):
+        AggregatorConfig(otel_endpoint=endpoint)
+
+
+def test_a_password_in_an_endpoint_is_shown_nowhere():
+    config = AggregatorConfig(otel_endpoint="https://me:secret@collector:4318")
+    assert "secret" not in repr(config)
+    with pytest.raises(ConfigError) as caught:
+        AggregatorConfig(otel_endpoint="ftp://me:secret@collector")
+    assert "secret" not in str(caught.value)
