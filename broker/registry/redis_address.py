@@ -1,14 +1,18 @@
-"""Checks addresses of Redis, and shows them without their password. Pure.
+"""Checks and reads addresses of Redis, and shows them without their password. Pure.
 
 ``redis://HOST:PORT/DB``, ``rediss://`` with TLS, or ``unix:///PATH``; a user and a password before the host, as in
-``redis://USER:PASSWORD@HOST``, or as options. redis-py takes more, ignores what it does not understand, and fails over
-the rest at its first connection, when a daemon runs: so what is wrong is refused here, before anything starts.
+``redis://USER:PASSWORD@HOST``, or as options. Behind Sentinel ``redis+sentinel://HOST:PORT,HOST:PORT/MASTER/DB``, or
+``rediss+sentinel://``, with all sentinels that there are. The option ``password_file`` names a file that has the
+password: the address is then no secret, and may stand wherever addresses stand. redis-py takes more, ignores what it
+does not understand, and fails over the rest at its first connection, when a daemon runs: so what is wrong is refused
+here, before anything starts.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from broker.wire.errors import ConfigError
@@ -20,6 +24,7 @@ _OPTIONS: dict[str, Callable[[str], object]] = {
     "username": bool,
     "password": bool,
     "protocol": ("2", "3").__contains__,
+    "password_file": re.compile(r"/.+").fullmatch,  # a daemon may run in another directory
 }
 _TLS_OPTIONS: dict[str, Callable[[str], object]] = {
     "ssl_ca_certs": bool,
@@ -29,9 +34,80 @@ _TLS_OPTIONS: dict[str, Callable[[str], object]] = {
     "ssl_cert_reqs": ("none", "optional", "required").__contains__,
     "ssl_check_hostname": ("true", "false").__contains__,
 }
-_SECRETS = frozenset({"password", "ssl_password"})
+_SENTINEL_OPTIONS: dict[str, Callable[[str], object]] = {
+    "sentinel_username": bool,
+    "sentinel_password": bool,
+    "sentinel_password_file": re.compile(r"/.+").fullmatch,
+}
+_SECRETS = frozenset({"password", "ssl_password", "sentinel_password"})
+SENTINEL, SENTINEL_PORT = "+sentinel", 26379
 _UNFIT = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
+_MASTER = re.compile(r"/[A-Za-z0-9._-]+(/\d*)?", re.ASCII)
 CURE = "write redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH"
+SENTINEL_CURE = "write redis+sentinel://HOST:PORT,HOST:PORT/MASTER, with rediss+sentinel:// for TLS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An address, taken apart.
+
+    Attributes:
+        url: What redis-py takes: without our own options; behind Sentinel with the first sentinel as its host.
+        user: Of the server; empty: the default one.
+        password_file: Empty: the password, if there is one, stands in ``url``.
+        sentinels: Host and port of each; none: the server itself is at ``url``.
+        master: The name under which the sentinels know it.
+        sentinel_user: Of the sentinels, as the next two; empty: they want none.
+    """
+
+    url: str = field(repr=False)
+    user: str = ""
+    password_file: str = ""
+    sentinels: tuple[tuple[str, int], ...] = ()
+    master: str = ""
+    sentinel_user: str = ""
+    sentinel_password: str = field(default="", repr=False)
+    sentinel_password_file: str = ""
+
+
+def place(url: str) -> Place:
+    """Takes an address that :func:`check` takes apart."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    files = {name: options.pop(name, "") for name in ("password_file", "sentinel_password_file")}
+    of_sentinels = {name: options.pop(name, "") for name in ("sentinel_username", "sentinel_password")}
+    who, at, where = parts.netloc.rpartition("@")
+    user = unquote(who.partition(":")[0]) or options.get("username", "")
+    sentinels: tuple[tuple[str, int], ...] = ()
+    master, path = "", parts.path
+    if parts.scheme.endswith(SENTINEL):
+        sentinels = tuple(_host_and_port(each) for each in where.split(","))
+        master, _, database = path.removeprefix("/").partition("/")
+        path, where = f"/{database}", where.split(",")[0]
+    if files["password_file"]:  # redis-py takes no user beside it
+        options.pop("username", None)
+        who = at = ""
+    bare = parts._replace(
+        scheme=parts.scheme.removesuffix(SENTINEL),
+        netloc=who + at + where,
+        path=path,
+        query=urlencode(options, safe="/"),
+    )
+    return Place(
+        url=bare.geturl(),
+        user=user,
+        password_file=files["password_file"],
+        sentinels=sentinels,
+        master=master,
+        sentinel_user=of_sentinels["sentinel_username"],
+        sentinel_password=of_sentinels["sentinel_password"],
+        sentinel_password_file=files["sentinel_password_file"],
+    )
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "", parts.port or SENTINEL_PORT
 
 
 def check(url: str, *, field: str = "redis_url") -> None:
@@ -67,6 +143,8 @@ def _problem(url: str) -> str:
         return f"it has a space or another character that none can have; {CURE}"
     try:
         parts = urlsplit(url)
+        if parts.scheme in ("redis" + SENTINEL, "rediss" + SENTINEL):
+            return _problem_of_sentinels(parts)
         port = parts.port
     except ValueError:
         password = "write other characters than letters and digits of a password as %XX, such as %2F for /"
@@ -74,11 +152,27 @@ def _problem(url: str) -> str:
     if parts.scheme not in ("redis", "rediss", "unix"):
         return CURE
     if parts.fragment:
-        return "it has a #: write that as %23 in a password, and leave it out elsewhere"
+        return _HASH
     return (_problem_of_path(parts) if parts.scheme == "unix" else _problem_of_host(parts, port)) or _of_options(parts)
 
 
+_HASH = "it has a #: write that as %23 in a password, and leave it out elsewhere"
 _NO_PLACE = "its host or port cannot be read (IPv6 stands in brackets, as in redis://[::1]:6379)"
+
+
+def _problem_of_sentinels(parts: SplitResult) -> str:
+    if parts.fragment:
+        return _HASH
+    for each in parts.netloc.rpartition("@")[2].split(","):
+        try:
+            problem = _problem_of_host(urlsplit(f"//{each}"), urlsplit(f"//{each}").port) if each else _NO_PLACE
+        except ValueError:
+            problem = _NO_PLACE
+        if problem:
+            return f"{_NO_PLACE}; {SENTINEL_CURE}"
+    if not _MASTER.fullmatch(parts.path):
+        return f"behind the sentinels the name of the master is missing; {SENTINEL_CURE}"
+    return _of_options(parts)
 
 
 def _problem_of_path(parts: SplitResult) -> str:
@@ -100,9 +194,15 @@ def _problem_of_host(parts: SplitResult, port: int | None) -> str:
 
 
 def _of_options(parts: SplitResult) -> str:
-    taken = _OPTIONS | (_TLS_OPTIONS if parts.scheme == "rediss" else {})
+    taken = _OPTIONS | (_TLS_OPTIONS if parts.scheme.startswith("rediss") else {})
+    if parts.scheme.endswith(SENTINEL):
+        taken = taken | _SENTINEL_OPTIONS
     given = parse_qsl(parts.query, keep_blank_values=True)
     names = [name for name, _ in given]
+    in_place = ":" in parts.netloc.rpartition("@")[0]
+    for name in ("password", "sentinel_password"):
+        if f"{name}_file" in names and (name in names or (in_place and name == "password")):
+            return f"it has a {name} and a {name}_file: give one of them"
     if len(set(names)) == len(names) and all(name in taken and taken[name](value) for name, value in given):
         return ""
     # Which one it is may be a part of a password that has a question mark in it.

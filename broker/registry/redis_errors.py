@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from urllib.parse import urlsplit
 
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
@@ -13,6 +14,8 @@ from redis.exceptions import (
     ReadOnlyError,
     TimeoutError,
 )
+
+from broker.registry import redis_address
 
 
 def why(err: BaseException) -> str:
@@ -28,16 +31,20 @@ def why(err: BaseException) -> str:
 
 def cure(err: BaseException, url: str) -> str:
     """Returns what to do about an error at an address; empty where nothing is known but that it does not serve."""
-    scheme = urlsplit(url).scheme
+    scheme = urlsplit(url).scheme.removesuffix(redis_address.SENTINEL)
     cause = err.__cause__ or err.__context__
     match err:
         case AuthenticationError() if why(err).startswith("it has no"):
             return "leave it out of the address"
         case AuthenticationError():
             place = "unix://:PASSWORD@/PATH" if scheme == "unix" else f"{scheme}://:PASSWORD@HOST:PORT"
-            return f"give the password in the address, as in {place}, or with a user, USER:PASSWORD@"
+            return (
+                f"give the password in the address, as in {place}, with a user USER:PASSWORD@, or ?password_file=/PATH"
+            )
         case NoPermissionError():
-            return "its user needs every command on the keys atoll:*"
+            return "its user needs the commands on the keys atoll:* that docs/operate.md lists"
+        case MasterNotFoundError():
+            return "check the sentinels, and the name of the master behind them; during a failover it comes by itself"
         case ReadOnlyError():
             return "it is a replica: give the address of its primary"
         case ConnectionError() if isinstance(cause, ssl.SSLCertVerificationError):
@@ -48,6 +55,11 @@ def cure(err: BaseException, url: str) -> str:
             return "without TLS the address begins with redis://"
         case InvalidResponse():
             return "what listens there is no Redis, or wants TLS, for which the address begins with rediss://"
-        case ConnectionError() if scheme == "redis" and "closed by server" in str(err):
+        case ConnectionError() if scheme == "redis" and _hung_up(err):
             return "if it wants TLS, the address begins with rediss://"
     return ""
+
+
+def _hung_up(err: BaseException) -> bool:
+    """Whether a server ended the connection without a word, as one does that expects TLS."""
+    return any(words in str(err) for words in ("closed by server", "reset by peer"))

@@ -36,14 +36,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import redis.asyncio as aioredis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
-from broker.registry import redis_address, redis_errors, scripts
+from broker.registry import redis_client, redis_errors, scripts
 from broker.routing.directory import MAX_SHARDS
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import Unavailable
 from broker.wire.masking import shown
 from broker.wire.records import (
     BrokerRecord,
@@ -96,32 +94,20 @@ class Registry:
             field: The setting that the address comes from, named in the error.
 
         Raises:
-            ConfigError: ``url`` is no address of a Redis server.
+            ConfigError: ``url`` is no address of a Redis server, or names a file that cannot be read.
         """
-        redis_address.check(url, field=field)
+        self._client = redis_client.client(
+            url, field=field, connect_timeout_s=CONNECT_TIMEOUT_S, answer_timeout_s=ANSWER_TIMEOUT_S
+        )
         self.run_id = run_id
         self.address, self._url = shown(url), url
-        try:
-            self._redis = aioredis.Redis.from_url(
-                url,
-                decode_responses=True,
-                socket_connect_timeout=CONNECT_TIMEOUT_S,
-                socket_timeout=ANSWER_TIMEOUT_S,
-                # The default repeats up to ten times whatever failed, with pauses, appending to a stream included.
-                retry=Retry(NoBackoff(), 0),
-                max_connections=2,
-            )
-            # It is not opened: it looks at options once more.
-            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError, RedisError) as err:
-            cure = f"redis-py does not take it ({type(err).__name__}); {redis_address.CURE}"
-            raise ConfigError(field, self.address, cure) from err
+        self._redis = self._client.redis
         self._write_fragments = self._redis.register_script(scripts.WRITE_FRAGMENTS)
         self._write_members = self._redis.register_script(scripts.WRITE_MEMBERS)
 
     async def aclose(self) -> None:
         """Closes the connection."""
-        await self._redis.aclose()
+        await self._client.aclose()
 
     # --- written before a run begins ---
 

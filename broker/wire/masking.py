@@ -12,14 +12,17 @@ import re
 HIDDEN = "***"
 
 #: A place without a password: a host, perhaps with a port or a database, or a path.
-_PLACE = re.compile(
-    r"(?:(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]*(?:%\w+)?\]?)(?::\d{0,5})?)?(?:/[^@?#]*)?",
-    re.ASCII,
-)
+_HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]*(?:%\w+)?\]?)(?::\d{0,5})?"
+_PLACE = re.compile(rf"(?:{_HOST})?(?:/[^@?#]*)?", re.ASCII)
+#: Several of them, behind Sentinel alone.
+_PLACES = re.compile(rf"(?:{_HOST})?(?:,{_HOST})*(?:/[^@?#]*)?", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_OPTION = re.compile(r"(?P<name>db|protocol|ssl_(?!password)\w+)=[^@#&]*|(?P<other>\w+)=.*", re.ASCII | re.DOTALL)
+_OPTION = re.compile(
+    r"(?P<name>db|protocol|(?:sentinel_)?password_file|ssl_(?!password)\w+)=[^@#&]*|(?P<other>\w+)=.*",
+    re.ASCII | re.DOTALL,
+)
 #: What tells that an address may have a password in it.
-_MAY_HIDE = re.compile(r"[@?]|^(?:rediss?|unix)://")
+_MAY_HIDE = re.compile(r"[@?]|^(?:rediss?(?:\+sentinel)?|unix)://")
 
 
 def shown(address: str) -> str:
@@ -28,7 +31,8 @@ def shown(address: str) -> str:
     scheme = match[0] if match else ""
     head, mark, query = address[len(scheme) :].partition("?")
     _, at, place = head.rpartition("@")
-    if "@" in query or "#" in address or not _PLACE.fullmatch(place):
+    form = _PLACES if scheme.lower().endswith("+sentinel://") else _PLACE
+    if "@" in query or "#" in address or not form.fullmatch(place):
         return scheme + HIDDEN
     options = "&".join(map(_option, query.split("&")))
     return f"{scheme}{HIDDEN + at if at else ''}{place}{mark}{options if mark else ''}"

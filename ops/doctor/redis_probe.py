@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
@@ -132,8 +133,8 @@ async def _denied(redis: Redis, registry: Registry) -> tuple[str, ...]:
         ("XADD", stream, "MAXLEN", "~", 10, "*", "event", "{}"),
         ("XREVRANGE", stream, "+", "-", "COUNT", 1),
         ("EXPIRE", stream, GONE_AFTER_S),
-        ("EVAL", _SCRIPT, 2, hashed, ordered),
         ("SCRIPT LOAD", _SCRIPT),
+        ("EVALSHA", hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest(), 2, hashed, ordered),
         ("MULTI",),
         ("EXEC",),
     ]
@@ -144,8 +145,8 @@ async def _denied(redis: Redis, registry: Registry) -> tuple[str, ...]:
                 await one.execute_command(*command)  # type: ignore[no-untyped-call]
             except NoPermissionError:
                 denied.append(str(command[0]))
-            except RedisError:
-                if command[0] != "EXEC":  # without MULTI, which is on the list then
+            except ResponseError:
+                if not denied:  # a script that could not be loaded, an EXEC without its MULTI
                     raise
     return tuple(denied)
 

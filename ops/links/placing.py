@@ -97,7 +97,7 @@ def ways(
         clients: Names of all processes that connect to the brokers.
         brokers: Control addresses, ``tcp://HOST:PORT``.
         redis_clients: Names of all processes that connect to Redis.
-        redis_url: Where it is; those of a Redis without a TCP port, or with TLS, lead nowhere.
+        redis_url: Where it is; those of a Redis without a TCP port, with TLS or behind Sentinel lead nowhere.
 
     Raises:
         ConfigError: A broker has no TCP address.

@@ -1,0 +1,144 @@
+"""Makes clients of Redis from an address: a server, or the master that sentinels name; a password from a file.
+
+Shell. Nothing is sent before the first command. A file is read at every connection, so that a password which is
+replaced there is used from the next one on. Sentinels are asked at every connection, too: after a failover the next
+one leads to the new master.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as aioredis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError, RedisError
+
+from broker.registry import redis_address
+from broker.registry.redis_address import Place
+from broker.wire.errors import ConfigError
+from broker.wire.masking import shown
+
+#: For each sentinel, to connect and to answer: a dead one must not take the time of those behind it.
+SENTINEL_TIMEOUT_S = 0.3
+
+
+class PasswordFile(CredentialProvider):
+    """A user with a password that a file has.
+
+    Args:
+        user: Empty: the default one.
+        path: The file's.
+    """
+
+    def __init__(self, user: str, path: str) -> None:
+        self._user, self._path = user, path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Returns what to log in with.
+
+        Raises:
+            ConnectionError: The file cannot be read any more.
+        """
+        try:
+            password = read_password(self._path)
+        except ConfigError as err:
+            raise ConnectionError(f"its password file {self._path} {err.cure}") from err
+        return (self._user, password) if self._user else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """The same: such a file is small."""
+        return self.get_credentials()
+
+
+def read_password(path: str) -> str:
+    """Returns the password in a file, without the end of its line.
+
+    Raises:
+        ConfigError: It cannot be read, or has none.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as err:
+        why = err.strerror if isinstance(err, OSError) else "it is no text in UTF-8"
+        raise ConfigError(
+            "password_file", path, f"cannot be read ({why}): give it to the user of this process"
+        ) from err
+    if not text:
+        raise ConfigError("password_file", path, "is empty: write the password into it")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client, and those of the sentinels that it asks."""
+
+    redis: aioredis.Redis
+    sentinels: tuple[aioredis.Redis, ...] = ()
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        for each in (self.redis, *self.sentinels):
+            await each.aclose()
+
+
+def client(url: str, *, field: str, connect_timeout_s: float, answer_timeout_s: float) -> Client:
+    """Returns a client that tries everything once, and answers in text.
+
+    Args:
+        url: As :mod:`broker.registry.redis_address` says.
+        field: The setting that it comes from, named in the error.
+        connect_timeout_s: To connect.
+        answer_timeout_s: For each answer.
+
+    Raises:
+        ConfigError: It is no address, or a file that it names cannot be read.
+    """
+    redis_address.check(url, field=field)
+    place = redis_address.place(url)
+    for path in (place.password_file, place.sentinel_password_file):
+        if path:
+            read_password(path)
+    usual: dict[str, Any] = {
+        "decode_responses": True,
+        # The default repeats up to ten times whatever failed, with pauses, appending to a stream included.
+        "retry": Retry(NoBackoff(), 0),
+    }
+    ours = usual | {
+        "socket_connect_timeout": connect_timeout_s,
+        "socket_timeout": answer_timeout_s,
+        "max_connections": 2,
+    }
+    if place.password_file:
+        ours["credential_provider"] = PasswordFile(place.user, place.password_file)
+    try:
+        if place.sentinels:
+            return _behind_sentinels(place, usual, ours)
+        redis = aioredis.Redis.from_url(place.url, **ours)
+        # It is not opened: it looks at options once more.
+        redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, RedisError) as err:
+        cure = f"redis-py does not take it ({type(err).__name__}); {redis_address.CURE}"
+        raise ConfigError(field, shown(url), cure) from err
+    return Client(redis)
+
+
+def _behind_sentinels(place: Place, usual: dict[str, Any], ours: dict[str, Any]) -> Client:
+    of_server = {name: value for name, value in parse_url(place.url).items() if name not in ("host", "port")}
+    tls = {name: value for name, value in of_server.items() if name.startswith("ssl_")}
+    if of_server.pop("connection_class", None) is not None:
+        of_server["ssl"] = tls["ssl"] = True
+    of_sentinels = usual | tls | {"socket_connect_timeout": SENTINEL_TIMEOUT_S, "socket_timeout": SENTINEL_TIMEOUT_S}
+    if place.sentinel_password_file:
+        of_sentinels["credential_provider"] = PasswordFile(place.sentinel_user, place.sentinel_password_file)
+    elif place.sentinel_password:
+        of_sentinels |= {"username": place.sentinel_user or None, "password": place.sentinel_password}
+    manager = Sentinel(  # type: ignore[no-untyped-call]
+        place.sentinels, sentinel_kwargs=of_sentinels, **of_server, **ours
+    )
+    return Client(manager.master_for(place.master), tuple(manager.sentinels))
