@@ -21,12 +21,17 @@ from rich.table import Table
 
 from aggregator.rounds.recovery import Lineage, lineages
 from aggregator.store.ledger_file import read_rows
+from aggregator.store.segments import is_tape
 from aggregator.store.tape import read_lines
 from broker.wire.errors import ConfigError, Unavailable
 from ops import curve
 from ops.evaluation.curve_file import read_points
 from ops.inspect.absence import Absence, RoundStory, Storyteller, Target
+from ops.inspect.dropped import gone_of
 from ops.text import PLAIN_WIDTH
+
+#: An aggregator's tape, in the directory of its run or in its own.
+TAPE = "events.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,7 @@ class Explanation:
         took_s: From its opening to its closing; None if it is not known.
         absent: The other islands known then; None if the tape does not tell of this round.
         lineage: The new lineage that the version begins, or that gave it up; None for any other version.
+        gone: What of the tape is gone and would have told more, in words; empty: nothing.
     """
 
     fragment: int
@@ -73,6 +79,7 @@ class Explanation:
     contributors: tuple[Contributor, ...]
     absent: tuple[Absence, ...] | None
     lineage: Lineage | None = None
+    gone: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +104,9 @@ def run(args: argparse.Namespace) -> int:
     target = target_of(args.version)
     tapes = tapes_in(args.directory) if args.tape is None else [args.tape]
     ledgers = ledgers_in(args.directory)
-    if not ledgers and not any(tape.is_file() for tape in tapes):
+    if not ledgers and not any(map(is_tape, tapes)):
         raise ConfigError("RUN_DIR", str(args.directory), "must be the directory of a run or a store, with a ledger")
-    if args.tape is not None and not args.tape.is_file():
+    if args.tape is not None and not is_tape(args.tape):
         raise ConfigError("tape", str(args.tape), "must be an event tape (`aggregator --tape FILE` writes one)")
     try:
         found = explain(target, ledgers=ledgers, tapes=tapes)
@@ -163,9 +170,19 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
         return None
     if row is None:
         assert story is not None
-        return _explanation(_as_row(story), story)
+        gone = _gone_from(tapes) if story.beheaded else ""
+        return dataclasses.replace(_explanation(_as_row(story), story), gone=gone)
     lineage = _lineage_of(row["fragment_id"], row["fragment_version"], ledgers)
-    return dataclasses.replace(_explanation(row, story), lineage=lineage)
+    gone = _gone_from(tapes) if story is None or story.beheaded else ""
+    return dataclasses.replace(_explanation(row, story), lineage=lineage, gone=gone)
+
+
+def _gone_from(tapes: Sequence[Path]) -> str:
+    """Says what is gone of the tapes of a run; an empty text if they are whole."""
+    found = [(tape, gone_of(tape)) for tape in tapes]
+    several = len(tapes) > 1
+    said = [f"{tape}: {gone.sentence()}" if several else gone.sentence() for tape, gone in found if gone is not None]
+    return "; ".join(said)
 
 
 def _lineage_of(p: int, version: int, ledgers: Sequence[Path]) -> Lineage | None:
@@ -247,7 +264,8 @@ def _as_row(story: RoundStory) -> dict[str, Any]:
 
 def tapes_in(run_dir: Path) -> list[Path]:
     """Returns the event tapes in a run directory: the aggregator's, and those of standbys that led."""
-    return [each for each in (run_dir / "events.jsonl", *sorted(run_dir.glob("*/events.jsonl"))) if each.is_file()]
+    folders = {found.parent for found in run_dir.glob("*/events*.jsonl*")}
+    return [each for each in (run_dir / TAPE, *(folder / TAPE for folder in sorted(folders))) if is_tape(each)]
 
 
 def ledgers_in(directory: Path) -> list[Path]:
@@ -300,6 +318,9 @@ def render(found: Explanation) -> str:
         lines += ["", "every island that was known is in it"]
     elif found.contributors:
         lines += ["", "why others are not in it is not known: the event tape does not tell of this round"]
+    if found.gone:
+        partly = "; islands that it had not heard since then are not listed" if found.absent is not None else ""
+        lines += ["", f"{found.gone}{partly}"]
     return "\n".join(lines)
 
 
