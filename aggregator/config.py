@@ -39,6 +39,10 @@ class AggregatorConfig(Recipe):
     keep_versions: int = changeable(2, "newest versions of each fragment that are kept")
     keep_every: int = changeable(0, "keep every n-th version of each fragment besides, for ever; 0: none")
     tape: Path | None = process(None, "file for the event tape, as JSON lines (default: none)")
+    tape_segment_mb: float = process(
+        64.0, "megabytes at which the tape's file is closed and compressed, and another begun; 0: one file for ever"
+    )
+    tape_segments: int = process(64, "closed segments of the tape to keep; older ones are dropped; 0: keep all")
     report: Path | None = process(None, "file for the final report (default: only the log has it)")
     new_lineage: bool = process(
         False, "go on from an older store and give up the newer versions that others hold; give it once"
@@ -117,7 +121,8 @@ class AggregatorConfig(Recipe):
             raise ConfigError(
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
             )
-        for name in ("quarantine_s", "total_tokens", "seed", "share_takeover_s", "data_ahead_s", "keep_every"):
+        counted = ("quarantine_s", "total_tokens", "seed", "share_takeover_s", "data_ahead_s", "keep_every")
+        for name in (*counted, "tape_segment_mb", "tape_segments"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.standby and not self.failover:

@@ -99,7 +99,7 @@ async def serve(
     with ExitStack() as stack:
         tape = None
         if config.tape is not None:
-            tape = Tape(config.tape)
+            tape = Tape(config.tape, segment_bytes=round(config.tape_segment_mb * 1e6), keep=config.tape_segments)
             stack.callback(tape.close)
         store = stack.enter_context(Store.open(config.store, keep=config.keep_versions, keep_every=config.keep_every))
         loaded = load_for(store, config, mendable=config.failover)

@@ -1,11 +1,15 @@
 """The event tape: every input and decision of an aggregator, as JSON lines for replay.
 
-Three kinds of lines, each one JSON object::
+Four kinds of lines, each one JSON object::
 
     {"tape": 11, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
+
+and, where a tape is kept in segments (:mod:`aggregator.store.segments`), a first one in each but the oldest::
+
+    {"segment": 3, "lines": 81234, ..}                                          so many lines stand before this file
 
 ``now_s`` is the monotonic clock of that life. A core made from a first line (:func:`read_start`) and fed with the
 events (:func:`read_event`) takes the same decisions again. Payloads are not on the tape: of each buffer it has codec,
@@ -17,6 +21,7 @@ Training never waits for the tape. A disk that fails costs lines, which are coun
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -44,6 +49,8 @@ from aggregator.events import (
 )
 from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.records import commit_from_map, commit_to_map
+from aggregator.store.rotation import Rotation
+from aggregator.store.segments import TapeReader, is_tape
 from broker.process import logs
 from broker.process.settings import from_sources, to_table
 from broker.routing.deafness import Carried
@@ -135,24 +142,42 @@ def note_line(note: Note, now_s: float) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a tape; a line that a crash cut short is passed over."""
+    """Yields the lines of a tape in all its segments; a line that a crash cut short is passed over."""
     return (line for _, line in numbered_lines(path) if line is not None)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yields every line of a tape with its number, from 1; None for one that cannot be read. Empty lines do not count.
+    """Yields every line of a tape with its number; None for one that cannot be read. Empty lines are counted only.
 
-    One line at a time is in memory.
+    Numbers go on from one segment to the next, from 1. Where older segments are gone, the first line has the number
+    that it always had. One line at a time is in memory, and a chunk of the file.
+
+    Raises:
+        OSError: There is no such tape, or a file of it cannot be read.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, start=1):
-            if text == "\n":
-                continue
-            try:
-                line = json.loads(text)
-            except ValueError:
-                line = None
-            yield number, line if isinstance(line, dict) else None
+    if not is_tape(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    reader, number = TapeReader(path), 0
+    try:
+        while True:
+            found = reader.read()
+            for number, text in found:
+                if text:
+                    yield number, _parsed(text)
+            if not found and not reader.behind:
+                break
+        if reader.rest:
+            yield number + 1, _parsed(reader.rest)
+    finally:
+        reader.close()
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text.decode(errors="replace"))
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def read_start(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,8 +245,13 @@ class Tape:
     given up, with the life that asked for it, goes on there, and the next waits for it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, segment_bytes: int = 0, keep: int = 0) -> None:
         """Opens the file, after what an earlier life has written.
+
+        Args:
+            path: The file.
+            segment_bytes: Length at which it is closed as a segment, and another begun; 0: never.
+            keep: Closed segments to keep; 0: all.
 
         Raises:
             ConfigError: It cannot be opened, which is better said at once than found out after the run.
@@ -234,7 +264,8 @@ class Tape:
         self._failing = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            self._rotation = Rotation(path, segment_bytes, keep)
+            self._fd = self._rotation.open()
             size = os.fstat(self._fd).st_size
             self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
         except OSError as err:
@@ -285,11 +316,13 @@ class Tape:
         if self._failing:
             log.info("tape.back", path=str(self._path), dropped=self.dropped)
         self._failing = False
+        self._fd = self._rotation.turn(self._fd)
 
     def close(self) -> None:
         """Writes what waits and closes the file."""
         self.flush()
         os.close(self._fd)
+        self._rotation.close()
 
     def _append(self, data: memoryview) -> None:
         """Writes all of it; or raises OSError, having taken back what was written, so that gaps are where they say."""

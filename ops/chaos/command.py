@@ -159,12 +159,14 @@ def _possible(args: argparse.Namespace) -> set[Needs]:
 
 
 def _check(run_dir: Path, *, as_json: bool) -> int:
-    checks = verify.verify(run_dir)
+    checks, left_out = verify.verify(run_dir), verify.left_out(run_dir)
     holds = all(check.holds for check in checks)
     if as_json:
-        print(json.dumps({"run_dir": os.fspath(run_dir), "holds": holds, "invariants": verify.as_json(checks)}))
+        found = {"run_dir": os.fspath(run_dir), "holds": holds, "invariants": verify.as_json(checks)}
+        print(json.dumps(found | {"left_out": left_out}))
     else:
-        print(f"invariants of {run_dir}:\n{verify.render(verify.as_json(checks))}")
+        rows = [verify.render(verify.as_json(checks)), *(f"  {each}" for each in left_out)]
+        print(f"invariants of {run_dir}:\n" + "\n".join(rows))
     return 0 if holds else 1
 
 

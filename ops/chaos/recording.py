@@ -18,14 +18,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from aggregator.store.segments import TapeReader
 from broker.registry.registry import Registry
 from broker.wire.errors import Unavailable
 from islands.session.pulse import Beat, read_pulse
 from ops.faults import Fault
+from ops.inspect.explain import tapes_in
 from ops.inspect.run_status import Status, status_of
 from ops.processes.cluster import Change
 
 STATUS_EVERY_S = 0.5
+#: Of a tape, read at a time.
+FOLLOWED_BYTES = 4 << 20
 #: From when to when.
 Spell = tuple[float, float]
 
@@ -136,7 +140,7 @@ def ledger_files(run_dir: Path) -> list[Path]:
 
 def tape_files(run_dir: Path) -> list[Path]:
     """Returns the tapes of a run: that of the aggregator it began with, and those of its standbys that ever led."""
-    return sorted([*run_dir.glob("events.jsonl"), *run_dir.glob("*/events.jsonl")])
+    return sorted(tapes_in(run_dir))
 
 
 def pulse_file(run_dir: Path, island: str) -> Path:
@@ -172,13 +176,30 @@ class Follower:
         return [line for line in lines if isinstance(line, dict)]
 
 
+class TapeFollower:
+    """Reads what was appended to a tape since the last time, in whichever of its segments it is by now."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = TapeReader(path)
+
+    def news(self) -> list[dict[str, Any]]:
+        """Returns the whole lines that are new; none while there is no tape."""
+        lines = []
+        with contextlib.suppress(OSError):
+            while (found := self._reader.read(FOLLOWED_BYTES)) or self._reader.behind:
+                for _, text in found:
+                    with contextlib.suppress(ValueError):
+                        lines.append(json.loads(text))
+        return [line for line in lines if isinstance(line, dict)]
+
+
 class Observer:
     """Adds to a recording what pulses, ledgers and tapes show; :meth:`look` takes a few milliseconds."""
 
     def __init__(self, run_dir: Path, recording: Recording) -> None:
         self._run_dir = run_dir
         self._recording = recording
-        self._followed: dict[Path, Follower] = {}
+        self._followed: dict[Path, Follower | TapeFollower] = {}
         self._seen: set[tuple[int, int]] = set()
         self._opened_s: dict[tuple[Path, int], float] = {}  # of rounds
         self._counts = dict.fromkeys(recording.islands, 0)
@@ -189,14 +210,11 @@ class Observer:
             self._counts[island], beats = read_pulse(pulse_file(self._run_dir, island), self._counts[island])
             self._recording.steps.setdefault(island, []).extend(beats)
         for path in ledger_files(self._run_dir):
-            for row in self._news(path):
+            for row in self._followed.setdefault(path, Follower(path)).news():
                 self._take_row(row, time.monotonic())
         for path in tape_files(self._run_dir):
-            for line in self._news(path):
+            for line in self._followed.setdefault(path, TapeFollower(path)).news():
                 self._take_line(path, line, time.monotonic())
-
-    def _news(self, path: Path) -> list[dict[str, Any]]:
-        return self._followed.setdefault(path, Follower(path)).news()
 
     def _take_row(self, row: dict[str, Any], now_s: float) -> None:
         key = row["fragment_id"], row["fragment_version"]

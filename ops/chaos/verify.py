@@ -19,11 +19,13 @@ from aggregator.rounds.recovery import lineages
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import read_rows
+from aggregator.store.segments import SegmentCount
 from aggregator.store.tape import read_lines
 from broker.wire.errors import Unavailable
 from ops.chaos.checks import Check, Files, Line
 from ops.chaos.data_check import data_checks
 from ops.chaos.recording import ledger_files, tape_files
+from ops.inspect.dropped import gone_of
 from ops.invariants import (
     Contents,
     Epochs,
@@ -72,6 +74,12 @@ def verify(run_dir: Path) -> list[Check]:
         *books,
         *(walk.balance, walk.reasons),
     ]
+
+
+def left_out(run_dir: Path) -> list[str]:
+    """Returns a sentence for each tape of a run that is not whole: what it told there was not checked."""
+    said = [(path.relative_to(run_dir), gone_of(path)) for path in tape_files(run_dir)]
+    return [f"{name}: {gone.sentence()}: what they told is not checked" for name, gone in said if gone is not None]
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -158,16 +166,19 @@ class _Walk:
     def tape(self, name: str, lines: Iterable[Line]) -> None:
         """Checks what an aggregator was told and did, life by life.
 
-        Where lines are missing, which a killed process still had in memory or a full disk refused, nothing is said of
-        what was durable when. Each life has an epoch above those before; one whose store was lost has any, and
-        publishes nothing.
+        Where lines are missing, which a killed process still had in memory, a full disk refused, or were in a segment
+        that is gone, nothing is said of what was durable when. Each life has an epoch above those before; one whose
+        store was lost has any, and publishes nothing.
         """
         shard, epoch, before, lives, waits = 0, 0, 0, 0, True
         durable: dict[int, int] = {}
-        whole = True
+        whole, segments = True, SegmentCount()
         for line in [*lines, {"note": "aggregator.started", "fields": {"epoch": math.inf}}]:  # and the last life's end
             note, fields = str(line.get("note", "")), line.get("fields", {})
-            if "gap" in line:
+            if segments.skips(line):
+                whole, epoch, waits = False, 0, True
+                shard = (line.get("life") or {}).get("config", {}).get("shard", shard)
+            elif "gap" in line:
                 whole = False
             elif "tape" in line:
                 shard = line.get("config", {}).get("shard", 0)

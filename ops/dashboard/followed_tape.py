@@ -1,11 +1,14 @@
-"""Event tapes that are read while they grow."""
+"""Event tapes that are read while they grow, and while segments of them are closed, compressed and dropped."""
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from aggregator.store.segments import TapeReader
 
 Line = dict[str, Any]
 
@@ -24,35 +27,38 @@ class FollowedTape:
 
     def __init__(self, path: Path) -> None:
         self.at = (0, 0.0)
-        self._path, self._read_to, self._rest = path, 0, b""
+        self._reader, self._failed = TapeReader(path), False
 
     def lines(self) -> Iterator[Line]:
         """Yields the lines that are new, of one chunk of the file at most; one that cannot be read is passed over."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._read_to)
-                data = file.read(CHUNK_BYTES)
-        except OSError:  # it is being made, or was taken away
+            found, self._failed = self._reader.read(CHUNK_BYTES), False
+        except OSError as err:
+            self._failed = err.errno != errno.EIO  # it may not be read
+            if not self._failed:
+                self._reader.skip()  # it is damaged
             return
-        self._read_to += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        for text in whole:
+        for _, text in found:
             try:
                 line = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(line, dict) and "now_s" in line:
+            if isinstance(line, dict) and "segment" in line:
+                yield line
+            elif isinstance(line, dict) and "now_s" in line:
                 boots, before_s = self.at
                 self.at = (boots + (line["now_s"] < before_s - BACK_S), line["now_s"])
                 yield line
 
     @property
+    def missed(self) -> int:
+        """How many segments were gone before they could be read."""
+        return self._reader.missed
+
+    @property
     def behind(self) -> bool:
-        """Whether the file has bytes that were not read yet."""
-        try:
-            return self._path.stat().st_size > self._read_to
-        except OSError:
-            return False
+        """Whether the tape has bytes that were not read yet, and can be read."""
+        return not self._failed and self._reader.behind
 
 
 class FollowedTapes:
@@ -66,6 +72,10 @@ class FollowedTapes:
         self.behind = False
         self._tapes: dict[Path, FollowedTape] = {}
         self._ahead: list[tuple[tuple[int, float], Line]] = []  # read, and later than what another tape will bring
+
+    def missed(self) -> dict[Path, int]:
+        """Returns the tapes of which segments were gone before they could be read -> how many."""
+        return {path: tape.missed for path, tape in self._tapes.items() if tape.missed}
 
     def lines(self, paths: Iterable[Path]) -> list[Line]:
         """Returns what is new.

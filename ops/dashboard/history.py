@@ -145,6 +145,11 @@ class History:
 
     def take(self, line: Line) -> None:
         """Reads a line of a tape, or of what became of processes."""
+        if "segment" in line:
+            if self._offset_s is None and line.get("life"):  # what was before is gone
+                self._settings(line["life"]["config"])
+                self.phase = "running"
+            return
         self.at(line["now_s"])
         self._look_for_silence()
         if "tape" in line:
@@ -224,12 +229,7 @@ class History:
 
     def _life(self, line: Line) -> None:
         config = line["config"]
-        self._allowances = LivenessConfig(
-            heartbeat_interval_s=config["heartbeat_interval_s"],
-            suspect_after_s=config["suspect_after_s"],
-            dead_after_s=config["dead_after_s"],
-        )
-        self.target_tokens = config["total_tokens"]
+        self._settings(config)
         for commit in line["commits"]:
             self.fragments[commit["fragment_id"]] = commit["fragment_version"]
         if line.get("record"):
@@ -240,6 +240,14 @@ class History:
         for each in self._rounds.values():  # of an earlier life of this shard: nobody closes them
             if each.closed_s is None and shard_of(each.fragment, shards) == shard:
                 each.closed_s, each.cancelled, each.changed = self.now_s, True, self._change()
+
+    def _settings(self, config: Line) -> None:
+        self._allowances = LivenessConfig(
+            heartbeat_interval_s=config["heartbeat_interval_s"],
+            suspect_after_s=config["suspect_after_s"],
+            dead_after_s=config["dead_after_s"],
+        )
+        self.target_tokens = config["total_tokens"]
 
     def _joined(self, fields: Line) -> None:
         island = self._island(fields["island"])

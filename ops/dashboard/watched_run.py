@@ -20,6 +20,7 @@ from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS, History
+from ops.inspect.dropped import gone_of
 from ops.inspect.explain import explain, explain_from, ledgers_in, tapes_in, target_of
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.source import RunReader
@@ -66,6 +67,7 @@ class WatchedRun:
         self._reading = asyncio.Lock()  # one operation at a time
         self._event = (0, 0)  # number of the last one that was read
         self._copies: deque[str] = deque(maxlen=COPIES)
+        self._gone: tuple[dict[Path, int], str] = ({}, "")  # segments that nobody can read any more, and that in words
         if run_dir is not None:
             address = address_in(run_dir)
             self.run_id = run_id or address.run_id or run_dir.name
@@ -175,8 +177,18 @@ class WatchedRun:
         return frame | {
             "run": self.run_id,
             "failure": self.failure,
+            "gone": self._what_is_gone(),
             "present": None if present is None else dict(finite(present, digits=6)),
         }
+
+    def _what_is_gone(self) -> str:
+        """Says which segments of tapes were gone before they could be read; an empty text if none were."""
+        missed = self._tapes.missed()
+        if missed != self._gone[0]:
+            found = [gone_of(tape) for tape in missed]
+            said = "; ".join(each.sentence() for each in found if each is not None)
+            self._gone = missed, said and f"This page does not tell everything: {said}."
+        return self._gone[1]
 
     async def version(self, fragment: int, version: int) -> dict[str, Any] | None:
         """Returns what ``atoll explain`` says of a version; None if it is not known here."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from aggregator.store.segments import SegmentCount
+
 Line = Mapping[str, Any]
 
 
@@ -77,6 +79,7 @@ class RoundStory:
         version: What it led to; None if it was cancelled, or its version is not on the tape.
         late: Island -> seconds after the closing at which its answer came.
         caught_up: Island -> version that took its late answer in.
+        beheaded: The tape has lost the beginning of the life: islands that it had not heard since are not known.
     """
 
     round_id: int
@@ -98,6 +101,7 @@ class RoundStory:
     committed: Mapping[str, Any] = field(default_factory=dict)  #: the note of its version
     late: dict[str, float] = field(default_factory=dict)
     caught_up: dict[str, int] = field(default_factory=dict)
+    beheaded: bool = False
 
     def absences(self) -> list[Absence]:
         """Returns why each known island that is not in the version is not, by island."""
@@ -142,12 +146,16 @@ class Storyteller:
         self._target = target
         self._life = 0
         self._dead_after_s = 6.0
+        self._beheaded = False  # the tape has lost the beginning of this life
         self._known: dict[str, Known] = {}
         self._rounds: dict[int, RoundStory] = {}  # open, or on their way to a version
+        self._segments = SegmentCount()
         self._last: Line = {}  # the event that the notes before us follow from
 
     def take(self, line: Line) -> None:
         """Reads the next line."""
+        if self._segments.skips(line):
+            self._behead(line.get("life") or {})
         if "tape" in line:
             self._begin(line)
         elif "event" in line:
@@ -160,6 +168,7 @@ class Storyteller:
     def _begin(self, line: Line) -> None:
         """A life begins: the members of the run record count as just heard, and no round is open."""
         self._life += 1
+        self._beheaded = False
         self._dead_after_s = line["config"].get("dead_after_s", self._dead_after_s)
         self._rounds.clear()
         now_s, record = line["now_s"], line.get("record") or {}
@@ -171,10 +180,20 @@ class Storyteller:
             if name in self._known:
                 self._known[name].quarantined, self._known[name].quarantined_until_s = reason, now_s + left_s
 
+    def _behead(self, life: Line) -> None:
+        """A life goes on whose beginning is gone: nobody is known until it is heard."""
+        self._beheaded = True
+        self._dead_after_s = life.get("config", {}).get("dead_after_s", self._dead_after_s)
+        self._rounds.clear()
+        self._known = {}
+
     def _received(self, line: Line) -> None:
         if line["kind"] == "roster":
             self._enrolled(line["body"]["members"], line["now_s"])
         known = self._known.get(line["sender"])
+        beats = line["kind"] == "heartbeat" and line.get("flaw") is None
+        if self._beheaded and beats and (known is None or known.incarnation < line["incarnation"]):
+            known = self._known[line["sender"]] = Known(heard_at_s=line["now_s"], incarnation=line["incarnation"])
         if known is None or line["incarnation"] != known.incarnation:
             return
         known.heard_at_s = line["now_s"]
@@ -241,6 +260,7 @@ class Storyteller:
             flush=bool(fields.get("flush")),
             asked=frozenset(self._known) - frozenset(unasked),
             unasked=unasked,
+            beheaded=self._beheaded,
         )
 
     def _unfit(self, known: Known, now_s: float) -> Why | None:

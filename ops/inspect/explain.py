@@ -26,6 +26,7 @@ from rich.table import Table
 
 from aggregator.rounds.recovery import Lineage, lineages
 from aggregator.store.ledger_file import read_rows
+from aggregator.store.segments import is_tape
 from aggregator.store.tape import read_lines
 from broker.registry.registry import KEEP_VERSIONS, Registry
 from broker.wire.errors import ConfigError, Unavailable
@@ -33,8 +34,12 @@ from broker.wire.records import KeptVersion
 from ops import curve
 from ops.evaluation.curve_file import read_points
 from ops.inspect.absence import Absence, RoundStory, Storyteller, Target
+from ops.inspect.dropped import gone_of
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, RunReader, add_key_flags, observed_run
 from ops.text import PLAIN_WIDTH
+
+#: An aggregator's tape, in the directory of its run or in its own.
+TAPE = "events.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,7 @@ class Explanation:
         lineage: The new lineage that the version begins, or that gave it up; None for any other version.
         left_out: Contributions that are not listed, the lightest of a large fleet; only Redis leaves out any.
         from_redis: Neither ledger nor tape was read: of ``absent`` only those are known who were waited for in vain.
+        gone: What of the tape is gone and would have told more, in words; empty: nothing.
     """
 
     fragment: int
@@ -85,6 +91,7 @@ class Explanation:
     lineage: Lineage | None = None
     left_out: int = 0
     from_redis: bool = False
+    gone: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,9 +125,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     tapes = tapes_in(args.directory) if args.tape is None else [args.tape]
     ledgers = ledgers_in(args.directory)
-    if not ledgers and not any(tape.is_file() for tape in tapes):
+    if not ledgers and not any(map(is_tape, tapes)):
         raise ConfigError("RUN_DIR", str(args.directory), "must be the directory of a run or a store, with a ledger")
-    if args.tape is not None and not args.tape.is_file():
+    if args.tape is not None and not is_tape(args.tape):
         raise ConfigError("tape", str(args.tape), "must be an event tape (`aggregator --tape FILE` writes one)")
     try:
         found = explain(target, ledgers=ledgers, tapes=tapes)
@@ -258,9 +265,19 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
         return None
     if row is None:
         assert story is not None
-        return _explanation(_as_row(story), story)
+        gone = _gone_from(tapes) if story.beheaded else ""
+        return dataclasses.replace(_explanation(_as_row(story), story), gone=gone)
     lineage = _lineage_of(row["fragment_id"], row["fragment_version"], ledgers)
-    return dataclasses.replace(_explanation(row, story), lineage=lineage)
+    gone = _gone_from(tapes) if story is None or story.beheaded else ""
+    return dataclasses.replace(_explanation(row, story), lineage=lineage, gone=gone)
+
+
+def _gone_from(tapes: Sequence[Path]) -> str:
+    """Says what is gone of the tapes of a run; an empty text if they are whole."""
+    found = [(tape, gone_of(tape)) for tape in tapes]
+    several = len(tapes) > 1
+    said = [f"{tape}: {gone.sentence()}" if several else gone.sentence() for tape, gone in found if gone is not None]
+    return "; ".join(said)
 
 
 def _lineage_of(p: int, version: int, ledgers: Sequence[Path]) -> Lineage | None:
@@ -342,7 +359,8 @@ def _as_row(story: RoundStory) -> dict[str, Any]:
 
 def tapes_in(run_dir: Path) -> list[Path]:
     """Returns the event tapes in a run directory: the aggregator's, and those of standbys that led."""
-    return [each for each in (run_dir / "events.jsonl", *sorted(run_dir.glob("*/events.jsonl"))) if each.is_file()]
+    folders = {found.parent for found in run_dir.glob("*/events*.jsonl*")}
+    return [each for each in (run_dir / TAPE, *(folder / TAPE for folder in sorted(folders))) if is_tape(each)]
 
 
 def ledgers_in(directory: Path) -> list[Path]:
@@ -400,6 +418,9 @@ def render(found: Explanation) -> str:
     if found.from_redis:
         others = "others were not waited for" if found.absent else "nobody was waited for in vain"
         lines += ["", f"{others}: why somebody is not in it says the event tape, where the aggregator is"]
+    if found.gone:
+        partly = "; islands that it had not heard since then are not listed" if found.absent is not None else ""
+        lines += ["", f"{found.gone}{partly}"]
     return "\n".join(lines)
 
 

@@ -4,7 +4,8 @@ A tape records what the aggregator was told and what it decided. The same events
 ``--record-payloads`` during the run they give the same bytes. So a tape that agrees with its replay proves that what
 is in the ledger is what the rules say, and one that does not names the line where they part. What a tape does not tell,
 nobody can check: it is counted, said, and no success unless ``--allow-missing`` says that it may be
-(:class:`ops.inspect.replay_result.Coverage`).
+(:class:`ops.inspect.replay_result.Coverage`). What the rule of segments dropped is said too, and is no failure: lives
+that are whole are checked.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import TYPE_CHECKING, Any
 from aggregator.daemon import ENVIRONMENT
 from aggregator.state.records import check_ledger_line
 from aggregator.store.ledger_file import read_rows
+from aggregator.store.segments import is_tape, segments_of
 from aggregator.store.tape import numbered_lines
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.schema import Unfit
+from ops.inspect.dropped import Gone, gone_of
 from ops.inspect.explain import ledgers_in, tapes_in
 from ops.inspect.replay_core import Replay
 from ops.inspect.replay_result import Counts, Coverage, Difference, Key, PartReason, fingerprint
@@ -48,6 +51,8 @@ class Replayed:
         unrecorded: Versions without a recording, beside others that have one.
         unclaimed: Recordings of rounds that led to no version, as a crash leaves them.
         ledger_rows: Lines of the ledger that agree with the tape; None if there is no ledger beside it.
+        gone: Segments of the tape that are not there any more; None if it is whole.
+        tells_from: Fragment -> the oldest version that the tape names.
         difference: The first one; None if all agree.
     """
 
@@ -58,6 +63,8 @@ class Replayed:
     unrecorded: int
     unclaimed: int
     ledger_rows: int | None
+    gone: Gone | None
+    tells_from: Mapping[int, int]
     difference: Difference | None
 
 
@@ -74,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"""{parser.epilog}
 
 exit status:
-  0  everything was checked and agrees; with --allow-missing, everything that is there
+  0  everything was checked and agrees; with --allow-missing, everything that is there. Segments that the
+     setting tape_segments dropped are said to be gone, and are no failure where a life is left that is whole
   1  something differs, and a line says where; or something is missing; or a file cannot be read
   2  there is no tape"""
 
@@ -87,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         Unavailable: A file cannot be read.
     """
     tapes = tapes_in(args.tape) if args.tape.is_dir() else [args.tape]
-    if not tapes or not tapes[0].is_file():
+    if not tapes or not is_tape(tapes[0]):
         raise ConfigError("RUN_DIR|TAPE", str(args.tape), "must be the directory of a run, or an event tape (--tape)")
     if args.payloads is not None and not args.payloads.is_dir():
         cure = "must be a directory of recorded rounds (--record-payloads)"
@@ -179,12 +187,14 @@ def replay(
         unrecorded=0 if check is None else check.unrecorded,
         unclaimed=0 if check is None else check.unclaimed,
         ledger_rows=held.rows,
+        gone=gone_of(tape),
+        tells_from=played.tells_from(),
         difference=difference,
     )
     covered = Coverage(
         checked=set(played.durable),
         unchecked=held.alone | played.unchecked,
-        missing_lines=played.counts.missing + played.counts.torn,
+        missing_lines=played.counts.missing + played.counts.torn + played.missing_lines,
         missing_recordings=played.missing_recordings + (replayed.unclaimed if held.rows is None else 0),
         lives=played.counts.lives,
     )
@@ -235,6 +245,7 @@ class _Ledger:
         left = frozenset() if self._check is None else self._check.rounds_left()
         recorded: dict[int, dict[str, Any]] = {}
         digests, seen, lineages = dict(played.digests), set(elsewhere), set()
+        tells_from = played.tells_from()
         bytes_known = {(p, digest) for (p, _), digest in digests.items()}
         for number, row in numbered_lines(ledger):
             if row is None:
@@ -260,7 +271,8 @@ class _Ledger:
                 return self._difference(f"{said}: {wrong}", row)
             self.rows += expected is not None
             if key not in played.durable and key not in played.unchecked:
-                self.alone[key] = PartReason.NO_TAPE
+                before = played.gone and key[1] < tells_from.get(key[0], math.inf)
+                self.alone[key] = PartReason.DROPPED if before else PartReason.NO_TAPE
             if row["round_id"] in left and row["epoch"] in played.epochs and row["contributions"]:
                 recorded[row["round_id"]] = row
         for p, version in sorted(played.durable - played.given_up - seen):
@@ -293,6 +305,8 @@ def render(replayed: Replayed) -> str:
         parts.append(f"{counts.unwitnessed:,} not on it (made {PartReason.CRASH})")
     if counts.unfollowed:
         parts.append(f"{counts.unfollowed:,} {PartReason.GAP}")
+    if counts.dropped:
+        parts.append(f"{counts.dropped:,} {PartReason.DROPPED}")
     lines.append(f"  versions   {'; '.join(parts)}")
     if replayed.derived is None:
         lines.append("  bytes      not checked: no payloads were recorded (--record-payloads)")
@@ -307,6 +321,12 @@ def render(replayed: Replayed) -> str:
         lines.append(f"  missing    {lost}")
     if counts.torn:
         lines.append(f"  torn       {_many(counts.torn, 'line was', 'lines were')} cut short")
+    if replayed.gone is not None:
+        lines.append(f"  gone       {replayed.gone.sentence()}")
+        oldest = " ".join(f"{p}:{version}" for p, version in sorted(replayed.tells_from.items()))
+        lines.append(f"             the oldest versions that it names: {oldest or 'none'}")
+        if counts.beheaded:
+            lines.append(f"             {counts.beheaded:,} lines of that life cannot be followed")
     if found is None:
         return "\n".join(lines)
     place = f"line {found.line:,}, life {found.life}: " if found.line else ""
@@ -339,7 +359,7 @@ class _Progress:
     """A line on a terminal every few seconds: a tape of days takes minutes."""
 
     def __init__(self, tape: Path) -> None:
-        self._bytes = max(1, tape.stat().st_size)
+        self._bytes = sum(each.stat().st_size for each in segments_of(tape).files if each.exists())
         self._began_s = self._told_s = time.monotonic()
 
     def at(self, number: int) -> None:

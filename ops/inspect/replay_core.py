@@ -12,9 +12,10 @@ What must agree (design, section 10, point 10):
 * with recorded payloads, every byte of every version (:mod:`ops.inspect.rederivation`).
 
 What may be missing: the last lines before a crash (versions of that moment can be in the store and not on the tape),
-and what a full disk cost, which the tape says itself. The latter makes the rest of that life impossible to follow. None
-of it is a difference, and none of it is passed over in silence: each version that is known of and could not be derived
-is in :attr:`Replay.unchecked` with the reason, for a :class:`~ops.inspect.replay_result.Coverage` to say.
+and what a full disk cost, which the tape says itself. The latter makes the rest of that life impossible to follow. So
+does a segment that was dropped (:mod:`aggregator.store.segments`): the life that goes on behind it lost its beginning.
+None of it is a difference, and none of it is passed over in silence: each version that is known of and could not be
+derived is in :attr:`Replay.unchecked` with the reason, for a :class:`~ops.inspect.replay_result.Coverage` to say.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aggregator.core import Aggregator
 from aggregator.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
 from aggregator.standby.replication import NOTES
 from aggregator.state.records import commit_from_map, commit_to_map, ledger_line
+from aggregator.store.segments import Header
 from aggregator.store.snapshots import NOTE as ROLLED_BACK
 from aggregator.store.tape import note_line, read_event, read_start
 from ops.inspect.replay_result import (
@@ -50,7 +52,7 @@ _BESIDE = NOTES | {ROLLED_BACK}
 class _Life:
     """One life of the aggregator, as far as it was followed."""
 
-    core: Aggregator
+    core: Aggregator | None  #: None: its beginning is in a segment that is gone
     expected: list[Note] = field(default_factory=list)  #: decisions whose lines must come next
     ordered: dict[int, Plant | Merge] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)  #: the newest one ordered, per fragment
@@ -74,6 +76,7 @@ class Replay:
         given_up: (fragment, version) of those that a new lineage went back behind.
         epochs: Of the lives on this tape.
         missing_recordings: Merged versions whose payloads were recorded and are gone.
+        gone: First and last number of segments that are gone, and how many lines they had.
     """
 
     def __init__(self, check: Rederivation | None = None) -> None:
@@ -85,6 +88,10 @@ class Replay:
         self.given_up: set[Key] = set()
         self.epochs: set[int] = set()
         self.missing_recordings = 0
+        self.gone: list[tuple[int, int, int]] = []
+        self._segment = self._dropped = 0  # the one that is played; up to which the rule has dropped
+        self._lives_before = 0
+        self._failover = False
         self._check = check
         self._life: _Life | None = None
         self._unreadable: int | None = None
@@ -97,8 +104,12 @@ class Replay:
             number: Of the line, from 1.
             line: The line; None for one that is no JSON object.
         """
-        self._number = number
+        before, self._number = self._number, number
         try:
+            if line is not None and "segment" in line:
+                self._enter(Header.read(line), before)
+                return None
+            self._segment = max(self._segment, 1)
             difference = self._take(line)
         except Exception as err:  # noqa: BLE001 - a line that was tampered with can set off anything in a core
             difference = self._difference(f"this line cannot be played: {type(err).__name__}: {err}")
@@ -123,7 +134,7 @@ class Replay:
             self.counts.missing += line["gap"]
             self._life.lost = True
             return None
-        if self._life.lost:
+        if self._life.lost or self._life.core is None:
             self._skip(line)
             return None
         if not self._life.started:
@@ -137,7 +148,35 @@ class Replay:
     @property
     def failover(self) -> bool:
         """Whether other aggregators may have led this run too, whose versions this one's ledger may be without."""
-        return self._life is not None and self._life.core.run.config.failover
+        return self._failover
+
+    @property
+    def missing_lines(self) -> int:
+        """Lines of segments that are gone, and that no rule dropped."""
+        return sum(max(1, lines) for _, last, lines in self.gone if last > self._dropped)
+
+    def tells_from(self) -> dict[int, int]:
+        """Returns fragment -> oldest version that the tape names."""
+        oldest: dict[int, int] = {}
+        for p, version in self.digests:
+            oldest[p] = min(version, oldest.get(p, version))
+        return oldest
+
+    # --- segments -----------------------------------------------------------------------------------------------
+
+    def _enter(self, header: Header, before: int) -> None:
+        """A segment begins; ``before`` is the number of the last line of the one before."""
+        expected, self._segment = self._segment + 1, header.segment
+        self._dropped = max(self._dropped, header.dropped)
+        if header.segment <= expected:
+            return
+        self.gone.append((expected, header.segment - 1, header.lines - before))
+        self._life, self._unreadable = None, None
+        self._lives_before = header.lives - self.counts.lives
+        if header.life is not None:  # it has lost its beginning, unless the next line begins another
+            self._life = _Life(None)
+            self._failover = bool(header.life.get("config", {}).get("failover"))
+            self.epochs.add(int(header.life["epoch"]))
 
     # --- lives ------------------------------------------------------------------------------------------------
 
@@ -146,6 +185,7 @@ class Replay:
         life = self._life = _Life(core)
         self.counts.lives += 1
         self.epochs.add(core.run.epoch)
+        self._failover = core.run.config.failover
         rows = {row["fragment_id"]: row for row in line["commits"]}
         for p in sorted({*rows, *(() if before is None else before.durable)}):
             durable = -1 if before is None else before.durable.get(p, -1)
@@ -170,6 +210,8 @@ class Replay:
         p, version = commit.fragment_id, commit.fragment_version
         durable = -1 if before is None else before.durable.get(p, -1)
         known = None if before is None else before.commits.get(p, before.begun.get(p))
+        unknown = before is None or (before.core is None and durable < 0)
+        why = PartReason.DROPPED if unknown and self.gone else PartReason.CRASH
         if known is not None and version == known.fragment_version:
             ordered = as_read(commit_to_map(known))
             if row == ordered:
@@ -181,13 +223,13 @@ class Replay:
                 return self._difference(what, row, ordered)
             self._miss(commit)  # ordered here, and made by the next leader
         elif version > durable:
-            if version > 0 and not commit.contributions:
+            if version > 0 and not commit.contributions and why is PartReason.CRASH:
                 self._new_lineage(commit, durable)
                 return None
-            first = version if before is None else durable + 1
+            first = version if unknown else durable + 1
             for each in range(first, version):
                 self._unchecked(p, each, PartReason.CRASH)
-            self._miss(commit)
+            self._miss(commit, why)
         else:
             self._known(commit)  # made behind a gap
         return None
@@ -204,10 +246,10 @@ class Replay:
         else:
             self._miss(commit)
 
-    def _miss(self, commit: Commit) -> None:
+    def _miss(self, commit: Commit, why: PartReason = PartReason.CRASH) -> None:
         """A life begins with a version that no line tells of; what it begins with, its first line says."""
         self._known(commit)
-        self._unchecked(commit.fragment_id, commit.fragment_version, PartReason.CRASH)
+        self._unchecked(commit.fragment_id, commit.fragment_version, why)
 
     def _unchecked(self, p: int, version: int, why: PartReason) -> None:
         key = p, version
@@ -216,6 +258,8 @@ class Replay:
         self.unchecked[key] = why
         if why is PartReason.GAP:
             self.counts.unfollowed += 1
+        elif why is PartReason.DROPPED:
+            self.counts.dropped += 1
         else:
             self.counts.unwitnessed += 1
 
@@ -223,11 +267,16 @@ class Replay:
 
     def _skip(self, line: Line) -> None:
         """Passes over a line behind a gap; the versions that it tells of are known of, and not derived."""
-        self.counts.skipped += 1
+        why = PartReason.GAP
+        if self._now().core is None:
+            why = PartReason.DROPPED
+            self.counts.beheaded += 1
+        else:
+            self.counts.skipped += 1
         if line.get("event") == "persisted":
             p, version = line["fragment_id"], line["fragment_version"]
             self._now().durable[p] = version
-            self._unchecked(p, version, PartReason.GAP)
+            self._unchecked(p, version, why)
         elif line.get("note") == "version.committed":
             self.digests[line["fields"]["fragment"], line["fields"]["version"]] = line["fields"]["digest"]
 
@@ -241,6 +290,7 @@ class Replay:
         wrong = self._completion(event)
         if wrong is not None:
             return wrong
+        assert life.core is not None
         wrong = self._order(life.core.handle(event, line["now_s"]))
         self.counts.events += 1
         return wrong
@@ -269,6 +319,7 @@ class Replay:
                     what = f"version {version} of fragment {p} was computed, and {_ordered(ordered)}"
                     return self._difference(what)
                 if isinstance(order, Merge):
+                    assert life.core is not None
                     wrong = self._merged(life.core, order, digest)
                     return self._difference(wrong) if wrong else None
                 if self._check is not None:
@@ -328,7 +379,8 @@ class Replay:
         return self._life
 
     def _difference(self, what: str, on_tape: Any = None, replayed: Any = None) -> Difference:
-        return Difference(line=self._number, life=self.counts.lives, what=what, on_tape=on_tape, replayed=replayed)
+        life = self._lives_before + self.counts.lives
+        return Difference(line=self._number, life=life, what=what, on_tape=on_tape, replayed=replayed)
 
 
 def _ordered(version: int | None) -> str:

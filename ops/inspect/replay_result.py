@@ -25,9 +25,15 @@ class PartReason(StrEnum):
     """Why a version that is known of could not be derived from the tape."""
 
     GAP = "behind lines that a full disk cost"
+    DROPPED = "before the oldest life that is whole on the tape: its segments were dropped"
     CRASH = "in the last moments before a crash, or by another aggregator"
     NO_TAPE = "in a moment that is on no tape, only in a ledger"
     NOWHERE = "in a moment that is on no tape, and have no line in a ledger"
+
+
+#: Which reason counts where two tapes of a run give different ones. A leader cannot tell what was made before its time:
+#: what it puts down to a crash or to no tape may be in the dropped segments of the leader before.
+_RANK = (PartReason.GAP, PartReason.DROPPED, PartReason.CRASH, PartReason.NO_TAPE, PartReason.NOWHERE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,8 @@ class Counts:
         missing: Lines that the tape says it lost.
         skipped: Lines that could not be followed after such a gap.
         torn: Lines that a crash cut short.
+        beheaded: Lines of a life whose beginning is in a segment that is gone: they cannot be followed.
+        dropped: Versions in them, or made before them, that the tape still names.
     """
 
     lives: int = 0
@@ -77,6 +85,8 @@ class Counts:
     missing: int = 0
     skipped: int = 0
     torn: int = 0
+    beheaded: int = 0
+    dropped: int = 0
 
 
 @dataclass(slots=True)
@@ -103,7 +113,9 @@ class Coverage:
         whole = cls()
         for each in parts:
             whole.checked |= each.checked
-            whole.unchecked = each.unchecked | whole.unchecked
+            for key, why in each.unchecked.items():
+                known = whole.unchecked.get(key, why)
+                whole.unchecked[key] = min(known, why, key=_RANK.index)
             whole.missing_lines += each.missing_lines
             whole.missing_recordings += each.missing_recordings
             whole.lives += each.lives
@@ -117,8 +129,9 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that should be there was there, and was checked."""
-        return not (self.unchecked or self.missing_lines or self.missing_recordings)
+        """Whether everything that should be there was there, and was checked. What the rule dropped should not."""
+        unchecked = any(why is not PartReason.DROPPED for why in self.unchecked.values())
+        return not (unchecked or self.missing_lines or self.missing_recordings)
 
     @property
     def empty(self) -> bool:

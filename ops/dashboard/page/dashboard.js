@@ -209,8 +209,9 @@ async function openVersion(row) {
     found.contributors.map((c) => [c.island, c.incarnation, c.steps.join(" - "), figure(c.tokens, 8), `${(100 * c.share).toFixed(1)} %`, figure(c.staleness, 2), c.fresh ? "yes" : "held from an earlier round"]),
   ));
   if (found.absent && found.absent.length) {
-    parts.push(element("h3", "Not in it"), tableOf(["island", "why"], found.absent.map((a) => [a.island, `${a.reason}: ${a.detail || ""}`])));
+    parts.push(element("h3", "Not in it"), tableOf(["island", "why"], found.absent.map((a) => [a.island, a.detail ? `${a.why}: ${a.detail}` : a.why])));
   }
+  if (found.gone) parts.push(element("p", found.gone));
   open(sentence(row), parts);
 }
 
@@ -267,7 +268,7 @@ function showFacts(frame, speed) {
   }));
   $("progress").hidden = !frame.target_tokens;
   if (frame.target_tokens) $("progress").value = Math.min(1, frame.tokens / frame.target_tokens);
-  const troubles = [frame.failure, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
+  const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
   if (frame.present?.broker_is_silent && frame.phase !== "ended") troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
   warn(troubles.join(" "));
 }

@@ -1,0 +1,89 @@
+"""What is gone of a tape that is kept in segments (:mod:`aggregator.store.segments`), in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aggregator.store.segments import Header, header_of, opened, segments_of
+
+_LIFE = b'{"tape":'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """The segments of a tape that are not there any more, and what is missed with them.
+
+    Attributes:
+        segments: Their numbers.
+        lines: How many they had, as far as it is known.
+        by_rule: The setting ``tape_segments`` dropped them; else somebody or something took them.
+        since_s: From when on the tape tells, in seconds since 1970; 0: it is not known.
+        life: Number of the life that goes on there and has lost its beginning; 0: none has.
+        epoch: Of that life.
+    """
+
+    segments: tuple[int, ...]
+    lines: int
+    by_rule: bool
+    since_s: float
+    life: int = 0
+    epoch: int = 0
+
+    def sentence(self) -> str:
+        """Says it."""
+        first, last = self.segments[0], self.segments[-1]
+        which = f"segment {first}" if first == last else f"segments {first} to {last}"
+        if len(self.segments) != last - first + 1:
+            which = "segments " + ", ".join(map(str, self.segments))
+        lines = f" ({self.lines:,} lines)" if self.lines else ""
+        why = "dropped by the rule tape_segments" if self.by_rule else "missing, and no rule dropped them"
+        said = [f"{which} of the tape{lines} are {why}" if first != last else f"{which} of the tape{lines} is {why}"]
+        if self.since_s:
+            since = datetime.fromtimestamp(self.since_s, UTC).isoformat(sep=" ", timespec="seconds")
+            said.append(f"it tells from {since.replace('+00:00', ' UTC')} on")
+        if self.life:
+            said.append(f"life {self.life} of the aggregator (epoch {self.epoch}) has lost its beginning")
+        return "; ".join(said)
+
+
+def gone_of(tape: Path) -> Gone | None:
+    """Returns what is gone of a tape; None if it is whole, or not there.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    for again in (True, True, False):
+        try:
+            return _gone_of(tape)
+        except FileNotFoundError:  # compressed, closed or dropped in this moment
+            if not again:
+                raise
+    return None
+
+
+def _gone_of(tape: Path) -> Gone | None:
+    there = segments_of(tape)
+    if not there.numbers:
+        return None
+    lost = sorted(set(range(1, max(there.numbers))) - set(there.numbers))
+    if not lost:
+        return None
+    newest = header_of(there.files[-1]) or Header(segment=there.numbers[-1])
+    behind = max(n for n in there.numbers if n - 1 in lost)  # from there on it is whole
+    place = there.numbers.index(behind)
+    header = header_of(there.files[place]) or Header(segment=behind)
+    with opened(there.files[place]) as file:
+        file.readline()
+        begins = file.read(len(_LIFE)) == _LIFE
+    epoch = int((header.life or {}).get("epoch", 0))
+    beheaded = header.life is not None and not begins
+    return Gone(
+        segments=tuple(lost),
+        lines=header.lines if lost[-1] == len(lost) else 0,
+        by_rule=lost[-1] <= newest.dropped,
+        since_s=header.time_s,
+        life=header.lives if beheaded else 0,
+        epoch=epoch if beheaded else 0,
+    )

@@ -1,0 +1,384 @@
+"""A tape in segments reads as one tape: whatever was closed, compressed, cut short or killed in between."""
+
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aggregator.store import rotation
+from aggregator.store.segments import TapeReader, header_of, numbers_in, packed_name, plain_name, segments_of
+from aggregator.store.tape import Tape, numbered_lines, read_lines
+from ops.chaos.recording import TapeFollower
+from ops.dashboard.followed_tape import FollowedTape
+from ops.inspect.dropped import gone_of
+
+
+def close(tape):
+    """Closes a tape when all that is due was compressed and dropped."""
+    tape.close()
+    assert threading.active_count() == 1 or all("segments" not in each.name for each in threading.enumerate())
+
+
+def own(lines):
+    """The lines without those of the segments themselves."""
+    return [line for line in lines if "segment" not in line]
+
+
+def filled(path, lines, *, segment_bytes=200, keep=0, start=0):
+    tape = Tape(path, segment_bytes, keep)
+    for n in range(start, start + lines):
+        tape.write({"now_s": n, "n": n})
+        tape.flush()
+    close(tape)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "events.jsonl"
+
+
+def test_a_long_tape_is_closed_in_segments_which_are_compressed_and_read_as_one(path):
+    filled(path, 100)
+    there = segments_of(path)
+    assert there.first == 1
+    assert there.numbers == tuple(range(1, len(there.files) + 1))
+    assert len(there.files) > 5
+    assert {each.name[-9:] for each in there.files[:-1]} == {".jsonl.gz"}
+    assert sorted(os.listdir(path.parent)) == sorted(each.name for each in there.files)
+    assert [line["n"] for line in own(read_lines(path))] == list(range(100))
+
+
+def test_lines_have_the_numbers_that_zcat_gives_them_and_keep_them_when_others_are_dropped(path):
+    filled(path, 60)
+    said = [each.read_bytes() for each in segments_of(path).files]
+    whole = b"".join([*map(gzip.decompress, said[:-1]), said[-1]]).split(b"\n")
+    numbered = list(numbered_lines(path))
+    assert [json.loads(whole[number - 1]) for number, _ in numbered] == [line for _, line in numbered]
+    for number in (1, 2):
+        packed_name(path, number).unlink()
+    assert list(numbered_lines(path)) == numbered[-len(list(numbered_lines(path))) :]
+
+
+def test_only_the_newest_segments_are_kept_and_what_is_gone_is_said(path):
+    filled(path, 100, keep=3)
+    there = segments_of(path)
+    assert len(there.files) == 4
+    (first, *rest) = [line["n"] for line in own(read_lines(path))]
+    assert [first, *rest] == list(range(first, 100))
+    gone = gone_of(path)
+    assert gone.segments == tuple(range(1, there.first))
+    assert gone.by_rule
+    assert gone.lines == next(number for number, _ in numbered_lines(path)) - 1
+    assert (
+        f"segments 1 to {there.first - 1} of the tape ({gone.lines:,} lines) are dropped by the rule tape_segments"
+        in (gone.sentence())
+    )
+    packed_name(path, there.first).unlink()
+    assert "no rule dropped them" in gone_of(path).sentence()
+
+
+def test_a_tape_without_a_limit_stays_one_file_to_the_byte(path):
+    filled(path, 100, segment_bytes=0)
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_text() == "".join(f'{{"now_s":{n},"n":{n}}}\n' for n in range(100))
+
+
+def test_the_header_tells_of_the_life_that_goes_on_in_it_and_of_how_many_there_were(path):
+    config = {"dead_after_s": 7.0, "padding": "x" * 300}
+    for epoch in (1, 2):
+        tape = Tape(path, 400)
+        tape.write({"tape": 11, "now_s": 0.0, "epoch": epoch, "config": config, "record": None, "commits": []})
+        tape.flush()
+        for n in range(40):
+            tape.write({"n": n, "text": '\n{"tape":'})
+            tape.flush()
+        close(tape)
+    headers = [header_of(each) for each in segments_of(path).files]
+    assert headers[0] is None
+    assert headers[1].life == {"tape": 11, "epoch": 1, "config": config}
+    assert (headers[1].lives, headers[-1].lives) == (1, 2)
+    assert headers[-1].life["epoch"] == 2
+
+
+def test_lives_are_counted_wherever_a_chunk_of_the_file_ends(path, monkeypatch):
+    lines = [{"tape": 11, "epoch": n, "config": {}} if n % 3 == 0 else {"n": n} for n in range(40)]
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    for chunk in range(1, 60):
+        monkeypatch.setattr(rotation, "_CHUNK_BYTES", chunk)
+        with path.open("rb") as file:
+            assert rotation._counted(file) == (40, 14, {"tape": 11, "epoch": 39, "config": {}})
+
+
+# --- failures -----------------------------------------------------------------------------------------------------
+
+
+def refuse(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_segment_that_cannot_be_compressed_stays_and_is_reported_once_and_compressed_later(path, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(rotation._Tidier, "_write_packed", refuse)
+        filled(path, 60)
+    assert [r.getMessage().split()[0] for r in caplog.records] == ["tape.segments_failing"]
+    assert all(each.suffix == ".jsonl" for each in segments_of(path).files)
+    assert [line["n"] for line in own(read_lines(path))] == list(range(60))
+    close(Tape(path, 200))
+    assert [each.suffix for each in segments_of(path).files[:-1]] == [".gz"] * (len(segments_of(path).files) - 1)
+    assert [line["n"] for line in own(read_lines(path))] == list(range(60))
+
+
+@pytest.mark.parametrize("call", ["rename", "open"])
+def test_a_tape_that_cannot_be_closed_goes_on_in_its_file_and_costs_no_line(path, monkeypatch, caplog, call):
+    tape = Tape(path, 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        for n in range(60):
+            tape.write({"n": n})
+            tape.flush()
+    assert [r.getMessage().split()[0] for r in caplog.records] == ["tape.segments_failing"]
+    assert numbers_in(path) == []
+    caplog.set_level("INFO")
+    for n in range(60, 120):
+        tape.write({"n": n})
+        tape.flush()
+    close(tape)
+    assert "tape.segments_back" in caplog.text
+    assert [line["n"] for line in own(read_lines(path))] == list(range(120))
+    assert tape.dropped == 0
+
+
+def test_a_compressed_segment_that_is_damaged_is_named(path):
+    filled(path, 60)
+    packed_name(path, 2).write_bytes(packed_name(path, 2).read_bytes()[:-12])
+    with pytest.raises(OSError, match="damaged") as caught:
+        list(read_lines(path))
+    assert caught.value.filename == str(packed_name(path, 2))
+
+
+def test_a_tape_that_is_not_there_is_no_empty_tape(path):
+    with pytest.raises(FileNotFoundError):
+        list(read_lines(path))
+
+
+# --- any sequence ---------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """What a process does not come back from."""
+
+
+class World:
+    """A tape that is written, closed and killed, beside the lines that must be on it."""
+
+    def __init__(self, folder, keep=0):
+        self.path, self.lines, self.keep = folder / "events.jsonl", [], keep
+        self.tape = Tape(self.path, 120, keep)
+        self.followers = [FollowedTape(self.path), TapeFollower(self.path)]
+        self.followed = [[], []]
+
+    def write(self, count):
+        for _ in range(count):
+            self.lines.append(len(self.lines))
+            self.tape.write({"now_s": self.lines[-1], "n": self.lines[-1]})
+        self.tape.flush()
+
+    def look(self):
+        for follower, seen in zip(self.followers, self.followed, strict=True):
+            if isinstance(follower, FollowedTape):
+                while (new := list(follower.lines())) or follower.behind:
+                    seen += new
+            else:
+                seen += follower.news()
+
+    def restart(self):
+        close(self.tape)
+        self.tape = Tape(self.path, 120, self.keep)
+
+    def torn(self):
+        """A crash cuts a line short that nobody has counted on."""
+        close(self.tape)
+        with self.path.open("ab") as file:
+            file.write(b'{"now_s": 1, "n": 99')
+        self.tape = Tape(self.path, 120, self.keep)
+
+    def killed_at(self, what, nth):
+        """The process dies at the n-th call of a function; what it wrote whole stays."""
+        close(self.tape)
+        calls, real = [], getattr(os, what)
+
+        def dying(*args, **more):
+            calls.append(args)
+            if len(calls) >= nth:
+                raise Killed
+            return real(*args, **more)
+
+        tape = Tape(self.path, 120, self.keep)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, what, dying)
+            with contextlib.suppress(Killed):
+                for _ in range(8):
+                    self.lines.append(len(self.lines))
+                    tape.write({"now_s": self.lines[-1], "n": self.lines[-1]})
+                    tape.flush()
+            with contextlib.suppress(Exception):
+                tape._rotation.close()
+        self.tape = Tape(self.path, 120, self.keep)
+
+    def both(self):
+        """It died between the writing of a compressed segment and the removal of the plain one."""
+        close(self.tape)
+        for number in numbers_in(self.path)[-2:]:
+            with gzip.open(packed_name(self.path, number)) as packed, plain_name(self.path, number).open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+        assert [line["n"] for line in own(read_lines(self.path))] == self.lines
+        self.tape = Tape(self.path, 120, self.keep)
+
+    def half_packed(self):
+        """It died while it compressed."""
+        close(self.tape)
+        for number in numbers_in(self.path)[-1:]:
+            packed = packed_name(self.path, number)
+            plain_name(self.path, number).write_bytes(gzip.decompress(packed.read_bytes()))
+            packed.with_name(packed.name + ".new").write_bytes(packed.read_bytes()[:20])
+            packed.unlink()
+        self.tape = Tape(self.path, 120, self.keep)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("write"), st.integers(1, 12)),
+    st.tuples(st.sampled_from(["look", "restart", "torn", "both", "half_packed"])),
+    st.tuples(st.just("killed_at"), st.sampled_from(["rename", "fsync"]), st.integers(1, 3)),
+)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(STEPS, max_size=14))
+def test_whatever_happens_all_lines_are_there_once_and_in_order(tmp_path_factory, steps):
+    folder = tmp_path_factory.mktemp("tape")
+    world = World(folder)
+    try:
+        for name, *args in steps:
+            getattr(world, name)(*args)
+        world.write(1)
+        world.look()
+        close(world.tape)
+        numbered = list(numbered_lines(world.path))
+        assert [line["n"] for _, line in numbered if line is not None and "segment" not in line] == world.lines
+        assert all(a < b for (a, _), (b, _) in pairwise(numbered))
+        for seen in world.followed:
+            assert [line["n"] for line in own(seen)] == world.lines
+        found = [line["segment"] for _, line in numbered if line is not None and "segment" in line]
+        assert found == list(range(2, len(found) + 2))
+        closed = segments_of(world.path).files[:-1]
+        assert all(each.suffix == ".gz" for each in closed)
+    finally:
+        shutil.rmtree(folder)
+
+
+@settings(max_examples=15, deadline=None)
+@given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8), keep=st.integers(1, 4))
+def test_with_a_rule_what_is_there_is_the_end_and_what_is_gone_is_counted(tmp_path_factory, counts, keep):
+    folder = tmp_path_factory.mktemp("tape")
+    try:
+        world = World(folder, keep)
+        for count in counts:
+            world.write(count)
+            world.restart()
+        close(world.tape)
+        numbered = list(numbered_lines(world.path))
+        kept = [line["n"] for _, line in numbered if "segment" not in line]
+        assert kept == world.lines[len(world.lines) - len(kept) :]
+        assert len(segments_of(world.path).files) <= keep + 1
+        gone = gone_of(world.path)
+        assert (0 if gone is None else gone.lines) == numbered[0][0] - 1
+    finally:
+        shutil.rmtree(folder)
+
+
+# --- while it is written --------------------------------------------------------------------------------------------
+
+
+def test_a_tape_that_is_closed_twice_between_two_looks_loses_and_doubles_no_line(path):
+    tape = Tape(path, 150)
+    dashboard, chaos, seen, noted = FollowedTape(path), TapeFollower(path), [], []
+    n = 0
+    for turns in (0, 1, 2, 3, 0, 2):
+        before = len(numbers_in(path))
+        while len(numbers_in(path)) < before + turns or not turns:
+            tape.write({"now_s": n, "n": n})
+            tape.flush()
+            n += 1
+            if not turns:
+                break
+        seen += own(dashboard.lines()) if not turns else []
+        while dashboard.behind:
+            seen += own(dashboard.lines())
+        noted += own(chaos.news())
+        assert [line["n"] for line in seen] == [line["n"] for line in noted] == list(range(n))
+    close(tape)
+
+
+def test_a_reader_beside_a_writer_that_closes_and_compresses_all_the_time_sees_each_line_once(path):
+    """Threads race for real: reading by a follower, and again and again from the beginning."""
+    count, done = 1500, threading.Event()
+    path.parent.mkdir()
+
+    def write():
+        tape = Tape(path, 2000)
+        for n in range(count):
+            tape.write({"now_s": n, "n": n})
+            if n % 7 == 0:
+                tape.flush()
+        tape.close()
+        done.set()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    follower, seen, longest = FollowedTape(path), [], 0
+    while True:
+        last = done.is_set()
+        seen += [line["n"] for line in own(follower.lines())]
+        with contextlib.suppress(FileNotFoundError):
+            now = [line["n"] for line in own(read_lines(path))]
+            assert now == list(range(len(now)))
+            assert len(now) >= longest
+            longest = len(now)
+        if last and not follower.behind:
+            break
+    writer.join(20)
+    assert seen == list(range(count))
+    assert longest == count
+    assert len(numbers_in(path)) > 10
+
+
+def test_a_write_that_a_full_disk_took_back_does_not_put_a_follower_out_of_step(path, monkeypatch):
+    tape, reader = Tape(path, 10_000), TapeReader(path)
+    tape.write({"n": 1})
+    tape.flush()
+    assert [text for _, text in reader.read()] == [b'{"n":1}']
+    write = os.write
+
+    def half(fd, data):
+        if len(data) > 4:
+            written = write(fd, data[:4])
+            assert reader.read() == []  # in this moment
+            return written
+        return refuse()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        tape.write({"n": 2})
+        tape.flush()
+    tape.write({"n": 3})
+    close(tape)
+    assert [json.loads(text) for _, text in reader.read() if text] == [{"gap": 1}, {"n": 3}]
