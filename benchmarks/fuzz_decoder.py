@@ -80,7 +80,7 @@ def valid_messages(rng: random.Random) -> list[Frames]:
 
 
 def _envelope(cls: type[Message], rng: random.Random) -> Envelope:
-    sender, to = (rng.choice(("island-0", "join:n0", "aggregator", "broker")) for _ in range(2))
+    sender, to = (rng.choice(("island-0", "join:n0", "observer:n0", "aggregator", "broker")) for _ in range(2))
     counters = [rng.choice((0, 1, 17, 2**31, 2**63 - 1)) for _ in range(2)]
     message = _value(cls, "", rng)
     return Envelope(run_id="demo", sender=sender, incarnation=counters[0], sequence=counters[1], to=to, message=message)

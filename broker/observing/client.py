@@ -40,7 +40,7 @@ CONNECT_WITHIN_S, ANSWER_WITHIN_S = 5.0, 10.0
 ATTEMPTS, PAUSE_S = 4, 1.0
 #: Answers are small; whoever sends more is no broker of ours.
 LIMITS = Limits(max_message_bytes=Limits().max_header_bytes, max_buffers=1)
-#: In place of a run's name that is not known: a broker that serves another one says which.
+#: In place of a run's name that is not known: an answer says which run it is of, whatever was asked for.
 _ANY_RUN = "any"
 
 
@@ -118,18 +118,22 @@ class ObservedRun:
                 answer = await self._answer(question)
                 message = answer.message
                 if isinstance(message, Observed):
-                    if message.detail:
-                        raise Unavailable(f"the broker at {self.address} cannot say: {message.detail}", definite=True)
-                    self.run_id = answer.run_id
-                    return message.record
+                    return self._record(answer.run_id, message)
                 assert isinstance(message, Refused)
-                if message.reason is Reason.WRONG_RUN and not self.run_id:
-                    self.run_id = answer.run_id
-                elif message.reason is Reason.QUEUE_FULL and attempt < ATTEMPTS - 1:
-                    await asyncio.sleep(PAUSE_S)
-                else:
-                    raise Unavailable(self._refusal(answer.run_id, message), definite=True)
+                if message.reason is not Reason.QUEUE_FULL or attempt == ATTEMPTS - 1:
+                    raise Unavailable(self._refusal(message), definite=True)
+                await asyncio.sleep(PAUSE_S)
             raise Unavailable(f"the broker at {self.address} takes no question", definite=True)
+
+    def _record(self, run_id: str, answer: Observed) -> bytes:
+        who = f"the broker at {self.address}"
+        if run_id != (self.run_id or run_id):
+            cure = f"choose it with --run {run_id}"
+            raise Unavailable(f"{who} serves run {run_id}, and no run {self.run_id}: {cure}", definite=True)
+        if answer.detail:
+            raise Unavailable(f"{who} cannot say: {answer.detail}", definite=True)
+        self.run_id = run_id
+        return answer.record
 
     async def _answer(self, question: Observe) -> Envelope:
         """Asks once, and returns the answer or the refusal."""
@@ -215,11 +219,9 @@ class ObservedRun:
             cure = f"does its allow list have {identity} (`atoll keys list`), and is broker.public the one of this hub?"
         return f"the broker at {self.address} does not let us in: {cure}"
 
-    def _refusal(self, run_id: str, refused: Refused) -> str:
+    def _refusal(self, refused: Refused) -> str:
         who = f"the broker at {self.address}"
         match refused.reason:
-            case Reason.WRONG_RUN:
-                return f"{who} serves run {run_id}, and no run {self.run_id}: choose it with --run {run_id}"
             case Reason.WRONG_KEY:
                 cure = "an observer's key is needed: `atoll keys new observer NAME` on the hub"
                 return f"{who} does not answer this key ({refused.detail}): {cure}"

@@ -19,7 +19,7 @@ from broker.wire.messages import Reason
 MOST_OBSERVERS = 64
 #: Questions over one connection: so many a second, and so many at once after a pause.
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 8.0, 16
-#: So many refused questions in a row are no mistake: the connection is ended.
+#: So many more refused questions than answered ones are no mistake: the connection is ended.
 MOST_REFUSALS = 50
 
 
@@ -37,7 +37,7 @@ class _Observer:
     heard_s: float
     seen: Seen = field(default_factory=Seen)
     credit: float = QUESTIONS_AT_ONCE
-    refusals: int = 0  # in a row
+    refusals: int = 0  # more than answers
 
 
 class Observers:
@@ -64,7 +64,7 @@ class Observers:
             refusal = Reason.QUEUE_FULL, f"at most {QUESTIONS_PER_S:g} questions a second are answered: ask again later"
         if refusal is None:
             observer.credit -= 1.0
-            observer.refusals = 0
+            observer.refusals = max(0, observer.refusals - 1)
             return Hearing()
         observer.refusals += 1
         if observer.refusals < MOST_REFUSALS:

@@ -232,7 +232,7 @@ def values(hint, field):
 ENVELOPES = st.builds(
     Envelope,
     run_id=NAMES,
-    sender=NAMES | NAMES.map("join:{}".format),
+    sender=NAMES | NAMES.map("join:{}".format) | NAMES.map("observer:{}".format),
     incarnation=COUNTERS,
     sequence=COUNTERS,
     to=NAMES,

@@ -28,6 +28,7 @@ from broker.wire.messages import (
     Contribution,
     Departure,
     Fate,
+    Inquiry,
     Phase,
     Reason,
     Refused,
@@ -104,7 +105,7 @@ def test_every_reason_is_listed_and_those_to_be_retried_are_marked():
     assert {reason for reason, again in listed.items() if again == "yes"} == RETRY_REASONS
 
 
-@pytest.mark.parametrize("enum", [Codec, Kind, Phase, Fate, Departure, StateSource], ids=snake)
+@pytest.mark.parametrize("enum", [Codec, Kind, Phase, Fate, Departure, StateSource, Inquiry], ids=snake)
 def test_every_word_of_every_enum_is_listed(enum):
     assert issubclass(enum, StrEnum)
     (words,) = [row[1] for row in rows(section(6)) if row[0].split()[0] == snake(enum)]

@@ -1,0 +1,271 @@
+"""Observers at a broker: who may ask, how often, what becomes of answers, and that records come back as they were."""
+
+import random
+import zlib
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.observing import answers
+from broker.observing.rules import (
+    MOST_OBSERVERS,
+    MOST_REFUSALS,
+    QUESTIONS_AT_ONCE,
+    QUESTIONS_PER_S,
+    Observers,
+)
+from broker.routing.relay import AllowListChanged, HangUp, LookedUp, LookUp
+from broker.wire import messages as m
+from broker.wire.codec import decode, encode
+from broker.wire.errors import Unavailable
+from broker.wire.headers import Limits
+from broker.wire.identity import Identity, KeyRole
+from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Inquiry, Reason
+from broker.wire.records import KeptVersion, LeaseView, Snapshot
+from tests.aggregator_hand import beat
+from tests.relay_bench import RUN, version
+
+ASK = m.Observe(about=Inquiry.SNAPSHOT)
+WATCH = m.observing("w")
+KEYS = {
+    "watch": Identity(role=KeyRole.OBSERVER, name="watch"),
+    "paris": Identity(role=KeyRole.ISLAND, name="paris"),
+    "any": Identity(role=KeyRole.ISLAND, name="*"),
+    "hub": Identity(role=KeyRole.AGGREGATOR, name="hub"),
+}
+
+
+def looked_up(driver):
+    return [action for action in driver.actions if isinstance(action, LookUp)]
+
+
+# --- who may ask ------------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_looked_up_and_its_answer_sent_over_the_same_connection(led):
+    led.receive(WATCH, ASK, route=b"r")
+    (question,) = looked_up(led)
+    assert (question.peer, question.envelope.message) == (b"r", ASK)
+    answer = m.Observed(question=question.envelope.sequence, detail="", record=b"x" * 10)
+    led.event(LookedUp(peer=b"r", to=WATCH, message=answer))
+    (sent,) = led.sends
+    assert (sent.channel, sent.peer, sent.envelope.sender, sent.envelope.to) == (Channel.BULK, b"r", BROKER, WATCH)
+    assert sent.envelope.message == answer
+    assert led.relay.counters.sent_bytes == 10
+
+
+def test_an_observer_is_no_peer_and_is_reported_to_nobody(led):
+    before = led.relay.num_peers
+    led.receive(WATCH, ASK)
+    assert led.relay.num_peers == before
+    assert [type(each) for each in led.actions] == [LookUp]
+    led.receive(AGGREGATOR, version())  # goes to islands that want it, not to observers
+    assert led.sent == []
+
+
+def test_a_question_is_answered_whatever_run_it_names_for_the_answer_says_which_it_is(led):
+    led.receive(WATCH, ASK, run="other")
+    assert looked_up(led)
+    led.receive("a", beat(), run="other")
+    assert led.reason() is Reason.WRONG_RUN
+
+
+@pytest.mark.parametrize("sender", ["a", AGGREGATOR, "standby:s", "join:n", BROKER])
+def test_nobody_else_may_ask_and_an_observer_may_say_nothing_else(led, sender):
+    led.receive(sender, ASK)
+    assert led.reason() is Reason.WRONG_ROLE
+    led.receive(WATCH, beat())
+    assert led.reason() is Reason.WRONG_ROLE
+    led.receive(WATCH, m.Observed(question=1, detail="", record=b""))
+    assert led.reason() is Reason.WRONG_ROLE
+    led.receive(WATCH, ASK, channel=Channel.CONTROL)
+    assert led.reason() is Reason.WRONG_ROLE
+
+
+@pytest.mark.parametrize(
+    ("key", "may"), [("watch", True), ("paris", False), ("any", False), ("hub", False), ("", False)]
+)
+def test_with_keys_only_an_observers_is_good_for_questions(led, key, may):
+    led.event(AllowListChanged(allowed=KEYS))
+    led.receive(WATCH, ASK, key=key)
+    assert bool(looked_up(led)) is may
+    if not may:
+        assert led.reason() is Reason.WRONG_KEY
+    led.receive("paris", beat(), key="watch")
+    assert led.reason() is Reason.WRONG_KEY
+
+
+def test_an_answer_that_cannot_be_sent_is_dropped_and_counted(led):
+    led.receive(WATCH, ASK, route=b"r")
+    answer = LookedUp(peer=b"r", to=WATCH, message=m.Observed(question=1, detail="", record=b""))
+    led.event(answer)
+    led.block(led.sends[0])
+    assert led.sends == []
+    led.event(answer)
+    led.unreachable(led.sends[0])
+    assert led.relay.counters.dropped == {"blocked": 1, "unreachable": 1}
+    assert led.relay.counters.sent_messages == 1  # the answer to the aggregator's Attach
+
+
+# --- how often --------------------------------------------------------------------------------------------------------
+
+
+def test_so_many_questions_at_once_and_then_so_many_a_second():
+    observers = Observers()
+    heard = [observers.hear(b"r", n, 5.0).refusal for n in range(QUESTIONS_AT_ONCE + 1)]
+    assert heard[:-1] == [None] * QUESTIONS_AT_ONCE
+    assert heard[-1][0] is Reason.QUEUE_FULL
+    assert observers.hear(b"other", 0, 5.0).refusal is None  # by connection
+    answered = sum(observers.hear(b"r", 1000 + n, 5.0 + n / 10).refusal is None for n in range(200))  # 10 a second
+    assert answered == pytest.approx(20 * QUESTIONS_PER_S, abs=1)
+
+
+def test_a_number_that_came_before_is_refused_and_a_clock_that_goes_back_gives_nothing():
+    observers = Observers()
+    assert observers.hear(b"r", 1, 5.0).refusal is None
+    assert observers.hear(b"r", 1, 6.0).refusal[0] is Reason.REPLAYED
+    for number in range(2, 2 + QUESTIONS_AT_ONCE):
+        assert observers.hear(b"r", number, 4.0).refusal is None
+    assert observers.hear(b"r", 90, 3.0).refusal is not None
+
+
+def test_who_asks_on_and_on_is_hung_up_and_who_waits_when_told_is_not(led):
+    asked = 0
+    while asked < 1000:
+        asked, led.now_s = asked + 1, led.now_s + 0.005  # 200 a second
+        led.receive(WATCH, ASK, route=b"flood")
+        if any(isinstance(action, HangUp) for action in led.actions):
+            break
+    assert MOST_REFUSALS < asked < 4 * MOST_REFUSALS
+    assert led.reason() is Reason.QUEUE_FULL
+    patient = m.observing("patient")
+    for _ in range(500):
+        led.receive(patient, ASK, route=b"patient")
+        assert not any(isinstance(action, HangUp) for action in led.actions)
+        led.now_s += 0.1 if looked_up(led) else 1.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300), st.floats(0, 2)), max_size=400))
+def test_whoever_asks_what_is_remembered_is_bounded_and_nobody_is_answered_too_often(asked):
+    observers, now_s, answered = Observers(), 0.0, {}
+    for who, number, after_s in asked:
+        now_s += after_s
+        heard = observers.hear(bytes([who]), number, now_s)
+        assert len(observers) <= MOST_OBSERVERS
+        assert not heard.hang_up or heard.refusal is not None
+        if heard.refusal is None:
+            answered.setdefault(who, []).append(now_s)
+    if len({who for who, _, _ in asked}) <= MOST_OBSERVERS:
+        for times in answered.values():
+            assert len(times) <= QUESTIONS_AT_ONCE + QUESTIONS_PER_S * (times[-1] - times[0]) + 1
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(max_size=10)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+TABLES = st.dictionaries(TEXTS, PLAIN, max_size=3)
+LEASES = st.builds(
+    LeaseView,
+    holder=TEXTS,
+    epoch=st.integers(0, 9),
+    in_sync=st.frozensets(TEXTS, max_size=3),
+    standbys=st.frozensets(TEXTS, max_size=3),
+    age_s=st.floats(-5, 5),
+    ended=st.booleans(),
+)
+SNAPSHOTS = st.builds(
+    Snapshot,
+    run_id=TEXTS,
+    now_s=st.floats(0, 1e10),
+    heard_at_s=st.dictionaries(TEXTS, st.floats(0, 1e10), max_size=3),
+    members=st.dictionaries(TEXTS, TABLES, max_size=3),
+    fragments=st.dictionaries(st.integers(0, 99), TABLES, max_size=3),
+    totals=st.lists(TABLES, max_size=2),
+    brokers=st.dictionaries(TEXTS, TABLES, max_size=2),
+    refusals=st.dictionaries(TEXTS, st.dictionaries(TEXTS, TABLES, max_size=2), max_size=2),
+    leases=st.dictionaries(st.integers(0, 63), LEASES, max_size=2),
+    evaluation=TABLES,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SNAPSHOTS)
+def test_a_snapshot_comes_back_as_it_was(snapshot):
+    assert answers.unpack_snapshot(answers.pack_snapshot(snapshot)) == snapshot
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.tuples(st.integers(0, 2**60), st.integers(0, 99)), TABLES), unique_by=lambda each: each[0])
+)
+def test_events_come_back_as_they_were(events):
+    events.sort(key=lambda each: each[0])
+    record, count = answers.pack_events(events)
+    assert count == len(events)
+    assert answers.unpack_events(record) == events
+
+
+@given(st.builds(KeptVersion, fragment_id=st.integers(0, 9), found=st.none() | TABLES, known=st.just((1, 2, 3))))
+def test_a_version_comes_back_as_it_was(kept):
+    assert answers.unpack_version(answers.pack_version(kept)) == kept
+
+
+def noise(seed, count):
+    """Text that no deflating makes shorter than half."""
+    return random.Random(seed).randbytes(count // 2).hex()
+
+
+def test_of_events_that_are_too_many_the_first_are_told_and_a_snapshot_that_is_too_large_is_not():
+    events = [((n, 0), {"detail": noise(n, 20_000)}) for n in range(100)]
+    record, count = answers.pack_events(events)
+    assert 0 < count < len(events)
+    assert len(record) <= answers.MOST_BYTES
+    assert answers.unpack_events(record) == events[:count]
+    too_much = noise(0, 4 * answers.MOST_BYTES)
+    with pytest.raises(answers.TooLarge):
+        answers.pack_events([((1, 0), {"detail": too_much})])
+    with pytest.raises(answers.TooLarge):
+        answers.pack_version(KeptVersion(fragment_id=0, found={"x": too_much}, known=()))
+
+
+def test_the_largest_record_passes_the_codec_of_whoever_reads_it():
+    """Deflated bytes look like maps and arrays here and there, and a header may have so many only."""
+    for seed in range(3):
+        record = random.Random(seed).randbytes(answers.MOST_BYTES)
+        message = m.Observed(question=1, detail="", record=record)
+        sent = Envelope(run_id=RUN, sender=BROKER, incarnation=0, sequence=1, to=WATCH, message=message)
+        assert decode(encode(sent), Limits()).message == message
+
+
+BOMB = zlib.compress(bytes(answers.MOST_PLAIN_BYTES + 1), 9)
+
+
+@pytest.mark.parametrize("read", [answers.unpack_snapshot, answers.unpack_events, answers.unpack_version])
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"noise",
+        BOMB,
+        zlib.compress(b""),
+        zlib.compress(b"\xc1"),
+        zlib.compress(msgpack.packb(None)),
+        zlib.compress(msgpack.packb({"leases": 3})),
+        zlib.compress(msgpack.packb({"known": [["x"]]})),
+        zlib.compress(msgpack.packb([[2, 0, {}], [1, 0, {}]])),
+        zlib.compress(msgpack.packb([1, 2])),
+        zlib.compress(msgpack.packb({"a": 1}))[:-3],
+    ],
+    ids=lambda each: f"{len(each)} bytes",
+)
+def test_a_record_that_is_none_is_an_error_that_says_so(read, record):
+    with pytest.raises(Unavailable, match="answer cannot be read"):
+        read(record)
