@@ -4,9 +4,9 @@
     python -m examples.ray_islands --islands 2                                   with a hub of its own, on this machine
     python -m examples.ray_islands tcp://hub:7001 --key keys/islands.secret --islands 8 --gpus 1      on a Ray cluster
 
-Ray is no dependency of Atoll, and has nothing to do with how islands speak with each other: it starts their processes, by the
-command that anybody would use. A task that ends with an error is one that Ray begins again, under the same island id.
-On a cluster each node needs Atoll where its workers find it: in their image, or by ``runtime_env``.
+Ray is no dependency of Atoll, and has nothing to do with how islands speak with each other: it starts their processes,
+by the command that anybody would use. A task that ends with an error is one that Ray begins again, under the same
+island id. On a cluster each node needs Atoll where its workers find it: in their image, or by ``runtime_env``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--key", type=Path, help="islands' secret key file, with broker.public beside it")
     parser.add_argument("--cpus", type=float, default=1.0, metavar="X", help="processors of an island (default: 1)")
     parser.add_argument("--gpus", type=float, default=0.0, metavar="X", help="GPUs of an island (default: 0)")
-    parser.add_argument("--tokens", type=int, default=400_000, metavar="N", help="with a hub of its own (default: 400000)")
+    parser.add_argument(
+        "--tokens", type=int, default=400_000, metavar="N", help="with a hub of its own (default: 400000)"
+    )
     args = parser.parse_args(arguments)
 
     import ray
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with local_hub.at(args.address, run=args.run, tokens=args.tokens) as address:
         common = ["--run", args.run, "--broker", address, "--task", args.task]
         waiting = [remote.remote([*common, "--island-id", f"ray-{i}"], key, cwd) for i in range(args.islands)]
-        statuses = ray.get(waiting)
+        statuses: list[int] = ray.get(waiting)
     print(f"the run has ended; statuses of its islands: {statuses}")
     ray.shutdown()
     return max(statuses)

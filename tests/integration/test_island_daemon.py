@@ -158,7 +158,9 @@ def test_what_a_preempted_island_trained_is_merged_at_once_and_its_data_go_to_ot
     began_s = time.monotonic()
     first.send_signal(signal.SIGTERM)
     assert first.wait(WAIT_S) == 128 + signal.SIGTERM
-    assert time.monotonic() - began_s < 10  # less than every grace period that launchers give; 2 s where nothing else runs
+    assert (
+        time.monotonic() - began_s < 10
+    )  # less than every grace period that launchers give; 2 s where nothing else runs
     left = wait_for_event(run.aggregator, "island.left", island="paris")
     assert left["departure"] == "paused"
     given = wait_for_event(run.aggregator, "block.ended", before="paris", reason="its island has left")

@@ -1,7 +1,8 @@
-"""Launchers of others: what deploy/ says is well-formed, agrees with compose, and every command in it parses with our flags."""
+"""Launchers of others: deploy/ is well-formed, agrees with compose, and its commands parse with our flags."""
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_what_the_readme_of_the_chart_says_is_set_is_a_setting():
     assert set(re.findall(r"--set ([\w.]+)=", (CHART / "README.md").read_text())) <= known
 
 
-# --- the chart by Helm's own code, where that is at hand ----------------------------------------------------------------
+# --- the chart by Helm's own code, where that is at hand ------------------------------------------------------------
 
 CASES = {
     "default": {},
@@ -125,8 +126,12 @@ CASES = {
 }
 
 
+class Refusal(Exception):
+    """Helm does not take a chart with these values."""
+
+
 def rendered(values, tmp_path):
-    """Returns the documents that Helm makes; None where there is no Helm. A refusal is a RuntimeError with its words."""
+    """Returns the documents that Helm makes; None where there is no Helm. A refusal is a Refusal."""
     if shutil.which("helm"):
         file = tmp_path / "values.yaml"
         file.write_text(yaml.safe_dump(values))
@@ -134,7 +139,7 @@ def rendered(values, tmp_path):
             ["helm", "template", "demo", str(CHART), "--values", str(file)], capture_output=True, text=True, timeout=60
         )
         if made.returncode:
-            raise RuntimeError(made.stderr)
+            raise Refusal(made.stderr)
         return [each for each in yaml.safe_load_all(made.stdout) if each]
     try:
         import helm_python
@@ -142,12 +147,12 @@ def rendered(values, tmp_path):
         return None
     try:
         if helm_python.lint(CHART, values, strict=True)["errors"]:
-            raise RuntimeError(helm_python.lint(CHART, values, strict=True)["errors"])
+            raise Refusal(helm_python.lint(CHART, values, strict=True)["errors"])
         with helm_python.Chart.load(CHART) as chart:
             chart.validate_schema(values)
             made = chart.render(values, name="demo", namespace="there")
     except helm_python.HelmError as err:
-        raise RuntimeError(str(err)) from err
+        raise Refusal(str(err)) from err
     texts = [text for name, text in made.items() if name.endswith(".yaml")]
     return [each for text in texts for each in yaml.safe_load_all(text) if each]
 
@@ -186,10 +191,90 @@ def test_what_helm_makes_of_the_chart_runs_commands_of_ours(case, tmp_path):
     ],
 )
 def test_settings_of_the_chart_that_cannot_work_are_refused(values, words, tmp_path):
-    try:
-        if rendered(values, tmp_path) is None:
-            pytest.skip("neither helm nor the package helm-python-sdk is here")
-    except RuntimeError as err:
-        assert words in str(err)
-    else:
-        pytest.fail(f"{values} was taken")
+    if rendered({}, tmp_path) is None:
+        pytest.skip("neither helm nor the package helm-python-sdk is here")
+    with pytest.raises(Refusal, match=re.escape(words)):
+        rendered(values, tmp_path)
+
+
+# --- Slurm, SkyPilot and Ray ----------------------------------------------------------------------------------------
+
+SLURM = {path.name: path.read_text() for path in sorted(ROOT.glob("deploy/slurm/*.sbatch"))}
+SKY = {path.name: yaml.safe_load(path.read_text()) for path in sorted(ROOT.glob("deploy/skypilot/*.yaml"))}
+#: Commands of the scripts, behind the program; in Slurm's hub a function stands for that.
+CALL = re.compile(r"^.*?(?:-m ops|\batoll) (?=(?:broker|aggregator|island|keys|status) )(.*)$", re.M)
+
+
+def script_commands(script):
+    """The commands of ours in a shell script, their variables filled with what parses as a number and as a name."""
+    text = re.sub(r"\\\n\s*", " ", script)
+    for found in CALL.findall(text):
+        if found.lstrip().startswith(("#", "}")):
+            continue
+        command = re.split(r"\)? *(?:&$|> |\|\||\) )", found)[0]
+        command = re.sub(r" \$ATOLL_FLAGS\b", "", command)
+        yield shlex.split(re.sub(r"\$\{?(\w+)\}?", "1", command).rstrip(")"))
+
+
+@pytest.mark.parametrize(
+    ("script", "commands"),
+    [
+        (SLURM["hub.sbatch"], ["keys", "broker", "aggregator"]),
+        (SLURM["islands.sbatch"], ["island"]),
+        (SKY["hub.yaml"]["run"], ["broker", "aggregator"]),
+        (SKY["island.yaml"]["run"], ["island"]),
+    ],
+    ids=["slurm hub", "slurm islands", "sky hub", "sky island"],
+)
+def test_commands_in_the_scripts_are_commands_of_ours(script, commands):
+    lines = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
+    found = list(script_commands(lines))
+    assert [words[0] for words in found] == commands
+    for words in found:
+        parse(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "script"),
+    [*SLURM.items(), *((name, task[part]) for name, task in SKY.items() for part in ("setup", "run"))],
+)
+def test_scripts_are_right_for_the_shell(name, script):
+    assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=20).returncode == 0
+    if shutil.which("shellcheck"):
+        checked = subprocess.run(
+            ["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=60
+        )
+        assert checked.stdout == ""
+
+
+@pytest.mark.parametrize("name", SLURM)
+def test_a_job_of_slurm_is_queued_again_and_warned_before_its_end(name):
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", SLURM[name], re.M))
+    assert {"requeue", "signal", "time", "open-mode"} <= set(options)
+    assert options["signal"] == "B:TERM@60"
+    assert ("array" in options) == (name == "islands.sbatch")
+    head = SLURM[name].partition("set -uo")[0]
+    used = set(re.findall(r"\$\{?(ATOLL_\w+)", SLURM[name]))
+    assert {each for each in used if each not in head} <= {"ATOLL_PYTHON", "ATOLL_NO_VENV"}
+
+
+@pytest.mark.parametrize("name", SKY)
+def test_what_a_task_of_skypilot_uses_is_declared(name):
+    task = SKY[name]
+    assert set(task) == {"name", "workdir", "resources", "envs", "secrets", "setup", "run"}
+    used = set(re.findall(r"\$\{?(ATOLL_\w+)", task["run"]))
+    assert used == set(task["envs"]) | set(task["secrets"])
+    assert task["resources"]["use_spot"] is (name == "island.yaml")
+
+
+def test_the_hub_of_skypilot_opens_the_ports_that_the_broker_listens_on():
+    assert SKY["hub.yaml"]["resources"]["ports"] == [7001, 7002]
+    assert "--port 7001 " in SKY["hub.yaml"]["run"]
+
+
+def test_the_example_for_ray_starts_islands_by_flags_of_ours():
+    text = (ROOT / "examples" / "ray_islands.py").read_text()
+    flags = re.findall(r'"(--(?:key|run|broker|task|island-id))"', text.replace("add_argument(", "("))
+    assert {"--key", "--run", "--broker", "--task", "--island-id"} <= set(flags)
+    for flag in flags:
+        parse(["island", flag, "tcp://127.0.0.1:7001" if flag == "--broker" else "x"])
