@@ -106,6 +106,10 @@ class DataBlocks:
         dealt = [each for n in self._owners.of(island_id) for each in self._end(n, "its island begins a new life")]
         return [*dealt, self._give(island_id, batch_tokens, self._interval)]
 
+    def resume(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Dealt]:
+        """A life goes on after a pause: where its blocks have ended meanwhile, it has another one to begin with."""
+        return [] if self._owners.of(island_id) else [self._give(island_id, batch_tokens, self._interval)]
+
     def leave(self, island_id: str, home: int) -> None:
         """The first step of joining where there are several shards: what the island has is nobody's."""
         for n in self._owners.of(island_id):

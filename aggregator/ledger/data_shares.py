@@ -92,6 +92,13 @@ class DataShares:
         self._move(home, island_id)
         return []
 
+    def resume(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Moved]:
+        """A life goes on after a pause: where its home has moved meanwhile and may, it is its own at once."""
+        tenure = self._owners.now.get(home)
+        if (tenure is not None and tenure.owner == island_id) or not self._free(home):
+            return []
+        return [self._moved(home, island_id, "its island is back")]
+
     def leave(self, island_id: str, home: int) -> None:
         """The first step of joining where there are several shards: what the island has, and its home, are nobody's."""
         for share, tenure in self._owners.now.items():

@@ -128,6 +128,11 @@ class Life:
         return (max(tokens, self.last_tokens) if step > self.last_step else self.last_tokens) - self.start_tokens
 
     @property
+    def settled(self) -> bool:
+        """Whether the fate of every token that it has reported is sealed, on each fragment: nothing is under way."""
+        return all(account.spent_tokens >= self.trained_tokens for account in self.accounts.values())
+
+    @property
     def row(self) -> list[Any]:
         """Its counters, and whether it has ended, as plain data."""
         return [self.start_step, self.start_tokens, self.last_step, self.last_tokens, self.ended]

@@ -129,10 +129,12 @@ class Membership:
         run = self._run
         run.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
         self.replaced(member)
+        dealt = run.shares.resume(member.island_id, member.index, member.tokens_per_step)
         run.pending_joins.welcomes.append((run.save(), member.island_id))
         life = run.ledger.life(member.island_id, member.incarnation)
         facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
         run.note("island.resumed", island=member.island_id, **facts)
+        self._note(dealt)
 
     def fence(self, member: Member) -> None:
         """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
@@ -288,7 +290,7 @@ class Membership:
             Presence(
                 island_id=m.island_id,
                 home=m.index,
-                away_s=math.inf if m.left and not m.paused else run.now_s - m.last_seen_s,
+                away_s=math.inf if self._left_nothing(m) else run.now_s - m.last_seen_s,
                 able=m.island_id in live - out and m.ready and not m.stopped,
                 quarantined=m.island_id in out,
                 batch_tokens=m.tokens_per_step,
@@ -302,6 +304,17 @@ class Membership:
         self._note(moved)
         if moved:
             run.save()
+
+    def _left_nothing(self, member: Member) -> bool:
+        """Whether an island has left, and none of its data is trained without a known fate: others may have them now.
+
+        One that has paused may have kept contributions, which would be refused once its data are another's. So that
+        waits until all it trained is merged. With several shards no one of them knows, and its data wait for it.
+        """
+        if not member.left or not member.paused:
+            return member.left
+        run = self._run
+        return run.config.shards == 1 and run.ledger.life(member.island_id, member.incarnation).settled
 
     def _note(self, moved: Sequence[Moved | Dealt]) -> None:
         for each in moved:

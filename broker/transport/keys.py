@@ -96,15 +96,31 @@ def read_secret(path: Path, *, setting: str = "key") -> KeyPair:
     """Returns the pair whose secret file this is.
 
     Raises:
-        ConfigError: It is missing, no secret key file, or others on this machine may read it.
+        ConfigError: It is missing, no secret key file, or open to others.
     """
     text = _read(path, setting)
     if path.suffix == ".public":
         raise ConfigError(setting, str(path), "is the public half; name the .secret file of the pair")
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+    found = path.stat()
+    if others_may_read(stat.S_IMODE(found.st_mode), found.st_uid, os.geteuid()):
         raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {path}")
     identity, secret = parse_line(text, field=str(path))
     return KeyPair(identity=identity, secret=secret, public=zmq.curve_public(secret.encode()).decode())
+
+
+def others_may_read(mode: int, owner: int, reader: int) -> bool:
+    """Says whether a secret file is open to others than its reader.
+
+    A group may read what root owns and the reader does not: so Kubernetes and others hand out secrets to a process that
+    is not root, through a group of its own (``fsGroup``), and cannot do it otherwise.
+
+    Args:
+        mode: Permission bits.
+        owner: User id that the file belongs to.
+        reader: User id of this process.
+    """
+    by_group = owner == 0 and reader != 0
+    return bool(mode & (0o037 if by_group else 0o077))
 
 
 def read_public(path: Path, *, setting: str) -> tuple[Identity, str]:

@@ -93,11 +93,11 @@ def event_of(ended, name):
     return next(event for event in events(ended) if event["event"] == name)
 
 
-def wait_for_event(process, name):
+def wait_for_event(process, name, **fields):
     ends_s = time.monotonic() + WAIT_S
     while True:
         for event in events(process):
-            if event["event"] == name:
+            if event["event"] == name and fields.items() <= event.items():
                 return event
         assert process.poll() is None, process.log.read_text()
         assert time.monotonic() < ends_s, process.log.read_text()
@@ -145,6 +145,33 @@ def test_an_island_that_is_told_to_end_goes_on_from_its_last_step_and_loses_noth
     assert second.wait(WAIT_S) == 0, second.log.read_text()
     assert run.aggregator.wait(WAIT_S) == 0
     (ended,) = [event for event in events(run.aggregator) if event["event"] == "run.ended"]
+    assert (ended["trained"], ended["wasted"]) == (ended["merged"], {})
+
+
+def test_what_a_preempted_island_trained_is_merged_at_once_and_its_data_go_to_others(spawn, tmp_path):
+    run = Hub(spawn, tmp_path / "store", islands=2, tokens=80_000)
+    words = ("--task", "examples.numpy_task:task", "--pace", "0.02", "--state-dir", str(tmp_path))
+    rome = island(spawn, run.address, *words, "--island-id", "rome", name="rome")
+    first = island(spawn, run.address, *words, "--island-id", "paris", name="first")
+    wait_for_event(first, "island.progress")
+    wait_for_event(rome, "island.progress")
+    began_s = time.monotonic()
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(WAIT_S) == 128 + signal.SIGTERM
+    assert (
+        time.monotonic() - began_s < 10
+    )  # less than every grace period that launchers give; 2 s where nothing else runs
+    left = wait_for_event(run.aggregator, "island.left", island="paris")
+    assert left["departure"] == "paused"
+    given = wait_for_event(run.aggregator, "block.ended", before="paris", reason="its island has left")
+    times = [datetime.datetime.fromisoformat(event["time"]) for event in (left, given)]
+    assert (times[1] - times[0]).total_seconds() < 60  # its next rounds; half of what a silent island is given
+    second = island(spawn, run.address, *words, "--island-id", "paris", name="second")
+    joined = wait_for_event(second, "island.joined")
+    assert (joined["incarnation"], joined["start_step"]) == (1, left["step"])
+    for process in (rome, second, run.aggregator):
+        assert process.wait(WAIT_S) == 0, process.log.read_text()
+    ended = event_of(run.aggregator, "run.ended")
     assert (ended["trained"], ended["wasted"]) == (ended["merged"], {})
 
 

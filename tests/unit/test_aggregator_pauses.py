@@ -7,6 +7,7 @@ from broker.wire.messages import (
     AGGREGATOR,
     Attach,
     Attached,
+    DataRange,
     Departure,
     Fate,
     FleetState,
@@ -128,6 +129,40 @@ def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(depar
         made.now_s = float(at_s)
         made.beat("b", 3 + at_s)
     assert notes(made.log, note)
+
+
+@pytest.mark.parametrize(("ahead_s", "note"), [(0.0, "share.moved"), (10.0, "block.ended")])
+def test_the_data_of_an_island_that_has_paused_with_everything_merged_go_to_others_at_once(ahead_s, note):
+    made = Desk(islands=2, data_ahead_s=ahead_s)
+    made.gather("a", "b")
+    made.offer("a", 0, 3)
+    leave(made, "a", 3, Departure.PAUSED)
+    assert not notes(made.log, note), "what waits for a round may come to nothing yet, and is brought again then"
+    made.open_round("b", step=4)
+    made.offer("b", 0, 4)
+    made.beat("b", 5)
+    assert [(each["before"], each["reason"]) for each in notes(made.log, note)] == [("a", "its island has left")]
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 10.0])
+def test_an_island_that_comes_back_to_data_of_others_has_its_own_from_the_first_step(ahead_s):
+    made = Desk(islands=2, data_ahead_s=ahead_s)
+    made.gather("a", "b")
+    made.offer("a", 0, 3)
+    leave(made, "a", 3, Departure.PAUSED)
+    made.open_round("b", step=4)
+    made.offer("b", 0, 4)
+    made.beat("b", 5)
+    (welcome,) = sent(made.join("a", nonce="a-2", resumes="a-1"), Welcome)
+    assert (welcome.incarnation, welcome.share.share_epoch) == (1, 0 if ahead_s else 2)
+    if ahead_s:
+        (block,) = welcome.blocks
+        share, epoch, first = block.number, 0, block.from_batch
+    else:
+        share, epoch, first = welcome.share.index, welcome.share.share_epoch, welcome.share.cursor
+    data = (DataRange(share=share, share_epoch=epoch, from_batch=first, to_batch=first + 1),)
+    made.beat("a", 4)
+    assert notes(made.offer("a", 3, 4, data=data), "contribution.refused") == []
 
 
 # --- leaving for good -------------------------------------------------------------------------------------------------

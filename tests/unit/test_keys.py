@@ -15,6 +15,7 @@ from broker.transport.keys import (
     ALLOW_LIST,
     client_keys,
     new_pair,
+    others_may_read,
     own_name,
     read_allow_list,
     read_secret,
@@ -162,6 +163,24 @@ def test_a_secret_that_others_may_read_is_refused_with_the_cure(tmp_path):
     secret.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         read_secret(secret)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "reader", "open_to_others"),
+    [
+        (0o600, 1000, 1000, False),
+        (0o400, 1000, 1000, False),
+        (0o640, 1000, 1000, True),
+        (0o440, 0, 10001, False),  # a Secret of Kubernetes, mounted for a group
+        (0o640, 0, 10001, False),
+        (0o660, 0, 10001, True),
+        (0o444, 0, 10001, True),
+        (0o440, 0, 0, True),
+        (0o440, 1001, 10001, True),
+    ],
+)
+def test_a_group_may_read_a_secret_of_root_s_and_no_other(mode, owner, reader, open_to_others):
+    assert others_may_read(mode, owner, reader) is open_to_others
 
 
 def test_half_a_pair_stands_in_nobodys_way(tmp_path, monkeypatch):
