@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.copies.place import SCHEMES, place_of
 from broker.process.declaring import changeable, fixed, process
 from broker.process.settings import check_finite
 from broker.registry import redis_address
@@ -36,6 +37,10 @@ class AggregatorConfig(Recipe):
         "", "address of Redis (default: REDIS_URL, else redis://127.0.0.1:6379)", secret=True, subject="Redis"
     )
     store: Path = process(Path("store"), "directory for versions, locked while in use", subject="what is kept")
+    copy_to: str = process(
+        "", "object store to copy versions and tape to, such as s3://bucket/run (default: none); restore reads it"
+    )
+    copy_every_s: float = process(60.0, "seconds that a copy there may be old")
     tape: Path | None = process(None, "file for the event tape, as JSON lines (default: none)")
     report: Path | None = process(None, "file for the final report (default: only the log has it)")
     new_lineage: bool = process(
@@ -96,6 +101,16 @@ class AggregatorConfig(Recipe):
         if self.new_lineage and self.shards > 1:
             cure = "is for a run of one shard: with several, restore the store of the shard that is behind from a copy"
             raise ConfigError("new_lineage", True, cure)
+        if str(self.store).startswith(tuple(f"{each}:" for each in SCHEMES)):
+            cure = "is a directory of this machine: give it by --store, and where to copy it by --copy-to"
+            raise ConfigError("store", str(self.store), cure)
+        if self.copy_to:
+            place_of(self.copy_to)
+            if self.shards > 1:
+                cure = "is for a run of one shard; with several, standbys (--failover) keep what each shard has"
+                raise ConfigError("copy_to", self.copy_to, cure)
+        if self.copy_every_s < 1:
+            raise ConfigError("copy_every_s", self.copy_every_s, "must be at least 1, or nothing but copying is done")
         if self.redis_url:
             redis_address.check(self.redis_url)
         for address in self.brokers:

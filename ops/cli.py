@@ -174,6 +174,11 @@ COMMANDS: dict[str, Command] = {
         summary="writes the newest global model as safetensors, also while the run goes on",
         example="runs/20260131-120304 --out model.safetensors",
     ),
+    "restore": Command(
+        module="ops.restore",
+        summary="makes a run directory out of the copies that --copy-to has made in an object store",
+        example="s3://bucket/run runs/again",
+    ),
     "links": Command(
         module="ops.links.proxy",
         summary="carries the links of a run, with delays, rates and faults; up --link starts it",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, assert_never
 
 import zmq.asyncio
@@ -178,6 +178,10 @@ class Leader:
                 await self._telemetry.report_now()  # so that status knows how it ended
         except TimeoutError:
             log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
+
+    def report_too(self, troubles: Callable[[], tuple[str, ...]]) -> None:
+        """Has status say what else is wrong with this process, as ``troubles`` returns it."""
+        self._telemetry.more_troubles = troubles
 
     def close(self) -> None:
         """Waits for what the threads are at; the store may be closed afterwards."""

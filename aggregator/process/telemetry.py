@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from aggregator.config import AggregatorConfig
@@ -61,6 +62,7 @@ class Telemetry:
         self._traffic = Traffic()
         self._notes = NoteLog()
         self._committed_at_s: dict[int, float] = {}
+        self.more_troubles: Callable[[], tuple[str, ...]] = tuple  #: of this process, beside those of the core
         self._reporter = Reporter(
             registry, collect=self._snapshot, shard=config.shard, lease=lease, holder=holder, clock=clock
         )
@@ -115,10 +117,11 @@ class Telemetry:
 
     def _snapshot(self) -> Snapshot:
         now_s = self._clock()
+        totals = summary.totals(self._run, now_s)
         return Snapshot(
             epoch=self._run.epoch,
             fragments=summary.fragments(self._run, self._committed_at_s, now_s),
-            totals=summary.totals(self._run, now_s),
+            totals=replace(totals, troubles=(*totals.troubles, *self.more_troubles())),
             refusals=summary.refusals(self._run),
         )
 

@@ -23,7 +23,7 @@ from ops.run.local_plan import LocalPlan, resolve
 #: here.
 MAY_CHANGE = frozenset(
     {"total_tokens", "pace", "evaluate_every", "benchmark", "record_payloads", "platform", "devices_per_island"}
-    | {"port", "redis_port", "redis_url"}
+    | {"port", "redis_port", "redis_url", "copy_to", "copy_every_s"}
 )
 #: Places and parts, which follow from the directory, the ports and the other settings.
 _PLACES = frozenset(
@@ -32,7 +32,7 @@ _PLACES = frozenset(
 
 CHANGES_HELP = (
     "--tokens, --pace, --evaluate-every, --benchmark, --record-payloads, --platform, --devices-per-island, --port, "
-    "--redis-port and --redis-url may differ"
+    "--redis-port, --redis-url, --copy-to and --copy-every-s may differ"
 )
 
 
