@@ -4,7 +4,7 @@ The store that comes out is not the one that was lost: that one may have gone on
 So a restore *claims* an epoch above all that are known there, by an object that only one can make. When the restored
 aggregator begins to copy, whoever copies there under a lower one stops; a restore that is only tried stops nobody. And
 the restored versions go on under numbers above all that may have been made since
-(:func:`aggregator.copies.planning.gap`), as a new lineage: islands with later ones adopt them, and what they had trained
+(:func:`aggregator.copies.planning.gap`), as a new lineage: islands with later ones adopt them, and what they trained
 since the copy stands in the books as lost.
 """
 
