@@ -49,7 +49,7 @@ def plan(wanted: CompleteSet, there: Collection[str], before: CompleteSet | None
         there: Every object that is there, claims and sets included.
         before: The newest set there, if it could be read; without it nothing is deleted but older sets.
     """
-    needed = list(dict.fromkeys(wanted.keys()))
+    needed = list(dict.fromkeys(wanted.object_names()))
     upload = tuple(key for key in needed if key not in there)
     kept = {wanted.key} | ({before.key} if before is not None else set())
     sets = sorted((key for key in there if order_of(key) is not None), key=_order)
@@ -58,7 +58,7 @@ def plan(wanted: CompleteSet, there: Collection[str], before: CompleteSet | None
     obsolete = tuple(key for key in sets if key not in kept)
     delete = {key for key in there if (lead := lead_of(key)) is not None and lead[0] < wanted.epoch}
     if before is not None or not sets:
-        named = {*needed, *(() if before is None else before.keys())}
+        named = {*needed, *(() if before is None else before.object_names())}
         delete |= {key for key in there if key.startswith(OBJECTS) and key not in named}
     return Plan(upload=upload, obsolete=obsolete, delete=tuple(sorted(delete)))
 

@@ -113,7 +113,7 @@ class CompleteSet:
         """In bytes, all files together."""
         return sum(file.size for file in self.files)
 
-    def keys(self) -> Iterator[str]:
+    def object_names(self) -> Iterator[str]:
         """Yields the names of its objects, in order."""
         for file in self.files:
             yield from file.keys
