@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.copies.place import SCHEMES, place_of
 from broker.process.declaring import changeable, fixed, process
 from broker.process.settings import check_finite
 from broker.registry import redis_address
@@ -38,6 +39,10 @@ class AggregatorConfig(Recipe):
     store: Path = process(Path("store"), "directory for versions, locked while in use", subject="what is kept")
     keep_versions: int = changeable(2, "newest versions of each fragment that are kept")
     keep_every: int = changeable(0, "keep every n-th version of each fragment besides, for ever; 0: none")
+    copy_to: str = process(
+        "", "object store to copy versions and tape to, such as s3://bucket/run (default: none); restore reads it"
+    )
+    copy_every_s: float = process(60.0, "seconds that a copy there may be old")
     tape: Path | None = process(None, "file for the event tape, as JSON lines (default: none)")
     tape_segment_mb: float = process(
         64.0, "megabytes at which the tape's file is closed and compressed, and another begun; 0: one file for ever"
@@ -113,6 +118,16 @@ class AggregatorConfig(Recipe):
             raise ConfigError("new_lineage", True, cure)
         check_collector(self.otel_endpoint)
         check_metrics_address(self.metrics_host, self.metrics_port)
+        if str(self.store).startswith(tuple(f"{each}:" for each in SCHEMES)):
+            cure = "is a directory of this machine: give it by --store, and where to copy it by --copy-to"
+            raise ConfigError("store", str(self.store), cure)
+        if self.copy_to:
+            place_of(self.copy_to)
+            if self.shards > 1:
+                cure = "is for a run of one shard; with several, standbys (--failover) keep what each shard has"
+                raise ConfigError("copy_to", self.copy_to, cure)
+        if self.copy_every_s < 1:
+            raise ConfigError("copy_every_s", self.copy_every_s, "must be at least 1, or nothing but copying is done")
         if self.redis_url:
             redis_address.check(self.redis_url)
         for address in self.brokers:

@@ -189,6 +189,11 @@ COMMANDS: dict[str, Command] = {
         summary="lists, makes, exports and removes named snapshots of the whole model, and rolls a run back to one",
         example="save runs/20260131-120304 before-anneal",
     ),
+    "restore": Command(
+        module="ops.restore",
+        summary="makes a run directory out of the copies that --copy-to has made in an object store",
+        example="s3://bucket/run runs/again",
+    ),
     "links": Command(
         module="ops.links.proxy",
         summary="carries the links of a run, with delays, rates and faults; up --link starts it",

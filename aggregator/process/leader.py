@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, assert_never
 
 import zmq.asyncio
@@ -186,6 +186,10 @@ class Leader:
         replication = self._replication
         standbys = None if replication is None else {n: n in replication.in_sync for n in replication.standbys}
         return self._telemetry.leading(standbys)
+
+    def report_too(self, troubles: Callable[[], tuple[str, ...]]) -> None:
+        """Has status say what else is wrong with this process, as ``troubles`` returns it."""
+        self._telemetry.more_troubles = troubles
 
     def close(self) -> None:
         """Waits for what the threads are at; the store may be closed afterwards."""

@@ -18,6 +18,8 @@ from typing import Any
 import zmq.asyncio
 
 from aggregator.config import AggregatorConfig
+from aggregator.copies.bucket import Bucket
+from aggregator.copies.copier import LAST_AFTER_END_S, LAST_AFTER_STOP_S, Copier
 from aggregator.core import Aggregator
 from aggregator.process.follower import Follower
 from aggregator.process.leader import Leader
@@ -96,6 +98,8 @@ async def serve(
     """
     directory = build(AggregatorConfig, {name: value for name, value in given.items() if name == "store"}).store
     config = settled(given, read_run(directory))
+    if config.copy_to:
+        Bucket.open(config.copy_to)  # a standby must not find out when it is to lead
     with ExitStack() as stack:
         tape = None
         if config.tape is not None:
@@ -177,14 +181,26 @@ async def _lead(
         epoch=epoch,
         redis=registry.address,
     )
+    copier = Copier.of(config, name=store.name, epoch=epoch)
+    if copier is not None:
+        leader.report_too(copier.troubles)
     ready(leader.core)
     seen.leader = leader
     try:
         await leader.run(stop)
+    except BaseException:
+        if copier is not None:
+            copier.abandon()
+        raise
     finally:
         seen.leader = None
         leader.close()
         await registry.aclose()
+    if copier is not None and (leader.lineage is not None or leader.deposed is not None):
+        copier.abandon()
+    elif copier is not None:
+        over = leader.core.run.phase is Phase.ENDED
+        await asyncio.to_thread(copier.finish, LAST_AFTER_END_S if over else LAST_AFTER_STOP_S)
     if leader.lineage is not None:
         order = leader.lineage
         store.begin_lineage(order.above, order.epoch)

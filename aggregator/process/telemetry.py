@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from aggregator.config import AggregatorConfig
@@ -70,6 +71,7 @@ class Telemetry:
             self._traces = TraceExport(
                 config.otel_endpoint, run_id=config.run_id, shard=config.shard, now_s=self._began_s
             )
+        self.more_troubles: Callable[[], tuple[str, ...]] = tuple  #: of this process, beside those of the core
         self._reporter = Reporter(
             registry, collect=self._snapshot, shard=config.shard, lease=lease, holder=holder, clock=clock
         )
@@ -137,10 +139,11 @@ class Telemetry:
 
     def _snapshot(self) -> Snapshot:
         now_s = self._clock()
+        totals = summary.totals(self._run, now_s)
         return Snapshot(
             epoch=self._run.epoch,
             fragments=summary.fragments(self._run, self._committed_at_s, self._began_s, now_s),
-            totals=summary.totals(self._run, now_s),
+            totals=replace(totals, troubles=(*totals.troubles, *self.more_troubles())),
             refusals=summary.refusals(self._run),
         )
 

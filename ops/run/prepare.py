@@ -63,6 +63,7 @@ def _prepare_again(args: argparse.Namespace) -> LocalPlan:
     try:
         plan = _settled(resume.with_stored_settings(args, run_dir), run_dir, last_port=resume.stored_port(run_dir))
         resume.refuse_contradictions(resume.stored_plan(plan), plan)
+        (run_dir / "logs").mkdir(exist_ok=True)  # which no copy has that a run was restored from
         if not resume.has_ended(plan):
             resume.put_away_reports(plan)
         _write_config(plan)

@@ -33,6 +33,9 @@ PURE_ROOMS = [
 ]
 #: Pure modules that live beside their shell.
 PURE_MODULES = {
+    "aggregator.copies.place",
+    "aggregator.copies.planning",
+    "aggregator.copies.sets",
     "aggregator.core",
     "aggregator.events",
     "aggregator.process.metrics",

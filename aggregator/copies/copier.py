@@ -1,0 +1,207 @@
+"""Copies a store to an object store every so often, in a thread of its own. Shell.
+
+Training never waits for it: it takes no lock of the store, asks the aggregator for nothing, runs at low priority, and a
+failure costs a copy and nothing else. A thread and no process: what takes time is outside of the interpreter's lock
+(the library is native code; hashing, compressing and reading release it), and status hears of troubles without a way of
+their own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from aggregator.config import AggregatorConfig
+from aggregator.copies.bucket import Bucket
+from aggregator.copies.planning import CopyClock, newest_sets, plan, replaced
+from aggregator.copies.sets import LEADS, CompleteSet, lead_key, order_of, read_set, write_set
+from aggregator.copies.taking import Hashes, Source, packed, take
+from broker.process import clocks, logs
+from broker.wire.errors import Unavailable
+
+log = logs.get(__name__)
+
+#: The last copy may hold up the end of a process for so long: when the run has ended, and when it is told to stop.
+LAST_AFTER_END_S, LAST_AFTER_STOP_S = 60.0, 8.0
+#: The priority of training minus this one is that of the copies.
+NICE = 10
+CURE = "training goes on, and what is lost with this disk grows: put that right, or give another --copy-to"
+
+
+class Copies:
+    """The copies of one store in one place; :meth:`make` makes one. Every call blocks.
+
+    Args:
+        bucket: Where to.
+        store: Directory of the store.
+        tape: The event tape, if there is one.
+        name: Of the store (:attr:`aggregator.store.store.Store.name`).
+        run_id: Whose.
+        epoch: Under which this aggregator leads.
+        wall_s: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        store: Path,
+        tape: Path | None,
+        name: str,
+        run_id: str,
+        epoch: int,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._bucket = bucket
+        self._store = store
+        self._tape = tape
+        self._name = name
+        self._run_id = run_id
+        self._epoch = epoch
+        self._wall_s = wall_s
+        self._hashes = Hashes()
+        self._newest: tuple[str, CompleteSet | None] = "", None  # that was read last
+
+    def make(self) -> CompleteSet | None:
+        """Makes one copy; None as long as there is nothing to be copied.
+
+        Raises:
+            Unavailable: It is not complete; the one before stands.
+        """
+        there = set(self._bucket.list())
+        # Once more, and after all else: whoever has put something there by now has said so before.
+        there |= set(self._bucket.list(LEADS))
+        sets = newest_sets(there)
+        before = self._read(sets[0]) if sets else None
+        reason = replaced(run_id=self._run_id, store=self._name, epoch=self._epoch, newest=before, there=there)
+        if reason:
+            raise Unavailable(f"nothing is copied to {self._bucket.url}: {reason}", definite=True)
+        lead = lead_key(self._epoch, self._name)
+        if lead not in there:
+            self._bucket.put(lead, b"{}")
+        try:
+            taken = take(self._store, self._tape, self._name, self._wall_s())
+            if taken is None:
+                return None
+            with taken:
+                order = order_of(sets[0]) if sets else None
+                serial = order[1] + 1 if order is not None and order[0] == self._epoch else 1
+                whole = replace(taken.hashed(self._hashes), epoch=self._epoch, serial=serial)
+                planned = plan(whole, there, before)
+                missing = set(planned.upload)
+                for source, file in zip(taken.sources, whole.files, strict=True):
+                    for part, key in zip(file.parts, file.keys, strict=True):
+                        if key in missing:
+                            self._bucket.put(key, packed(source, part)) if part.packed else self._send(key, source)
+        except OSError as err:
+            what = f"cannot read {err.filename or self._store}: {err.strerror}"
+            raise Unavailable(f"{what}; it is tried again", definite=True) from err
+        self._bucket.put(whole.key, write_set(whole))
+        self._newest = whole.key, whole
+        self._hashes.forget()
+        self._bucket.delete(planned.obsolete)
+        self._bucket.delete(planned.delete)
+        return whole
+
+    def _send(self, key: str, source: Source) -> None:
+        with source.place.open("rb") as file:  # whoever removes it meanwhile takes nothing away
+            self._bucket.put(key, Path(f"/proc/self/fd/{file.fileno()}"))
+
+    def _read(self, key: str) -> CompleteSet | None:
+        """Returns a set that is there; None where it is gone, or is none that this program can read."""
+        if self._newest[0] != key:
+            try:
+                self._newest = key, read_set(self._bucket.read(key))
+            except (ValueError, FileNotFoundError) as err:
+                log.warning("copy.set_unreadable", key=key, detail=str(err))
+                self._newest = key, None
+        return self._newest[1]
+
+
+class Copier:
+    """The thread that makes copies until it is told to end.
+
+    Args:
+        copies: Made by it alone.
+        every_s: A copy is to be at most so old.
+        url: Of the place, to be shown.
+    """
+
+    def __init__(self, copies: Copies, every_s: float, url: str) -> None:
+        self._copies = copies
+        self._url = url
+        self._every_s = every_s
+        self._clock = CopyClock(every_s, clocks.monotonic())
+        self._wake = threading.Event()
+        self._last = False  # one more, then no more
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, config: AggregatorConfig, *, name: str, epoch: int) -> Copier | None:
+        """Begins to copy, if the settings say where to; raises ConfigError and Unavailable as :meth:`Bucket.open`."""
+        if not config.copy_to:
+            return None
+        bucket = Bucket.open(config.copy_to)
+        copies = Copies(bucket, store=config.store, tape=config.tape, name=name, run_id=config.run_id, epoch=epoch)
+        return cls(copies, config.copy_every_s, bucket.url)
+
+    def troubles(self) -> tuple[str, ...]:
+        """Returns what status is to say: nothing as long as copies come in time."""
+        late_s = self._clock.late_s(clocks.monotonic())
+        if not late_s:
+            return ()
+        why = self._clock.detail or "the last one is not through yet"
+        return (f"the last complete copy in {self._url} is {late_s:.0f} s old ({why}); {CURE}",)
+
+    def finish(self, within_s: float) -> bool:
+        """Makes one last copy; returns whether it was through in time. Nothing is waited for after that."""
+        self._last = True
+        self._wake.set()
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            log.warning("copy.unfinished", to=self._url, after_s=within_s, cure="the copy before stands")
+            self.abandon()
+            return False
+        return not self._clock.detail
+
+    def abandon(self) -> None:
+        """Ends without a last copy. What is under way may go on for a while; it makes nothing worse."""
+        self._abandoned = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # of this thread alone, on Linux, and of those that the library starts from it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while not self._abandoned:
+            last = self._last
+            self._attempt()
+            if last:
+                return
+            if not self._last:
+                self._wake.wait(self._clock.wait_s(clocks.monotonic()))
+
+    def _attempt(self) -> None:
+        began_s = clocks.monotonic()
+        try:
+            whole = self._copies.make()
+        except Unavailable as err:
+            if self._clock.failed(str(err), clocks.monotonic()):
+                log.warning("copy.failed", to=self._url, detail=str(err), cure=CURE)
+            return
+        now_s = clocks.monotonic()
+        if whole is None:
+            self._clock.nothing(now_s)
+            return
+        if self._clock.detail:
+            log.info("copy.back", to=self._url)
+        self._clock.done(began_s, now_s)
+        versions = [each.version for each in whole.versions]
+        facts = {"epoch": whole.epoch, "serial": whole.serial, "oldest": min(versions), "newest": max(versions)}
+        log.info("copy.complete", to=self._url, **facts, size=whole.size, took_s=round(now_s - began_s, 3))

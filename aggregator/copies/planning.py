@@ -1,0 +1,166 @@
+"""Decides what is uploaded and deleted, whether this aggregator may, when, and how a restored run goes on. Pure.
+
+Order of a copy: objects that are missing, commit files first; the file that makes a set of them; then what no set needs
+any more. So at every moment, whatever fails, the newest set names only objects that are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from aggregator.copies.sets import OBJECTS, CompleteSet, claimed_epoch, lead_of, order_of
+
+#: Sets that are kept: the newest one, and one in case that a byte of it was lost.
+KEEP_SETS = 2
+#: A restored run begins so many epochs above the lost one, which may have gone on after its last copy.
+EPOCH_JUMP = 1000
+#: Versions that are left out at the least, and for each second since the copy, where nothing says how fast they came.
+LEAST_GAP, USUAL_PER_S = 1000, 1.0
+#: How much faster than between the last two copies versions may have come since.
+GAP_FACTOR = 4.0
+#: Copies that may fail or be late before status says so.
+LATE_AFTER = 3.0
+#: The least pause after a failure, in seconds; it doubles, up to the interval.
+FIRST_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A copy, in this order.
+
+    Attributes:
+        upload: Objects that are missing.
+        obsolete: Sets that go once the new one is there; before their objects, so that none ever lacks one.
+        delete: Objects that no remaining set names, and what says that aggregators of before copied there.
+    """
+
+    upload: tuple[str, ...]
+    obsolete: tuple[str, ...]
+    delete: tuple[str, ...]
+
+
+def plan(wanted: CompleteSet, there: Collection[str], before: CompleteSet | None) -> Plan:
+    """Returns what makes ``wanted`` the newest set.
+
+    Args:
+        wanted: The set to be.
+        there: Every object that is there, claims and sets included.
+        before: The newest set there, if it could be read; without it nothing is deleted but older sets.
+    """
+    needed = list(dict.fromkeys(wanted.object_names()))
+    upload = tuple(key for key in needed if key not in there)
+    kept = {wanted.key} | ({before.key} if before is not None else set())
+    sets = sorted((key for key in there if order_of(key) is not None), key=_order)
+    if before is None:
+        kept |= set(sets[-(KEEP_SETS - 1) :])
+    obsolete = tuple(key for key in sets if key not in kept)
+    delete = {key for key in there if (lead := lead_of(key)) is not None and lead[0] < wanted.epoch}
+    if before is not None or not sets:
+        named = {*needed, *(() if before is None else before.object_names())}
+        delete |= {key for key in there if key.startswith(OBJECTS) and key not in named}
+    return Plan(upload=upload, obsolete=obsolete, delete=tuple(sorted(delete)))
+
+
+def newest_sets(there: Iterable[str]) -> list[str]:
+    """Returns the names of the sets that are there, newest first."""
+    return sorted((key for key in there if order_of(key) is not None), key=_order, reverse=True)
+
+
+def replaced(*, run_id: str, store: str, epoch: int, newest: CompleteSet | None, there: Iterable[str]) -> str:
+    """Says why this aggregator must not copy there, and what to do about it; nothing if it may.
+
+    Args:
+        run_id: Of this aggregator.
+        store: Name of its store.
+        epoch: Under which it leads.
+        newest: Set that is there.
+        there: Objects, with everybody who copies there.
+    """
+    if newest is not None and newest.run_id != run_id:
+        return f"it holds copies of the run {newest.run_id!r}: give this run another --copy-to"
+    leads = {lead for key in there if (lead := lead_of(key)) is not None}
+    if newest is not None:
+        leads.add((newest.epoch, newest.store))
+    for their_epoch, name in sorted(leads, reverse=True):
+        if their_epoch > epoch or (their_epoch == epoch and name != store):
+            cure = "end one of the two aggregators, or give this one another --copy-to"
+            return f"the store {name} is copied there under epoch {their_epoch}, this one leads under {epoch}: {cure}"
+    return ""
+
+
+def restored_epoch(there: Iterable[str]) -> int:
+    """Returns the epoch that a restore claims: above the lost one and above every other restore."""
+    known = [0]
+    for key in there:
+        lead = lead_of(key)
+        known += [each for each in (claimed_epoch(key), *(order_of(key) or ())[:1], *(lead or ())[:1]) if each]
+    return max(known) + EPOCH_JUMP
+
+
+def gap(sets: Sequence[CompleteSet], now_s: float) -> int:
+    """Returns how many version numbers a restored run leaves out: more than were made since the copy.
+
+    Islands may hold versions that were made after it. Made again under their numbers, versions would have two contents.
+
+    Args:
+        sets: That which is restored, and those before it, newest first.
+        now_s: Seconds since 1970; clocks of two machines may differ by minutes, which the least gap covers.
+    """
+    newest = sets[0]
+    per_s = USUAL_PER_S
+    for older in sets[1:]:
+        took_s = newest.time_s - older.time_s
+        if took_s >= 1.0:
+            had = {each.fragment_id: each.version for each in older.versions}
+            made = max((each.version - had.get(each.fragment_id, 0) for each in newest.versions), default=0)
+            per_s = max(made, 1) / took_s
+    return LEAST_GAP + math.ceil(GAP_FACTOR * per_s * max(0.0, now_s - newest.time_s))
+
+
+class CopyClock:
+    """Says when the next copy begins, and whether the last one is too long ago.
+
+    Args:
+        every_s: A complete copy is to be at most so old.
+        now_s: Monotonic seconds.
+    """
+
+    def __init__(self, every_s: float, now_s: float) -> None:
+        self._every_s = every_s
+        self._since_s = now_s  # the state of the last complete copy, or the beginning
+        self._next_s = now_s
+        self._failures = 0
+        self.detail = ""  #: why the last attempt failed; empty: it did not
+
+    def done(self, began_s: float, now_s: float) -> None:
+        """A copy is complete. The next begins early by what this one took, so that none gets older than it may."""
+        self._since_s, self._failures, self.detail = began_s, 0, ""
+        self._next_s = began_s + max(self._every_s / 2, self._every_s - (now_s - began_s))
+
+    def nothing(self, now_s: float) -> None:
+        """There is nothing to copy yet."""
+        self._since_s, self._failures, self.detail = now_s, 0, ""
+        self._next_s = now_s + min(self._every_s, FIRST_PAUSE_S)
+
+    def failed(self, detail: str, now_s: float) -> bool:
+        """An attempt has failed; returns whether that is news."""
+        news = not self.detail
+        self._failures += 1
+        self.detail = detail
+        self._next_s = now_s + min(self._every_s, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 20))
+        return news
+
+    def wait_s(self, now_s: float) -> float:
+        """Returns for how long to wait before the next attempt."""
+        return max(0.0, self._next_s - now_s)
+
+    def late_s(self, now_s: float) -> float:
+        """Returns how old the last complete copy is, if that is too old; else 0."""
+        age_s = now_s - self._since_s
+        return age_s if age_s > LATE_AFTER * self._every_s else 0.0
+
+
+def _order(key: str) -> tuple[int, int]:
+    return order_of(key) or (0, 0)

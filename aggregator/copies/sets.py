@@ -1,0 +1,223 @@
+"""What lies in the object store, by name, and the file that makes a set of it. Pure.
+
+    objects/store/fragments/003/00000017.commit/0-HASH     bytes of a file of the store, by the hash of what they are
+    objects/events.jsonl/4194304-HASH.gz                   a part of a file that grows, from that offset, compressed
+    complete/0000000003-00000012.json                      a set that is whole: epoch 3, its twelfth copy
+    leads/0000000003-STORE.json                            the store of this name is copied there, under epoch 3
+    claims/0000001003.json                                 a restore has taken epoch 1003, and no other will
+
+Objects are never changed: whatever differs has another name. So an aggregator that was replaced, and does not know it
+yet, overwrites nothing. A set counts from when its file in ``complete/`` is there, which is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = 1
+OBJECTS, COMPLETE, LEADS, CLAIMS = "objects/", "complete/", "leads/", "claims/"
+#: The files of the store lie in this folder of the restored directory.
+STORE = "store"
+
+_COMPLETE = re.compile(r"complete/(\d{10})-(\d{8})\.json")
+_LEAD = re.compile(r"leads/(\d{10})-(.+)\.json")
+_CLAIM = re.compile(r"claims/(\d{10})\.json")
+#: A path that stays below the directory it is put into.
+_PATH = re.compile(r"(?!.*(^|/)\.\.?(/|$))[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+_HASH = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some bytes of a file.
+
+    Attributes:
+        start: Offset in the file.
+        size: In bytes, before they are compressed.
+        digest: xxh3_128 of them, likewise.
+        packed: Compressed, by gzip.
+    """
+
+    start: int
+    size: int
+    digest: str
+    packed: bool
+
+    def key(self, path: str) -> str:
+        """Returns the name of the object, for a part of the file at ``path``."""
+        return f"{OBJECTS}{path}/{self.start}-{self.digest}{'.gz' if self.packed else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedFile:
+    """A file, and the parts that make it up, in order."""
+
+    path: str
+    parts: tuple[Part, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of its objects."""
+        return tuple(part.key(self.path) for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedVersion:
+    """The newest version of a fragment in a set; ``digest`` is that of its parameters."""
+
+    fragment_id: int
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteSet:
+    """A state that the store had at one moment.
+
+    Attributes:
+        run_id: Whose.
+        store: Name of the store (:attr:`aggregator.store.store.Store.name`).
+        epoch: Of the aggregator that copied.
+        serial: Number of the copy within the epoch, from 1.
+        time_s: Moment of the state, in seconds since 1970.
+        ended: Whether the run had ended: nothing newer can be anywhere.
+        versions: Newest version of each fragment, in order of the fragments.
+        files: In the order in which they are uploaded.
+    """
+
+    run_id: str
+    store: str
+    epoch: int
+    serial: int
+    time_s: float
+    ended: bool
+    versions: tuple[CopiedVersion, ...]
+    files: tuple[CopiedFile, ...]
+
+    @property
+    def key(self) -> str:
+        """The name of its own object."""
+        return f"{COMPLETE}{self.epoch:010d}-{self.serial:08d}.json"
+
+    @property
+    def size(self) -> int:
+        """In bytes, all files together."""
+        return sum(file.size for file in self.files)
+
+    def object_names(self) -> Iterator[str]:
+        """Yields the names of its objects, in order."""
+        for file in self.files:
+            yield from file.keys
+
+
+def order_of(key: str) -> tuple[int, int] | None:
+    """Returns epoch and serial of a set's own object, by which sets are older and newer; None: it is none."""
+    match = _COMPLETE.fullmatch(key)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def lead_key(epoch: int, store: str) -> str:
+    """Returns the name of the object by which an aggregator says that it copies there."""
+    return f"{LEADS}{epoch:010d}-{store}.json"
+
+
+def lead_of(key: str) -> tuple[int, str] | None:
+    """Returns epoch and store of an aggregator that copies there; None: that is another object."""
+    match = _LEAD.fullmatch(key)
+    return None if match is None else (int(match[1]), match[2])
+
+
+def claim_key(epoch: int) -> str:
+    """Returns the name of the object by which a restore takes an epoch."""
+    return f"{CLAIMS}{epoch:010d}.json"
+
+
+def claimed_epoch(key: str) -> int | None:
+    """Returns the epoch that an object claims; None: it is no claim."""
+    match = _CLAIM.fullmatch(key)
+    return None if match is None else int(match[1])
+
+
+def write_set(whole: CompleteSet) -> bytes:
+    """Returns the content of a set's own object."""
+    row = {
+        "format": FORMAT,
+        "run_id": whole.run_id,
+        "store": whole.store,
+        "epoch": whole.epoch,
+        "serial": whole.serial,
+        "time_s": whole.time_s,
+        "ended": whole.ended,
+        "versions": [[each.fragment_id, each.version, each.digest] for each in whole.versions],
+        "files": [
+            {"path": file.path, "parts": [[p.start, p.size, p.digest, p.packed] for p in file.parts]}
+            for file in whole.files
+        ],
+    }
+    return json.dumps(row, separators=(",", ":")).encode()
+
+
+def read_set(content: bytes) -> CompleteSet:
+    """Returns the set that :func:`write_set` wrote.
+
+    Raises:
+        ValueError: It is none, or of another format; with what is wrong.
+    """
+    row = json.loads(content)
+    if not isinstance(row, dict):
+        raise ValueError("it is no object of JSON")
+    if row.get("format") != FORMAT:
+        raise ValueError(f"it has format {row.get('format')!r}, this program reads {FORMAT}")
+    try:
+        return CompleteSet(
+            run_id=str(row["run_id"]),
+            store=str(row["store"]),
+            epoch=_count(row["epoch"]),
+            serial=_count(row["serial"]),
+            time_s=float(row["time_s"]),
+            ended=row["ended"] is True,
+            versions=tuple(
+                CopiedVersion(fragment_id=_count(p), version=_count(v), digest=_digest(d))
+                for p, v, d in row["versions"]
+            ),
+            files=tuple(_file(each) for each in row["files"]),
+        )
+    except (KeyError, TypeError) as err:
+        raise ValueError(f"it lacks a field, or one does not fit: {err}") from err
+
+
+def _file(row: Mapping[str, Any]) -> CopiedFile:
+    path = row["path"]
+    if not isinstance(path, str) or _PATH.fullmatch(path) is None:
+        raise ValueError(f"{path!r} is no path below a directory")
+    parts = tuple(
+        Part(start=_count(start), size=_count(size), digest=_digest(digest), packed=packed is True)
+        for start, size, digest, packed in row["parts"]
+    )
+    at = 0
+    for part in parts:
+        if part.start != at:
+            raise ValueError(f"{path} has a part from {part.start} on, expected one from {at} on")
+        at += part.size
+    return CopiedFile(path=path, parts=parts)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, str) or _HASH.fullmatch(value) is None:
+        raise ValueError(f"{value!r} is no hash")
+    return value

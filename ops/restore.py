@@ -1,0 +1,92 @@
+"""``atoll restore PLACE RUN_DIR``: makes a run directory, or a store, out of the copies in an object store.
+
+An aggregator with ``--copy-to PLACE`` makes the copies; :mod:`aggregator.copies.restoring` says how a restored run
+differs from the lost one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aggregator.copies.bucket import Bucket
+from aggregator.copies.restoring import Restored, restore, sets_there
+from aggregator.copies.sets import STORE, CompleteSet
+from broker.process import flags, logs
+from ops.text import age
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``atoll restore``."""
+    parser.add_argument("place", metavar="PLACE", help="what --copy-to was, such as s3://bucket/run")
+    parser.add_argument(
+        "directory", type=flags.path, nargs="?", metavar="RUN_DIR", help="new directory (left out: says what there is)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Restores the newest complete copy, or says what there is; returns the exit code.
+
+    Raises:
+        ConfigError: The address cannot work, or the directory is in use.
+        Unavailable: There is no complete copy, or it cannot be read or written.
+    """
+    logs.configure("restore")
+    bucket = Bucket.open(args.place, "PLACE", create=False)
+    now_s = time.time()
+    if args.directory is None:
+        sets = sets_there(bucket)
+        if args.json:
+            print(json.dumps([_facts(each, now_s) for each in sets]))
+        else:
+            for each in sets:
+                print(_sentence(each, now_s))
+        return 0
+    restored = restore(bucket, args.directory.absolute(), now_s)
+    if args.json:
+        more = {"directory": str(args.directory), "epoch_claimed": restored.epoch, "goes_on_as": restored.versions}
+        print(json.dumps(_facts(restored.whole, now_s) | more))
+    else:
+        print("\n".join(_lines(args.directory, restored, now_s)))
+    return 0
+
+
+def _facts(whole: CompleteSet, now_s: float) -> dict[str, object]:
+    return {
+        "run_id": whole.run_id,
+        "time": datetime.fromtimestamp(whole.time_s, UTC).isoformat(timespec="seconds"),
+        "age_s": round(max(0.0, now_s - whole.time_s), 1),
+        "epoch": whole.epoch,
+        "serial": whole.serial,
+        "ended": whole.ended,
+        "bytes": whole.size,
+        "versions": [each.version for each in whole.versions],
+        "digests": [each.digest for each in whole.versions],
+    }
+
+
+def _sentence(whole: CompleteSet, now_s: float) -> str:
+    when = datetime.fromtimestamp(whole.time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    old = age(max(0.0, now_s - whole.time_s))
+    return f"run {whole.run_id}, as it was {old} ago ({when}), epoch {whole.epoch}, {whole.size / 1e6:.1f} MB"
+
+
+def _lines(directory: Path, restored: Restored, now_s: float) -> list[str]:
+    whole = restored.whole
+    lines = [
+        f"{directory}: {_sentence(whole, now_s)}",
+        f"fragment versions {' '.join(str(each.version) for each in whole.versions)}",
+    ]
+    if restored.versions != tuple(each.version for each in whole.versions):
+        lines.append(f"they go on as     {' '.join(map(str, restored.versions))}, above what islands may hold")
+    if (directory / "config.toml").exists():
+        lines.append(f"to go on: up --resume {directory}")
+    else:
+        lines.append(
+            f"to go on: aggregator --run {whole.run_id} --store {directory / STORE}, with the other flags as before"
+        )
+    return lines

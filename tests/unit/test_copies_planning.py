@@ -1,0 +1,271 @@
+"""Copies in an object store, without one: what is uploaded and deleted, by whom, when; what a restore leaves out."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.copies import planning, sets
+from aggregator.copies.place import place_of
+from aggregator.copies.planning import CopyClock, gap, newest_sets, plan, replaced, restored_epoch
+from aggregator.copies.sets import (
+    CompleteSet,
+    CopiedFile,
+    CopiedVersion,
+    Part,
+    claim_key,
+    lead_key,
+    read_set,
+    write_set,
+)
+from broker.wire.errors import ConfigError
+
+
+def digest(*what):
+    return f"{abs(hash(what)):032x}"[-32:]
+
+
+def a_file(path, content, *, packed=False):
+    part = Part(start=0, size=10, digest=digest(path, content), packed=packed)
+    return CopiedFile(path=path, parts=(part,))
+
+
+def a_set(versions=(3, 4), **changes):
+    """A set of a store with so many fragments, whose files say which versions they are of."""
+    files = [a_file(f"store/fragments/{p:03d}/{v:08d}.commit", v) for p, v in enumerate(versions)]
+    fields = {
+        "run_id": "demo",
+        "store": "hub-1",
+        "epoch": 3,
+        "serial": 1,
+        "time_s": 1000.0,
+        "ended": False,
+        "versions": tuple(CopiedVersion(fragment_id=p, version=v, digest=digest(p, v)) for p, v in enumerate(versions)),
+        "files": (*files, a_file("store/ledger.jsonl", versions, packed=True), a_file("store/run.msgpack", versions)),
+    }
+    return CompleteSet(**(fields | changes))
+
+
+# --- sets as files ------------------------------------------------------------------------------------------------
+
+
+def test_a_set_comes_back_as_it_was_written():
+    whole = a_set(ended=True)
+    assert read_set(write_set(whole)) == whole
+    assert sets.order_of(whole.key) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"format":1', '"format":2', "format 2"),
+        ('"epoch":3', '"epoch":-3', "no count"),
+        ("store/run.msgpack", "store/../../run.msgpack", "no path below"),
+        ("store/run.msgpack", "/etc/passwd", "no path below"),
+        ('"parts":[[0', '"parts":[[4', "expected one from 0"),
+        ('"serial":1,', "", "lacks a field"),
+    ],
+)
+def test_a_set_that_cannot_be_ours_is_refused_with_what_is_wrong(old, new, said):
+    text = write_set(a_set()).decode()
+    assert old in text
+    with pytest.raises(ValueError, match=said):
+        read_set(text.replace(old, new).encode())
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["s3://bucket/run", "gs://bucket/a/b", "az://account/container/x", "file:///mnt/x"])
+def test_an_address_of_each_kind_is_taken(text):
+    assert place_of(text + "/").url == text
+
+
+def test_a_server_of_ones_own_is_named_by_an_option():
+    place = place_of("s3://bucket/run?endpoint=http://minio:9000&region=eu")
+    assert place.url == "s3://bucket/run"
+    assert place.options == {"aws_endpoint": "http://minio:9000", "aws_region": "eu"}
+    assert place.plain_http
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("bucket/run", "must begin with s3://"),
+        ("ftp://host/x", "must begin with s3://"),
+        ("s3:///run", "names no bucket"),
+        ("s3://key:secret@bucket/run", "must not hold a password"),
+        ("s3://bucket/run?endpiont=http://x", "unknown option 'endpiont'"),
+        ("file://relative/path", "an absolute path"),
+        ("file:///", "an absolute path"),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused_with_the_cure(text, cure):
+    with pytest.raises(ConfigError) as caught:
+        place_of(text)
+    assert cure in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+# --- who may ------------------------------------------------------------------------------------------------------
+
+ME = {"run_id": "demo", "store": "hub-1", "epoch": 3}
+
+
+@pytest.mark.parametrize(
+    ("newest", "there", "said"),
+    [
+        (None, (), ""),
+        (a_set(), (lead_key(3, "hub-1"),), ""),
+        (a_set(epoch=2, store="hub-0"), (lead_key(2, "hub-0"), lead_key(3, "hub-1")), ""),
+        (a_set(run_id="other"), (), "copies of the run 'other'"),
+        (a_set(), (lead_key(1003, "hub-2"),), "hub-2 is copied there under epoch 1003"),
+        (a_set(epoch=4), (), "under epoch 4"),
+        (a_set(store="hub-2"), (), "hub-2 is copied there under epoch 3"),
+        (a_set(), (claim_key(1003),), ""),  # a restore that was only tried
+    ],
+)
+def test_an_aggregator_copies_until_one_of_a_later_epoch_does(newest, there, said):
+    reason = replaced(**ME, newest=newest, there=there)
+    assert said in reason
+    assert bool(reason) is bool(said)
+
+
+def test_a_restore_takes_an_epoch_above_all_that_are_known():
+    assert restored_epoch([]) == 1000
+    assert restored_epoch([a_set(epoch=7).key]) == 1007
+    assert restored_epoch([a_set(epoch=7).key, claim_key(1007)]) == 2007
+    assert restored_epoch([claim_key(1007), lead_key(1009, "x-1")]) == 2009
+
+
+def test_a_restore_leaves_out_more_versions_than_can_have_been_made():
+    now = a_set((100, 90), time_s=1000.0)
+    before = a_set((70, 70), time_s=990.0)  # three versions a second
+    assert gap([now, before], 1000.0) == planning.LEAST_GAP
+    assert gap([now, before], 1100.0) == planning.LEAST_GAP + 4 * 3 * 100
+    assert gap([now], 1100.0) == planning.LEAST_GAP + 4 * 100
+    assert gap([now, before], 0.0) == planning.LEAST_GAP, "a clock that is behind"
+
+
+# --- when ---------------------------------------------------------------------------------------------------------
+
+
+def test_copies_follow_each_other_so_that_none_gets_older_than_it_may():
+    clock = CopyClock(60.0, 0.0)
+    assert clock.wait_s(0.0) == 0.0
+    clock.done(0.0, 5.0)
+    assert clock.wait_s(5.0) == 50.0  # begins at 55, is through at 60
+    clock.done(55.0, 105.0)
+    assert clock.wait_s(105.0) == 0.0  # by now at 85: not more than half of the time is left for it
+
+
+def test_attempts_that_fail_are_repeated_more_and_more_slowly_and_reported_once_it_takes_too_long():
+    clock = CopyClock(60.0, 0.0)
+    clock.done(0.0, 1.0)
+    waits = []
+    now_s = 60.0
+    for attempt in range(8):
+        assert clock.failed("no network", now_s) is (attempt == 0)
+        waits.append(clock.wait_s(now_s))
+        now_s += waits[-1]
+    assert waits == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert clock.late_s(180.0) == 0.0
+    assert clock.late_s(181.0) == 181.0
+    clock.done(300.0, 301.0)
+    assert (clock.late_s(310.0), clock.detail) == (0.0, "")
+
+
+# --- what ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_missing_is_uploaded_and_only_what_nobody_names_goes():
+    first, second, third = (a_set((v, 4), serial=v) for v in (1, 2, 3))
+    there = {
+        *first.object_names(),
+        first.key,
+        "objects/orphan/0-00",
+        claim_key(9),
+        lead_key(2, "hub-0"),
+        lead_key(3, "hub-1"),
+    }
+    planned = plan(second, there, first)
+    assert set(planned.upload) == set(second.object_names()) - set(first.object_names())
+    assert list(planned.upload) == [key for key in second.object_names() if key in planned.upload]
+    assert planned.obsolete == ()
+    assert planned.delete == (lead_key(2, "hub-0"), "objects/orphan/0-00")
+    there = {*first.object_names(), *second.object_names(), first.key, second.key}
+    planned = plan(third, there, second)
+    assert planned.obsolete == (first.key,)
+    assert set(planned.delete) == set(first.object_names()) - set(second.object_names()) - set(third.object_names())
+
+
+def test_without_a_readable_set_nothing_is_deleted_that_it_may_name():
+    first, second = a_set((1, 1), serial=1), a_set((2, 2), serial=2)
+    planned = plan(second, {*first.object_names(), first.key}, None)
+    assert (planned.obsolete, planned.delete) == ((), ())
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("commit"), st.integers(0, 2)),
+    # A copy that ends after so many of its operations, in the middle of which so many versions are committed.
+    st.tuples(st.just("copy"), st.integers(0, 30), st.integers(0, 3)),
+    st.tuples(st.just("restart"), st.just(0)),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(STEPS, max_size=40))
+def test_whatever_fails_the_newest_set_names_objects_that_are_there_and_one_state_of_the_store(steps):
+    versions, epoch = [1, 1, 1], 1
+    states = {tuple(versions)}
+    there: dict[str, CompleteSet | None] = {}
+
+    def commit(p):
+        versions[p] += 1
+        states.add(tuple(versions))
+
+    complete = 0
+    for kind, *numbers in steps:
+        if kind == "commit":
+            commit(numbers[0])
+        elif kind == "restart":
+            epoch += 1
+        else:
+            ends_after, meanwhile = numbers
+            names = newest_sets(there)
+            before = there[names[0]] if names else None
+            assert replaced(run_id="demo", store="hub-1", epoch=epoch, newest=before, there=there) == ""
+            serial = before.serial + 1 if before is not None and before.epoch == epoch else 1
+            wanted = replace(a_set(tuple(versions)), epoch=epoch, serial=serial)
+            planned = plan(wanted, set(there), before)
+            for p in range(meanwhile):
+                commit(p)
+            puts = [(key, None) for key in planned.upload] + [(wanted.key, wanted)]
+            operations = [*puts, *((key, "gone") for key in (*planned.obsolete, *planned.delete))]
+            for key, what in operations[:ends_after]:
+                if what == "gone":
+                    del there[key]
+                else:
+                    there[key] = what
+            complete += ends_after >= len(puts)
+        for name in newest_sets(there):
+            whole = there[name]
+            assert set(whole.object_names()) <= there.keys(), f"{name} names what is not there"
+            assert tuple(each.version for each in whole.versions) in states
+        assert bool(newest_sets(there)) is (complete > 0)
+
+
+def test_after_a_copy_that_was_through_nothing_lies_there_that_no_set_names():
+    there: dict[str, CompleteSet | None] = {"objects/from/a/crash/0-00": None}
+    for serial in range(1, 6):
+        names = newest_sets(there)
+        wanted = a_set((serial, serial), serial=serial)
+        planned = plan(wanted, set(there), there[names[0]] if names else None)
+        there |= dict.fromkeys(planned.upload)
+        there[wanted.key] = wanted
+        for key in (*planned.obsolete, *planned.delete):
+            del there[key]
+    kept = newest_sets(there)
+    assert len(kept) == planning.KEEP_SETS
+    assert there.keys() == {*kept, *(key for name in kept for key in there[name].object_names())}
