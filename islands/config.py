@@ -46,6 +46,9 @@ class IslandConfig:
     health: Path | None = setting(
         None, "file for health checks; it stays young while the island steps and hears its broker (default: none)"
     )
+    log_to: str | None = setting(
+        None, "where loss, rate and tokens/s of this island go: tensorboard:DIR, wandb:PROJECT or mlflow:URI"
+    )
     join_timeout_s: float = setting(
         120.0, "seconds of silence after which the island gives up joining, or waiting for the end", subject="limits"
     )

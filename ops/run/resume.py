@@ -22,7 +22,16 @@ from ops.run.local_plan import LocalPlan, resolve
 #: What a resumed run may change: its end, its pace, what it is evaluated by and keeps for study, devices and addresses
 #: here.
 MAY_CHANGE = frozenset(
-    {"total_tokens", "pace", "evaluate_every", "benchmark", "record_payloads", "platform", "devices_per_island"}
+    {
+        "total_tokens",
+        "pace",
+        "evaluate_every",
+        "benchmark",
+        "log_to",
+        "record_payloads",
+        "platform",
+        "devices_per_island",
+    }
     | {"port", "redis_port", "redis_url"}
 )
 #: Places and parts, which follow from the directory, the ports and the other settings.
@@ -31,8 +40,8 @@ _PLACES = frozenset(
 )
 
 CHANGES_HELP = (
-    "--tokens, --pace, --evaluate-every, --benchmark, --record-payloads, --platform, --devices-per-island, --port, "
-    "--redis-port and --redis-url may differ"
+    "--tokens, --pace, --evaluate-every, --benchmark, --log-to, --record-payloads, --platform, --devices-per-island, "
+    "--port, --redis-port and --redis-url may differ"
 )
 
 
