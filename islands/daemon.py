@@ -22,17 +22,18 @@ from typing import Any
 import islands
 from broker.process import flags, logs, settings
 from broker.process.signals import Interrupted, Signals
+from broker.sinks.target import check_installed, target_of
 from broker.transport.keys import client_keys
 from broker.wire.errors import ConfigError, RunEnded
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
 from islands.config import IslandConfig
+from islands.progress import Progress
 from islands.session.pulse import Pulse
 from islands.tasks.task import OptState, Params, Task, endless_batches, load_task
 
 log = logs.get(__name__)
 
-SAY_EVERY_S = 5.0
 #: A thousand steps in a second need not write to the file for health checks a thousand times.
 MARK_EVERY_S = 1.0
 #: Sleeping for the pace is cut into pieces, so that a signal is noticed.
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     """
     config = settings.load(IslandConfig, args, "island")
     client_keys(config.key, KeyRole.ISLAND)  # before the seconds that it takes to load the task
+    if config.log_to is not None:
+        check_installed(target_of(config.log_to))
     if args.check:
         print(f"settings and key are right for run {config.run_id} at {config.broker}")
         return 0
@@ -113,32 +116,38 @@ def train(
     pulse = None if config.pulse is None else Pulse(config.pulse)
     health = None if config.health is None else _Health(config.health)
     check()
-    with islands.join(
-        config.broker,
-        params,
-        run=config.run_id,
-        kinds=task.kinds,
-        unit_axes=task.unit_axes,
-        key=config.key,
-        insecure=config.insecure,
-        island_id=config.island_id,
-        tokens_per_step=task.tokens_per_step,
-        inner_optimizer=task.inner_optimizer,
-        recipe=recipe,
-        state_dir=config.state_dir,
-        checkpoint_interval_s=config.checkpoint_interval_s,
-        donor_wait_s=config.donor_wait_s,
-        timeout_s=config.join_timeout_s,
-        broker_silent_s=config.broker_silent_s,
-        max_message_bytes=config.max_message_bytes,
-        metrics_port=config.metrics_port,
-        metrics_host=config.metrics_host,
-        init=lambda seed: task.init(seed)[0],
-        check=check,
-    ) as island:
+    with (
+        contextlib.ExitStack() as after,
+        islands.join(
+            config.broker,
+            params,
+            run=config.run_id,
+            kinds=task.kinds,
+            unit_axes=task.unit_axes,
+            key=config.key,
+            insecure=config.insecure,
+            island_id=config.island_id,
+            tokens_per_step=task.tokens_per_step,
+            inner_optimizer=task.inner_optimizer,
+            recipe=recipe,
+            state_dir=config.state_dir,
+            checkpoint_interval_s=config.checkpoint_interval_s,
+            donor_wait_s=config.donor_wait_s,
+            timeout_s=config.join_timeout_s,
+            broker_silent_s=config.broker_silent_s,
+            max_message_bytes=config.max_message_bytes,
+            metrics_port=config.metrics_port,
+            metrics_host=config.metrics_host,
+            init=lambda seed: task.init(seed)[0],
+            check=check,
+        ) as island,
+    ):
         params, opt_state = island.restore(params, opt_state)
+        progress = Progress(island, task, config)
+        after.callback(progress.close)  # when the island has left: nobody waits for a library
+        progress.prepare(opt_state)
         gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
-        return _loop(island, task, params, opt_state, config.pace, check, pulse, health)
+        return _loop(island, task, params, opt_state, config.pace, check, pulse, health, progress)
 
 
 def _loop(
@@ -150,8 +159,8 @@ def _loop(
     check: Callable[[], None],
     pulse: Pulse | None,
     health: _Health | None,
+    progress: Progress,
 ) -> Params:
-    progress = _Progress(island)
     previous: Any = None
     for batch in endless_batches(task, island.share):
         step_ends_s = time.monotonic() + pace_s
@@ -169,14 +178,14 @@ def _loop(
             opt_state = task.fresh_optimizer(params)
         if island.done:
             break
-        progress.say(loss)
+        progress.say(loss, opt_state)
         try:
             check()
             _sleep_until(step_ends_s, check)
         except Interrupted as err:  # the next process of this island goes on from here
             island.pause(params, (opt_state, island.inner_step), reason=str(err))
             raise
-    progress.say(previous, now=True)
+    progress.say(previous, opt_state, now=True)
     return island.close(params)
 
 
@@ -219,28 +228,3 @@ class _Health:
         heard_at_s = time.time() - heard_ago_s
         with contextlib.suppress(OSError):  # somebody removed it: the check fails, and training goes on
             os.utime(self._path, (heard_at_s, heard_at_s))
-
-
-class _Progress:
-    """One line every few seconds."""
-
-    def __init__(self, island: islands.Island) -> None:
-        self._island = island
-        self._said_at_s, self._tokens = time.monotonic(), island.tokens
-
-    def say(self, loss: Any, *, now: bool = False) -> None:
-        """Says how far the island is, if it is time; reads the loss, and so waits for a device, only then."""
-        now_s, island = time.monotonic(), self._island
-        passed_s = now_s - self._said_at_s
-        if loss is None or not (now or passed_s >= SAY_EVERY_S):
-            return
-        log.info(
-            "island.progress",
-            step=island.inner_step,
-            loss=round(float(loss), 4),
-            tokens=island.tokens,
-            tokens_per_s=round((island.tokens - self._tokens) / max(passed_s, 1e-3)),
-            sync_share=round(island.sync_share, 5),
-            versions=island.versions,
-        )
-        self._said_at_s, self._tokens = now_s, island.tokens

@@ -61,7 +61,7 @@ COMMANDS: dict[str, Command] = {
         everyday={
             "what to train": ("--task", "--task-option", "--data", "--model"),
             "how much, and on how many islands": ("--tokens", "--islands", "--pace", "--evaluate-every"),
-            "where": ("--run-dir", "--resume", "--config", "--dashboard"),
+            "where": ("--run-dir", "--resume", "--config", "--dashboard", "--log-to"),
         },
     ),
     "test": Command(
@@ -97,7 +97,7 @@ COMMANDS: dict[str, Command] = {
         everyday={
             "which run, and where": ("--run", "--broker", "--key", "--insecure", "--config"),
             "this island": ("--island-id", "--task", "--state-dir"),
-            "checks": ("--check", "--health"),
+            "checks, and figures": ("--check", "--health", "--log-to"),
         },
         elsewhere=dict.fromkeys(
             ("--task-option", "--data", "--model"),
@@ -123,6 +123,11 @@ COMMANDS: dict[str, Command] = {
         module="ops.dashboard.plot",
         summary="writes that page as one file, to look at without a server",
         example="runs/20260131-120304 --out report.html",
+    ),
+    "log": Command(
+        module="ops.sinks.command",
+        summary="writes the figures of a run to TensorBoard, Weights & Biases or MLflow, live or ended; it only reads",
+        example="runs/20260131-120304 --to tensorboard:runs/board",
     ),
     "chaos": Command(
         module="ops.chaos.command",

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from broker.wire.errors import ConfigError
 from ops.launcher import ROOT, TORCH_ENVIRONMENT, LauncherError, torch_environment
 
-#: Those that need PyTorch.
-TORCH_TESTS = "tests/torch"
+#: Those that need PyTorch, or other large libraries.
+TORCH_TESTS = ("tests/torch", "tests/integration/test_sinks.py")
 
 GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lint", ("ruff", "check", ".")),
@@ -34,7 +34,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``test``."""
     parser.add_argument("--gates", action="store_true", help="lint, format and types only")
-    torch_help = f"the tests of islands.torch, in {TORCH_ENVIRONMENT}, which this builds"
+    torch_help = f"the tests of islands.torch and of --log-to, in {TORCH_ENVIRONMENT}, which this builds"
     parser.add_argument("--torch", action="store_true", help=torch_help)
     parser.epilog = f"{parser.epilog}\n\nWith arguments of pytest only those tests are run."
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if not (ROOT / "tests").is_dir():
         raise ConfigError("tests", os.fspath(ROOT), "has no tests: run this in a checkout of the sources")
     if args.torch:
-        return _run_all([("torch", ("pytest", *(args.rest or [TORCH_TESTS])))], _torch_python())
+        return _run_all([("torch", ("pytest", *(args.rest or TORCH_TESTS)))], _torch_python())
     if args.rest:
         return _run("pytest", args.rest)
     failed = _run_all(GATES)

@@ -119,6 +119,19 @@ def scrape_targets(plan: LocalPlan) -> list[dict[str, Any]]:
     ]
 
 
+def loggers(plan: LocalPlan, *, environment: Mapping[str, str]) -> list[ProcessSpec]:
+    """Returns the processes that write the figures of the run into libraries, one for each."""
+    return [
+        ProcessSpec(
+            name=f"log-{number}",
+            command=our_command("log", os.fspath(plan.run_dir), "--to", target),
+            environment=environment,
+            ends_by_itself=True,
+        )
+        for number, target in enumerate(plan.up.log_to, start=1)
+    ]
+
+
 def benchmarks(plan: LocalPlan) -> list[str]:
     """Returns the flags of ``evaluate`` that name the user's own functions."""
     return [word for path in plan.up.benchmark for word in ("--benchmark", path)]

@@ -25,6 +25,7 @@ from broker.process.declaring import setting
 from broker.process.toml import dump
 from broker.process.values import expanded, typed
 from broker.registry import redis_address
+from broker.sinks.target import check_installed, target_of
 from broker.wire.addresses import MAX_BROKERS
 from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
@@ -57,6 +58,7 @@ _DECIDED_HERE = frozenset(
         "pace",
         "pulse",
         "health",
+        "log_to",
         "key",
         "insecure",
         "failover",
@@ -94,6 +96,11 @@ class UpConfig:
     )
     benchmark: tuple[str, ...] = setting(
         (), "functions to evaluate it by besides: package.module:function, which takes the parameters"
+    )
+    log_to: tuple[str, ...] = setting(
+        (),
+        "where its figures go: tensorboard:DIR, wandb:PROJECT, mlflow:URI; one or several",
+        subject="evaluation",
     )
     model: str | None = setting(
         None, "size of the built-in model: tiny, small, medium or large (default: small)", subject="training"
@@ -326,6 +333,11 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     if up.evaluate_every and plan.aggregator.profile is Profile.DATA_PARALLEL:
         cure = "needs versions of a global model, which data-parallel training does not keep: leave it out"
         raise ConfigError("evaluate_every", up.evaluate_every, cure)
+    if up.log_to and plan.aggregator.profile is Profile.DATA_PARALLEL:
+        cure = "needs the event tape of an aggregator, which data-parallel training does not have: leave it out"
+        raise ConfigError("log_to", ",".join(up.log_to), cure)
+    for target in up.log_to:
+        check_installed(target_of(target))
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
         cure = "does not go with --profile data-parallel, whose processes train on the CPU: leave it out"
         if up.platform not in (Platform.AUTO, Platform.CPU):
@@ -358,9 +370,9 @@ def _check_task(path: str, options: Mapping[str, Any]) -> None:
 def up_config(args: argparse.Namespace) -> UpConfig:
     """Returns the settings of ``up`` itself."""
     up = settings.load(UpConfig, args, "up", environment={})
-    if up.link is None:
-        return up
-    return replace(up, link=up.link.absolute())  # config.toml may be used elsewhere
+    # Absolute paths: config.toml may be used elsewhere.
+    log_to = tuple(str(target_of(each)) for each in up.log_to)
+    return replace(up, log_to=log_to, link=None if up.link is None else up.link.absolute())
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:

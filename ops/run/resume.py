@@ -22,8 +22,8 @@ from ops.run.local_plan import LocalPlan, resolve
 #: What a resumed run may change: its end, its pace, what it is evaluated by and keeps for study, devices and addresses
 #: here.
 MAY_CHANGE = frozenset(
-    {"total_tokens", "pace", "evaluate_every", "benchmark", "record_payloads", "platform", "devices_per_island"}
-    | {"metrics", "otel_endpoint", "tape_segment_mb", "tape_segments", "copy_to", "copy_every_s"}
+    {"total_tokens", "pace", "evaluate_every", "benchmark", "log_to", "record_payloads", "platform"}
+    | {"devices_per_island", "metrics", "otel_endpoint", "tape_segment_mb", "tape_segments", "copy_to", "copy_every_s"}
     | {"port", "redis_port", "redis_url"}
 )
 #: Places and parts, which follow from the directory, the ports and the other settings.
@@ -32,8 +32,9 @@ _PLACES = frozenset(
 )
 
 CHANGES_HELP = (
-    "--tokens, --pace, --evaluate-every, --benchmark, --record-payloads, --tape-segment-mb, --tape-segments, --copy-to, "
-    "--copy-every-s, --platform, --devices-per-island, --metrics, --otel, --port, --redis-port and --redis-url may differ"
+    "--tokens, --pace, --evaluate-every, --benchmark, --log-to, --record-payloads, --tape-segment-mb, --tape-segments, "
+    "--copy-to, --copy-every-s, --platform, --devices-per-island, --metrics, --otel, --port, --redis-port and "
+    "--redis-url may differ"
 )
 
 

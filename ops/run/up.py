@@ -56,6 +56,8 @@ STATUS_LATE_S = 10.0
 LEAVE_WITHIN_S = 3.0
 #: Deaths of the follower after the end of training, after which it is not waited for: `up` can evaluate the last model.
 FOLLOWER_DEATHS = 2
+#: What libraries of --log-to get to take the last points, once the run has ended.
+LOG_WITHIN_S = 20.0
 
 _EPILOG = """
 --resume RUN_DIR continues a run that was stopped, killed or cut off by a power failure. It keeps the settings, the run
@@ -175,6 +177,7 @@ class LocalRun:
                 self._watch(cluster, loop, display, signals)
                 self.ended_s = time.monotonic()
                 self._await_follower(cluster, display, signals)
+                self._await_loggers(cluster, display, signals)
             except (GaveUp, Unavailable) as err:
                 self.note = in_short(err)
                 display.note(str(err))
@@ -222,6 +225,7 @@ class LocalRun:
         if plan.up.evaluate_every:
             self.told_models = {point.model for point in read_points(plan.run_dir)}
             cluster.start([daemons.follower(plan, environment=environment | numeric | daemons.ON_CPU)])
+        cluster.start(daemons.loggers(plan, environment=environment))
         if self.dashboard is not None:
             cluster.start([daemons.dashboard(plan, self.dashboard, environment=environment)])
             display.note(f"dashboard at http://{HOST}:{self.dashboard}")
@@ -301,6 +305,26 @@ class LocalRun:
             signals.check()
             time.sleep(POLL_S)
 
+    def _await_loggers(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
+        """Returns when the last figures are where --log-to wants them, or will not come there in time."""
+        ends_s = time.monotonic() + LOG_WITHIN_S
+        before = {name: cluster.restarts(name) for name in self._loggers()}
+        while left := {name for name in cluster.running() if cluster.restarts(name) == before.get(name)}:
+            self._happened(cluster, display)
+            signals.check()
+            if time.monotonic() > ends_s:
+                break
+            time.sleep(POLL_S)
+        for name in sorted(left | {name for name in before if cluster.restarts(name) > before[name]}):
+            display.note(f"{name} has not written the last figures; later: {self._log_again(name)}")
+
+    def _loggers(self) -> dict[str, str]:
+        """Returns the process of each target of --log-to, and the target."""
+        return {f"log-{number}": target for number, target in enumerate(self.plan.up.log_to, start=1)}
+
+    def _log_again(self, name: str) -> str:
+        return f"python3 -m ops log {self.plan.run_dir} --to {self._loggers()[name]}"
+
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether every shard has ended the run."""
         shards = self.plan.shards
@@ -309,6 +333,8 @@ class LocalRun:
                 case Change.GAVE_UP if event.process == daemons.FOLLOWER:
                     display.note(event.detail)
                     display.note("the run goes on, and is evaluated at its end")
+                case Change.GAVE_UP if event.process in self._loggers():
+                    display.note(f"{event.detail}; the run goes on; later: {self._log_again(event.process)}")
                 case Change.GAVE_UP if event.process == daemons.DASHBOARD:
                     display.note(f"{event.detail}; the run goes on without it")
                 case Change.GAVE_UP:

@@ -1,0 +1,53 @@
+"""Rows: the points of one moment, as every sink takes them. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Points that belong to one step.
+
+    Attributes:
+        stream: Rows of one stream come in the order of their steps, each step once: ``fleet``, ``evaluation``,
+            ``island``.
+        step: Tokens trained: the axis on which runs of unlike fleets compare.
+        at: Seconds since 1970.
+        values: Name of each point -> its value, without what is not finite. ``STREAM/tokens`` is among them, and
+            equals ``step``: by it a sink knows the row again.
+    """
+
+    stream: str
+    step: int
+    at: float
+    values: Mapping[str, float]
+
+
+def row(stream: str, step: int, at: float, values: Mapping[str, float | None]) -> Row:
+    """Returns a row of the values that are known and finite, with its marker, which comes last."""
+    known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+    known.pop(marker(stream), None)
+    return Row(stream=stream, step=step, at=at, values=known | {marker(stream): float(step)})
+
+
+def marker(stream: str) -> str:
+    """Returns the name of the point that every row of a stream has."""
+    return f"{stream}/tokens"
+
+
+def to_line(given: Row) -> bytes:
+    """Returns a row as one line of JSON."""
+    text = json.dumps({"stream": given.stream, "step": given.step, "at": given.at, "values": dict(given.values)})
+    return text.encode() + b"\n"
+
+
+def from_line(line: bytes) -> Row:
+    """Returns the row of a line; raises ValueError or KeyError if it is none."""
+    fields = json.loads(line)
+    return Row(
+        stream=str(fields["stream"]), step=int(fields["step"]), at=float(fields["at"]), values=dict(fields["values"])
+    )

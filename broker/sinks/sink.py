@@ -1,0 +1,96 @@
+"""What every sink does, and which one a target has.
+
+The library is the memory: a sink that is opened again asks it which steps it has, and :class:`NewRows` leaves them out.
+So whoever writes may be killed at any time, and comes back with rows from as far back as it likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from broker.sinks.rows import Row
+from broker.sinks.target import Kind, Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What rows are about.
+
+    Attributes:
+        key: The same for the same run or island after any restart, and no other one's.
+        name: For people.
+        group: What belongs together: the run's name.
+        folder: Where a library may leave files of its own.
+    """
+
+    key: str
+    name: str
+    group: str
+    folder: Path
+
+
+class Sink(Protocol):
+    """One run in a library. Any method may raise whatever the library raises."""
+
+    def written(self, stream: str) -> int:
+        """Returns the last step of a stream that the library had when this sink was opened; -1: none."""
+        ...
+
+    def write(self, row: Row) -> None:
+        """Takes a row that is later than all of its stream."""
+        ...
+
+    def flush(self) -> None:
+        """Hands over what was taken, as far as the library can be told to."""
+        ...
+
+    def close(self) -> None:
+        """Hands over what was taken, and ends; the same run may be opened again."""
+        ...
+
+
+class NewRows:
+    """Hands a sink the rows that its library does not have.
+
+    Attributes:
+        last: Stream -> last step that the library has.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.last: dict[str, int] = {}
+
+    def write(self, row: Row) -> bool:
+        """Writes a row if it is new; returns whether it was."""
+        if row.stream not in self.last:
+            self.last[row.stream] = self._sink.written(row.stream)
+        if row.step <= self.last[row.stream]:
+            return False
+        self._sink.write(row)
+        self.last[row.stream] = row.step
+        return True
+
+
+def open_sink(target: Target, identity: Identity) -> Sink:
+    """Opens a run in a library, which is imported here; raises whatever that raises."""
+    match target.kind:
+        case Kind.TENSORBOARD:
+            from broker.sinks.tensorboard import TensorBoardSink
+
+            return TensorBoardSink(Path(target.place), identity)
+        case Kind.WANDB:
+            from broker.sinks.wandb import WandbSink
+
+            return WandbSink(target.place, identity)
+        case Kind.MLFLOW:
+            from broker.sinks.mlflow import MlflowSink
+
+            return MlflowSink(target.place, identity)
+
+
+def reason(err: BaseException) -> str:
+    """Returns what a library raised, as one line of a log."""
+    said = " ".join(str(err).split())
+    return f"{type(err).__name__}: {said}"[:300]

@@ -1,0 +1,83 @@
+"""Targets: where figures go, as a flag names it, and whether its library is there. Loads no library."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+
+from broker.process.values import expanded
+from broker.wire.errors import ConfigError
+
+HELP = "tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), or mlflow:URI"
+
+
+class Kind(StrEnum):
+    """A library that keeps and shows figures; also the name of its module and of the extra."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+
+
+_CURES = {
+    Kind.TENSORBOARD: "check that the directory can be written and has space",
+    Kind.WANDB: "run `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later",
+    Kind.MLFLOW: "check that the tracking server answers, and its MLFLOW_TRACKING_USERNAME, _PASSWORD or _TOKEN",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where figures go: a library, and a directory, project or address."""
+
+    kind: Kind
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.place}"
+
+    @property
+    def cure(self) -> str:
+        """What to do where the library does not take what it is given."""
+        return _CURES[self.kind]
+
+
+def target_of(text: str, *, field: str = "log_to") -> Target:
+    """Reads a target; a directory becomes absolute.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    name, _, place = text.partition(":")
+    if name not in list(Kind):
+        raise ConfigError(field, text, f"must be {HELP}")
+    if any(f",{kind}:" in place for kind in Kind):
+        raise ConfigError(field, text, "names several: put spaces between them, or one in each command")
+    kind = Kind(name)
+    if kind is Kind.MLFLOW:
+        return Target(kind=kind, place=place or os.environ.get("MLFLOW_TRACKING_URI", "") or _nowhere(field, text))
+    if not place:
+        what = "a directory: tensorboard:runs/board" if kind is Kind.TENSORBOARD else "a project: wandb:atoll"
+        raise ConfigError(field, text, f"names no place; give {what}")
+    if kind is Kind.TENSORBOARD:
+        return Target(kind=kind, place=os.path.abspath(expanded(field, Path(place))))
+    return Target(kind=kind, place=place)
+
+
+def _nowhere(field: str, text: str) -> str:
+    cure = "names no tracking server; give one, mlflow:http://127.0.0.1:5000, or set MLFLOW_TRACKING_URI"
+    raise ConfigError(field, text, cure)
+
+
+def check_installed(target: Target, *, field: str = "log_to") -> None:
+    """Checks that the library can be imported, without importing it.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if find_spec(str(target.kind)) is None:
+        cure = f"needs a package that is not installed: pip install 'atoll[{target.kind}]'"
+        raise ConfigError(field, str(target), cure)

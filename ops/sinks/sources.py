@@ -1,0 +1,176 @@
+"""Where a fleet's rows come from: the tapes of a run directory, or a Redis alone. Both only read.
+
+Tapes hold the whole run: whoever begins again has every row again. A Redis knows the present and the last thousands of
+events: what was trained while nobody looked has no rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from aggregator.store.tape import read_lines
+from broker.registry.registry import Registry
+from broker.sinks.rows import Row, row
+from broker.wire.errors import ConfigError, Unavailable
+from ops import curve
+from ops.curve import Point
+from ops.dashboard.history import VITALS
+from ops.evaluation.curve_file import read_points
+from ops.inspect.explain import tapes_in
+from ops.inspect.run_status import status_of
+from ops.inspect.status import address_in
+from ops.run_directory import in_use
+from ops.sinks.figures import Figures, Sample, evaluation
+from ops.sinks.tapes import Tapes
+
+#: Of a Redis, read at a time, and islands that it heard within so many seconds are heard.
+EVENTS, HEARD_WITHIN_S = 2000, 4.0
+
+
+class Source(Protocol):
+    """Rows of one run, from its beginning as far as that is known."""
+
+    def rows(self) -> list[Row]:
+        """Returns the rows that are new since the last call."""
+        ...
+
+    def over(self) -> bool:
+        """Says whether no row comes any more after those that :meth:`rows` returns next."""
+        ...
+
+
+class DirectorySource:
+    """The rows of a run directory: of its tapes, and of ``evaluations.jsonl``.
+
+    Times are by the clock of whoever reads the tapes, from when they were written last: of a run that was moved here,
+    they are as right as the times of its files.
+
+    Args:
+        run_dir: As :class:`ops.sinks.tapes.Tapes` takes it.
+        every_s: Seconds between two rows.
+    """
+
+    def __init__(self, run_dir: Path, every_s: float) -> None:
+        self._run_dir = run_dir
+        self._tapes, self._figures = Tapes(run_dir), Figures(every_s)
+        self._evaluated = -1  # tokens of the last evaluation that has a row
+        self._closing = False
+
+    def rows(self) -> list[Row]:
+        """Reads tapes and evaluations to their ends."""
+        samples = [sample for line in self._tapes.lines() if (sample := self._figures.take(line)) is not None]
+        if self._closing and self._figures.history.phase != "ended":  # it was broken off
+            last = self._figures.sample(now=True)
+            samples += [] if last is None else [last]
+        written_at = self._tapes.written_at() or 0.0
+        began_at = written_at - self._figures.history.now_s
+        return [_fleet_row(sample, began_at) for sample in samples] + self._evaluations()
+
+    def over(self) -> bool:
+        """Says whether the run has ended, or nobody runs it any more, and nobody evaluates its last model."""
+        own = (self._run_dir / "config.toml").is_file()
+        ended = self._figures.history.phase == "ended" or (own and not in_use(self._run_dir))
+        self._closing = ended and not _is_locked(self._run_dir / curve.FILE)
+        return self._closing
+
+    def _evaluations(self) -> list[Row]:
+        rows = []
+        for point in read_points(self._run_dir):
+            if point.tokens > self._evaluated:
+                self._evaluated = point.tokens
+                rows.append(_evaluation_row(point))
+        return rows
+
+
+class RedisSource:
+    """The rows of a run by its Redis.
+
+    Args:
+        url: Its address.
+        run_id: The run's name.
+        every_s: Seconds between two rows.
+    """
+
+    def __init__(self, url: str, run_id: str, every_s: float) -> None:
+        self._url, self._run_id = url, run_id
+        self._figures, self._event = Figures(every_s), (0, 0)
+        self._ended = False
+
+    def rows(self) -> list[Row]:
+        """Asks Redis; raises Unavailable if it does not answer."""
+        return asyncio.run(self._ask())
+
+    def over(self) -> bool:
+        """Says whether the run has ended."""
+        return self._ended
+
+    async def _ask(self) -> list[Row]:
+        registry = Registry(self._url, self._run_id)
+        try:
+            snapshot = await registry.read()
+            events = await registry.read_events_after(self._event, EVENTS)
+        finally:
+            await registry.aclose()
+        figures, status = self._figures, status_of(snapshot, snapshot.now_s)
+        for self._event, event in events:
+            figures.history.at(self._event[0] / 1000)  # the number begins with Redis' clock
+            figures.note(str(event.pop("event", "")), event)
+        figures.history.at(snapshot.now_s)
+        for name, each in status.islands.items():
+            if each.last_seen_s < HEARD_WITHIN_S:
+                vitals = {vital: getattr(each, vital) for vital in VITALS}
+                figures.history.heard(name, step=each.inner_step, **vitals)
+            figures.history.seen(name, each.state)
+        self._ended = status.totals.get("phase") == "ended"
+        sample = figures.sample(now=self._ended)
+        began_at = snapshot.now_s - figures.history.now_s
+        rows = [] if sample is None else [_fleet_row(sample, began_at)]
+        return rows + ([] if status.evaluation is None else [_evaluation_row(status.evaluation)])
+
+
+def _fleet_row(sample: Sample, began_at: float) -> Row:
+    return row("fleet", sample.tokens, began_at + sample.run_s, sample.values)
+
+
+def _evaluation_row(point: Point) -> Row:
+    return row("evaluation", point.tokens, point.at, evaluation(point))
+
+
+def key_of(run_dir: Path, run_id: str) -> str:
+    """Returns a key of the run in a directory that no other run has: its name, and a digest of its tape's first line.
+
+    Raises:
+        Unavailable: There is no tape yet.
+    """
+    for tape in tapes_in(run_dir)[:1]:
+        first: Mapping[str, Any] | None = next(read_lines(tape), None)
+        if first is not None:
+            digest = hashlib.sha256(json.dumps(first, sort_keys=True).encode()).hexdigest()
+            return f"{run_id}-{digest[:8]}"
+    raise Unavailable(f"{run_dir} has no event tape yet (events.jsonl): wait until its run has begun", definite=True)
+
+
+def run_id_of(run_dir: Path) -> str:
+    """Returns the name of the run in a directory."""
+    try:
+        return address_in(run_dir).run_id or run_dir.absolute().name
+    except ConfigError:  # not of `up`
+        return run_dir.absolute().name
+
+
+def _is_locked(path: Path) -> bool:
+    """Says whether a process that evaluates has the file of the curve."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none
+        return False
+    return False

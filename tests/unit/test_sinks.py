@@ -1,0 +1,193 @@
+"""Figures for other tools: the points that a tape comes to, where a flag says they go, what a library has already."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from broker.sinks import target as targets
+from broker.sinks.rows import Row, from_line, row, to_line
+from broker.sinks.sink import NewRows
+from broker.sinks.target import Kind, Target, check_installed, target_of
+from broker.wire.errors import ConfigError
+from ops import cli
+from ops.curve import Point
+from ops.sinks.figures import Figures, evaluation
+
+CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 5.0, "total_tokens": 1000}
+
+
+def beat(now_s, sender, tokens, loss, step_time_s=0.1):
+    body = {"inner_step": tokens // 10, "tokens": tokens, "loss": loss, "step_time_s": step_time_s}
+    return {"now_s": now_s, "event": "received", "kind": "heartbeat", "sender": sender, "body": body}
+
+
+def note(now_s, name, **fields):
+    return {"now_s": now_s, "note": name, "fields": fields}
+
+
+def committed(now_s, version, islands, live, staleness_mean):
+    contributions = [{"island": name, "staleness": staleness_mean} for name in ("a", "b")[:islands]]
+    fields = {"fragment": 0, "version": version, "round": version, "islands": islands, "live": live}
+    return note(now_s, "version.committed", **fields, staleness_mean=staleness_mean, contributions=contributions)
+
+
+TAPE = [
+    {"tape": 11, "now_s": 100.0, "epoch": 1, "config": CONFIG, "record": None, "commits": []},
+    note(100.1, "island.joined", island="a", incarnation=1),
+    note(100.1, "island.joined", island="b", incarnation=1),
+    note(100.2, "run.seeded"),
+    beat(100.5, "a", 10, 3.0),
+    beat(100.6, "b", 20, 2.0),
+    committed(101.0, 1, 2, 2, 0.5),
+    committed(102.0, 2, 1, 2, 2.0),
+    note(102.5, "contribution.refused", island="a", fragment=0, reason="stale", detail="too old"),
+    beat(103.0, "a", 100, 2.0),
+    beat(104.9, "b", 120, 1.0),
+    beat(105.1, "a", 180, 1.5),
+    beat(107.0, "b", 240, 1.0),
+    note(108.0, "run.ended"),
+    beat(109.0, "b", 260, 0.5),
+]
+
+
+def samples_of(lines, every_s=5.0):
+    figures = Figures(every_s)
+    return [sample for line in lines if (sample := figures.take(line)) is not None]
+
+
+def test_a_tape_comes_to_samples_of_loss_speed_versions_staleness_participation_and_refusals():
+    first, last = samples_of(TAPE)
+    assert (first.run_s, first.tokens) == (pytest.approx(5.1), 300)
+    assert first.values["fleet/loss"] == pytest.approx((1.5 + 1.0) / 2)
+    assert first.values["fleet/tokens_per_s"] == pytest.approx(300 / 5.1)
+    assert first.values["fleet/islands"] == 2
+    assert first.values["fleet/model_version"] == 2
+    assert first.values["fleet/staleness"] == pytest.approx((2 * 0.5 + 1 * 2.0) / 3)
+    assert first.values["fleet/participation"] == pytest.approx(3 / 4)
+    assert first.values["fleet/refusals"] == first.values["fleet/refusals/stale"] == 1
+    assert first.values["islands/a/tokens_per_s"] == pytest.approx(180 / 5.1)
+    assert first.values["islands/a/refusals"] == 1
+    # The run's end makes the last one, and what comes behind it none.
+    assert (last.run_s, last.tokens) == (pytest.approx(8.0), 420)
+    assert last.values["fleet/tokens_per_s"] == pytest.approx(120 / 2.9)
+    assert last.values["fleet/staleness"] is None  # no version since
+    assert last.values["fleet/refusals"] == 1  # counted from the beginning
+
+
+def test_the_same_lines_give_the_same_samples_however_often_they_are_read():
+    assert samples_of(TAPE) == samples_of(TAPE)
+    assert [each.tokens for each in samples_of(TAPE, every_s=0.1)] == [10, 30, 120, 220, 300, 420]
+
+
+def test_an_island_that_falls_silent_has_a_gap_and_the_fleet_goes_on_without_it():
+    silent = [beat(105.2 + t, "b", 130 + 10 * t, 1.0) for t in range(20)]
+    last = samples_of([*TAPE[:-3], *silent])[-1]
+    assert last.values["fleet/islands"] == 1
+    assert last.values["fleet/loss"] == 1.0
+    assert "islands/a/loss" not in last.values
+
+
+def test_nothing_is_sampled_while_nothing_is_trained_and_steps_only_grow():
+    rng = random.Random(7)
+    tokens, lines = {"a": 0, "b": 0}, TAPE[:4]
+    for k in range(400):
+        name = rng.choice("ab")
+        tokens[name] = max(0, tokens[name] + rng.choice((0, 10, 30, -20)))  # a restart gives some up
+        lines = [*lines, beat(101 + k / 4, name, tokens[name], 1.0)]
+    steps = [each.tokens for each in samples_of(lines, every_s=1.0)]
+    assert len(steps) > 20
+    assert all(a < b for a, b in itertools.pairwise(steps))
+
+
+def test_an_evaluation_comes_to_its_metrics():
+    line = {
+        "tokens": 5,
+        "versions": [1],
+        "model": "m",
+        "at": 1.0,
+        "seconds": 0.1,
+        "metrics": {"loss": 2.0, "acc": None},
+    }
+    point = Point.of(line)
+    assert evaluation(point) == {"evaluation/loss": 2.0, "evaluation/acc": None}
+
+
+def test_a_row_has_finite_values_and_its_marker_last_and_survives_the_pipe():
+    made = row(
+        "fleet", 7, 12.5, {"fleet/tokens": 1, "fleet/loss": math.nan, "fleet/x": math.inf, "fleet/y": 2, "z": None}
+    )
+    assert list(made.values.items()) == [("fleet/y", 2.0), ("fleet/tokens", 7.0)]
+    assert from_line(to_line(made)) == made
+    with pytest.raises(ValueError, match=r".*"):
+        from_line(to_line(made)[:-9])
+
+
+class Library:
+    """A sink that keeps rows in a list, and has had some before."""
+
+    def __init__(self, before):
+        self.before, self.rows = before, []
+
+    def written(self, stream):
+        return self.before.get(stream, -1)
+
+    def write(self, given):
+        self.rows.append(given)
+
+
+def test_only_rows_that_the_library_lacks_are_written_each_stream_for_itself():
+    library = Library({"fleet": 20})
+    new = NewRows(library)
+    given = [
+        Row(stream=stream, step=step, at=0.0, values={})
+        for step in (0, 10, 20, 30)
+        for stream in ("fleet", "evaluation")
+    ]
+    assert [new.write(each) for each in given + given].count(True) == 5
+    assert [each.step for each in library.rows if each.stream == "fleet"] == [30]
+    assert [each.step for each in library.rows if each.stream == "evaluation"] == [0, 10, 20, 30]
+
+
+def test_a_target_is_a_library_and_a_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert target_of("tensorboard:board") == Target(kind=Kind.TENSORBOARD, place=str(tmp_path / "board"))
+    assert str(target_of("wandb:team/project")) == "wandb:team/project"
+    assert target_of("mlflow:http://127.0.0.1:5000").place == "http://127.0.0.1:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert target_of("mlflow:").place == "http://tracking:5000"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tensorboard", "tensorboard:", "wandb:", "mlflow:", "neptune:x", "wandb:a,mlflow:b"]
+)
+def test_what_is_no_target_is_refused_with_the_cure(text, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError) as refused:
+        target_of(text, field="log_to")
+    assert refused.value.field == "log_to"
+    assert len(refused.value.cure) > 10
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_library_that_is_not_installed_is_said_with_the_extra(kind, monkeypatch):
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"pip install 'atoll\[{kind}\]'"):
+        check_installed(Target(kind=kind, place="x"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{tmp}", "--to", "tensorboard:{tmp}/board"], "has no event tape"),
+        (["--to", "tensorboard:{tmp}/board"], "name the directory of a run, or --redis URL"),
+        (["{tmp}", "--to", "neptune:x"], "must be tensorboard:DIR"),
+        (["{tmp}", "--to", "tensorboard:x", "--every", "0"], "above 0"),
+        (["{tmp}/none", "--to", "tensorboard:x"], "must be the directory of a run"),
+    ],
+)
+def test_what_cannot_be_logged_is_said_with_the_cure(tmp_path, arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(targets, "find_spec", lambda name: True)
+    assert cli.main(["log", *(each.format(tmp=tmp_path) for each in arguments)]) == 2
+    assert said in capsys.readouterr().err
