@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +46,19 @@ class Hub:
     Args:
         directory: Existing and empty; everything is written in it.
         cpus: Processors that they may use; empty: any.
+        metrics: ``broker`` and ``aggregator`` -> port of their metrics; empty: they serve none.
         aggregator: Settings of the aggregator beyond addresses and files.
     """
 
-    def __init__(self, directory: Path, *, cpus: tuple[int, ...] = (), **aggregator: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        cpus: tuple[int, ...] = (),
+        metrics: Mapping[str, int] | None = None,
+        **aggregator: Any,
+    ) -> None:
+        metrics = metrics or {}
         port, redis_port = free_ports(2), free_ports(1)
         self.address = f"tcp://127.0.0.1:{port}"
         self.tape = directory / "events.jsonl"
@@ -59,7 +68,8 @@ class Hub:
         self._redis = server(port=redis_port, directory=directory)
         self._redis_port = redis_port
         self._cpus = cpus
-        broker = BrokerConfig(run_id=RUN, port=port, redis_url=self._redis.url)
+        serving = metrics.get("broker", 0)
+        broker = BrokerConfig(run_id=RUN, port=port, redis_url=self._redis.url, metrics_port=serving)
         self.config = AggregatorConfig(
             run_id=RUN,
             broker=self.address,
@@ -67,6 +77,7 @@ class Hub:
             store=directory / "store",
             tape=self.tape,
             report=self.report,
+            metrics_port=metrics.get("aggregator", 0),
             **aggregator,
         )
         tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(self.config)}

@@ -15,12 +15,16 @@ from broker.wire.records import FragmentRecord, RunTotals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandFigures:
-    """An island as the leader knows it: what it trained, and its last heartbeat."""
+    """An island as the leader knows it: what it trained, and its last heartbeat.
+
+    What it trained is None after a restart of the aggregator until it has said so: what the store knows may be a little
+    less than what was told before, and Prometheus takes a counter that goes back for one that began at zero.
+    """
 
     state: Liveness
     heard_ago_s: float
-    inner_steps: int
-    tokens: int
+    inner_steps: int | None
+    tokens: int | None
     incarnation: int
     loss: float | None = None
     step_time_s: float | None = None
@@ -125,11 +129,12 @@ def leading_of(
 def _figures(run: Run, member: Member, now_s: float) -> IslandFigures:
     inner_steps, tokens = run.ledger.trained(member.island_id)
     beat = member.heartbeat
+    unheard = member.presumed and beat is None and run.members.lives(member.island_id, now_s)
     return IslandFigures(
         state=run.members.state(member, now_s),
         heard_ago_s=now_s - member.last_seen_s,
-        inner_steps=inner_steps,
-        tokens=tokens,
+        inner_steps=None if unheard else inner_steps,
+        tokens=None if unheard else tokens,
         incarnation=member.incarnation,
         loss=None if beat is None else beat.loss,
         step_time_s=None if beat is None else beat.step_time_s,
@@ -162,7 +167,8 @@ def _run(own: Families, now: Leading) -> None:
     wasted = {reason: count / scale for reason, count in books["wasted"].items()}
     own.gauge("epoch", "Epoch under which this aggregator leads; a takeover begins another.", now.epoch)
     own.state("phase", "1 in the phase that the run is in.", totals.phase, Phase)
-    own.counter("trained_tokens", "Tokens trained by all islands.", books["trained"] / scale)
+    known = all(each.tokens is not None for each in now.islands.values())
+    own.counter("trained_tokens", "Tokens trained by all islands.", books["trained"] / scale if known else None)
     own.counter("merged_tokens", "Tokens merged, each fragment weighted by its size.", books["merged"] / scale)
     own.gauge("in_flight_tokens", "Tokens trained whose fate is still open.", books["in_flight"] / scale)
     own.gauge("wasted_tokens", "Tokens trained that were never merged, by reason.", wasted, "reason")

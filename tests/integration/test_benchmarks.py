@@ -11,6 +11,7 @@ from benchmarks import (
     island_waiting,
     lab_overhead,
     merge,
+    metrics_cost,
     output,
     profiles,
     round_latency,
@@ -63,8 +64,22 @@ def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, tmp_path):
+    without, scraped = rows(metrics_cost, capsys, "--dir", str(tmp_path))
+    assert (without["scrapes"], without["hub_ratio"]) == (0, 1.0)
+    assert scraped["scrapes"] >= 3  # broker, aggregator and island at least once each
+    for row in (without, scraped):
+        assert 0 < row["sync_share"] < 1
+        assert row["hub_cpu"] > 0
+        assert row["versions_per_s"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
-    "measure", [accelerator, round_latency, wire_bytes, island_waiting, merge, lab_overhead, profiles, sync_share]
+    "measure",
+    [accelerator, round_latency, wire_bytes, island_waiting, merge, lab_overhead, metrics_cost, profiles, sync_share],
 )
 def test_help_of_every_benchmark_has_an_example(measure, capsys):
     with pytest.raises(SystemExit):

@@ -171,6 +171,26 @@ def test_a_version_that_a_restart_found_is_at_least_as_old_as_the_restart():
         assert committed == {"0": 1000.0 - later_s}
 
 
+def test_counters_do_not_go_back_with_a_restart_but_wait_for_the_islands():
+    made = Desk()
+    made.gather("a", "b")
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    made.beat("a", 9)  # which no commit has
+    tokens = "atoll_aggregator_island_tokens_total"
+    assert samples(figures_of(made, {}, now_s=made.now_s), tokens) == {"a": 90.0, "b": 40.0}
+    again = made.restarted()
+    found = figures_of(again, {}, now_s=again.now_s)
+    assert samples(found, tokens) == samples(found, "atoll_aggregator_trained_tokens_total") == {}
+    assert samples(found, "atoll_aggregator_merged_tokens_total") == {"": 80.0}
+    again.beat("a", 9)
+    again.beat("b", 4)
+    found = figures_of(again, {}, now_s=again.now_s)
+    assert samples(found, tokens) == {"a": 90.0, "b": 40.0}
+    assert samples(found, "atoll_aggregator_trained_tokens_total") == {"": 130.0}
+
+
 def test_a_standby_says_that_it_is_one_and_no_more():
     found = aggregator_families(standing_by())
     assert samples(found, "atoll_aggregator_leader") == {"": 0.0}
