@@ -94,7 +94,7 @@ def place(url: str) -> Place:
         query=urlencode(options, safe="/"),
     )
     return Place(
-        url=bare.geturl(),
+        url=_written(bare),
         user=user,
         password_file=files["password_file"],
         sentinels=sentinels,
@@ -103,6 +103,12 @@ def place(url: str) -> Place:
         sentinel_password=of_sentinels["sentinel_password"],
         sentinel_password_file=files["sentinel_password_file"],
     )
+
+
+def _written(parts: SplitResult) -> str:
+    """Returns an address; ``geturl`` leaves out the slashes before a path that redis-py wants."""
+    url = parts.geturl()
+    return url if "://" in url else url.replace(":", "://", 1)
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
@@ -129,7 +135,7 @@ def without_password(url: str) -> str:
     options = parse_qsl(parts.query)
     kept = [(name, value) for name, value in options if name not in _SECRETS]
     query = parts.query if kept == options else urlencode(kept, safe="/")
-    return parts._replace(netloc=user + at + place if user else place, query=query).geturl()
+    return _written(parts._replace(netloc=user + at + place if user else place, query=query))
 
 
 def names(url: str, bare: str) -> bool:

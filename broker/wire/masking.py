@@ -21,6 +21,7 @@ _OPTION = re.compile(
     r"(?P<name>db|protocol|(?:sentinel_)?password_file|ssl_(?!password)\w+)=[^@#&]*|(?P<other>\w+)=.*",
     re.ASCII | re.DOTALL,
 )
+_PASSWORD = re.compile(r"(password=).*", re.DOTALL)
 #: What tells that an address may have a password in it.
 _MAY_HIDE = re.compile(r"[@?]|^(?:rediss?(?:\+sentinel)?|unix)://")
 
@@ -41,7 +42,9 @@ def shown(address: str) -> str:
 def masked(text: str) -> str:
     """Returns a text with the address in it, if there is one, as :func:`shown` shows it."""
     match = _SCHEME.search(text)
-    if match is None or not _MAY_HIDE.search(text[match.start() :]):
+    if match is None:  # a part of an address, perhaps
+        return _PASSWORD.sub(rf"\1{HIDDEN}", text)
+    if not _MAY_HIDE.search(text[match.start() :]):
         return text
     return text[: match.start()] + shown(text[match.start() :])
 

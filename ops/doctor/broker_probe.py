@@ -12,7 +12,6 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +26,14 @@ from broker.wire.codec import decode, encode
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.messages import BROKER, Channel, Envelope, Reason
 from ops.doctor.broker_findings import BrokerSeen, Door, Way
+from ops.doctor.machine_findings import median
 
 #: For the handshake of one port; in it ZeroMQ tries again every 0.1 s.
 OPEN_WITHIN_S = 2.5
 #: For one answer to a small probe.
 ANSWER_WITHIN_S = 2.0
 #: For all probes of one direction. A broker's last answer may be behind others' versions.
-MEASURE_S = 1.5
+MEASURE_S = 2.0
 ROUND_TRIPS = 7
 #: Largest probes in each direction: a fast way, which others use as well, is not filled for longer.
 FULL_PROBES = 3
@@ -101,6 +101,7 @@ def _connected(
     monitor = sock.get_monitor_socket(_EVENTS)
     stack.callback(sock.close, linger=0)
     stack.callback(sock.disable_monitor)
+    stack.callback(monitor.close, linger=0)
     sock.connect(channel_address(address, channel))
     return sock, monitor
 
@@ -243,8 +244,8 @@ def _way(asking: _Asking) -> Way | None:
     if not trips:
         return None
     least_s, offset_s = min(trips)
-    up = max(_rates(asking, least_s, up=True), default=0.0)
-    down = max(_rates(asking, least_s, up=False), default=0.0) if up else 0.0
+    up = _rate(asking, least_s, up=True)
+    down = _rate(asking, least_s, up=False) if up else 0.0
     return Way(
         round_trips_s=tuple(took_s for took_s, _ in trips),
         up_bits_per_s=up,
@@ -253,20 +254,24 @@ def _way(asking: _Asking) -> Way | None:
     )
 
 
-def _rates(asking: _Asking, round_trip_s: float, *, up: bool) -> Iterator[float]:
-    """Yields the rate of ever larger probes in one direction, in bits per second, as long as there is time.
+def _rate(asking: _Asking, round_trip_s: float, *, up: bool) -> float:
+    """Returns the rate of one direction in bits per second, by the largest probe that there is time for; 0: by none.
 
-    TCP begins slowly, so that the first ones say little of a long way; the connection stays the same.
+    Probes grow, over one connection: TCP begins slowly, and beside the round trip a small one is lost in the noise.
     """
     ends_s = time.monotonic() + MEASURE_S
-    buffers, of_full_size = 1, 0
-    while of_full_size < FULL_PROBES and (left_s := ends_s - time.monotonic()) > 0:
+    buffers, took_s = 1, 0.0
+    rates: list[float] = []  # of the present size
+    before = 0.0  # of the size before
+    while len(rates) < FULL_PROBES and (left_s := ends_s - time.monotonic()) > took_s:  # else it would come too late
         size = {"buffers": buffers} if up else {"answer_buffers": buffers}
         took_s, answer = asking.ask(within_s=left_s, **size)
         if answer is None:
-            return
-        seconds = max(took_s - round_trip_s, took_s / 10, 1e-6)  # beside which a small one is lost in the noise
-        yield 8 * buffers * m.PROBE_BUFFER_BYTES / seconds
-        of_full_size += buffers == m.MAX_PROBE_BUFFERS
+            break
+        rates.append(8 * buffers * m.PROBE_BUFFER_BYTES / max(took_s - round_trip_s, took_s / 10))
         # The next one shall end in time, at the rate of this one.
-        buffers = max(1, min(4 * buffers, m.MAX_PROBE_BUFFERS, int(buffers * 0.5 * left_s / took_s)))
+        larger = min(4 * buffers, m.MAX_PROBE_BUFFERS, int(buffers * (ends_s - time.monotonic()) / (2 * took_s)))
+        if larger > buffers:
+            before, rates = median(rates), []
+            buffers, took_s = larger, took_s * larger / buffers
+    return median(rates) or before

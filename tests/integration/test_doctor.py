@@ -1,6 +1,8 @@
 """The doctor as a process, against real brokers, keys and a real Redis."""
 
+import asyncio
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -9,11 +11,17 @@ import sys
 import threading
 
 import pytest
+import zmq
 
 from broker.transport.keys import new_pair, write_allow_list, write_pair
 from broker.wire.identity import Identity, KeyRole
-from ops.doctor import command
+from broker.wire.messages import PROTOCOL_VERSION
+from ops.doctor import broker_findings, broker_probe, command
 from ops.doctor.finding import failure
+from ops.links.condition import LinkCondition
+from ops.links.link import LinkPlan
+from ops.links.proxy import Proxy
+from ops.links.wiring import Door, Wire, Wiring
 from ops.processes import redis_server
 from ops.processes.child_process import tied
 from ops.processes.cluster import free_ports, wait_until_listening
@@ -101,6 +109,34 @@ def test_the_way_to_a_broker_with_keys_is_measured_and_nobody_joins(keyed, keys)
     (bandwidth,) = [seen for subject, _, seen in found if subject == "bandwidth"]
     assert "bit/s up" in bandwidth
     assert "not measured" not in bandwidth
+
+
+def test_the_measured_way_is_the_one_there_is(plain):
+    """Through a link of known delays and rates; nothing is asked of a machine that is busy but to be no faster."""
+    port, first = int(plain.rpartition(":")[2]), free_ports(2)
+    doors = tuple(Door(listen=first + i, host="127.0.0.1", port=port + i) for i in range(2))
+    base = LinkCondition.of(up_delay_ms=30, down_delay_ms=20, up_mbit=20, down_mbit=60)
+
+    async def scenario():
+        wiring = Wiring(
+            wires={"way": Wire(doors=doors, plan=LinkPlan(base=base))}, began_s=asyncio.get_running_loop().time()
+        )
+        async with asyncio.timeout(WAIT_S), Proxy(wiring):
+            with zmq.Context() as context:
+                look = functools.partial(broker_probe.look_at, keys=None, run="", context=context)
+                return await asyncio.to_thread(look, f"tcp://127.0.0.1:{first}")
+
+    seen = asyncio.run(scenario())
+    assert (seen.control, seen.bulk, seen.run, seen.protocol) == (
+        broker_findings.Door.OPEN,
+        broker_findings.Door.OPEN,
+        "demo",
+        PROTOCOL_VERSION,
+    )
+    assert 0.05 <= min(seen.way.round_trips_s) < 0.5
+    assert 4e6 < seen.way.up_bits_per_s < 24e6
+    assert 12e6 < seen.way.down_bits_per_s < 72e6
+    assert abs(seen.way.clock_offset_s) < min(seen.way.round_trips_s)  # of one clock, over unequal ways
 
 
 def test_the_run_of_a_broker_is_found_or_found_to_be_another(plain):

@@ -6,6 +6,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
@@ -20,6 +21,7 @@ from aggregator.store.tape import start_line
 from broker.config import BrokerConfig
 from broker.process.settings import from_sources, read_file
 from broker.registry import redis_address, redis_errors
+from broker.registry.redis_address import Place
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError
 from broker.wire.masking import masked, shown
@@ -57,6 +59,22 @@ REFUSED = [
     "redis://:\udcff@hub",
     "unix://run/redis.sock",
     "unix://",
+    "redis://hub?password_file=relative",
+    "redis://:pw@hub?password_file=/f",
+    "redis://hub?password=pw&password_file=/f",
+    "redis://hub?sentinel_password_file=/f",
+    "redis://a:1,b:2/master",
+    "redis+sentinel://a:26379",
+    "redis+sentinel://a:26379/",
+    "redis+sentinel://a:26379,/master",
+    "redis+sentinel://a:26379,b:port/master",
+    "redis+sentinel://a,b/master/one",
+    "redis+sentinel://a,b/mas ter",
+    "redis+sentinel://::1/master",
+    "redis+sentinel://a/master?ssl_ca_certs=f",
+    "redis+sentinel://a/master?sentinel_password=p&sentinel_password_file=/f",
+    "redis+sentinel://a/master#1",
+    "unix+sentinel://a/master",
 ]
 
 
@@ -87,6 +105,13 @@ def test_what_redis_py_chokes_on_later_is_refused_by_whoever_is_given_it(url):
         ("user:pw", "***"),
         ("rediss://hub?ssl_password=x&ssl_cert_reqs=none", "rediss://hub?ssl_password=***&ssl_cert_reqs=none"),
         ("tcp://user:pw@hub:7001", "tcp://***@hub:7001"),
+        ("redis://hub?password_file=/run/pw", "redis://hub?password_file=/run/pw"),
+        ("redis+sentinel://a:1,b:2/m/0?password_file=/f", "redis+sentinel://a:1,b:2/m/0?password_file=/f"),
+        (
+            "redis+sentinel://u:pw@a,[::1]:2/m?sentinel_password=x",
+            "redis+sentinel://***@a,[::1]:2/m?sentinel_password=***",
+        ),
+        ("redis://:pw,x", "redis://***"),
     ],
 )
 def test_an_address_is_shown_without_what_may_be_secret(url, text):
@@ -95,7 +120,7 @@ def test_an_address_is_shown_without_what_may_be_secret(url, text):
 
 SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_characters="*"), min_size=8, max_size=20)
 PLACES = st.sampled_from(["hub", "hub:6379", "[::1]:6379", "[::1:6379", "hub:port", "a..b", ""])
-SCHEMES = st.sampled_from(["redis", "rediss", "unix", "tcp"])
+SCHEMES = st.sampled_from(["redis", "rediss", "unix", "tcp", "redis+sentinel", "rediss+sentinel"])
 
 
 @st.composite
@@ -113,6 +138,8 @@ def secret_addresses(draw):
                 "{scheme}:///run/s?password={written}",
                 "{scheme}://{who}:{written}@/run/s",
                 "{scheme}://{place}?ssl_password={written}",
+                "{scheme}://{who}:{written}@{place},other:26379/master{tail}",
+                "{scheme}://{place},other/master/0?sentinel_username=u&sentinel_password={written}",
                 "{scheme}://{place}?pasword={written}",
             ]
         )
@@ -166,12 +193,21 @@ def test_an_address_that_is_kept_has_no_secret_and_still_leads_to_the_same_place
     assert redis_address.without_password(kept) == kept
     assert redis_address.names(url, kept)
     before, after = urlsplit(url), urlsplit(kept)
-    assert (before.scheme, before.hostname, before.port, before.path) == (
+    assert (before.scheme, before.netloc.rpartition("@")[2], before.path) == (
         after.scheme,
-        after.hostname,
-        after.port,
+        after.netloc.rpartition("@")[2],
         after.path,
     )
+
+
+def test_a_path_that_is_kept_is_one_that_redis_py_takes():
+    kept = redis_address.without_password("unix://:s3cret@/run/redis.sock?db=1")
+    assert kept == "unix:///run/redis.sock?db=1"
+    assert Registry(kept, "demo").address == kept
+
+
+def test_a_part_of_an_address_shows_no_password_either():
+    assert masked("b:26379/main?sentinel_password=s3cret&db=1") == "b:26379/main?sentinel_password=***"
 
 
 @pytest.mark.parametrize("url", ["redis://me:s3cret@hub:6379/1", "redis://hub:6379/1?db=1&password=s3cret"])
@@ -186,6 +222,45 @@ def test_the_files_of_a_run_have_the_address_without_its_password(tmp_path, url)
     assert read_file(path)["run"]["redis_url"] == redis_address.without_password(url)
 
 
+# --- taken apart ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://me:pw@hub:1/2?protocol=3", Place(url="redis://me:pw@hub:1/2?protocol=3", user="me")),
+        ("rediss://me@hub?password_file=/f&db=1", Place(url="rediss://hub?db=1", user="me", password_file="/f")),
+        ("redis://hub?username=me&password_file=/f", Place(url="redis://hub", user="me", password_file="/f")),
+        ("unix://me@/run/s?password_file=/f", Place(url="unix:///run/s", user="me", password_file="/f")),
+        (
+            "rediss+sentinel://me:pw@a:1,[::1]:2,c/main/3?sentinel_username=s&sentinel_password=t&ssl_ca_certs=/c",
+            Place(
+                url="rediss://me:pw@a:1/3?ssl_ca_certs=/c",
+                user="me",
+                sentinels=(("a", 1), ("::1", 2), ("c", 26379)),
+                master="main",
+                sentinel_user="s",
+                sentinel_password="t",
+            ),
+        ),
+        (
+            "redis+sentinel://a/main?password_file=/f&sentinel_password_file=/g",
+            Place(
+                url="redis://a/",
+                password_file="/f",
+                sentinels=(("a", 26379),),
+                master="main",
+                sentinel_password_file="/g",
+            ),
+        ),
+    ],
+)
+def test_an_address_is_taken_apart_for_redis_py(url, place):
+    redis_address.check(url)
+    assert redis_address.place(url) == place
+    assert "pw" not in repr(redis_address.place(url))
+
+
 # --- what Redis says ------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +273,8 @@ def test_the_files_of_a_run_have_the_address_without_its_password(tmp_path, url)
         (AuthenticationError("invalid username-password pair"), "redis://:x@hub", "WRONGPASS", "give the password"),
         (AuthenticationError("AUTH called without any password configured"), "redis://:x@h", "no password", "leave it"),
         (NoPermissionError("this user has no permissions"), "redis://hub", "no permissions", "keys atoll:*"),
+        (MasterNotFoundError("No master found for 'x'"), "redis+sentinel://a/x", "No master", "name of the master"),
+        (ConnectionError("(104, 'Connection reset by peer')"), "redis+sentinel://a/x", "reset by peer", "rediss://"),
         (ReadOnlyError("You can't write"), "redis://hub", "can't write", "its primary"),
         (InvalidResponse("Protocol Error: b'\\x15'"), "redis://hub", "Protocol Error", "rediss://"),
         (ConnectionError("Connection closed by server."), "redis://hub", "closed by server", "rediss://"),
