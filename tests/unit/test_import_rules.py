@@ -37,6 +37,7 @@ PURE_MODULES = {
     "aggregator.events",
     "broker.gateway.connections",
     "broker.process.transitions",
+    "broker.sinks.rows",
     "broker.transport.address_rotation",
     "islands.arguments",
     "islands.arrays.persistence",
@@ -44,6 +45,7 @@ PURE_MODULES = {
     "islands.arrays.rows",
     "ops.chaos.plan",
     "ops.curve",
+    "ops.dashboard.history",
     "ops.faults",
     "ops.goodput.accounts",
     "ops.goodput.caveats",
@@ -70,6 +72,7 @@ PURE_MODULES = {
     "ops.planning.planner",
     "ops.planning.utilisation",
     "ops.run.devices",
+    "ops.sinks.figures",
     "ops.text",
 }
 #: The values of settings. They are declared beside flags and files, which pure modules never touch.
