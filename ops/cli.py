@@ -61,7 +61,7 @@ COMMANDS: dict[str, Command] = {
         everyday={
             "what to train": ("--task", "--task-option", "--data", "--model"),
             "how much, and on how many islands": ("--tokens", "--islands", "--pace", "--evaluate-every"),
-            "where": ("--run-dir", "--resume", "--config", "--dashboard", "--log-to"),
+            "where": ("--run-dir", "--resume", "--config", "--dashboard"),
         },
     ),
     "test": Command(

@@ -7,6 +7,7 @@ drops what finds no place any more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -15,13 +16,16 @@ import threading
 from pathlib import Path
 
 from broker.process import logs
+from broker.sinks.opening import open_sink
 from broker.sinks.rows import Row, from_line
-from broker.sinks.sink import Identity, NewRows, open_sink, reason
+from broker.sinks.sink import Identity, NewRows, reason
 from broker.sinks.target import target_of
 
 log = logs.get(__name__)
 
 WAITING_ROWS = 1000
+#: Training goes first.
+NICE = 5
 #: After the island's end.
 END_WITHIN_S = 15.0
 #: Between attempts: this, and twice as long each time.
@@ -63,6 +67,8 @@ def _give_up() -> None:
 def main(arguments: list[str]) -> int:
     """Writes rows until there are no more."""
     target, key, name, group, folder = arguments
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is meant for the island, whose end comes here
     logs.configure(f"{name} log")
     where = target_of(target)

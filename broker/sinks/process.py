@@ -84,6 +84,7 @@ class SinkProcess:
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        self._start()  # it imports the library while the first rows are trained
         while (make := self._waiting.get()) is not None:
             try:
                 line = to_line(make())

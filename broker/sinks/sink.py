@@ -1,4 +1,4 @@
-"""What every sink does, and which one a target has.
+"""What every sink does.
 
 The library is the memory: a sink that is opened again asks it which steps it has, and :class:`NewRows` leaves them out.
 So whoever writes may be killed at any time, and comes back with rows from as far back as it likes.
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.sinks.rows import Row
-from broker.sinks.target import Kind, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +70,6 @@ class NewRows:
         self._sink.write(row)
         self.last[row.stream] = row.step
         return True
-
-
-def open_sink(target: Target, identity: Identity) -> Sink:
-    """Opens a run in a library, which is imported here; raises whatever that raises."""
-    match target.kind:
-        case Kind.TENSORBOARD:
-            from broker.sinks.tensorboard import TensorBoardSink
-
-            return TensorBoardSink(Path(target.place), identity)
-        case Kind.WANDB:
-            from broker.sinks.wandb import WandbSink
-
-            return WandbSink(target.place, identity)
-        case Kind.MLFLOW:
-            from broker.sinks.mlflow import MlflowSink
-
-            return MlflowSink(target.place, identity)
 
 
 def reason(err: BaseException) -> str:

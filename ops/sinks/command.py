@@ -15,7 +15,8 @@ from pathlib import Path
 from broker.process import logs, user_files
 from broker.process.signals import Interrupted, Signals
 from broker.registry.registry import Registry
-from broker.sinks.sink import Identity, Sink, open_sink
+from broker.sinks.opening import open_sink
+from broker.sinks.sink import Identity, Sink
 from broker.sinks.target import HELP, Target, check_installed, target_of
 from broker.wire.errors import ConfigError, Unavailable
 from ops.inspect.explain import tapes_in

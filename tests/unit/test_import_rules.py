@@ -46,6 +46,7 @@ PURE_MODULES = {
     "broker.observing.answers",
     "broker.observing.rules",
     "broker.process.transitions",
+    "broker.sinks.rows",
     "broker.transport.address_rotation",
     "islands.arguments",
     "islands.arrays.persistence",
@@ -57,6 +58,7 @@ PURE_MODULES = {
     "ops.doctor.broker_findings",
     "ops.doctor.finding",
     "ops.doctor.machine_findings",
+    "ops.dashboard.history",
     "ops.faults",
     "ops.goodput.accounts",
     "ops.goodput.caveats",
@@ -83,6 +85,7 @@ PURE_MODULES = {
     "ops.planning.planner",
     "ops.planning.utilisation",
     "ops.run.devices",
+    "ops.sinks.figures",
     "ops.text",
 }
 #: The values of settings. They are declared beside flags and files, which pure modules never touch.
