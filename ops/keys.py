@@ -33,6 +33,7 @@ A run over two machines:
   atoll broker --host 0.0.0.0 --key keys/broker.secret
   atoll aggregator --key keys/aggregator.secret
   atoll island --broker tcp://hub:7001 --key keys/island-paris.secret    needs broker.public beside it, too
+  atoll keys new observer desk           for 'atoll status --broker tcp://hub:7001 --key keys/observer-desk.secret'
 
 NAME is the island's id: its key is good for no other. 'atoll keys new island "*"' makes one for a group of islands
 whose ids the run assigns; they can pass for each other."""

@@ -262,15 +262,45 @@ def test_events_come_back_in_order_and_the_stream_is_capped(url, monkeypatch):
     assert len(everything) < 1000  # the cap is approximate: whole nodes of the stream fall out
 
 
+def test_events_are_read_on_from_any_of_them(url):
+    async def use(run):
+        await run.append_events([{"number": n} for n in range(10)])
+        first = await run.read_events_after((0, 0), 4)
+        rest = await run.read_events_after(first[-1][0], 100)
+        return first, rest, await run.read_events_after(rest[-1][0], 100)
+
+    first, rest, none = with_registry(url, "paged", use)
+    assert [event["number"] for _, event in first] == [0, 1, 2, 3]
+    assert [event["number"] for _, event in rest] == [4, 5, 6, 7, 8, 9]
+    assert none == []
+
+
+def test_of_each_fragment_the_newest_versions_are_kept(url, monkeypatch):
+    monkeypatch.setattr(registry, "KEEP_VERSIONS", 3)
+
+    async def use(run):
+        for versions in ([1, 2], [3, 4, 5], [9]):  # an outage left some out
+            await run.write_versions([{"fragment": p, "version": v} for v in versions for p in (0, 11)])
+        newest = await run.read_version(0, None)
+        return newest, await run.read_version(11, 4), await run.read_version(0, 3), await run.read_version(5, None)
+
+    newest, earlier, gone, never = with_registry(url, "kept", use)
+    assert (newest.found, newest.known) == ({"fragment": 0, "version": 9}, (4, 5, 9))
+    assert earlier.found == {"fragment": 11, "version": 4}
+    assert (gone.found, gone.known) == (None, (4, 5, 9))
+    assert (never.found, never.known) == (None, ())
+
+
 def test_keys_vanish_some_time_after_the_last_write(url):
     async def use(run):
         await write_a_run(run)
         await run.append_events([{"number": 1}])
+        await run.write_versions([{"fragment": 0, "version": 1}])
         keys = [key async for key in run._redis.scan_iter("atoll:vanish:*")]
         return {key: await run._redis.ttl(key) for key in keys}
 
     ttls = with_registry(url, "vanish", use)
-    assert len(ttls) == 11
+    assert len(ttls) == 12
     assert all(0 < ttl <= registry.KEEP_S for ttl in ttls.values()), ttls
 
 
