@@ -23,10 +23,13 @@ GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("types", ("mypy",)),
 )
 
+#: Folders that the first suite leaves out: those that start processes, that need PyTorch, or a Docker engine.
+APART = ("tests/integration", TORCH_TESTS, "tests/compose")
+
 #: Tests that start no processes of their own share out the processors. Those that do mostly wait for these: two files
 #: at a time, each by one worker, since the tests of a file often share a run.
 SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("computed", ("-n", "auto", "--dist", "worksteal", "--ignore", "tests/integration", "--ignore", "tests/torch")),
+    ("computed", ("-n", "auto", "--dist", "worksteal", *(word for each in APART for word in ("--ignore", each)))),
     ("integration", ("-n", "2", "--dist", "loadfile", "tests/integration")),
 )
 
