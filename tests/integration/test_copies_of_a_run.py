@@ -113,6 +113,7 @@ def test_everything_is_killed_and_the_disk_is_lost_and_the_run_ends_from_its_cop
     assert done.returncode == 0, done.stderr
     newest = complete(place)[0]
     age_s = killed_s - newest.time_s
+    print(f"restored as it was {age_s:.2f} s before the kill, of {COPY_EVERY_S} s between copies")
     assert age_s < 3 * COPY_EVERY_S, "a machine that is never busy needs one interval"
     restored = {
         "versions": [each.version for each in newest.versions],
@@ -205,6 +206,8 @@ def test_a_server_that_speaks_s3_takes_and_gives_objects_of_every_size(s3, tmp_p
     assert bucket.list("claims/") == {}
     with pytest.raises(FileNotFoundError):
         bucket.read("claims/1")
+    with pytest.raises(Unavailable, match=r"NoSuchBucket.*make the bucket"):
+        Bucket.open(s3.url("x").replace("atoll-test", "nobody-made-it")).list()
     with pytest.raises(Unavailable, match=r"NoSuchBucket.*make the bucket"):
         Bucket.open(s3.url("x").replace("atoll-test", "nobody-made-it")).put("a", b"")
 
