@@ -25,6 +25,7 @@ RETRIES, RETRY_S = 4, 30.0
 #: Large objects travel in such parts, so many at a time: enough for a fast line, and little memory.
 PART_BYTES, PARTS_AT_ONCE = 8 << 20, 2
 
+_NO_BUCKET = "NoSuchBucket"
 _INSTALL = "needs the library obstore: pip install 'atoll[objects]'"
 
 
@@ -139,19 +140,25 @@ class Bucket:
         try:
             yield
         except FileNotFoundError as err:
-            if missing and "NoSuchBucket" not in str(err):
+            if missing and _NO_BUCKET not in str(err):
                 raise
             cure = "make the bucket, or correct the address"
             raise Unavailable(f"cannot {what} {self.url}: {_brief(err)}; {cure}", definite=True) from err
         except (BaseError, OSError, ValueError) as err:
             denied = isinstance(err, PermissionDeniedError | UnauthenticatedError)
             cure = "check credentials and rights" if denied else "check address, network and credentials"
+            if _NO_BUCKET in str(err):
+                cure = "make the bucket, or correct the address"
             raise Unavailable(f"cannot {what} {self.url}: {_brief(err)}; {cure}", definite=False) from err
 
 
 def _brief(err: BaseException) -> str:
-    """The sentence of an error of the library, which adds pages of its inner state to it, and the server's XML."""
+    """The sentence of an error of the library, which adds requests, its inner state, and the server's XML to it."""
     text = re.sub(r"\s+", " ", str(err).partition("\n\nDebug source")[0])
     code = re.search(r"<Code>(\w+)</Code>", text)
-    sentence = text.partition("<?xml")[0].rstrip(" :")
+    sentence = text.partition("<?xml")[0]
+    sentence = re.sub(
+        r"Generic \w+ error: |Error performing [\w ]+ request: |, max_retries: \d+|, retry_timeout: \w+", "", sentence
+    )
+    sentence = re.sub(r"\?list-type=\S+", "", sentence).replace("Error performing ", "").rstrip(" :")
     return (sentence[:240] + (f" ({code[1]})" if code else "")).rstrip(" :")

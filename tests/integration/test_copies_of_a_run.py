@@ -1,0 +1,229 @@
+"""Real runs whose hub is lost, and that go on from the copies: in a folder, and at a server process that speaks S3."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from aggregator.copies.bucket import AlreadyThere, Bucket
+from aggregator.copies.restoring import sets_there
+from aggregator.store.layout import commit_path
+from broker.wire.errors import Unavailable
+from ops.chaos.verify import verify
+from ops.inspect.replay import replay_all
+from ops.processes.cluster import free_ports
+from tests.local_run import (
+    NUMPY_TASK,
+    Process,
+    Up,
+    check_ranges,
+    check_report,
+    descendants,
+    is_alive,
+    json_lines,
+    ops,
+    wait_for,
+)
+from tests.s3_server import CREDENTIALS, SERVER, WHY_NOT, s3_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+needs_s3 = pytest.mark.skipif(SERVER is None, reason=WHY_NOT)
+
+COPY_EVERY_S = 3.0
+MORE = 30_000
+
+
+@pytest.fixture
+def s3(tmp_path, monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server(tmp_path / "s3.log") as server:
+        yield server
+
+
+@pytest.fixture
+def place(request, tmp_path):
+    """At a server that speaks S3, or in a folder where none is installed."""
+    return f"file://{tmp_path / 'copies'}" if SERVER is None else request.getfixturevalue("s3").url("runs/one")
+
+
+def complete(place):
+    try:
+        return sets_there(Bucket.open(place))
+    except Unavailable:
+        return []
+
+
+def merged_tokens(ledger):
+    ends = {}
+    for row in ledger:
+        for each in row["contributions"]:
+            ends[each["island_id"]] = max(ends.get(each["island_id"], 0), each["steps"]["to_tokens"])
+    return sum(ends.values())
+
+
+def check_restored(restored, run_dir, lost_ledger, said):
+    """What is there is what was lost, up to the copy, bit for bit; and it goes on above all that islands have seen."""
+    known = {(row["fragment_id"], row["fragment_version"]): row for row in lost_ledger}
+    newest = {p: max(v for q, v in known if q == p) for p, _ in known}
+    assert "they go on as" in said
+    ledger = json_lines(run_dir / "store" / "ledger.jsonl")
+    again = {(row["fragment_id"], row["fragment_version"]): row for row in ledger}
+    for p, (version, digest) in enumerate(zip(restored["versions"], restored["digests"], strict=True)):
+        assert known[p, version]["digest"] == digest
+        assert [again[p, v] for v in range(version + 1)] == [known[p, v] for v in range(version + 1)]
+        (beyond,) = [v for q, v in again if q == p and v > version]
+        assert beyond > newest[p]
+        assert again[p, beyond]["digest"] == digest
+    return newest
+
+
+def check_run(run_dir, report):
+    check_report(report | {"rounds": {}, "versions": {}}, ended=False)
+    assert report["phase"] == "ended"
+    assert report["tokens"]["in_flight"] == 0
+    check_ranges(json_lines(run_dir / "store" / "ledger.jsonl"))
+    assert [check.name for check in verify(run_dir) if not check.holds] == []
+    (played,), _ = replay_all([run_dir / "events.jsonl"], ledgers=[run_dir / "store" / "ledger.jsonl"])
+    assert played.difference is None
+    assert played.counts.lives == 2
+
+
+def test_everything_is_killed_and_the_disk_is_lost_and_the_run_ends_from_its_copies(place, tmp_path):
+    run_dir, aside = tmp_path / "run", tmp_path / "aside"
+    flags = ("--copy-to", place, "--copy-every-s", COPY_EVERY_S, "--outer-momentum", 0.5)
+    with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.03, *flags) as up:
+        wait_for(lambda: len(complete(place)) == 2, "two copies", evidence=lambda: up.err)
+        up.wait_for_progress(2)
+        below = descendants(up.pid)
+        killed_s = time.time()
+        for pid in (up.pid, *below):
+            os.kill(pid, signal.SIGKILL)
+        up.wait()
+        wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
+    aside.mkdir()
+    shutil.copy(run_dir / "store" / "ledger.jsonl", aside)
+    shutil.copytree(run_dir / "store" / "fragments", aside / "fragments")
+    shutil.rmtree(run_dir)
+
+    done = ops("restore", place, run_dir)
+    assert done.returncode == 0, done.stderr
+    newest = complete(place)[0]
+    age_s = killed_s - newest.time_s
+    print(f"restored as it was {age_s:.2f} s before the kill, of {COPY_EVERY_S} s between copies")
+    assert age_s < 3 * COPY_EVERY_S, "a machine that is never busy needs one interval"
+    restored = {
+        "versions": [each.version for each in newest.versions],
+        "digests": [each.digest for each in newest.versions],
+    }
+    lost = json_lines(aside / "ledger.jsonl")
+    check_restored(restored, run_dir, lost, done.stdout)
+    for p, version in enumerate(restored["versions"]):  # where the lost disk still had it, momentum and books as well
+        original = commit_path(aside, p, version)
+        if original.exists():
+            assert commit_path(run_dir / "store", p, version).read_bytes() == original.read_bytes()
+
+    tokens = merged_tokens(lost) + MORE
+    with Process(tmp_path / "again", "up", "--resume", run_dir, "--tokens", tokens, "--json") as again:
+        assert again.wait(150) == 0, again.err
+        report = json.loads(again.out.splitlines()[-1])
+    assert report["tokens"]["trained"] >= tokens
+    check_run(run_dir, report)
+    last = complete(place)[0]
+    assert last.ended, "a last copy at the end"
+    assert {str(each.fragment_id): each.version for each in last.versions} == report["versions"]
+
+
+def test_islands_that_outlive_their_hub_and_are_ahead_of_its_copy_go_on_and_their_loss_is_in_the_books(tmp_path):
+    place, port = f"file://{tmp_path / 'copies'}", free_ports(2)
+    common = ("--run", "demo", "--redis-url", f"redis://127.0.0.1:{free_ports(1)}")  # there is none
+    address = ("--broker", f"tcp://127.0.0.1:{port}")
+
+    def broker(name):
+        return Process(tmp_path / name, "broker", *common, "--port", port)
+
+    def aggregator(folder, *flags):
+        kept = ("--store", folder / "store", "--tape", folder / "events.jsonl", "--report", folder / "report.json")
+        copies = ("--copy-to", place, "--copy-every-s", 600)  # one at the beginning, then no more
+        return Process(
+            folder.with_name(f"{folder.name}-output"), "aggregator", *common, *address, *kept, *copies, *flags
+        )
+
+    def island(name):
+        flags = ("--island-id", name, "--task", NUMPY_TASK, "--state-dir", tmp_path / name, "--pace", 0.03)
+        return Process(tmp_path / f"{name}-output", "island", *common[:2], *address, *flags)
+
+    first, second = tmp_path / "hub", tmp_path / "hub-2"
+    sizes = ("--islands", 2, "--fragments", 4, "--outer-momentum", 0.5)
+    with island("island-a") as a, island("island-b") as b:
+        with broker("broker") as one, aggregator(first, *sizes) as two:
+            wait_for(lambda: complete(place), "a copy", evidence=lambda: two.err)
+            copied = {each.fragment_id: each.version for each in complete(place)[0].versions}
+
+            def ahead():
+                newest = {
+                    row["fragment_id"]: row["fragment_version"] for row in json_lines(first / "store/ledger.jsonl")
+                }
+                return all(newest[p] >= version + 3 for p, version in copied.items())
+
+            wait_for(ahead, "newer versions", evidence=lambda: two.err)
+            for hub in (one, two):
+                hub.signal(signal.SIGKILL)
+                hub.wait()
+        lost = json_lines(first / "store" / "ledger.jsonl")
+        shutil.rmtree(first)
+        done = ops("restore", place, second, "--json")
+        assert done.returncode == 0, done.stderr
+        newest = check_restored(json.loads(done.stdout), second, lost, "they go on as")
+        with broker("broker-2"), aggregator(second, "--tokens", merged_tokens(lost) + MORE) as again:
+            assert again.wait(120) == 0, again.err
+            assert (a.wait(60), b.wait(60)) == (0, 0), (a.err, b.err)
+    assert "store.behind" not in again.err
+    report = json.loads((second / "report.json").read_text())
+    check_run(second, report)
+    wasted = report["tokens"]["wasted"]
+    assert wasted.get("store_lost", 0) > 0, wasted
+    assert all(version > newest[int(p)] for p, version in report["versions"].items())
+
+
+@needs_s3
+def test_a_server_that_speaks_s3_takes_and_gives_objects_of_every_size(s3, tmp_path):
+    bucket = Bucket.open(s3.url("a/b"))
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(20 << 20))  # in three parts
+    bucket.put("objects/large", large)
+    bucket.put("objects/empty", b"")
+    bucket.put("claims/1", b"x", new=True)
+    with pytest.raises(AlreadyThere):
+        bucket.put("claims/1", b"y", new=True)
+    assert bucket.list() == {"claims/1": 1, "objects/empty": 0, "objects/large": 20 << 20}
+    assert bucket.list("claims/") == {"claims/1": 1}
+    assert bucket.read("objects/large") == large.read_bytes()
+    bucket.delete(["claims/1", "claims/2"])
+    assert bucket.list("claims/") == {}
+    with pytest.raises(FileNotFoundError):
+        bucket.read("claims/1")
+    with pytest.raises(Unavailable, match=r"NoSuchBucket.*make the bucket"):
+        Bucket.open(s3.url("x").replace("atoll-test", "nobody-made-it")).list()
+    with pytest.raises(Unavailable, match=r"NoSuchBucket.*make the bucket"):
+        Bucket.open(s3.url("x").replace("atoll-test", "nobody-made-it")).put("a", b"")
+
+
+@needs_s3
+def test_a_server_that_is_away_costs_copies_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("aggregator.copies.bucket.RETRY_S", 1.0)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server(tmp_path / "s3.log") as server:
+        bucket = Bucket.open(server.url("a"))
+        bucket.put("x", b"1")
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable, match="check address, network and credentials"):
+        bucket.put("y", b"1")
+    assert time.monotonic() - began_s < 30.0
+    with s3_server(tmp_path / "s3.log", server.port):
+        bucket.put("y", b"1")
+        assert bucket.list() == {"y": 1}  # moto forgets everything
