@@ -190,7 +190,7 @@ COMMANDS: dict[str, Command] = {
         example="runs/20260131-120304 --out model.safetensors",
     ),
     "snapshots": Command(
-        module="ops.inspect.snapshots",
+        module="ops.snapshots",
         summary="lists, makes, exports and removes named snapshots of the whole model, and rolls a run back to one",
         example="save runs/20260131-120304 before-anneal",
     ),

@@ -24,7 +24,7 @@ GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 #: Folders that the first suite leaves out: those that start processes, that need PyTorch, or a Docker engine.
-APART = ("tests/integration", TORCH_TESTS, "tests/compose")
+APART = ("tests/integration", "tests/torch", "tests/compose")
 
 #: Tests that start no processes of their own share out the processors. Those that do mostly wait for these: two files
 #: at a time, each by one worker, since the tests of a file often share a run.

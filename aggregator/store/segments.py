@@ -148,19 +148,6 @@ def number_of(file: io.FileIO, closed: list[int]) -> int:
     return header.segment if header is not None else max(closed, default=0) + 1
 
 
-class SegmentCount:
-    """Notices as the lines of a tape go by where segments are missing."""
-
-    def __init__(self) -> None:
-        self._segment = 0
-
-    def skips(self, line: Mapping[str, Any]) -> bool:
-        """Takes the next line; returns whether segments are missing before it."""
-        before = self._segment
-        self._segment = line["segment"] if "segment" in line else max(before, 1)
-        return self._segment > before + 1
-
-
 class TapeReader:
     """Reads the lines of a tape from its first segment on, and goes on where it ended when there is more.
 

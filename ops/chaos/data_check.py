@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aggregator.store.segments import SegmentCount
+from aggregator.store.segment_count import SegmentCount
 from broker.wire.messages import OWN_PASS
 from ops.chaos.checks import Check, Files, Line
 from ops.invariants import InOrder, MergedRanges

@@ -19,7 +19,7 @@ from aggregator.rounds.recovery import lineages
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import read_rows
-from aggregator.store.segments import SegmentCount
+from aggregator.store.segment_count import SegmentCount
 from aggregator.store.tape import read_lines
 from broker.wire.errors import Unavailable
 from ops.chaos.checks import Check, Files, Line

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from aggregator.store.segments import SegmentCount
+from aggregator.store.segment_count import SegmentCount
 
 Line = Mapping[str, Any]
 

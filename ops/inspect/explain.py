@@ -38,9 +38,6 @@ from ops.inspect.dropped import gone_of
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, RunReader, add_key_flags, observed_run
 from ops.text import PLAIN_WIDTH
 
-#: An aggregator's tape, in the directory of its run or in its own.
-TAPE = "events.jsonl"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributor:
@@ -360,7 +357,11 @@ def _as_row(story: RoundStory) -> dict[str, Any]:
 def tapes_in(run_dir: Path) -> list[Path]:
     """Returns the event tapes in a run directory: the aggregator's, and those of standbys that led."""
     folders = {found.parent for found in run_dir.glob("*/events*.jsonl*")}
-    return [each for each in (run_dir / TAPE, *(folder / TAPE for folder in sorted(folders))) if is_tape(each)]
+    return [
+        each
+        for each in (run_dir / "events.jsonl", *(folder / "events.jsonl" for folder in sorted(folders)))
+        if is_tape(each)
+    ]
 
 
 def ledgers_in(directory: Path) -> list[Path]:

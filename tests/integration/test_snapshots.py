@@ -13,7 +13,7 @@ from aggregator.store import snapshots
 from aggregator.store.layout import commit_path, read_newest, versions
 from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, Unavailable
-from ops.inspect.snapshots import restore
+from ops.snapshots import restore
 from tests.integration.test_aggregator_store import commit_of, fill, load, state_of
 from tests.local_run import Process, Up, command, environment, wait_for
 

@@ -39,6 +39,7 @@ PURE_MODULES = {
     "aggregator.core",
     "aggregator.events",
     "aggregator.process.metrics",
+    "aggregator.store.segment_count",
     "aggregator.tracing.round_spans",
     "broker.gateway.connections",
     "broker.metrics.family",
