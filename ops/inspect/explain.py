@@ -356,12 +356,8 @@ def _as_row(story: RoundStory) -> dict[str, Any]:
 
 def tapes_in(run_dir: Path) -> list[Path]:
     """Returns the event tapes in a run directory: the aggregator's, and those of standbys that led."""
-    folders = {found.parent for found in run_dir.glob("*/events*.jsonl*")}
-    return [
-        each
-        for each in (run_dir / "events.jsonl", *(folder / "events.jsonl" for folder in sorted(folders)))
-        if is_tape(each)
-    ]
+    folders = sorted({found.parent for found in run_dir.glob("*/events*.jsonl*")})
+    return [each for each in (folder / "events.jsonl" for folder in (run_dir, *folders)) if is_tape(each)]
 
 
 def ledgers_in(directory: Path) -> list[Path]:
