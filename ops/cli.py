@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.process.flags import CommandParser
+from broker.process.release import installed
 from broker.process.settings import nearest
 from broker.wire.errors import ConfigError, Unavailable
 
@@ -261,7 +262,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         print(overview(prog))
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        print(version())
+        print(installed())
         return 0
     name = arguments[0]
     if name not in COMMANDS:
@@ -308,13 +309,6 @@ def overview(prog: str) -> str:
     lines += [f"  {name:{width}}  {command.summary}" for name, command in visible.items()]
     lines += ["", f"{prog} COMMAND --help has the everyday flags, --help-all has all. To see it work: {prog} up"]
     return "\n".join(lines)
-
-
-def version() -> str:
-    """Returns the program's name and version; a checkout is named as such."""
-    from broker.process.release import release
-
-    return f"atoll {release() or '(checkout)'}"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from aggregator.process.broker_link import Link, Outgoing
 from aggregator.standby import replicas
 from aggregator.state.model_limits import HEADER_BYTES, misfit
 from broker.process import logs
+from broker.process.release import refusal_detail
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import client_keys
 from broker.wire.codec import Origin
@@ -184,7 +185,7 @@ class BrokerLinks:
         )
 
     def _unreadable(self, error: RemoteProtocolError, origin: Origin) -> None:
-        self._complain(error.reason, origin.kind, str(error), key=(error.reason, origin.kind))
+        self._complain(error.reason, origin.kind, refusal_detail(error), key=(error.reason, origin.kind))
 
     def _unsendable(self, error: LocalProtocolError, to: str) -> None:
         self._complain("unsendable", to, str(error), key=("unsendable",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.gateway.receiving import Taken
+from broker.process.release import refusal_detail
 from broker.routing.events import Received, Rejected
 from broker.wire.codec import Origin, Unreadable, decode, peek, verify
 from broker.wire.errors import RemoteProtocolError
@@ -57,7 +58,7 @@ def _rejected(channel: Channel, peer: bytes, key: str, err: RemoteProtocolError,
         peer=peer,
         key=key,
         reason=Reason(err.reason),
-        detail=f"{err.field} is {err.got}, expected {err.expected}",
+        detail=refusal_detail(err),
         kind=origin.kind,
         sequence=origin.sequence,
         sender=origin.sender,

@@ -1,8 +1,11 @@
-"""The version of the installed package."""
+"""The release of this program, and what to do where a peer speaks another version of the wire protocol."""
 
 from __future__ import annotations
 
 from importlib import metadata
+
+from broker.wire.errors import RemoteProtocolError
+from broker.wire.messages import PROTOCOL_VERSION, Reason
 
 
 def release() -> str:
@@ -11,3 +14,16 @@ def release() -> str:
         return metadata.version("atoll")
     except metadata.PackageNotFoundError:
         return ""
+
+
+def installed() -> str:
+    """Returns the program's name and version; a checkout is named as such."""
+    return f"atoll {release() or '(checkout)'}"
+
+
+def refusal_detail(error: RemoteProtocolError) -> str:
+    """Returns what is wrong with a message; of one in another version of the protocol, both versions and the cure."""
+    if error.reason != Reason.PROTOCOL_VERSION:
+        return f"{error.field} is {error.got}, expected {error.expected}"
+    said = f"it speaks version {error.got} of the wire protocol, and {installed()} here version {PROTOCOL_VERSION}"
+    return f"{said}: install the same minor version of atoll on both sides, or neighbours, as PROTOCOL.md has them"

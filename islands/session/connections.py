@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,13 +17,21 @@ from typing import Any, Self
 
 import zmq.asyncio
 
+from broker.process import logs
+from broker.process.release import refusal_detail
 from broker.routing.deafness import Carried
-from broker.transport.endpoint import Endpoint
+from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
+from broker.wire.codec import Origin
+from broker.wire.errors import ConfigError, RemoteProtocolError, worth_repeating
 from broker.wire.identity import KeyRole
-from broker.wire.messages import Channel, Envelope
+from broker.wire.messages import Channel, Envelope, Reason
 from islands.config import IslandConfig
+from islands.protocol.core import Island
+from islands.session.exchange import Exchange
 from islands.session.outbox import Outbox
+
+log = logs.get(__name__)
 
 #: How long a receive waits before it looks again; nothing depends on it.
 POLL_S = 1.0
@@ -45,6 +54,7 @@ class Connections:
         lookup: Told why the name of the broker's host cannot be found, or nothing when it was.
         channels: Those to connect.
         sequence: Of the last message of an earlier process of this life: the next one is one more.
+        on_unreadable: Told of each message that cannot be read; what it raises ends :meth:`run`.
 
     Attributes:
         sequence: Of the last message sent.
@@ -59,11 +69,12 @@ class Connections:
         *,
         channels: Sequence[Channel] = tuple(Channel),
         sequence: int = 0,
+        on_unreadable: OnUnreadable | None = None,
     ) -> None:
         self._config, self._channels = config, tuple(channels)
         self._receive = receive
         self._line = line
-        self._lookup = lookup
+        self._lookup, self._on_unreadable = lookup, on_unreadable
         self._broker = 0
         self._moved = asyncio.Event()
         self._endpoints: Endpoints = {}
@@ -151,6 +162,7 @@ class Connections:
                     keys=self._keys,
                     limits=self._config.limits(),
                     on_lookup=self._lookup,
+                    on_unreadable=self._on_unreadable,
                 )
                 self._endpoints[channel] = await stack.enter_async_context(endpoint)
             try:
@@ -182,6 +194,40 @@ class Connections:
                 if endpoint.channel is Channel.CONTROL or not await endpoint.line(True, 0.0):
                     break
             outbox.sent()
+
+
+class Unreadable:
+    """What becomes of messages that cannot be read: they are counted and logged.
+
+    One in another version of the protocol ends the joining, if there is no other broker to try.
+
+    Args:
+        config: With the brokers' addresses.
+        core: Says whether the island has joined, and through which broker.
+        exchange: Says to people what is waited for.
+    """
+
+    def __init__(self, config: IslandConfig, core: Island, exchange: Exchange) -> None:
+        self._config, self._core, self._exchange = config, core, exchange
+        self._times: Counter[str] = Counter()
+
+    def __call__(self, error: RemoteProtocolError, origin: Origin) -> None:
+        """Takes note of a message.
+
+        Raises:
+            ConfigError: The only broker speaks another version of the protocol.
+        """
+        detail = refusal_detail(error)
+        self._times[error.reason] += 1
+        times = self._times[error.reason]
+        if worth_repeating(times):
+            log.warning("message.unreadable", sender=origin.sender, kind=origin.kind, detail=detail, times=times)
+        if error.reason != Reason.PROTOCOL_VERSION or self._core.joined:
+            return
+        address = self._config.brokers[self._core.broker]
+        if len(self._config.brokers) == 1:
+            raise ConfigError("broker", address, detail)
+        self._exchange.doing = f"waiting for another broker than {address}: {detail}"
 
 
 async def _until(event: asyncio.Event, work: list[Coroutine[Any, Any, None]]) -> None:

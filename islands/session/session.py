@@ -48,7 +48,7 @@ from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
-from islands.session.connections import UNNUMBERED, Connections
+from islands.session.connections import UNNUMBERED, Connections, Unreadable
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
@@ -106,7 +106,10 @@ class Session(CommunicationThread):
         # Touched by the communication thread only.
         self._hosts = hosts or Alone(exchange.due)
         self._due = self._hosts.due
-        self._wire = Connections(config, self._receive, self._line, self._lookup, sequence=sequence)
+        unreadable = Unreadable(config, core, exchange)
+        self._wire = Connections(
+            config, self._receive, self._line, self._lookup, sequence=sequence, on_unreadable=unreadable
+        )
         self._snapshots = Snapshots(config, core, array_work, exchange, self._due)
         self._offers = Offers(exchange, self._due)
         self._persistence = Persistence()

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from broker.process.release import installed
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Reason
 from islands.config import LANGUAGE
 from islands.tasks.task import Params, Task, held_out_loss, load_task, task_function
-from ops import cli
 from ops.lab import decoupled, lockstep
 from ops.lab.records import Outcome, Record
 from ops.lab.schedule import sources_of
@@ -176,7 +176,7 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     for path in (path for package in _PACKAGES for path in sorted(package.rglob("*.py"))):
         digest.update(path.read_bytes())
-    return f"{cli.version()} {digest.hexdigest()[:12]}"
+    return f"{installed()} {digest.hexdigest()[:12]}"
 
 
 if __name__ == "__main__":
