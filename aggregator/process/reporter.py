@@ -90,7 +90,8 @@ class Reporter:
     def committed(self, fields: Mapping[str, Any]) -> None:
         """Remembers who is in a version: the fields of its note."""
         everybody = fields["contributions"]
-        told = sorted(everybody, key=lambda each: -each["merge_weight"])[:MAX_CONTRIBUTIONS]
+        heaviest = sorted(range(len(everybody)), key=lambda i: -everybody[i]["merge_weight"])[:MAX_CONTRIBUTIONS]
+        told = [everybody[i] for i in sorted(heaviest)]
         self._versions.append({**fields, "contributions": told, "left_out": len(everybody) - len(told)})
 
     def changed(self) -> None:

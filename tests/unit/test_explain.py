@@ -1,12 +1,15 @@
 """Who was in a version, and why each other island was not: every answer that there is."""
 
+import asyncio
 import json
 
 import pytest
 
+from aggregator.process.reporter import Reporter
 from aggregator.state.records import ledger_line
 from broker.wire import messages as m
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.records import KeptVersion
 from ops import cli
 from ops.inspect import explain
 from ops.inspect.absence import AbsenceReason, Storyteller, Target
@@ -298,3 +301,71 @@ def test_what_names_no_version_is_refused(text):
 def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
     assert cli.main(["explain", "0:1", str(tmp_path)]) == 2
     assert "must be the directory of a run or a store" in capsys.readouterr().err
+
+
+# --- from what Redis keeps --------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A reader that has one version, as a registry or a broker would give it."""
+
+    run_id = "demo"
+
+    def __init__(self, found, known=()):
+        self.found, self.known = found, known
+
+    async def read_version(self, fragment_id, version):
+        return KeptVersion(fragment_id=fragment_id, found=self.found, known=self.known)
+
+
+def kept_version(taped, **changes):
+    """What the aggregator's reporter keeps of the newest version on a tape."""
+    (*_, note) = [line["fields"] for line in taped.tape if line.get("note") == "version.committed"]
+    reporter = Reporter(None, collect=None, lease=None, holder="h", clock=lambda: 0.0)
+    reporter.committed(note)
+    (row,) = reporter._versions
+    return json.loads(json.dumps(row)) | {"epoch": 1} | changes
+
+
+def explained(found, target, known=()):
+    return asyncio.run(explain.explain_from(Kept(found, known), target))
+
+
+def test_redis_tells_who_is_in_a_version_and_who_was_waited_for_in_vain():
+    taped = fleet("a", "b", "c")
+    taped.beat(STEPS_PER_ROUND, "a", "b", "c")
+    taped.offer("a", 1)
+    taped.offer("b", 1)
+    silence(taped, 2, "a", "b", "c", step=STEPS_PER_ROUND)
+    found = explained(kept_version(taped), Target(fragment=0, version=1))
+    assert (found.fragment, found.version, found.epoch, found.from_redis) == (0, 1, 1, True)
+    assert [each.island for each in found.contributors] == ["a", "b"]
+    assert [(each.island, each.why) for each in found.absent] == [("c", AbsenceReason.SILENT)]
+    assert "why somebody is not in it says the event tape" in explain.render(found)
+    assert "every island that was known is in it" not in explain.render(found)
+
+
+def test_of_a_large_fleet_the_heaviest_contributions_are_kept_in_their_order(monkeypatch):
+    monkeypatch.setattr("aggregator.process.reporter.MAX_CONTRIBUTIONS", 2)
+    taped = fleet("a", "b", "c")
+    taped.round(1, "a", "b", "c")
+    (*_, note) = [line["fields"] for line in taped.tape if line.get("note") == "version.committed"]
+    for each, weight in zip(note["contributions"], (0.2, 0.1, 0.7), strict=True):
+        each["merge_weight"] = weight
+    kept = kept_version(taped)
+    assert [each["merge_weight"] for each in kept["contributions"]] == [0.2, 0.7]
+    assert "1 lighter contributions are not listed" in explain.render(explained(kept, Target(fragment=0)))
+
+
+def test_what_redis_has_not_or_not_any_more_or_holds_of_others_is_said():
+    with pytest.raises(Unavailable, match="knows no version 0:9 of run demo: of fragment 0 it has 3 to 5"):
+        explained(None, Target(fragment=0, version=9), (3, 4, 5))
+    with pytest.raises(Unavailable, match="no version of fragment 2 that anybody contributed to"):
+        explained(None, Target(fragment=2))
+    with pytest.raises(ConfigError, match="known to the run's directory alone"):
+        explained(None, Target(round_id=3))
+    taped = fleet("a")
+    taped.round(1, "a")
+    for spoilt in ({"round": 3}, kept_version(taped, contributions=[3]), kept_version(taped, missing=3)):
+        with pytest.raises(Unavailable, match="is not ours"):
+            explained(spoilt, Target(fragment=0))
