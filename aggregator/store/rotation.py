@@ -16,6 +16,7 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -115,9 +116,13 @@ class Rotation:
     def _after(self, number: int) -> Header:
         """Returns the header of the segment after a closed one, from that one alone."""
         plain = plain_name(self._path, number)
-        with opened(plain if plain.exists() else packed_name(self._path, number)) as file:
-            header = Header.of(file.readline()) or Header(segment=number)
-            return self._next(header, file)
+        try:
+            with opened(plain if plain.exists() else packed_name(self._path, number)) as file:
+                header = Header.of(file.readline()) or Header(segment=number)
+                return self._next(header, file)
+        except (OSError, EOFError, zlib.error) as err:  # damaged: lines are counted anew, and that is all
+            log.warning("tape.segment_damaged", path=str(self._path), segment=number, detail=str(err))
+            return Header(segment=number + 1, time_s=round(time.time(), 3))
 
     def _put(self, header: Header, instead_of: Path | None = None) -> int:
         """Puts a new file with its header in the tape's place, and the one there under another name."""

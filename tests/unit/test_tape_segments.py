@@ -164,6 +164,17 @@ def test_a_compressed_segment_that_is_damaged_is_named(path):
     assert caught.value.filename == str(packed_name(path, 2))
 
 
+def test_a_power_failure_that_took_the_file_and_damaged_the_one_before_stops_no_start(path, caplog):
+    filled(path, 60)
+    last = numbers_in(path)[-1]
+    packed_name(path, last).write_bytes(packed_name(path, last).read_bytes()[:-12])
+    path.write_bytes(b"")
+    filled(path, 10, start=60)
+    assert "tape.segment_damaged" in caplog.text
+    assert header_of(path) is not None
+    assert numbers_in(path) == list(range(1, segments_of(path).numbers[-1]))
+
+
 def test_a_tape_that_is_not_there_is_no_empty_tape(path):
     with pytest.raises(FileNotFoundError):
         list(read_lines(path))
