@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from aggregator.store.segments import UNFINISHED, Header, numbers_in, opened, packed_name, plain_name
+from aggregator.store.segments import UNFINISHED, Header, first_digest, numbers_in, opened, packed_name, plain_name
 from broker.process import logs
 
 log = logs.get(__name__)
@@ -110,6 +110,7 @@ class Rotation:
             lives=header.lives + lives,
             dropped=max(header.dropped, header.segment - self._keep) if self._keep else header.dropped,
             time_s=round(time.time(), 3),
+            first=header.first or (_first_digest(file) if header.segment == 1 else ""),
             life=life or header.life,
         )
 
@@ -179,6 +180,14 @@ def _counted(file: BinaryIO) -> tuple[int, int, Mapping[str, Any] | None]:
         return lines, lives, {name: line[name] for name in ("tape", "epoch", "config")}
     except (KeyError, ValueError):  # cut short, or no aggregator wrote it
         return lines, lives, None
+
+
+def _first_digest(file: BinaryIO) -> str:
+    file.seek(0)
+    try:
+        return first_digest(json.loads(file.readline()))
+    except (TypeError, ValueError):  # cut short
+        return ""
 
 
 class _Tidier:
