@@ -16,12 +16,13 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from aggregator.store.segments import UNFINISHED, Header, numbers_in, opened, packed_name, plain_name
+from aggregator.store.segments import UNFINISHED, Header, first_digest, numbers_in, opened, packed_name, plain_name
 from broker.process import logs
 
 log = logs.get(__name__)
@@ -109,15 +110,20 @@ class Rotation:
             lives=header.lives + lives,
             dropped=max(header.dropped, header.segment - self._keep) if self._keep else header.dropped,
             time_s=round(time.time(), 3),
+            first=header.first or (_first_digest(file) if header.segment == 1 else ""),
             life=life or header.life,
         )
 
     def _after(self, number: int) -> Header:
         """Returns the header of the segment after a closed one, from that one alone."""
         plain = plain_name(self._path, number)
-        with opened(plain if plain.exists() else packed_name(self._path, number)) as file:
-            header = Header.of(file.readline()) or Header(segment=number)
-            return self._next(header, file)
+        try:
+            with opened(plain if plain.exists() else packed_name(self._path, number)) as file:
+                header = Header.of(file.readline()) or Header(segment=number)
+                return self._next(header, file)
+        except (OSError, EOFError, zlib.error) as err:  # damaged: lines are counted anew, and that is all
+            log.warning("tape.segment_damaged", path=str(self._path), segment=number, detail=str(err))
+            return Header(segment=number + 1, time_s=round(time.time(), 3))
 
     def _put(self, header: Header, instead_of: Path | None = None) -> int:
         """Puts a new file with its header in the tape's place, and the one there under another name."""
@@ -174,6 +180,14 @@ def _counted(file: BinaryIO) -> tuple[int, int, Mapping[str, Any] | None]:
         return lines, lives, {name: line[name] for name in ("tape", "epoch", "config")}
     except (KeyError, ValueError):  # cut short, or no aggregator wrote it
         return lines, lives, None
+
+
+def _first_digest(file: BinaryIO) -> str:
+    file.seek(0)
+    try:
+        return first_digest(json.loads(file.readline()))
+    except (TypeError, ValueError):  # cut short
+        return ""
 
 
 class _Tidier:

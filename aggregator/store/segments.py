@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -48,6 +49,7 @@ class Header:
         lives: That began before.
         dropped: Up to this segment all were dropped by the rule when this one began; 0: none.
         time_s: When it began, in seconds since 1970.
+        first: :func:`first_digest` of the tape: it stays, whatever is dropped.
         life: Format, epoch and settings of the life that goes on in it; None before the first.
     """
 
@@ -56,6 +58,7 @@ class Header:
     lives: int = 0
     dropped: int = 0
     time_s: float = 0.0
+    first: str = ""
     life: Mapping[str, Any] | None = field(default=None)
 
     def text(self) -> bytes:
@@ -66,7 +69,8 @@ class Header:
     def read(cls, line: Mapping[str, Any]) -> Header:
         """Returns what a line with ``segment`` says; raises TypeError or ValueError if it is no header."""
         numbers = {name: int(line[name]) for name in ("segment", "lines", "lives", "dropped") if name in line}
-        return cls(**numbers, time_s=float(line.get("time_s", 0.0)), life=line.get("life"))
+        first = str(line.get("first", ""))
+        return cls(**numbers, time_s=float(line.get("time_s", 0.0)), first=first, life=line.get("life"))
 
     @classmethod
     def of(cls, text: bytes) -> Header | None:
@@ -94,6 +98,13 @@ class Segments:
     def first(self) -> int:
         """The number of the first one that is there; 0: there is none."""
         return min(self.numbers, default=0)
+
+
+def first_digest(line: Mapping[str, Any]) -> str:
+    """Returns a digest of the very first line of a tape, of which ``line`` is the first that is still there."""
+    if "segment" in line:
+        return str(line.get("first", ""))
+    return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
 
 
 def plain_name(path: Path, number: int) -> Path:

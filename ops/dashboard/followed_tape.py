@@ -44,7 +44,7 @@ class FollowedTape:
             except ValueError:
                 continue
             if isinstance(line, dict) and "segment" in line:
-                yield line
+                yield {**line, "now_s": self.at[1]}  # it has none: that of the line before it
             elif isinstance(line, dict) and "now_s" in line:
                 boots, before_s = self.at
                 self.at = (boots + (line["now_s"] < before_s - BACK_S), line["now_s"])

@@ -82,7 +82,7 @@ def _gone_of(tape: Path) -> Gone | None:
     return Gone(
         segments=tuple(lost),
         lines=header.lines if lost[-1] == len(lost) else 0,
-        by_rule=lost[-1] <= newest.dropped,
+        by_rule=lost[-1] == len(lost) <= newest.dropped,  # it drops the oldest
         since_s=header.time_s,
         life=header.lives if beheaded else 0,
         epoch=epoch if beheaded else 0,

@@ -152,8 +152,8 @@ class Replay:
 
     @property
     def missing_lines(self) -> int:
-        """Lines of segments that are gone, and that no rule dropped."""
-        return sum(max(1, lines) for _, last, lines in self.gone if last > self._dropped)
+        """Lines of segments that are gone, and that no rule dropped: it drops the oldest, never one in the middle."""
+        return sum(max(1, lines) for first, last, lines in self.gone if first > 1 or last > self._dropped)
 
     def tells_from(self) -> dict[int, int]:
         """Returns fragment -> oldest version that the tape names."""

@@ -76,9 +76,10 @@ def said_by(*command):
 
 
 def test_two_that_follow_the_tape_while_it_is_closed_ten_times_see_each_line_once(run):
-    whole = [line for _, line in numbered_lines(run.copy / "events.jsonl")]
-    assert len(whole) > 300
-    for seen in run.followed:
+    whole = [line for _, line in numbered_lines(run.copy / "events.jsonl") if line is None or "segment" not in line]
+    assert len(whole) > 200
+    for lines in run.followed:
+        seen = [line for line in lines if "segment" not in line]
         assert seen == whole[: len(seen)]
         assert len(whole) - len(seen) <= 1  # which the kill has cut short
 

@@ -105,6 +105,17 @@ def test_a_segment_that_is_missing_in_the_middle_is_no_difference_and_no_success
     assert 0 < found["coverage"]["checked"] < 7
 
 
+def test_a_line_that_claims_dropped_segments_in_the_middle_hides_nothing(recorded, tmp_path, capsys):
+    """Who changes a tape might have the rest of a life pass as dropped."""
+    life = {"tape": 11, "epoch": 1, "config": recorded.tape[0]["config"]}
+    claim = {"segment": 40, "lines": 900, "lives": 1, "dropped": 39, "time_s": 1.0, "life": life}
+    at = recorded.begins[1] + 5
+    recorded.write(tmp_path, tape=[*recorded.tape[:at], claim, *recorded.tape[at:]])
+    status, found = replayed(capsys, tmp_path)
+    assert (status, found["complete"]) == (1, False)
+    assert found["coverage"]["missing_lines"] > 0
+
+
 def test_a_line_that_was_changed_is_named_by_the_number_that_it_always_had(recorded, tmp_path, capsys):
     lines = [json.loads(json.dumps(line, default=str)) for line in recorded.tape]
     at = max(n for n, line in enumerate(lines) if line.get("note") == "round.closed")

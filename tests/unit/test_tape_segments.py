@@ -13,7 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aggregator.store import rotation
-from aggregator.store.segments import TapeReader, header_of, numbers_in, packed_name, plain_name, segments_of
+from aggregator.store.segments import (
+    TapeReader,
+    first_digest,
+    header_of,
+    numbers_in,
+    packed_name,
+    plain_name,
+    segments_of,
+)
 from aggregator.store.tape import Tape, numbered_lines, read_lines
 from ops.chaos.recording import TapeFollower
 from ops.dashboard.followed_tape import FollowedTape
@@ -82,6 +90,20 @@ def test_only_the_newest_segments_are_kept_and_what_is_gone_is_said(path):
     )
     packed_name(path, there.first).unlink()
     assert "no rule dropped them" in gone_of(path).sentence()
+
+
+def test_what_names_a_tape_stays_when_its_first_line_was_dropped(path):
+    filled(path, 100)
+    begun = first_digest(next(read_lines(path)))
+    filled(path, 100, keep=2, start=100)
+    assert gone_of(path) is not None
+    assert first_digest(next(read_lines(path))) == begun != ""
+
+
+def test_each_line_that_a_follower_gives_has_a_time_that_never_goes_back(path):
+    filled(path, 60)
+    times = [line["now_s"] for line in FollowedTape(path).lines()]
+    assert times == sorted(times)
 
 
 def test_a_tape_without_a_limit_stays_one_file_to_the_byte(path):
@@ -162,6 +184,17 @@ def test_a_compressed_segment_that_is_damaged_is_named(path):
     with pytest.raises(OSError, match="damaged") as caught:
         list(read_lines(path))
     assert caught.value.filename == str(packed_name(path, 2))
+
+
+def test_a_power_failure_that_took_the_file_and_damaged_the_one_before_stops_no_start(path, caplog):
+    filled(path, 60)
+    last = numbers_in(path)[-1]
+    packed_name(path, last).write_bytes(packed_name(path, last).read_bytes()[:-12])
+    path.write_bytes(b"")
+    filled(path, 10, start=60)
+    assert "tape.segment_damaged" in caplog.text
+    assert header_of(path) is not None
+    assert numbers_in(path) == list(range(1, segments_of(path).numbers[-1]))
 
 
 def test_a_tape_that_is_not_there_is_no_empty_tape(path):
