@@ -13,6 +13,7 @@ from ops.inspect.absence import Target
 from ops.inspect.dropped import gone_of
 from ops.inspect.explain import explain, ledgers_in, tapes_in
 from ops.inspect.replay_result import Coverage, PartReason
+from tests.taped import STEPS_PER_ROUND, Taped
 from tests.unit.test_replay_coverage import Recorded, difference, replayed
 
 SEGMENT_BYTES = 4000
@@ -185,15 +186,25 @@ def test_explain_tells_the_same_of_what_is_there_and_what_is_gone_of_the_rest(re
 
 
 def test_islands_of_a_life_without_its_beginning_are_known_by_their_heartbeats(recorded, tmp_path):
-    lines = recorded.tape
+    taped = Taped(islands=3, round_timeout_s=1.0)
+    taped.gather("a", "b")
+    for number in (1, 2, 3):  # b is heard, and answers nothing: in the end it is not waited for
+        taped.beat(STEPS_PER_ROUND * number, "a", "b")
+        taped.offer("a", number)
+        for _ in range(2 * (number < 3)):
+            taped.now_s += 1.0
+            taped.beat(STEPS_PER_ROUND * number, "a", "b")
+    lines = taped.tape
     path = tmp_path / "events.jsonl"
-    cut = next(n for n, line in enumerate(lines) if line.get("note") == "version.committed")
+    cut = max(
+        n for n, line in enumerate(lines[:-1]) if line.get("note") == "round.closed" and line["fields"]["missing"]
+    )
     text = {"segment": 2, "lines": cut, "lives": 1, "dropped": 1, "time_s": 1.0, "life": None}
     text["life"] = {"tape": 11, "epoch": 1, "config": lines[0]["config"]}
     path.write_text("".join(json.dumps(line, default=str) + "\n" for line in [text, *lines[cut + 1 :]]))
-    found = explain(Target(fragment=0, version=2), ledgers=[], tapes=[path])
-    assert {each.island for each in found.contributors} == {"a", "b"}
-    assert found.absent == ()
+    found = explain(Target(fragment=0, version=3), ledgers=[], tapes=[path])
+    assert {each.island for each in found.contributors} == {"a"}
+    assert [each.island for each in found.absent] == ["b"]
     assert "life 1 of the aggregator (epoch 1) has lost its beginning" in found.gone
 
 

@@ -394,6 +394,24 @@ def test_a_reader_beside_a_writer_that_closes_and_compresses_all_the_time_sees_e
     assert len(numbers_in(path)) > 10
 
 
+def test_what_is_written_between_the_end_of_a_file_and_its_closing_is_read(path, monkeypatch):
+    tape, reader = Tape(path, 40), TapeReader(path)
+    tape.write({"n": 1})
+    tape.flush()
+    assert [text for _, text in reader.read()] == [b'{"n":1}']
+    look = TapeReader._was_closed
+
+    def late(self):
+        monkeypatch.setattr(TapeReader, "_was_closed", look)
+        tape.write({"n": 2, "text": "x" * 40})  # after the reader has met the end
+        tape.flush()
+        return look(self)
+
+    monkeypatch.setattr(TapeReader, "_was_closed", late)
+    assert [json.loads(text)["n"] for _, text in reader.read()] == [2]
+    close(tape)
+
+
 def test_a_write_that_a_full_disk_took_back_does_not_put_a_follower_out_of_step(path, monkeypatch):
     tape, reader = Tape(path, 10_000), TapeReader(path)
     tape.write({"n": 1})
