@@ -3,6 +3,10 @@
 Both train the same paced task, in turn, each time with new processes. *sync share* is what the islands report at the
 end: the part of the training thread's time that was spent in ``Island.step``. Hub and islands are measured in the same
 window, after a warm-up: processor seconds of broker and aggregator, in all and for each version that they made in it.
+
+Half of the window of a fleet with metrics, in turns of some seconds, nobody scrapes it. *x unscraped* is what the hub
+spends in the other half over what it spends in this one; *ms per scrape* the difference, divided by the scrapes of a
+process, and the same of an island. Many scrapes (``--every 0.1``) make it plain where others use the machine.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +40,8 @@ TASK = "examples.numpy_task:task"
 WARM_UP_VERSIONS = 20
 #: Time to start, join and compile, beyond what is measured.
 START_WITHIN_S = 120.0
+#: Windows of a fleet with metrics, in turn without and with scrapes.
+TURNS = 12
 _COMMITTED = b'"version.committed"'
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -45,9 +52,11 @@ COLUMNS = (
     Column(key="versions_per_s", title="versions/s", form=".2f"),
     Column(key="hub_cpu", title="hub CPU", form=".2%"),
     Column(key="hub_ms_per_version", title="hub CPU ms per version", form=".2f"),
-    Column(key="hub_ratio", title="x without", form=".3f"),
+    Column(key="hub_ratio", title="x unscraped", form=".3f"),
     Column(key="island_cpu", title="CPU of an island", form=".2%"),
     Column(key="scrapes", title="scrapes"),
+    Column(key="hub_ms_per_scrape", title="hub ms per scrape", form=".2f"),
+    Column(key="island_ms_per_scrape", title="island ms per scrape", form=".2f"),
 )
 
 
@@ -61,13 +70,16 @@ class Sample:
     hub_s_per_version: float
     island_cpu: float
     scrapes: int
+    hub_ratio: float | None = None
+    hub_s_per_scrape: float | None = None
+    island_s_per_scrape: float | None = None
 
 
 class Scraper:
     """Asks every port again and again until it is closed, as Prometheus does; no port: does nothing."""
 
     def __init__(self, ports: Sequence[int], every_s: float) -> None:
-        self.scrapes = 0
+        self.scrapes, self.active = 0, True
         self._ports, self._every_s, self._end = ports, every_s, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -79,7 +91,7 @@ class Scraper:
 
     def _run(self) -> None:
         while self._ports and not self._end.wait(self._every_s):
-            for port in self._ports:
+            for port in self._ports if self.active else ():
                 with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                     if b"atoll_" in answer.read():
                         self.scrapes += 1
@@ -101,7 +113,13 @@ def run(args: argparse.Namespace, directory: Path, *, metrics: bool) -> Sample:
         scraper = Scraper(list(ports.values()), args.every)
         stack.callback(scraper.close)
         began_s, versions, before = time.monotonic(), _versions(hub), {name: _cpu_s(hub, name) for name in names}
-        _wait(hub, args, lambda: time.monotonic() - began_s >= args.seconds)
+        turns = [Turn(), Turn()]  # not scraped, scraped
+        for number in range(TURNS if metrics else 1):
+            scraper.active = number % 2 == 1
+            turn, ends_s = turns[number % 2], began_s + args.seconds * (number + 1) / (TURNS if metrics else 1)
+            turn.begin({name: _cpu_s(hub, name) for name in names}, scraper.scrapes)
+            _wait(hub, args, lambda ends_s=ends_s: time.monotonic() >= ends_s)
+            turn.end({name: _cpu_s(hub, name) for name in names}, scraper.scrapes)
         took_s, versions = time.monotonic() - began_s, _versions(hub) - versions
         spent_s = {name: _cpu_s(hub, name) - before[name] for name in names}
     report = json.loads(hub.report.read_text(encoding="utf-8"))
@@ -113,7 +131,39 @@ def run(args: argparse.Namespace, directory: Path, *, metrics: bool) -> Sample:
         hub_s_per_version=hub_s / max(1, versions),
         island_cpu=median(spent_s[name] for name in names[2:]) / took_s,
         scrapes=scraper.scrapes,
+        hub_ratio=_spent(turns[1], names[:2]) / _spent(turns[0], names[:2]) if metrics else None,
+        hub_s_per_scrape=_per_scrape(turns, names[:2], len(names)) if metrics else None,
+        island_s_per_scrape=_per_scrape(turns, names[2:], len(names)) if metrics else None,
     )
+
+
+class Turn:
+    """Processor seconds of each process and scrapes, summed over the windows of one sort."""
+
+    def __init__(self) -> None:
+        self.cpu_s: Counter[str] = Counter()
+        self.scrapes = 0
+
+    def begin(self, cpu_s: Mapping[str, float], scrapes: int) -> None:
+        """A window opens."""
+        self.cpu_s.subtract(cpu_s)
+        self.scrapes -= scrapes
+
+    def end(self, cpu_s: Mapping[str, float], scrapes: int) -> None:
+        """It closes."""
+        self.cpu_s.update(cpu_s)
+        self.scrapes += scrapes
+
+
+def _spent(turn: Turn, names: Sequence[str]) -> float:
+    return max(1 / _TICKS, sum(turn.cpu_s[name] for name in names))
+
+
+def _per_scrape(turns: Sequence[Turn], names: Sequence[str], processes: int) -> float:
+    """Returns what one scrape of one of these processes costs it; all processes are scraped equally often."""
+    without, scraped = turns
+    more_s = _spent(scraped, names) - _spent(without, names)
+    return more_s / len(names) / max(1.0, (scraped.scrapes - without.scrapes) / processes)
 
 
 def _island(hub: Hub, directory: Path, name: str, port: int, pace_s: float) -> ProcessSpec:
@@ -144,9 +194,9 @@ def _cpu_s(hub: Hub, name: str) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def row_of(samples: list[Sample], base: list[Sample], *, metrics: bool) -> dict[str, Any]:
-    """Returns a line: medians, and the median of the ratios to the run without metrics beside each."""
-    ratios = (a.hub_s_per_version / b.hub_s_per_version for a, b in zip(samples, base, strict=True))
+def row_of(samples: list[Sample], *, metrics: bool) -> dict[str, Any]:
+    """Returns a line of medians."""
+    ratios = [each.hub_ratio for each in samples if each.hub_ratio is not None]
     return {
         "metrics": "scraped" if metrics else "none",
         "repetitions": len(samples),
@@ -154,16 +204,23 @@ def row_of(samples: list[Sample], base: list[Sample], *, metrics: bool) -> dict[
         "versions_per_s": median(each.versions_per_s for each in samples),
         "hub_cpu": median(each.hub_cpu for each in samples),
         "hub_ms_per_version": 1e3 * median(each.hub_s_per_version for each in samples),
-        "hub_ratio": median(ratios),
+        "hub_ratio": median(ratios) if ratios else None,
         "island_cpu": median(each.island_cpu for each in samples),
         "scrapes": sum(each.scrapes for each in samples),
+        "hub_ms_per_scrape": _ms([each.hub_s_per_scrape for each in samples]),
+        "island_ms_per_scrape": _ms([each.island_s_per_scrape for each in samples]),
     }
+
+
+def _ms(seconds: Sequence[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return 1e3 * median(known) if known else None
 
 
 def measure(args: argparse.Namespace) -> int:
     """Trains with and without, in turn, then prints a line for each."""
     if args.quick:
-        args.repetitions, args.seconds, args.islands = 1, 2.5, 1
+        args.repetitions, args.seconds, args.islands, args.every = 1, 3.0, 1, 0.1
     if args.seconds <= 0 or args.pace < 0:
         raise ConfigError("seconds", args.seconds, "must be above 0, and --pace not below")
     printer = Printer(COLUMNS, as_json=args.json)
@@ -177,7 +234,7 @@ def measure(args: argparse.Namespace) -> int:
             cost = f"{1e3 * found.hub_s_per_version:.2f} ms per version, sync share {found.sync_share:.3%}"
             printer.say(f"{what}: hub {found.hub_cpu:.2%} of a processor, {cost}")
     for metrics, measured in samples.items():
-        printer.add(row_of(measured, samples[False], metrics=metrics))
+        printer.add(row_of(measured, metrics=metrics))
     printer.close()
     return 0
 

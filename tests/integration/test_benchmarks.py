@@ -68,8 +68,9 @@ def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_pa
 @pytest.mark.timeout(300)
 def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, tmp_path):
     without, scraped = rows(metrics_cost, capsys, "--dir", str(tmp_path))
-    assert (without["scrapes"], without["hub_ratio"]) == (0, 1.0)
+    assert (without["scrapes"], without["hub_ratio"]) == (0, None)
     assert scraped["scrapes"] >= 3  # broker, aggregator and island at least once each
+    assert scraped["hub_ratio"] > 0
     for row in (without, scraped):
         assert 0 < row["sync_share"] < 1
         assert row["hub_cpu"] > 0
