@@ -25,6 +25,7 @@ from aggregator.copies.sets import STORE, CompleteSet, CopiedFile, CopiedVersion
 from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, ledger_path, mapped, read_run, run_path, versions
 from aggregator.store.replacing import TEMPORARY
+from aggregator.store.segments import segments_of
 from broker.wire.errors import Unavailable
 
 #: Files that grow are cut here: what lies before is copied once, and only the rest again each time.
@@ -237,8 +238,8 @@ def _tapes(tape: Path, stack: ExitStack) -> Iterator[Source]:
             growing = _growing(tape.name, tape, stack)
         except FileNotFoundError:
             return
-        finished = [path for path in sorted(tape.parent.glob(f"{tape.stem}.*{tape.suffix}.gz")) if path.is_file()]
         with mapped(f"cannot read {tape}", definite=True):
+            finished = [path for path in segments_of(tape).files if path != tape and path.is_file()]
             same = tape.exists() and tape.stat().st_ino == growing.place.stat().st_ino
         if same:
             for path in finished:

@@ -7,19 +7,20 @@ events: what was trained while nobody looked has no rows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
-import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from aggregator.store.segments import first_digest
 from aggregator.store.tape import read_lines
 from broker.registry.registry import Registry
 from broker.sinks.rows import Row, row
 from broker.wire.errors import ConfigError, Unavailable
 from ops import curve
 from ops.curve import Point
+from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS
 from ops.evaluation.curve_file import read_points
 from ops.inspect.explain import tapes_in
@@ -27,7 +28,6 @@ from ops.inspect.run_status import status_of
 from ops.inspect.status import address_in
 from ops.run_directory import in_use
 from ops.sinks.figures import Figures, Sample, evaluation
-from ops.sinks.tapes import Tapes
 
 #: Of a Redis, read at a time, and islands that it heard within so many seconds are heard.
 EVENTS, HEARD_WITHIN_S = 2000, 4.0
@@ -52,25 +52,30 @@ class DirectorySource:
     they are as right as the times of its files.
 
     Args:
-        run_dir: As :class:`ops.sinks.tapes.Tapes` takes it.
+        run_dir: Of a run of ``up``, or wherever an aggregator writes its ``events.jsonl``.
         every_s: Seconds between two rows.
     """
 
     def __init__(self, run_dir: Path, every_s: float) -> None:
         self._run_dir = run_dir
-        self._tapes, self._figures = Tapes(run_dir), Figures(every_s)
+        self._tapes, self._figures = FollowedTapes(), Figures(every_s)
         self._evaluated = -1  # tokens of the last evaluation that has a row
         self._closing = False
 
     def rows(self) -> list[Row]:
         """Reads tapes and evaluations to their ends."""
-        samples = [sample for line in self._tapes.lines() if (sample := self._figures.take(line)) is not None]
+        samples = [sample for line in self._lines() if (sample := self._figures.take(line)) is not None]
         if self._closing and self._figures.history.phase != "ended":  # it was broken off
             last = self._figures.sample(now=True)
             samples += [] if last is None else [last]
-        written_at = self._tapes.written_at() or 0.0
-        began_at = written_at - self._figures.history.now_s
+        began_at = _written_at(self._run_dir) - self._figures.history.now_s
         return [_fleet_row(sample, began_at) for sample in samples] + self._evaluations()
+
+    def _lines(self) -> Iterator[Line]:
+        """Yields what is new, to the end of each tape as it is now."""
+        yield from self._tapes.lines(tapes_in(self._run_dir))
+        while self._tapes.behind:
+            yield from self._tapes.lines(tapes_in(self._run_dir))
 
     def over(self) -> bool:
         """Says whether the run has ended, or nobody runs it any more, and nobody evaluates its last model."""
@@ -151,9 +156,17 @@ def key_of(run_dir: Path, run_id: str) -> str:
     for tape in tapes_in(run_dir)[:1]:
         first: Mapping[str, Any] | None = next(read_lines(tape), None)
         if first is not None:
-            digest = hashlib.sha256(json.dumps(first, sort_keys=True).encode()).hexdigest()
-            return f"{run_id}-{digest[:8]}"
+            return f"{run_id}-{first_digest(first)[:8]}"
     raise Unavailable(f"{run_dir} has no event tape yet (events.jsonl): wait until its run has begun", definite=True)
+
+
+def _written_at(run_dir: Path) -> float:
+    """Returns when the last line of a tape was written, in seconds since 1970; 0 while there is none."""
+    times = [0.0]
+    for path in tapes_in(run_dir):
+        with contextlib.suppress(OSError):  # taken away
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def run_id_of(run_dir: Path) -> str:
