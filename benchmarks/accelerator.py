@@ -23,8 +23,7 @@ import numpy as np
 from benchmarks import output
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, Hub, module_command, peak_bytes
 from benchmarks.output import Column, Printer
-from benchmarks.sync_share import finished
-from broker.wire.errors import ConfigError
+from benchmarks.sync_share import finished, run
 from ops.processes.child_process import ProcessSpec
 
 COLUMNS = (
@@ -307,21 +306,9 @@ class TorchLoop:
 def main(argv: list[str] | None = None) -> int:
     """Reads the flags and measures."""
     parser = output.parser_of("accelerator", __doc__, "--framework jax --framework torch --parameters 100M,1B")
-    output.add_arguments(parser)
-    parser.add_argument("--framework", choices=["jax", "torch"], action="append", help="repeatable (jax)")
     parser.add_argument("--parameters", type=output.numbers, default=(100_000_000, 1_000_000_000))
     parser.add_argument("--steps", type=int, default=400, help="that are timed, without and with Atoll (400)")
-    parser.add_argument("--step", type=float, default=0.05, help="seconds that a step should take (0.05)")
-    parser.add_argument("--sync-interval", type=int, default=100, help="steps between two syncs of a fragment (100)")
-    parser.add_argument("--dir", default=None, help="where temporary stores are written")
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.worker:
-        return work(json.loads(args.worker))
-    if args.steps < 10:
-        print(f"error: {ConfigError('steps', args.steps, 'must be at least 10')}", file=sys.stderr)
-        return 2
-    return output.guarded(measure, args)
+    return run(parser, argv, measure, work)
 
 
 if __name__ == "__main__":

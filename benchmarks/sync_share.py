@@ -170,15 +170,23 @@ def _torch(spec: dict[str, Any], rows: int, called: Called) -> tuple[Any, int]:
     return island, before
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Reads the flags and measures."""
-    parser = output.parser_of("sync_share", __doc__, "--framework jax --parameters 1M,10M --steps 400")
+def run(
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None,
+    measure: Callable[[argparse.Namespace], int],
+    work: Callable[[dict[str, Any]], int],
+) -> int:
+    """Adds the flags of a benchmark of training loops, reads them, and measures; or works, as the process of a case.
+
+    Args:
+        parser: With the flags of one benchmark alone.
+        argv: Words of the command line.
+        measure: Starts the processes of all cases.
+        work: What such a process does.
+    """
     output.add_arguments(parser)
     parser.add_argument("--framework", choices=["jax", "torch"], action="append", help="repeatable (jax)")
-    parser.add_argument("--parameters", type=output.numbers, default=(1_000_000, 10_000_000, 100_000_000))
-    parser.add_argument("--steps", type=int, default=600, help="of each case (600)")
     parser.add_argument("--step", type=float, default=0.05, help="seconds of a step (0.05)")
-    parser.add_argument("--fragments", type=int, default=24, help="of the model (24)")
     parser.add_argument("--sync-interval", type=int, default=100, help="steps between two syncs of a fragment (100)")
     parser.add_argument("--dir", default=None, help="where temporary stores are written")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
@@ -189,6 +197,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {ConfigError('steps', args.steps, 'must be at least 10')}", file=sys.stderr)
         return 2
     return output.guarded(measure, args)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Reads the flags and measures."""
+    parser = output.parser_of("sync_share", __doc__, "--framework jax --parameters 1M,10M --steps 400")
+    parser.add_argument("--parameters", type=output.numbers, default=(1_000_000, 10_000_000, 100_000_000))
+    parser.add_argument("--steps", type=int, default=600, help="of each case (600)")
+    parser.add_argument("--fragments", type=int, default=24, help="of the model (24)")
+    return run(parser, argv, measure, work)
 
 
 if __name__ == "__main__":
