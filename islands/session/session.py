@@ -106,10 +106,8 @@ class Session(CommunicationThread):
         # Touched by the communication thread only.
         self._hosts = hosts or Alone(exchange.due)
         self._due = self._hosts.due
-        unreadable = Unreadable(config, core, exchange)
-        self._wire = Connections(
-            config, self._receive, self._line, self._lookup, sequence=sequence, on_unreadable=unreadable
-        )
+        ways = self._receive, self._line, self._lookup
+        self._wire = Connections(config, *ways, sequence=sequence, on_unreadable=Unreadable(config, core, exchange))
         self._snapshots = Snapshots(config, core, array_work, exchange, self._due)
         self._offers = Offers(exchange, self._due)
         self._persistence = Persistence()

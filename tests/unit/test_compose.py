@@ -122,7 +122,7 @@ def test_the_hub_is_healthy_when_redis_says_so(service, asked, within_s):
     assert check[:4] == ["CMD", "python3", "-m", "ops"]
     args = parse(check[4:])
     checks = {"leader": args.leader, "broker": args.broker}
-    assert checks.pop(asked) == within_s
+    assert float(checks.pop(asked)) == within_s
     assert list(checks.values()) == [None]
     assert not args.json  # a check excludes these
     assert args.watch is None
