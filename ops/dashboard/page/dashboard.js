@@ -303,7 +303,7 @@ $("gantt").onmousemove = (event) => { const bar = barAt(event); $("gantt").title
 $("islands").onclick = (event) => { const row = event.target.closest("tr[data-island]"); if (row) openIsland(row.dataset.island); };
 document.onkeydown = (event) => {
   const row = document.activeElement.closest?.("tr[data-island]");
-  if (event.target.tagName === "INPUT") { if (event.key === "Escape") event.target.blur(); return; }
+  if (event.target.tagName === "INPUT") { if (event.key === "Escape") { event.preventDefault(); event.target.blur(); } return; }  // else the field is emptied
   if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
   else if (event.key === "+") zoom(0.5);
   else if (event.key === "-") zoom(2);
