@@ -75,6 +75,7 @@ async def write_all(registry):
     await registry.write_fragments([record])
     await registry.write_totals(TOTALS)
     await registry.append_events([{"event": "x"}])
+    await registry.write_versions([{"fragment": 0, "version": number} for number in range(50)])
     await registry.write_evaluation({"loss": 1.0})
     lease = LeaseKey(registry, 0)
     await lease.take(holder="a", expected_epoch=0, epoch=1, lease_s=1.0)
@@ -86,7 +87,8 @@ async def write_all(registry):
 async def read_all(registry):
     """All that status, dashboard and doctor read."""
     await registry.known_runs()
-    await registry.read_timed_events(10)
+    await registry.read_events_after((0, 0), 10)
+    await registry.read_version(0, None)
     await LeaseKey(registry, 0).read()
     return await registry.read()
 
