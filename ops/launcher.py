@@ -168,7 +168,7 @@ def build(environment: Path, lock: Path, links: Sequence[Path] = ()) -> None:
             _discard(environment)
         fresh = not environment.exists()
         reason = "the last build was interrupted" if stamp == BUILDING else "first use" if fresh else "the lock changed"
-        _say(f"{reason}: installing into {environment} (about 800 MB)")
+        _say(f"{reason}: installing into {environment} (about 1 GB)")
         environment.mkdir(exist_ok=True)
         write_stamp(environment, BUILDING if fresh else UPDATING)
         uv = shutil.which("uv")

@@ -134,7 +134,7 @@ class Bucket:
 
     @contextmanager
     def _mapped(self, what: str, *, missing: bool = False) -> Iterator[None]:
-        """Says what a failure of the library means."""
+        """Turns errors of the library into Unavailable, with what was tried and the cure."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         try:

@@ -38,11 +38,11 @@ CLAIM_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What was restored.
+    """A store that was made out of copies.
 
     Attributes:
-        whole: The set.
-        age_s: How old it is.
+        whole: The copies that it was made of.
+        age_s: How old they are, in seconds.
         epoch: That was claimed; the next aggregator leads above it.
         versions: Under which the fragments go on.
     """

@@ -1,4 +1,4 @@
-"""What lies in the object store, by name, and the file that makes a set of it. Pure.
+"""Names of the copies in an object store, and the file that says which of them belong together. Pure.
 
     objects/store/fragments/003/00000017.commit/0-HASH     bytes of a file of the store, by the hash of what they are
     objects/events.jsonl/4194304-HASH.gz                   a part of a file that grows, from that offset, compressed

@@ -129,7 +129,7 @@ class Life:
 
     @property
     def settled(self) -> bool:
-        """Whether the fate of every token that it has reported is sealed, on each fragment: nothing is under way."""
+        """Whether each token that it has reported was merged or refused, on every fragment; none is under way."""
         return all(account.spent_tokens >= self.trained_tokens for account in self.accounts.values())
 
     @property

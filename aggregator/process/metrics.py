@@ -35,7 +35,7 @@ class IslandFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leading:
-    """What a leader knows of its run at one moment.
+    """The figures of a run that its leading aggregator serves as metrics, at one moment.
 
     Attributes:
         epoch: Under which it leads.

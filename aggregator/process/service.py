@@ -52,7 +52,7 @@ class Ending(Enum):
 
 
 class _Seen:
-    """What this process shows to whoever asks for its metrics.
+    """Collects the metrics of this aggregator, whether it leads or stands by.
 
     Args:
         config: Its settings.

@@ -306,7 +306,7 @@ class Membership:
             run.save()
 
     def _left_nothing(self, member: Member) -> bool:
-        """Whether an island has left, and none of its data is trained without a known fate: others may have them now.
+        """Returns whether the data of an island may go to others: it has left, and nothing of it is under way.
 
         One that has paused may have kept contributions, which would be refused once its data are another's. So that
         waits until all it trained is merged. With several shards no one of them knows, and its data wait for it.

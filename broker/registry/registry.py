@@ -294,15 +294,6 @@ class Registry:
             evaluation=json.loads(evaluation or "{}"),
         )
 
-    async def read_events(self, count: int = 100) -> list[dict[str, Any]]:
-        """Reads the newest events, oldest first."""
-
-        async def read() -> list[dict[str, Any]]:
-            entries: Any = await self._redis.xrevrange(self._key("events"), count=count)
-            return [json.loads(entry["event"]) for _, entry in reversed(entries)]
-
-        return await self._attempt(read)
-
     async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]:
         """Reads the first ``count`` events after a number, oldest first; after (0, 0): from the oldest on."""
 

@@ -7,10 +7,8 @@ address of a Redis alone, or of a broker that shows it, the events in it tell bo
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
-from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from broker.observing.client import ObservedRun
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
+from ops.dashboard.followed_events import FollowedEvents
 from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS, History
 from ops.inspect.dropped import gone_of
@@ -37,8 +36,6 @@ ASK_EVERY_S = 0.5
 LINES_AT_A_TIME = 1000
 #: Events of a Redis that are read at a time, and in how many readings those of one look.
 EVENTS, READINGS = 2000, 5
-#: Latest events that are compared with a new one: after an outage an aggregator may write some again.
-COPIES = 1000
 
 
 class WatchedRun:
@@ -65,8 +62,7 @@ class WatchedRun:
         self._observed = observed
         self._reader: RunReader | None = observed
         self._reading = asyncio.Lock()  # one operation at a time
-        self._event = (0, 0)  # number of the last one that was read
-        self._copies: deque[str] = deque(maxlen=COPIES)
+        self._events_of_run = FollowedEvents()
         self._gone: tuple[dict[Path, int], str] = ({}, "")  # segments that nobody can read any more, and that in words
         if run_dir is not None:
             address = address_in(run_dir)
@@ -147,17 +143,11 @@ class WatchedRun:
     async def _events(self, reader: RunReader) -> None:
         for _ in range(READINGS):
             async with self._reading:
-                events = await reader.read_events_after(self._event, EVENTS)
-            for number, event in events:
-                self._event = number
-                text = json.dumps(event, sort_keys=True)
-                if text in self._copies:
-                    continue
-                self._copies.append(text)
-                event.pop("n", None)
-                self.history.at(number[0] / 1000)
-                self.history.note(str(event.pop("event", "")), event)
-            if not events:
+                events, more = await self._events_of_run.read(reader, EVENTS)
+            for at_s, name, fields in events:
+                self.history.at(at_s)
+                self.history.note(name, fields)
+            if not more:
                 return
 
     # --- what a page asks for -----------------------------------------------------------------------------------

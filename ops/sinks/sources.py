@@ -20,6 +20,7 @@ from broker.sinks.rows import Row, row
 from broker.wire.errors import ConfigError, Unavailable
 from ops import curve
 from ops.curve import Point
+from ops.dashboard.followed_events import FollowedEvents
 from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS
 from ops.evaluation.curve_file import read_points
@@ -104,7 +105,7 @@ class RedisSource:
 
     def __init__(self, url: str, run_id: str, every_s: float) -> None:
         self._url, self._run_id = url, run_id
-        self._figures, self._event = Figures(every_s), (0, 0)
+        self._figures, self._events = Figures(every_s), FollowedEvents()
         self._ended = False
 
     def rows(self) -> list[Row]:
@@ -119,13 +120,13 @@ class RedisSource:
         registry = Registry(self._url, self._run_id)
         try:
             snapshot = await registry.read()
-            events = await registry.read_events_after(self._event, EVENTS)
+            events, _ = await self._events.read(registry, EVENTS)
         finally:
             await registry.aclose()
         figures, status = self._figures, status_of(snapshot, snapshot.now_s)
-        for self._event, event in events:
-            figures.history.at(self._event[0] / 1000)  # the number begins with Redis' clock
-            figures.note(str(event.pop("event", "")), event)
+        for at_s, name, fields in events:
+            figures.history.at(at_s)
+            figures.note(name, fields)
         figures.history.at(snapshot.now_s)
         for name, each in status.islands.items():
             if each.last_seen_s < HEARD_WITHIN_S:

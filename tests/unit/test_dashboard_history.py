@@ -1,8 +1,10 @@
 """The history that the page of a run shows: from lines of a tape, bounded, with what is silent or refused."""
 
+import asyncio
 import json
 
 from broker.routing.liveness import Liveness
+from ops.dashboard.followed_events import FollowedEvents
 from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.dashboard.history import MAX_POINTS, MAX_ROUNDS, History
 from ops.dashboard.report_page import report_page
@@ -182,3 +184,18 @@ def test_a_report_has_all_in_one_file_and_no_text_ends_its_scripts():
     assert "page/" not in page
     assert page.count("</script>") == 2
     assert '"run":"<\\/script><b>"' in page
+
+
+def test_events_of_redis_come_once_however_often_they_were_written():
+    numbered = [((1000, 0), {"event": "run.seeded", "n": 1}), ((1000, 1), {"event": "run.seeded", "n": 1})]
+
+    class Reader:
+        async def read_events_after(self, after, count):
+            return [each for each in numbered if each[0] > after][:count]
+
+    events, reader = FollowedEvents(), Reader()
+    assert asyncio.run(events.read(reader, 1)) == ([(1.0, "run.seeded", {})], True)
+    assert asyncio.run(events.read(reader, 1)) == ([], True)
+    numbered.append(((2500, 0), {"event": "run.ended", "n": 2, "tokens": 7}))
+    assert asyncio.run(events.read(reader, 9)) == ([(2.5, "run.ended", {"tokens": 7})], True)
+    assert asyncio.run(events.read(reader, 9)) == ([], False)
