@@ -256,6 +256,7 @@ class _Ledger:
                 return self._difference(f"line {number} of {ledger} is nothing that an aggregator writes: {err}", row)
             key = row["fragment_id"], row["fragment_version"]
             seen.add(key)
+            played.heard_of(row)
             if key[1] > 0 and not row["contributions"] and (key[0], row["digest"]) in bytes_known:
                 lineages.add(key)
             bytes_known.add((key[0], row["digest"]))

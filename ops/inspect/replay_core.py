@@ -162,6 +162,15 @@ class Replay:
             oldest[p] = min(version, oldest.get(p, version))
         return oldest
 
+    def heard_of(self, row: Line) -> None:
+        """Takes a ledger's line as the completion of the commit that was being written when the tape ended."""
+        p, version = row["fragment_id"], row["fragment_version"]
+        commit = None if self._life is None else self._life.commits.get(p)
+        if commit is None or commit.fragment_version != version or (p, version) in self.durable:
+            return
+        if fingerprint(row) == fingerprint(ledger_line(commit)):
+            self._witness(commit)
+
     # --- segments -----------------------------------------------------------------------------------------------
 
     def _enter(self, header: Header, before: int) -> None:

@@ -22,7 +22,7 @@ RECORD = {"run_id": "demo", "epoch": 3}
 
 def atoll(*arguments, status=0):
     done = subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == status, done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status == 0 else done.stderr
 
 

@@ -118,7 +118,10 @@ def test_an_address_is_shown_without_what_may_be_secret(url, text):
     assert shown(url) == text
 
 
-SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_characters="*"), min_size=8, max_size=20)
+# Each begins with what stands in no text of ours: Hypothesis also tries words that it finds in our code.
+SECRETS = st.text(
+    st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_characters="*"), min_size=6, max_size=18
+).map("7Q".__add__)
 PLACES = st.sampled_from(["hub", "hub:6379", "[::1]:6379", "[::1:6379", "hub:port", "a..b", ""])
 SCHEMES = st.sampled_from(["redis", "rediss", "unix", "tcp", "redis+sentinel", "rediss+sentinel"])
 

@@ -98,6 +98,25 @@ def test_the_last_versions_of_a_run_that_only_its_ledger_has_are_counted_too(rec
     assert (status, found["coverage"]["unchecked"]) == (1, {PartReason.NO_TAPE: 2})
 
 
+def until_the_last_commit(recorded):
+    """The tape of an aggregator that was stopped while it wrote the last version."""
+    last = max(n for n, line in enumerate(recorded.tape) if line.get("event") == "persisted")
+    return recorded.tape[:last]
+
+
+def test_a_version_that_was_being_written_when_the_run_was_stopped_is_checked(recorded, tmp_path, capsys):
+    status, found = replayed(capsys, recorded.write(tmp_path, tape=until_the_last_commit(recorded)))
+    assert (status, found["complete"], found["coverage"]["checked"]) == (0, True, 7)
+
+
+def test_a_line_that_is_not_of_the_commit_that_was_ordered_last_is_not_taken_for_it(recorded, tmp_path, capsys):
+    ledger = copy.deepcopy(recorded.ledger)
+    ledger[-1]["digest"] = "0" * 32
+    run_dir = recorded.write(tmp_path, tape=until_the_last_commit(recorded), ledger=ledger)
+    status, found = replayed(capsys, run_dir)
+    assert (status, found["coverage"]["checked"]) == (1, 6)
+
+
 @pytest.mark.parametrize("life", [0, 2])
 def test_versions_behind_a_gap_of_the_tape_are_counted_whichever_life_it_is_in(recorded, tmp_path, capsys, life):
     tape, at = list(recorded.tape), recorded.begins[life] + 5
