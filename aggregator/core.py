@@ -163,6 +163,7 @@ class Aggregator:
             Stop: lambda _: self.run.finish("stopped by the operator"),
             Join: self._membership.join,
             Attached: self._attached,
+            WantWhole: self._publishing.want_whole,
             (Roster if isinstance(self._roster, Adopter) else Rostered): self._roster.told,
         }
         members: dict[type, Callable[[Member, Any, Received], None]] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.routing.deafness import Carried
 from broker.wire.fragments import FragmentManifest, Region
-from broker.wire.messages import Encoded, Envelope, Merged, Message, Payload, Reason, Recipe, Refused
+from broker.wire.messages import Codec, Encoded, Envelope, Merged, Message, Payload, Reason, Recipe, Refused
 from broker.wire.ranges import StepRange
 
 # --- in -------------------------------------------------------------------------------------------------------
@@ -189,6 +189,8 @@ class Part:
 class Merge:
     """Merge ``parts`` in this order and take the outer step; ``capped``: no length beyond what directions support.
 
+    With another ``version_codec`` than float32 the version is the one before plus a rounded difference.
+
     Completion: :class:`Computed`.
     """
 
@@ -197,6 +199,7 @@ class Merge:
     fragment_version: int
     parts: tuple[Part, ...]
     capped: bool = True
+    version_codec: Codec = Codec.F32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +234,8 @@ class SaveRun:
 class Publish:
     """Send the newest durable version of a fragment to the broker at place ``by``, or to each of them.
 
-    First publications are announced in status.
+    First publications are announced in status. With ``base``, as the difference to that version, which was made with
+    this one; without, whole.
     """
 
     fragment_id: int
@@ -239,6 +243,7 @@ class Publish:
     digest: str
     contributions: tuple[Merged, ...]
     by: int | None = None
+    base: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

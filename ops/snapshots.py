@@ -37,7 +37,8 @@ _EPILOG = """
   atoll snapshots remove runs/demo before-anneal
 
 RUN_DIR is the directory of a run, or the store of one aggregator by itself. Snapshots have no room of their own until
-the store drops the versions that they hold: each then takes 8 bytes a parameter."""
+the store drops the versions that they hold: each then takes 8 bytes a
+parameter, 12 where versions are rounded (version_codec)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,6 +35,12 @@ class FragmentState(NamedTuple):
     params: Vector  # float32 [elements of the fragment], tensors in manifest order
     momentum: Vector  # float32, same shape: optax's trace
     version: int  # merges applied
+    residual: Vector | None = None  # float32, same shape: the exact parameters less ``params``; None: there is none
+
+    @property
+    def exact(self) -> Vector:
+        """The parameters as the outer steps have led to them, before any was rounded for the wire."""
+        return self.params if self.residual is None else self.params + self.residual
 
 
 OuterStep = Callable[[FragmentState, Vector], FragmentState]

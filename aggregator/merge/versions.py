@@ -10,8 +10,9 @@ import numpy as np
 
 from aggregator.events import Merge, Plant
 from aggregator.merge.kernels import MergedFragment, merge_fragment
-from aggregator.merge.outer_step import FragmentState, OuterStep, seeded
+from aggregator.merge.outer_step import FragmentState, OuterStep, Vector, seeded
 from aggregator.merge.pieces import vector
+from broker.wire.differences import added, difference
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded
@@ -19,10 +20,14 @@ from broker.wire.tensors import encode_tensor, fragment_digest
 
 
 class Made(NamedTuple):
-    """A version that exists in memory only, and the name of its bytes."""
+    """A version that exists in memory only, and the name of its bytes.
+
+    ``difference`` is what is to be added to the version before; None for one that travels whole.
+    """
 
     state: FragmentState
     digest: str
+    difference: tuple[Encoded, ...] | None = None
 
 
 def plant(tensors: Sequence[TensorSpec], action: Plant) -> Made:
@@ -52,19 +57,34 @@ def merge(
             process ends; a standby may have better.
     """
     merged = merge_fragment(tensors, action.parts, capped=action.capped)
-    after = outer_step(before, merged.delta)
-    if not math.isfinite(float(np.sum(after.params, dtype=np.float64))):  # which no sum of finite float32 leaves
+    after = outer_step(before._replace(params=before.exact, residual=None), merged.delta)
+    made = Made(after, "")
+    if action.version_codec is not Codec.F32:
+        made = _rounded(tensors, after, before.params, action.version_codec)
+    if not math.isfinite(float(np.sum(made.state.params, dtype=np.float64))):  # which no sum of finite float32 leaves
         what = f"version {after.version} of fragment {action.fragment_id}"
         raise LocalProtocolError(f"{what} would hold values that are not finite: nothing is made of them")
-    return Made(after, fragment_digest(after.params)), merged
+    return made._replace(digest=fragment_digest(made.state.params)), merged
 
 
-def payload_of(tensors: Sequence[TensorSpec], state: FragmentState, codec: Codec) -> tuple[Encoded, ...]:
-    """Returns a version's parameters as they are published; in float32 the buffers are views of the state."""
+def _rounded(tensors: Sequence[TensorSpec], after: FragmentState, base: Vector, codec: Codec) -> Made:
+    """Returns the version that receivers of ``base`` get by adding a rounded difference, and that difference.
+
+    ``after`` has the exact parameters; what rounding leaves out of them stays, as the residual.
+    """
+    step = difference(after.params, base, [tensor.shape for tensor in tensors], codec)
+    params = added(base, step)
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = np.subtract(after.params, params, out=after.params)
+    return Made(after._replace(params=params, residual=residual), "", step)
+
+
+def payload_of(tensors: Sequence[TensorSpec], state: FragmentState) -> tuple[Encoded, ...]:
+    """Returns a whole version's parameters in float32; the buffers are views of the state."""
     encoded = []
     start = 0
     for tensor in tensors:
         part = state.params[start : start + tensor.size].reshape(tensor.shape)
-        encoded.append(encode_tensor(part, codec))
+        encoded.append(encode_tensor(part, Codec.F32))
         start += tensor.size
     return tuple(encoded)

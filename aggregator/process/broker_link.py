@@ -24,6 +24,8 @@ from broker.wire.messages import BROKER, AttachBulk, Channel, Envelope, FollowBu
 
 #: There are few aggregators, and a broker that has come back is of no use to anybody before it knows one.
 RECONNECT_MAX_S = 1.0
+#: So many differences of one fragment may wait for their turn; together they are as large as a whole version.
+MOST_DIFFERENCES = 4
 
 
 class Outgoing:
@@ -88,7 +90,7 @@ class Link:
         self._attach: AttachBulk | FollowBulk | None = None  # that waits to be sent
         self._attached: AttachBulk | FollowBulk | None = None  # the newest one
         self._replicas: dict[tuple[str, int | None], Outgoing] = {}  # by standby and fragment
-        self._versions: dict[int, Outgoing] = {}  # by fragment, in the order of publication
+        self._versions: dict[tuple[int, int], Outgoing] = {}  # by fragment and version, in the order of publication
         self._woken = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -116,9 +118,16 @@ class Link:
         self._attach = self._attached = message
         self._woken.set()
 
-    def publish(self, fragment_id: int, outgoing: Outgoing) -> None:
-        """Queues a version; of a fragment whose turn has not come, only the newest one is sent."""
-        self._versions[fragment_id] = outgoing
+    def publish(self, fragment_id: int, fragment_version: int, outgoing: Outgoing, *, whole: bool) -> None:
+        """Queues a version. Differences follow each other; a whole one takes the place of all that wait before it.
+
+        So does a difference where many wait: the broker asks for a whole one then (:class:`WantWhole`).
+        """
+        waiting = [key for key in self._versions if key[0] == fragment_id]
+        if whole or len(waiting) >= MOST_DIFFERENCES:
+            for key in waiting:
+                del self._versions[key]
+        self._versions[fragment_id, fragment_version] = outgoing
         self._woken.set()
 
     def replicate(self, key: tuple[str, int | None], outgoing: Outgoing) -> None:
@@ -156,13 +165,12 @@ class Link:
                         greeted = connection
                 else:
                     queue: dict[Any, Outgoing] = self._replicas or self._versions
-                    key = next(iter(queue))
-                    outgoing = queue.pop(key)
+                    key, outgoing = next(iter(queue.items()))
                     message = await outgoing.message()
-                    while not await self._send_bulk(outgoing.to, message, connection):
-                        if bulk.connection != connection:
-                            queue.setdefault(key, outgoing)
-                        if key in queue:
+                    while queue.get(key) is outgoing and bulk.connection == connection:
+                        if await self._send_bulk(outgoing.to, message, connection):
+                            if queue.get(key) is outgoing:
+                                del queue[key]
                             break
 
     async def _send_bulk(self, to: str, message: Message, connection: int) -> bool:

@@ -40,6 +40,7 @@ from broker.wire.messages import (
     Attached,
     Channel,
     Contribution,
+    Encoded,
     Envelope,
     FollowBulk,
     HostPart,
@@ -213,8 +214,10 @@ class BrokerLinks:
         for link in links:
             await link.send(envelope)
 
-    def publish(self, action: Publish, epoch: int, state: FragmentState) -> None:
-        """Queues a version for the brokers that it is for; its payload is encoded once for all of them."""
+    def publish(
+        self, action: Publish, epoch: int, state: FragmentState, difference: tuple[Encoded, ...] | None
+    ) -> None:
+        """Queues a version for the brokers that it is for, whole or as a difference; encoded once for all of them."""
         assert self._manifest is not None
         tensors = self._manifest.fragments[action.fragment_id]
 
@@ -226,12 +229,13 @@ class BrokerLinks:
                 fragment_version=action.fragment_version,
                 digest=action.digest,
                 contributions=action.contributions,
-                payload=versions.payload_of(tensors, state, self._config.version_codec),
+                base=action.base,
+                payload=versions.payload_of(tensors, state) if difference is None else difference,
             )
 
         outgoing = Outgoing(BROKER, lambda: self._in_thread(encoded))
         for link in self._by(action.by):
-            link.publish(action.fragment_id, outgoing)
+            link.publish(action.fragment_id, action.fragment_version, outgoing, whole=difference is None)
 
     def renew_bulk(self, place: int) -> None:
         """Makes the bulk connection to one broker anew; what was on its way is published and sent again."""

@@ -245,8 +245,9 @@ class Leader:
             match action:
                 case Send():
                     await self._wire.send(action)
-                case Publish():
-                    self._wire.publish(action, self.core.run.epoch, self._workers.durable[action.fragment_id])
+                case Publish(fragment_id=p):
+                    step = None if action.base is None else self._workers.take_difference(p, action.fragment_version)
+                    self._wire.publish(action, self.core.run.epoch, self._workers.durable[p], step)
                 case RenewBulk(by=by):
                     self._wire.renew_bulk(by)
                 case Plant():

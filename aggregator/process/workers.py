@@ -38,7 +38,7 @@ from aggregator.store.store import Store
 from broker.process import logs
 from broker.wire.errors import Unavailable
 from broker.wire.fragments import FragmentManifest, TensorSpec
-from broker.wire.messages import Recipe
+from broker.wire.messages import Encoded, Recipe
 
 log = logs.get(__name__)
 
@@ -87,6 +87,7 @@ class Workers:
         self._spawn = spawn
         self._recorder = recorder
         self._pending: dict[int, Made] = {}
+        self._differences: dict[int, tuple[int, tuple[Encoded, ...] | None]] = {}  # fragment -> its newest version's
         self._newest_order: dict[int, Plant | Merge | Persist] = {}
         self._unsaved: SaveRun | None = None
         self._saving = False
@@ -199,7 +200,14 @@ class Workers:
         made = self._pending.get(fragment_id)
         if made is not None and made.state.version == fragment_version:
             self.durable[fragment_id] = made.state
+            self._differences[fragment_id] = fragment_version, made.difference
             del self._pending[fragment_id]
+
+    def take_difference(self, fragment_id: int, fragment_version: int) -> tuple[Encoded, ...]:
+        """Hands out what is to be added to the version before, once: from here on it is the link's to keep."""
+        version, step = self._differences.pop(fragment_id)
+        assert version == fragment_version and step is not None, "a difference is published that was not made"
+        return step
 
     async def _save_runs(self) -> None:
         while self._unsaved is not None:

@@ -90,7 +90,7 @@ class Commits:
             return
         fragment.flushed = round_.flush
         run.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
-        self._publishing.publish(event.fragment_id)
+        self._publishing.publish(event.fragment_id, merged=True)
         self._note_commit(commit, round_)
 
     def _note_commit(self, commit: Commit, round_: Round) -> None:

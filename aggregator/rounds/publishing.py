@@ -9,7 +9,7 @@ from aggregator.events import NotLetIn, Publish, Received, RenewBulk, Send
 from aggregator.rounds.brokers import BrokerVersions, DeafBrokers, Outage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
-from broker.wire.messages import BROKER, Attach, AttachBulk, Attached, Channel, Fate, Phase, Resolution
+from broker.wire.messages import BROKER, Attach, AttachBulk, Attached, Channel, Codec, Fate, Phase, Resolution, WantWhole
 
 #: A leader says to the brokers that it leads so often.
 ATTACH_INTERVAL_S = 1.0
@@ -60,9 +60,13 @@ class Publishing:
 
     # --- versions ---------------------------------------------------------------------------------------------
 
-    def publish(self, p: int, by: int | None = None) -> None:
-        """Sends the newest durable version of a fragment to each broker, or again to the one at place ``by``."""
+    def publish(self, p: int, by: int | None = None, *, merged: bool = False) -> None:
+        """Sends the newest durable version of a fragment to each broker, or again to the one at place ``by``.
+
+        One that was ``merged`` a moment ago travels as the difference to the one before, where the recipe says so.
+        """
         fragment = self._run.fragments[p]
+        differs = merged and self._run.config.version_codec is not Codec.F32
         if by is None:
             fragment.published_at_s = fragment.on_their_way[fragment.version] = self._run.now_s
         publish = Publish(
@@ -71,8 +75,17 @@ class Publishing:
             digest=fragment.digest,
             contributions=fragment.contributions,
             by=by,
+            base=fragment.version - 1 if differs else None,
         )
         self._run.emit(publish)
+
+    def want_whole(self, event: Received) -> None:
+        """A broker has differences of a fragment alone, and an island that lacks their base: it gets the whole."""
+        wanted = event.envelope.message
+        assert isinstance(wanted, WantWhole)
+        fragment = self._run.fragments.get(wanted.fragment_id)
+        if fragment is not None and fragment.version >= 0 and self._run.phase is not Phase.SEEDING:
+            self.publish(wanted.fragment_id, by=event.broker)
 
     def answered(self, attached: Attached, broker: int) -> Outage | None:
         """Records that a broker answered; returns the outage that this ends. None while the run is being seeded."""

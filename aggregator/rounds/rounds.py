@@ -140,6 +140,7 @@ class Rounds:
             fragment_version=version,
             parts=parts,
             capped=run.config.caps,
+            version_codec=run.config.version_codec,
         )
         run.emit(merge)
 

@@ -33,8 +33,9 @@ def replica_of(commit: Commit, shard: int, epoch: int, payload: Payload) -> Repl
 
 
 def payload_of(state: FragmentState) -> tuple[Encoded, ...]:
-    """Returns parameters and momentum as they travel; the buffers are views of the arrays."""
-    return tuple(encode_tensor(array, Codec.F32) for array in (state.params, state.momentum))
+    """Returns parameters, momentum and a residual, if any, as they travel; the buffers are views of the arrays."""
+    arrays = (state.params, state.momentum, state.residual)
+    return tuple(encode_tensor(array, Codec.F32) for array in arrays if array is not None)
 
 
 def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:
@@ -54,20 +55,21 @@ def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:
         raise _unfit(
             "commit", f"version {commit.fragment_version} of fragment {commit.fragment_id}", "the one it names"
         )
-    if len(replica.payload) != 2 or any(each.codec is not Codec.F32 for each in replica.payload):
-        raise _unfit("payload", f"{len(replica.payload)} buffers", "parameters and momentum in f32")
+    if len(replica.payload) not in (2, 3) or any(each.codec is not Codec.F32 for each in replica.payload):
+        raise _unfit("payload", f"{len(replica.payload)} buffers", "parameters, momentum, perhaps a residual, in f32")
     verify_payload(replica.payload)  # the digest names the parameters alone: nothing else would notice the momentum
     arrays = []
     for encoded in replica.payload:
         array = np.empty(encoded.shape, np.float32)
         decode_into(encoded, array)
         arrays.append(array)
-    params, momentum = arrays
-    if params.ndim != 1 or params.shape != momentum.shape:
-        raise _unfit("payload", f"{params.shape} and {momentum.shape}", "two vectors of one size")
+    params, momentum, *residual = arrays
+    if params.ndim != 1 or any(each.shape != params.shape for each in arrays):
+        raise _unfit("payload", " and ".join(str(each.shape) for each in arrays), "vectors of one size")
     if fragment_digest(params) != replica.digest:
         raise _unfit("payload", "other bytes", f"parameters with digest {replica.digest}")
-    return commit, FragmentState(params=params, momentum=momentum, version=commit.fragment_version)
+    state = FragmentState(params=params, momentum=momentum, version=commit.fragment_version)
+    return commit, state._replace(residual=residual[0]) if residual else state
 
 
 def run_message(record: Mapping[str, Any], shard: int, epoch: int, serial: int) -> ReplicaRun:

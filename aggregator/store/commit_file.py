@@ -4,12 +4,14 @@
     0           magic, 8 bytes: ``ATOLLCMT``
     8           length of the header, uint32
     12          xxh3_64 of the header, uint64
-    20          header: msgpack map of ``format``, ``elements``, ``momentum_digest`` and ``commit``
+    20          header: msgpack map of ``format``, ``elements``, ``momentum_digest``, ``commit``, in format 2 also
+                ``residual_digest``
     (aligned)   params, float32 [elements]: the bytes that ``commit.digest`` names
     ...         momentum, float32 [elements]
+    ...         in format 2: residual, float32 [elements], of a version that was rounded for the wire
 
 Numbers are little-endian; the header is padded with zeros so that the arrays begin at a multiple of 64 bytes. Nothing
-follows the momentum. Arrays are written from where they are and read to where they stay, without a second copy.
+follows the arrays, which are written from where they are and read to where they stay, without a second copy.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from broker.wire.errors import LocalProtocolError, Unavailable
 from broker.wire.schema import Unfit
 from broker.wire.tensors import fragment_digest
 
-FORMAT = 1
+FORMAT, WITH_RESIDUAL = 1, 2
 _MAGIC = b"ATOLLCMT"
 _PREFIX = struct.Struct("<8sIQ")
 _ALIGNMENT = 64
@@ -65,18 +67,21 @@ class Header:
         commit: What the core committed.
         elements: Of the fragment.
         momentum_digest: Names the bytes of the momentum, as ``commit.digest`` names those of the parameters.
+        residual_digest: Likewise those of the residual; None: there is none.
         arrays_at: Offset of the parameters in the file, in bytes.
     """
 
     commit: Commit
     elements: int
     momentum_digest: str
+    residual_digest: str | None
     arrays_at: int
 
     @property
     def file_bytes(self) -> int:
         """Size of the whole file."""
-        return self.arrays_at + 2 * self.elements * np.dtype(np.float32).itemsize
+        arrays = 2 if self.residual_digest is None else 3
+        return self.arrays_at + arrays * self.elements * np.dtype(np.float32).itemsize
 
 
 def write_commit(fd: int, commit: Commit, state: FragmentState) -> None:
@@ -85,31 +90,33 @@ def write_commit(fd: int, commit: Commit, state: FragmentState) -> None:
     Args:
         fd: Descriptor, open for writing.
         commit: Names the version; ``digest`` must be that of ``state.params``.
-        state: Two float32 vectors of one size.
+        state: Two or three float32 vectors of one size.
 
     Raises:
         LocalProtocolError: If commit and state do not belong together: such a file would be refused when it is needed.
         OSError: As the operating system says.
     """
-    params, momentum = (np.ascontiguousarray(array, dtype="<f4") for array in (state.params, state.momentum))
-    if params.shape != momentum.shape or params.ndim != 1:
-        shapes = f"params of shape {params.shape} and momentum of shape {momentum.shape}"
-        raise LocalProtocolError(f"{_name(commit)} has {shapes}, must be vectors of one size")
+    given = [array for array in (state.params, state.momentum, state.residual) if array is not None]
+    params, momentum, *residual = arrays = [np.ascontiguousarray(array, dtype="<f4") for array in given]
+    if params.ndim != 1 or any(array.shape != params.shape for array in arrays):
+        shapes = " and ".join(str(array.shape) for array in arrays)
+        raise LocalProtocolError(f"{_name(commit)} has arrays of shapes {shapes}, must be vectors of one size")
     if commit.fragment_version != state.version:
         raise LocalProtocolError(f"{_name(commit)} comes with the arrays of version {state.version}")
     digest = fragment_digest(params)
     if commit.digest != digest:
         raise LocalProtocolError(f"{_name(commit)} is committed as {commit.digest}, its parameters are {digest}")
     body: dict[str, Any] = {
-        "format": FORMAT,
+        "format": WITH_RESIDUAL if residual else FORMAT,
         "elements": params.size,
         "momentum_digest": fragment_digest(momentum),
         "commit": commit_to_map(commit),
+        **({"residual_digest": fragment_digest(residual[0])} if residual else {}),
     }
     header: bytes = msgpack.packb(body)
     prefix = _PREFIX.pack(_MAGIC, len(header), xxhash.xxh3_64_intdigest(header))
     start = (prefix + header).ljust(_aligned(len(prefix) + len(header)), b"\0")
-    for piece in (start, params.view(np.uint8).data, momentum.view(np.uint8).data):
+    for piece in (start, *(array.view(np.uint8).data for array in arrays)):
         write_all(fd, memoryview(piece))
 
 
@@ -125,11 +132,13 @@ def read_commit(path: Path) -> tuple[Commit, FragmentState]:
         header = _read_header(file, path)
         params = _read_array(file, path, header, "params", header.commit.digest)
         momentum = _read_array(file, path, header, "momentum", header.momentum_digest)
-    return header.commit, FragmentState(params=params, momentum=momentum, version=header.commit.fragment_version)
+        digest = header.residual_digest
+        residual = None if digest is None else _read_array(file, path, header, "residual", digest)
+    return header.commit, FragmentState(params, momentum, header.commit.fragment_version, residual)
 
 
 def read_params(path: Path) -> tuple[Commit, Vector]:
-    """Returns the parameters of one fragment version and leaves the momentum alone; raises as :func:`read_commit`."""
+    """Returns the parameters of one fragment version and leaves the rest alone; raises as :func:`read_commit`."""
     with _opened(path) as file:
         header = _read_header(file, path)
         return header.commit, _read_array(file, path, header, "params", header.commit.digest)
@@ -177,8 +186,8 @@ def _read_header(file: io.BufferedReader, path: Path) -> Header:
         raise Damaged(path, "its header does not fit its checksum")
     # The checksum holds, so the rest is as it was written: by us, or by a version of this program that we do not know.
     body = msgpack.unpackb(raw)
-    if body.get("format") != FORMAT:
-        cure = f"this program reads format {FORMAT}: run the one that wrote it"
+    if body.get("format") not in (FORMAT, WITH_RESIDUAL):
+        cure = f"this program reads formats {FORMAT} and {WITH_RESIDUAL}: run the one that wrote it"
         raise Unavailable(f"{path} has format {body.get('format')!r}; {cure}", definite=True)
     try:
         commit = commit_from_map(body["commit"])
@@ -188,6 +197,7 @@ def _read_header(file: io.BufferedReader, path: Path) -> Header:
         commit=commit,
         elements=body["elements"],
         momentum_digest=body["momentum_digest"],
+        residual_digest=body["residual_digest"] if body["format"] == WITH_RESIDUAL else None,
         arrays_at=_aligned(_PREFIX.size + header_bytes),
     )
     if size != header.file_bytes:

@@ -2,10 +2,10 @@
 
 ``ROUND.safetensors`` holds, all float32 and with the fragment's tensors side by side in manifest order::
 
-    theta_before, momentum_before      what the round began with
+    theta_before, momentum_before      what the round began with; residual_before, where versions are rounded
     delta.0, delta.1, ..               the contributions' pseudo-gradients, decoded, in the order they were folded
     merged                             D
-    theta_after, momentum_after        what it led to
+    theta_after, momentum_after        what it led to; residual_after, likewise
 
 and in its metadata, as JSON under ``round``, the ids, the versions and each contribution's steps and weights.
 """
@@ -79,6 +79,8 @@ class Recorder:
             "theta_after": after.params,
             "momentum_after": after.momentum,
         }
+        residuals = {"residual_before": before.residual, "residual_after": after.residual}
+        arrays |= {name: residual for name, residual in residuals.items() if residual is not None}
         for index, part in enumerate(action.parts):
             arrays[f"delta.{index}"] = vector(part.payload)
         facts = {

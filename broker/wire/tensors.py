@@ -195,7 +195,7 @@ def check_payload(
     Args:
         payload: As received; the codec has checked that lengths fit shapes.
         specs: ``manifest.fragments[fragment_id]``.
-        codecs: Seeds must be float32 and versions not block-wise, contributions may be in any.
+        codecs: Seeds and whole versions must be float32, contributions and differences may be in any.
 
     Raises:
         RemoteProtocolError: With reason ``wrong_shape`` (also for too many or too few tensors) or ``wrong_dtype``.

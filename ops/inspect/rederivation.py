@@ -143,6 +143,8 @@ class Rederivation:
             begun, parts = before(recorded), _parts(tensors, action, recorded)
             made, merged = versions.merge(tensors, replace(action, parts=parts), begun, self._outer_step)
             derived = {"merged": merged.delta, "theta_after": made.state.params, "momentum_after": made.state.momentum}
+            if made.state.residual is not None:
+                derived["residual_after"] = made.state.residual
             other = [what for what, vector in derived.items() if not _same(recorded.arrays[what], vector)]
         except _Contradiction as err:
             raise _Contradiction(f"{path}: {err}") from None
@@ -180,11 +182,11 @@ class Rederivation:
         p, version = row["fragment_id"], row["fragment_version"]
 
         def before(recorded: RecordedRound) -> FragmentState:
-            params, momentum = recorded.arrays["theta_before"], recorded.arrays["momentum_before"]
-            began, known = fragment_digest(params), digests.get((p, version - 1))
+            state = _state_before(recorded, version - 1)
+            began, known = fragment_digest(state.params), digests.get((p, version - 1))
             if known not in (None, began):
                 raise _Contradiction(f"theta_before is {began}, and version {version - 1} was {known}")
-            return FragmentState(params=params, momentum=momentum, version=version - 1)
+            return state
 
         try:
             action = Merge(
@@ -193,6 +195,7 @@ class Rederivation:
                 fragment_version=version,
                 parts=_parts_of_row(row),
                 capped=self._core.run.config.caps,
+                version_codec=self._core.run.config.version_codec,
             )
             self._derived(manifest.fragments[p], action, before, row["digest"], "in the ledger")
         except _Contradiction as err:
@@ -203,22 +206,31 @@ class Rederivation:
     def _before(self, core: Aggregator, action: Merge, recorded: RecordedRound) -> FragmentState:
         """Returns the state that a round began with, unless the recorded one contradicts it."""
         p, version = action.fragment_id, action.fragment_version - 1
-        params, momentum = recorded.arrays["theta_before"], recorded.arrays["momentum_before"]
+        state = _state_before(recorded, version)
         known = self._durable.get(p)
         if known is not None and known.version == version:
             for what, recorded_array, derived in (
-                ("theta_before", params, known.params),
-                ("momentum_before", momentum, known.momentum),
+                ("theta_before", state.params, known.params),
+                ("momentum_before", state.momentum, known.momentum),
+                ("residual_before", state.exact, known.exact),
             ):
                 if not _same(recorded_array, derived):
                     raise _Contradiction(f"{what} is not what version {version} of fragment {p} was derived to be")
             return known
-        digest = fragment_digest(params)
+        digest = fragment_digest(state.params)
         if digest != core.run.fragments[p].digest:
             raise _Contradiction(f"theta_before is {digest}, and version {version} was {core.run.fragments[p].digest}")
-        if version == 0 and momentum.any():
-            raise _Contradiction("momentum_before is not zero at version 0")
-        return FragmentState(params=params, momentum=momentum, version=version)
+        if version == 0 and (state.momentum.any() or state.residual is not None):
+            raise _Contradiction("momentum_before is not zero at version 0, or there is a residual")
+        return state
+
+
+def _state_before(recorded: RecordedRound, version: int) -> FragmentState:
+    """Returns what a round began with, by its recording."""
+    arrays = recorded.arrays
+    return FragmentState(
+        arrays["theta_before"], arrays["momentum_before"], version, residual=arrays.get("residual_before")
+    )
 
 
 def _parts_of_row(row: Mapping[str, Any]) -> tuple[Part, ...]:

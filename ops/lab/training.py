@@ -199,7 +199,7 @@ class TrainingAggregator:
 
     def payload(self, fragment_id: int, digest: str) -> Payload:
         """Returns the durable parameters, float32."""
-        return versions.payload_of(self._tensors(fragment_id), self._durable[fragment_id], Codec.F32)
+        return versions.payload_of(self._tensors(fragment_id), self._durable[fragment_id])
 
     def _tensors(self, fragment_id: int) -> tuple[TensorSpec, ...]:
         assert self._manifest is not None

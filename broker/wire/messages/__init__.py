@@ -65,7 +65,7 @@ from broker.wire.messages.values import (
     observing,
     standing_by,
 )
-from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want
+from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want, WantWhole
 
 __all__ = [
     "KINDS",
@@ -144,6 +144,7 @@ __all__ = [
     "TrainedOn",
     "Version",
     "Want",
+    "WantWhole",
     "Welcome",
     "joining",
     "newness",

@@ -88,7 +88,7 @@ class Recipe:
     )
 
     codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
-    version_codec: Codec = changeable(Codec.F32, "number format of versions on the wire")
+    version_codec: Codec = changeable(Codec.F32, "number format of versions on the wire: f32 whole, others as differences")
 
     def __post_init__(self) -> None:
         for name in ("fragments", "sync_interval", "rounds_in_flight", "max_staleness"):
@@ -121,9 +121,6 @@ class Recipe:
             raise ConfigError("outer_learning_rate", self.outer_learning_rate, "must be above 0")
         if not 0 <= self.keep <= 1:
             raise ConfigError("keep", self.keep, "must lie between 0 (overwrite) and 1 (keep every step)")
-        if self.version_codec.blockwise:
-            cure = "must be f32 or bf16: what rounding takes from a version nothing brings back; choose it as codec"
-            raise ConfigError("version_codec", str(self.version_codec), cure)
         if self.round_timeout_s <= 0:
             raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
 

@@ -91,7 +91,8 @@ class Replica:
     Attributes:
         round_id: That made the version: of two replicas of a fragment under one epoch, the later one has the higher.
         commit: The record of :mod:`aggregator.state.records`, as msgpack.
-        payload: Parameters and momentum of the fragment, each one float32 vector.
+        payload: Parameters and momentum of the fragment, and the residual of a version that was rounded, each one
+            float32 vector.
     """
 
     channel: ClassVar[Channel] = Channel.BULK

@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.wire.ranges import StepRange
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 class Channel(StrEnum):

@@ -24,12 +24,14 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A published fragment version; the broker keeps the newest of each fragment and sends it to who wants it.
+    """A published fragment version; the broker keeps what leads to the newest, and sends it to who wants it.
 
     Attributes:
+        base: The version of the fragment that ``payload`` is to be added to (:mod:`broker.wire.differences`); None: it
+            is the whole version, in float32.
         digest: xxh3_128 of the float32 bytes of the fragment, in hex: names the byte string in the store.
         contributions: Who is in it; empty for version 0.
-        payload: The new global parameters of the fragment.
+        payload: The new global parameters of the fragment, or their difference to those of ``base``.
     """
 
     channel: ClassVar[Channel] = Channel.BULK
@@ -40,6 +42,7 @@ class Version:
     digest: str
     contributions: tuple[Merged, ...]
     shard: int = 0
+    base: int | None = None
     payload: Payload
 
 
@@ -69,6 +72,18 @@ class AttachBulk:
     shard: int
     epoch: int
     shards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantWhole:
+    """The broker asks an aggregator for a whole version: it has differences alone, and somebody lacks their base.
+
+    The aggregator publishes the newest version of the fragment whole. Repeated while it does not come.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.BROKER
+    fragment_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
