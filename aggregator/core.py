@@ -72,6 +72,7 @@ from broker.wire.messages import (
     Roster,
     Rostered,
     Seed,
+    WantWhole,
 )
 
 SAVE_RETRY_S = 1.0

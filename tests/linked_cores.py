@@ -231,6 +231,7 @@ class LinkedCluster:
                         fragment_version=action.fragment_version,
                         digest=action.digest,
                         contributions=action.contributions,
+                        base=action.base,
                         payload=action.digest,
                     )
                     self._send(m.BROKER, version)

@@ -206,7 +206,8 @@ class Workers:
     def take_difference(self, fragment_id: int, fragment_version: int) -> tuple[Encoded, ...]:
         """Hands out what is to be added to the version before, once: from here on it is the link's to keep."""
         version, step = self._differences.pop(fragment_id)
-        assert version == fragment_version and step is not None, "a difference is published that was not made"
+        assert version == fragment_version, "a difference is published that is not the newest"
+        assert step is not None, "a difference is published that was not made"
         return step
 
     async def _save_runs(self) -> None:

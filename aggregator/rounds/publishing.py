@@ -9,7 +9,18 @@ from aggregator.events import NotLetIn, Publish, Received, RenewBulk, Send
 from aggregator.rounds.brokers import BrokerVersions, DeafBrokers, Outage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
-from broker.wire.messages import BROKER, Attach, AttachBulk, Attached, Channel, Codec, Fate, Phase, Resolution, WantWhole
+from broker.wire.messages import (
+    BROKER,
+    Attach,
+    AttachBulk,
+    Attached,
+    Channel,
+    Codec,
+    Fate,
+    Phase,
+    Resolution,
+    WantWhole,
+)
 
 #: A leader says to the brokers that it leads so often.
 ATTACH_INTERVAL_S = 1.0

@@ -116,8 +116,9 @@ def write_commit(fd: int, commit: Commit, state: FragmentState) -> None:
     header: bytes = msgpack.packb(body)
     prefix = _PREFIX.pack(_MAGIC, len(header), xxhash.xxh3_64_intdigest(header))
     start = (prefix + header).ljust(_aligned(len(prefix) + len(header)), b"\0")
-    for piece in (start, *(array.view(np.uint8).data for array in arrays)):
-        write_all(fd, memoryview(piece))
+    write_all(fd, memoryview(start))
+    for array in arrays:
+        write_all(fd, memoryview(array.view(np.uint8).data))
 
 
 def read_commit(path: Path) -> tuple[Commit, FragmentState]:

@@ -21,21 +21,24 @@ from broker.routing.deafness import Carried
 from broker.routing.directory import Directory, Leader, Peer
 from broker.routing.events import Blocked, Refusal, RelayConfig, Unreachable
 from broker.routing.queues import ContributionQueue, Queued, VersionShelf
+from broker.routing.resending import Backoff
 from broker.routing.unsent import Unsent
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
-from broker.wire.messages import Channel, Envelope, Reason
+from broker.wire.messages import AGGREGATOR, Channel, Envelope, Reason
 
 #: So many of what waits for an aggregator are tried at a time: each that a full connection does not take costs as much
 #: as one that it takes, and there may be hundreds.
 BURST = 8
+#: A whole version that was asked for is asked for again after this, and then ever more seldom: it may be large.
+WHOLE_AGAIN_S, WHOLE_SELDOM_S = 2.0, 64.0
 
 
 class Deliveries:
     """The queues for islands and aggregators, and the connections that are blocked now.
 
     Attributes:
-        shelf: The newest version of each fragment.
+        shelf: What leads to the newest version of each fragment.
         queue: Contributions and seeds that wait for an aggregator.
         retry_at_s: When :meth:`retry` is due; None while no connection is blocked.
     """
@@ -47,6 +50,7 @@ class Deliveries:
         self._retry_s = config.retry_s
         self._who = who
         self._out = out
+        self._wanted: dict[int, Backoff] = {}  # fragments of which a whole version was asked for
         self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
         self._blocked_shards: dict[int, None] = {}
         self._under_way: dict[int, Unsent] = {}  # over the present connection of each shard's aggregator
@@ -56,6 +60,8 @@ class Deliveries:
     def publish(self, envelope: Envelope, version: m.Version, size_bytes: int, now_s: float) -> None:
         """Keeps a version, if it is newer than the one held, and sends it to all who take more."""
         if self.shelf.offer(envelope, version, size_bytes):
+            if version.base is None:
+                self._wanted.pop(version.fragment_id, None)
             for peer in self._who.peers.values():
                 self._serve(peer, now_s)
         else:
@@ -76,14 +82,27 @@ class Deliveries:
         route, window = peer.routes.get(Channel.BULK), peer.window
         while route is not None and window.is_open and peer.name not in self._blocked_peers:
             assert window.versions is not None
-            held = self.shelf.choose(window.versions, peer.served, window.under_way)
-            if held is None:
-                return
-            p = held.version.fragment_id
+            way = self.shelf.choose(window.versions, peer.served, window.under_way)
+            if not way:
+                break
+            newest = way[-1].version
             peer.transfers += 1
-            peer.served[p] = peer.transfers
-            window.sent(p, held.version.fragment_version, now_s)
-            self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
+            peer.served[newest.fragment_id] = peer.transfers
+            window.sent(newest.fragment_id, newest.fragment_version, now_s)
+            for held in way:
+                self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
+        if route is not None and window.versions is not None:
+            for p in self.shelf.without_base(window.versions):
+                self._want_whole(p, now_s)
+
+    def _want_whole(self, p: int, now_s: float) -> None:
+        """Asks the aggregator for a whole version of a fragment, ever more seldom while none comes."""
+        backoff = self._wanted.setdefault(p, Backoff(WHOLE_AGAIN_S, WHOLE_SELDOM_S))
+        leader = self._who.leading(shard_of(p, self._who.shards))
+        route = None if leader is None else leader.routes.get(Channel.CONTROL)
+        if route is not None and backoff.due(now_s):
+            backoff.tried(now_s)
+            self._out.reply(Channel.CONTROL, route, AGGREGATOR, m.WantWhole(fragment_id=p))
 
     def unblock_peer(self, name: str) -> None:
         """Notes that a peer has gone, or has a new connection, which starts empty."""

@@ -1,4 +1,4 @@
-"""The broker's queues: the newest version of each fragment, and contributions for aggregators.
+"""The broker's queues: what leads to the newest versions, and contributions for aggregators.
 
 Both are pure containers with their rules; :mod:`broker.routing.deliveries` decides when to use them. Everything kept
 here is counted in bytes, because a broker that runs out of memory takes the whole run's traffic with it.
@@ -6,8 +6,9 @@ here is counted in bytes, because a broker that runs out of memory takes the who
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from broker.wire.messages import Contribution, Encoded, Envelope, HostPart, Seed, Stored, Version
@@ -30,49 +31,132 @@ class HeldVersion:
     number: int
 
 
-class VersionShelf:
-    """The newest version of each fragment: at most one model, whatever the number of islands."""
+@dataclass(slots=True)
+class _Trail:
+    """What is held of one fragment: ``steps`` are differences, each to the one before; ``whole`` is one of these."""
 
-    __slots__ = ("_held", "_numbers", "held_bytes")
+    whole: HeldVersion | None = None
+    steps: list[HeldVersion] = field(default_factory=list)
+
+    @property
+    def newest(self) -> HeldVersion:
+        """The newest version that is led to; something is held."""
+        newest = self.steps[-1] if self.steps else self.whole
+        assert newest is not None
+        return newest
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all of it."""
+        return _bytes_of(self.steps) + (0 if self.whole is None else self.whole.size_bytes)
+
+    def offer(self, held: HeldVersion) -> bool:
+        """Takes a version that leads further than what is here, or to it; says whether it does."""
+        version, empty = held.version, self.whole is None and not self.steps
+        newer = empty or _age(held) > _age(self.newest)
+        if version.base is None:
+            if newer:
+                self.whole, self.steps = held, []
+            elif self._leads(held) and (self.whole is None or _age(held) > _age(self.whole)):
+                self.whole = held
+            return self.whole is held
+        if not newer:
+            return False
+        if not empty and self.newest.version.fragment_version == version.base:
+            self.steps.append(held)
+        else:  # those between were lost
+            self.whole, self.steps = None, [held]
+        while len(self.steps) > 1 and _bytes_of(self.steps) > _most_step_bytes(version):
+            del self.steps[0]
+        if self.whole is not None and not self._leads(self.whole):
+            self.whole = None
+        return True
+
+    def _leads(self, whole: HeldVersion) -> bool:
+        """Whether the steps lead on from a whole version, or to it."""
+        version = whole.version.fragment_version
+        return any(version in (each.version.base, each.version.fragment_version) for each in self.steps)
+
+    def way(self, version: int) -> list[HeldVersion] | None:
+        """Returns what leads from a version to the newest, in the order to send it: the least bytes; None if nothing.
+
+        Empty for the newest itself.
+        """
+        if version >= self.newest.version.fragment_version:
+            return []
+        ways = []
+        if self.whole is not None and self.whole.version.fragment_version > version:
+            ways.append([self.whole, *(each for each in self.steps if _age(each) > _age(self.whole))])
+        begin = next((n for n, each in enumerate(self.steps) if each.version.base == version), None)
+        if begin is not None:
+            ways.append(self.steps[begin:])
+        return min(ways, key=_bytes_of, default=None)
+
+
+def _bytes_of(held: Iterable[HeldVersion]) -> int:
+    return sum(each.size_bytes for each in held)
+
+
+def _age(held: HeldVersion) -> tuple[int, int]:
+    return held.version.epoch, held.version.fragment_version
+
+
+def _most_step_bytes(version: Version) -> int:
+    """Returns the most bytes of differences that are held of a fragment: half of a whole version."""
+    if not isinstance(version.payload, tuple):
+        return 0  # virtual time has stand-ins for buffers: the newest alone
+    elements: int = sum(math.prod(encoded.shape) for encoded in version.payload)
+    return 2 * elements
+
+
+class VersionShelf:
+    """What leads islands to the newest version of each fragment: at most one model and a half, however many they are.
+
+    Whole versions, or differences as long as they are few, and the whole version that the first of these builds on,
+    once somebody has needed it.
+    """
+
+    __slots__ = ("_numbers", "_trails", "held_bytes")
 
     def __init__(self) -> None:
-        self._held: dict[int, HeldVersion] = {}
+        self._trails: dict[int, _Trail] = {}
         self._numbers = 0
         self.held_bytes = 0
 
     def offer(self, envelope: Envelope, version: Version, size_bytes: int) -> bool:
-        """Takes a version if it is newer, by (epoch, fragment version), than the one held; says whether it was."""
-        held = self._held.get(version.fragment_id)
-        if held is not None:
-            if (version.epoch, version.fragment_version) <= (held.version.epoch, held.version.fragment_version):
-                return False
-            self.held_bytes -= held.size_bytes
+        """Takes a version if it is newer, by (epoch, fragment version), than the one held; says whether it was.
+
+        Also a whole one that is not newer, where differences alone are held that lead on from it.
+        """
         self._numbers += 1
-        self._held[version.fragment_id] = HeldVersion(
-            envelope=envelope, version=version, size_bytes=size_bytes, number=self._numbers
-        )
-        self.held_bytes += size_bytes
+        held = HeldVersion(envelope=envelope, version=version, size_bytes=size_bytes, number=self._numbers)
+        trail = self._trails.get(version.fragment_id, _Trail())
+        before_bytes = trail.held_bytes
+        if not trail.offer(held):
+            return False
+        self._trails[version.fragment_id] = trail
+        self.held_bytes += trail.held_bytes - before_bytes
         return True
 
     def versions(self, num_fragments: int) -> tuple[int, ...]:
         """The fragment version held of each of the first ``num_fragments`` fragments, -1 for none."""
         return tuple(
-            held.version.fragment_version if (held := self._held.get(p)) is not None else -1
+            trail.newest.version.fragment_version if (trail := self._trails.get(p)) is not None else -1
             for p in range(num_fragments)
         )
 
     def stored(self, among: Callable[[int], bool]) -> tuple[Stored, ...]:
         """Returns the stored versions of some fragments, with their digests."""
+        newest = {p: trail.newest.version for p, trail in sorted(self._trails.items()) if among(p)}
         return tuple(
-            Stored(fragment_id=p, fragment_version=held.version.fragment_version, digest=held.version.digest)
-            for p, held in sorted(self._held.items())
-            if among(p)
+            Stored(fragment_id=p, fragment_version=version.fragment_version, digest=version.digest)
+            for p, version in newest.items()
         )
 
     def choose(
         self, versions: tuple[int, ...], served: dict[int, int], under_way: Container[int] = ()
-    ) -> HeldVersion | None:
-        """Picks what an island is sent next, or None while it has everything.
+    ) -> list[HeldVersion]:
+        """Picks what an island is sent next, in this order; nothing while there is nothing newer for it.
 
         Among the fragments of which something newer is held, the one goes first that this island was sent the longest
         ago (never counts as longest), and among these the one that has lain here longest. So no fragment
@@ -83,12 +167,16 @@ class VersionShelf:
             served: Fragment -> number of this island's transfer that carried it last.
             under_way: Fragments of which something is being sent to it already.
         """
-        newer = [
-            held
-            for p, held in self._held.items()
-            if p not in under_way and held.version.fragment_version > (versions[p] if p < len(versions) else -1)
-        ]
-        return min(newer, key=lambda held: (served.get(held.version.fragment_id, 0), held.number), default=None)
+        ways = [self._way(p, versions) for p in self._trails if p not in under_way]
+        newer = [way for way in ways if way]
+        return min(newer, key=lambda way: (served.get(way[-1].version.fragment_id, 0), way[-1].number), default=[])
+
+    def without_base(self, versions: tuple[int, ...]) -> list[int]:
+        """Returns the fragments of which newer versions are held, and nothing leads an island there that has these."""
+        return [p for p, trail in self._trails.items() if trail.whole is None and self._way(p, versions) is None]
+
+    def _way(self, p: int, versions: tuple[int, ...]) -> list[HeldVersion] | None:
+        return self._trails[p].way(versions[p] if p < len(versions) else -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

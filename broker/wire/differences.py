@@ -27,9 +27,7 @@ Vector = npt.NDArray[np.float32]
 _BLOCK = 65_536
 
 
-def difference(
-    exact: Vector, base: Vector, shapes: Sequence[tuple[int, ...]], codec: Codec
-) -> tuple[Encoded, ...]:
+def difference(exact: Vector, base: Vector, shapes: Sequence[tuple[int, ...]], codec: Codec) -> tuple[Encoded, ...]:
     """Returns ``exact - base``, rounded by ``codec``.
 
     Args:

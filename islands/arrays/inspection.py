@@ -1,33 +1,92 @@
-"""Inspects a version before an island uses it. Pure."""
+"""Inspects versions before an island uses them, and adds differences to what they are differences to."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from broker.wire.codec import verify
+from broker.wire.differences import Vector, added
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Codec, Envelope, Reason, Version
-from broker.wire.tensors import check_payload, decode_tensor, fragment_digest
+from broker.wire.messages import Codec, Encoded, Envelope, Reason, Version
+from broker.wire.tensors import check_payload, decode_tensor, encode_tensor, fragment_digest
 
-_VERSION_CODECS = frozenset(codec for codec in Codec if not codec.blockwise)
+_WHOLE = frozenset({Codec.F32})
 
 
-def flaw_in(envelope: Envelope, manifest: FragmentManifest) -> str:
-    """Says what is wrong with the payload of a version; empty if nothing is.
+class HeldVersions:
+    """The newest version of each fragment as it came: differences are added to it.
 
-    Checksums, the number of tensors, their shapes and codecs and, where it travelled in float32, the digest that names
-    its bytes.
+    The reference values of a fragment are no substitute: they are what the local parameters were measured from, rounded
+    as these are. One float32 vector a fragment is kept, and none where versions travel whole. Not thread-safe.
+
+    Args:
+        manifest: Of the run.
+        differences: Whether versions are expected to come as differences; where they do unexpectedly, the first one of
+            a fragment is refused, and its base kept from then on.
     """
-    version = envelope.message
-    assert isinstance(version, Version)
-    if version.fragment_id >= len(manifest):
-        return f"{Reason.UNKNOWN_FRAGMENT}: fragment {version.fragment_id} of {len(manifest)}"
-    try:
-        verify(envelope)
-        check_payload(version.payload, manifest.fragments[version.fragment_id], codecs=_VERSION_CODECS)
-    except RemoteProtocolError as err:
-        return str(err)
-    if all(encoded.codec is Codec.F32 for encoded in version.payload):
-        found = fragment_digest(*map(decode_tensor, version.payload))
-        if found != version.digest:
-            return f"digest is {found}, the version is named {version.digest}"
-    return ""
+
+    def __init__(self, manifest: FragmentManifest, *, differences: bool) -> None:
+        self._manifest = manifest
+        self._differences = differences
+        self._held: dict[int, tuple[int, Vector]] = {}  # by fragment, with the version
+
+    def take(self, envelope: Envelope) -> tuple[Envelope, str]:
+        """Returns a version whole, and what is wrong with it; empty if nothing is.
+
+        Checksums, the number of tensors, their shapes and codecs, that the base of a difference is here, and the digest
+        that names the bytes of what comes of it.
+        """
+        version = envelope.message
+        assert isinstance(version, Version)
+        p = version.fragment_id
+        if p >= len(self._manifest):
+            return envelope, f"{Reason.UNKNOWN_FRAGMENT}: fragment {p} of {len(self._manifest)}"
+        try:
+            verify(envelope)
+            codecs = _WHOLE if version.base is None else frozenset(Codec)
+            check_payload(version.payload, self._manifest.fragments[p], codecs=codecs)
+        except RemoteProtocolError as err:
+            return envelope, str(err)
+        if version.base is None:
+            return envelope, self._whole(version)
+        self._differences = True
+        held, base = self._held.get(p, (None, None))
+        if base is None or held != version.base:
+            have = "none" if held is None else f"version {held}"
+            return envelope, f"it is the difference to version {version.base}, and {have} is here"
+        vector = added(base, version.payload)
+        flaw = self._keep(version, vector)
+        return replace(envelope, message=replace(version, base=None, payload=self._cut(p, vector))), flaw
+
+    def _whole(self, version: Version) -> str:
+        """Checks a version that came whole, and keeps it where differences to it may come."""
+        parts = [decode_tensor(encoded) for encoded in version.payload]
+        if self._differences:
+            return self._keep(version, np.concatenate([part.reshape(-1) for part in parts]))
+        return _misnamed(version, fragment_digest(*parts))
+
+    def _keep(self, version: Version, vector: Vector) -> str:
+        """Keeps a version if its bytes are what its name says, and nothing of its fragment otherwise."""
+        flaw = _misnamed(version, fragment_digest(vector))
+        held, _ = self._held.get(version.fragment_id, (-1, None))
+        if flaw:
+            self._held.pop(version.fragment_id, None)
+        elif version.fragment_version >= held:  # an older one is a late copy
+            self._held[version.fragment_id] = version.fragment_version, vector
+        return flaw
+
+    def _cut(self, p: int, vector: Vector) -> tuple[Encoded, ...]:
+        """Returns a fragment's tensors, as views of one vector."""
+        encoded, start = [], 0
+        for tensor in self._manifest.fragments[p]:
+            part = vector[start : start + tensor.size].reshape(tensor.shape)
+            encoded.append(encode_tensor(part, Codec.F32))
+            start += tensor.size
+        return tuple(encoded)
+
+
+def _misnamed(version: Version, digest: str) -> str:
+    return "" if digest == version.digest else f"digest is {digest}, the version is named {version.digest}"

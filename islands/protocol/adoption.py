@@ -42,7 +42,7 @@ class Adoption:
         """Tells the broker what is here: it sends what is newer."""
         self._want.tried(now_s)
         self._stands = True
-        versions = tuple(f.newest for f in self._training.fragments.values())
+        versions = tuple(-1 if f.without_base else f.newest for f in self._training.fragments.values())
         actions.append(Send(to=BROKER, message=Want(versions=versions)))
 
     def want_anew(self, now_s: float, actions: list[Action]) -> None:
@@ -94,8 +94,11 @@ class Adoption:
         if flaw:
             facts = {"fragment": version.fragment_id, "detail": flaw}
             actions.append(Note(name="version.refused", fields=facts))
+            # Of the version that is here, and yet it cannot be added: what is here is not what it should be.
+            fragment.without_base = version.base == fragment.newest
             self._ask_at_once()
             return False
+        fragment.without_base = False
         fragment.newer = version
         if self._waits_since_s is not None:
             self._patience.took(now_s - self._waits_since_s)

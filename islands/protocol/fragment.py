@@ -67,6 +67,7 @@ class Fragment:
     incoming: Version | None = None  #: while PREPARING or READY
     incoming_keep: float = 1.0
     newer: Version | None = None  #: arrived meanwhile
+    without_base: bool = False  #: differences cannot be added here: a whole version is wanted
     overwrite: bool = False  #: adopt the next version with keep = 0
     asked: int | None = None  #: the open round to answer
     capturing_for: int = 0  #: the round that what is captured answers; 0: none, it is handed over unasked

@@ -21,7 +21,7 @@ from broker.wire.fragments import FragmentManifest, Region, TensorSpec
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
 from islands.arrays.in_place import HostInPlacePlacement, InPlacePlacement, is_in_place
-from islands.arrays.inspection import flaw_in
+from islands.arrays.inspection import HeldVersions
 from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
 from islands.arrays.placement import Leaf, Placement, placement_of
@@ -69,6 +69,7 @@ class ArrayWork:
         self._initial: Params | None = params
         self._init = init
         self._manifest: FragmentManifest | None = None
+        self._held: HeldVersions | None = None
         self._references: tuple[Reference, ...] = ()
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._workers = Workers(WORKERS, "atoll-tensors")
@@ -80,14 +81,21 @@ class ArrayWork:
 
     # --- setting up -------------------------------------------------------------------------------------------
 
-    def open(self, manifest: FragmentManifest, handed: Mapping[str, frozenset[Region]] | None = None) -> None:
+    def open(
+        self,
+        manifest: FragmentManifest,
+        handed: Mapping[str, frozenset[Region]] | None = None,
+        codec: Codec = Codec.F32,
+    ) -> None:
         """Takes note of the fragments, when the run has told them.
 
         Args:
             manifest: Of the run.
             handed: Of several hosts: the regions of each tensor that this one hands over.
+            codec: Of versions: all but float32 come as differences.
         """
         self._manifest, self._handed = manifest, handed or {}
+        self._held = HeldVersions(manifest, differences=codec is not Codec.F32)
         self.parameters.assign(manifest)
         self.place_from(self._initial)
         here = zip(self.placements, manifest.fragments, strict=True)
@@ -160,11 +168,11 @@ class ArrayWork:
 
         return await self._in_turn(_INITIAL, encode)
 
-    async def inspect(self, envelope: Envelope) -> str:
-        """Returns what is wrong with a version; empty if nothing is."""
-        if self._manifest is None:
-            return "it came before the run had said which fragments there are"
-        return await self._clerk.do(flaw_in, envelope, self._manifest)
+    async def take(self, envelope: Envelope) -> tuple[Envelope, str]:
+        """Returns a version whole, in the order in which they come, and what is wrong with it; empty if nothing is."""
+        if self._held is None:
+            return envelope, "it came before the run had said which fragments there are"
+        return await self._clerk.do(self._held.take, envelope)
 
     async def inspect_part(self, envelope: Envelope) -> str:
         """Returns what is wrong with a part of a donor's state; empty if it arrived whole and is as long as it says."""

@@ -198,7 +198,7 @@ class Session(CommunicationThread):
         carried = self._wire.carried if channel is Channel.BULK or isinstance(envelope.message, FleetState) else None
         match envelope.message:
             case Version():
-                flaw = await self._array_work.inspect(envelope)
+                envelope, flaw = await self._array_work.take(envelope)
             case StatePart():
                 flaw = await self._array_work.inspect_part(envelope)
             case _:
@@ -365,7 +365,7 @@ class Session(CommunicationThread):
         core, exchange = self._core, self._exchange
         assert core.settings is not None
         self._config.check_room(joined.manifest)
-        self._array_work.open(joined.manifest, self._handed)
+        self._array_work.open(joined.manifest, self._handed, core.settings.recipe.version_codec)
         self._hosts.joined(joined, core.settings, core.shares)
         self._hosts.use(core.broker)
         start = Position(joined.start_step, joined.start_tokens)

@@ -149,6 +149,7 @@ class SimAggregator:
                         fragment_version=action.fragment_version,
                         digest=action.digest,
                         contributions=action.contributions,
+                        base=action.base,
                         payload=self.work.payload(action.fragment_id, action.digest),
                     )
                     self.send(m.BROKER, version, action.by)

@@ -65,6 +65,7 @@ class SimIsland:
             brokers=simulation.plan.brokers,
             paused=paused,
         )
+        self.arrived: dict[int, int] = {}  # fragment -> newest version, whole or made whole
         self.connection = 0
         self.bulk_line = 0  # how often the core has made its bulk connection anew
         self.deaf = False  # what comes over that is swallowed
@@ -117,6 +118,16 @@ class SimIsland:
         """Tells the core how its connection stands."""
         if connection == self.connection:
             self.handle(ie.Line(stands=self.connected))
+
+    def flaw_in(self, message: m.Message) -> str:
+        """Says that a version is the difference to one that is not here, as :mod:`islands.arrays.inspection` does."""
+        if not isinstance(message, m.Version):
+            return ""
+        p, held = message.fragment_id, self.arrived.get(message.fragment_id, -1)
+        if message.base not in (None, held):
+            return f"it is the difference to version {message.base}, and version {held} is here"
+        self.arrived[p] = max(held, message.fragment_version)
+        return ""
 
     def handle(self, event: ie.Event) -> None:
         """Feeds one event to the core and carries out what it answers."""

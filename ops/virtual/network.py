@@ -11,6 +11,7 @@ from broker.routing.relay import Received as RelayReceived
 from broker.routing.relay import Send as RelaySend
 from broker.routing.relay import Unreachable
 from broker.wire import messages as m
+from broker.wire.lengths import encoded_bytes
 from broker.wire.tensors import payload_bytes
 from islands.protocol import events as ie
 from islands.protocol.donation import PART_BYTES
@@ -112,7 +113,8 @@ class Network:
         if isinstance(process, SimIsland):
             if process.deaf and envelope.message.channel is m.Channel.BULK:
                 return
-            process.handle(ie.Received(envelope=envelope, carried=self._carried(process)))
+            flaw = process.flaw_in(envelope.message)
+            process.handle(ie.Received(envelope=envelope, flaw=flaw, carried=self._carried(process)))
             return
         message = envelope.message
         if isinstance(process, SimCandidate):
@@ -217,8 +219,11 @@ class Network:
             if isinstance(message.payload, tuple):
                 return payload_bytes(message.payload)
             manifest = self._simulation.disk.manifest if self._simulation.leaders else None
-            known = manifest is not None and message.fragment_id < len(manifest)
-            return 4 * manifest.sizes[message.fragment_id] if manifest is not None and known else 0
+            if manifest is None or message.fragment_id >= len(manifest):
+                return 0
+            differs = isinstance(message, m.Version) and message.base is not None
+            codec = self._plan.config.version_codec if differs else m.Codec.F32
+            return encoded_bytes(codec, manifest.sizes[message.fragment_id])
         if isinstance(message, m.StatePart):
             return min(message.state_bytes, PART_BYTES)
         return 200

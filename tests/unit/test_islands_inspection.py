@@ -1,21 +1,25 @@
-"""A version is looked at before it is used; every flaw has words."""
+"""A version is looked at before it is used, and a difference added to its base; every flaw has words."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from broker.wire.differences import added, difference
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import AGGREGATOR, BROKER, Codec, Envelope, Version
-from broker.wire.tensors import encode_tensor, fragment_digest
-from islands.arrays.inspection import flaw_in
+from broker.wire.tensors import decode_tensor, encode_tensor, fragment_digest
+from islands.arrays.inspection import HeldVersions
 
 TENSORS = (
     TensorSpec(name="a", shape=(4, 3), dtype="float32", kind=Kind.MEAN),
     TensorSpec(name="b", shape=(5,), dtype="float32", kind=Kind.MEAN),
 )
 MANIFEST = FragmentManifest((TENSORS,))
+SHAPES = [tensor.shape for tensor in TENSORS]
 VALUES = [np.ones((4, 3), np.float32), np.zeros(5, np.float32)]
+ROUNDING = [Codec.BF16, Codec.INT8, Codec.INT4]
 
 
 def envelope(codec=Codec.F32, **changes):
@@ -25,15 +29,98 @@ def envelope(codec=Codec.F32, **changes):
     return Envelope(run_id="demo", sender=AGGREGATOR, incarnation=0, sequence=1, to=BROKER, message=version)
 
 
-@pytest.mark.parametrize("codec", [Codec.F32, Codec.BF16])
-def test_a_whole_version_has_no_flaw(codec):
-    assert flaw_in(envelope(codec), MANIFEST) == ""
+def step(number, base, codec):
+    """A difference from one version to the next, and the version that comes of it."""
+    rng = np.random.default_rng(number)
+    exact = base + rng.normal(size=base.size).astype(np.float32)
+    payload = difference(exact, base, SHAPES, codec)
+    after = added(base, payload)
+    changes = {"fragment_version": number, "base": number - 1, "digest": fragment_digest(after), "payload": payload}
+    return envelope(**changes), after
 
 
-@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
-def test_a_version_in_a_codec_of_contributions_is_not_adopted(codec):
-    says = f"wrong_dtype: buffers[0].codec is {codec}, expected one of bf16, f32"
-    assert flaw_in(envelope(codec), MANIFEST) == says
+def vector_of(taken):
+    assert taken.message.base is None
+    return np.concatenate([decode_tensor(encoded).reshape(-1) for encoded in taken.message.payload])
+
+
+@pytest.fixture(params=[False, True])
+def held(request):
+    return HeldVersions(MANIFEST, differences=request.param)
+
+
+def flaw_of(held, received):
+    return held.take(received)[1]
+
+
+def test_a_whole_version_has_no_flaw(held):
+    assert held.take(envelope()) == (envelope(), "")
+
+
+@pytest.mark.parametrize("codec", ROUNDING)
+def test_a_whole_version_comes_in_float32(held, codec):
+    says = f"wrong_dtype: buffers[0].codec is {codec}, expected one of f32"
+    assert flaw_of(held, envelope(codec)) == says
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_differences_are_added_one_after_the_other(codec):
+    held = HeldVersions(MANIFEST, differences=True)
+    held.take(envelope())
+    base = np.concatenate([value.reshape(-1) for value in VALUES])
+    for number in (4, 5, 6):
+        received, base = step(number, base, codec)
+        taken, flaw = held.take(received)
+        assert flaw == ""
+        assert np.array_equal(vector_of(taken), base)
+        assert [encoded.shape for encoded in taken.message.payload] == SHAPES
+
+
+def test_a_difference_to_what_is_not_here_is_refused_and_what_is_here_stays():
+    held = HeldVersions(MANIFEST, differences=True)
+    held.take(envelope())
+    base = np.concatenate([value.reshape(-1) for value in VALUES])
+    fourth, after = step(4, base, Codec.INT8)
+    fifth, _ = step(5, after, Codec.INT8)
+    assert flaw_of(held, fifth) == "it is the difference to version 4, and version 3 is here"
+    assert [flaw_of(held, each) for each in (fourth, fifth)] == ["", ""]
+
+
+def test_where_differences_come_unexpectedly_a_whole_version_is_kept_from_then_on():
+    held = HeldVersions(MANIFEST, differences=False)
+    held.take(envelope())
+    base = np.concatenate([value.reshape(-1) for value in VALUES])
+    fourth, _ = step(4, base, Codec.INT8)
+    assert flaw_of(held, fourth) == "it is the difference to version 3, and none is here"
+    held.take(envelope())
+    assert flaw_of(held, fourth) == ""
+
+
+def test_a_difference_that_leads_to_other_bytes_is_refused_and_so_is_what_follows_until_a_whole_version_comes():
+    held = HeldVersions(MANIFEST, differences=True)
+    held.take(envelope())
+    base = np.concatenate([value.reshape(-1) for value in VALUES])
+    fourth, after = step(4, base, Codec.INT8)
+    wrong = replace(fourth, message=replace(fourth.message, digest="0" * 32))
+    assert "the version is named 000" in flaw_of(held, wrong)
+    assert flaw_of(held, fourth) == "it is the difference to version 3, and none is here"
+    whole = envelope(
+        fragment_version=4,
+        digest=fragment_digest(after),
+        payload=tuple(encode_tensor(part, Codec.F32) for part in (after[:12].reshape(4, 3), after[12:])),
+    )
+    assert flaw_of(held, whole) == ""
+    assert flaw_of(held, step(5, after, Codec.INT8)[0]) == ""
+
+
+def test_a_late_copy_takes_no_base_away():
+    held = HeldVersions(MANIFEST, differences=True)
+    held.take(envelope())
+    base = np.concatenate([value.reshape(-1) for value in VALUES])
+    fourth, after = step(4, base, Codec.INT4)
+    assert flaw_of(held, fourth) == ""
+    assert flaw_of(held, envelope()) == ""
+    assert flaw_of(held, step(5, after, Codec.INT4)[0]) == ""
 
 
 def damaged():
@@ -53,7 +140,5 @@ def damaged():
         ({"fragment_id": 1}, "unknown_fragment: fragment 1 of 1"),
     ],
 )
-def test_a_flaw_is_said_in_words(changes, says):
-    import re
-
-    assert re.search(says, flaw_in(envelope(**changes), MANIFEST))
+def test_a_flaw_is_said_in_words(held, changes, says):
+    assert re.search(says, flaw_of(held, envelope(**changes)))

@@ -88,7 +88,9 @@ class Recipe:
     )
 
     codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
-    version_codec: Codec = changeable(Codec.F32, "number format of versions on the wire: f32 whole, others as differences")
+    version_codec: Codec = changeable(
+        Codec.F32, "number format of versions on the wire: f32 whole, others as differences"
+    )
 
     def __post_init__(self) -> None:
         for name in ("fragments", "sync_interval", "rounds_in_flight", "max_staleness"):
