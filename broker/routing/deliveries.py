@@ -92,7 +92,7 @@ class Deliveries:
             for held in way:
                 self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
         if route is not None and window.versions is not None:
-            for p in self.shelf.without_base(window.versions):
+            for p in self.shelf.without_base(window.versions, window.under_way):
                 self._want_whole(p, now_s)
 
     def _want_whole(self, p: int, now_s: float) -> None:

@@ -171,9 +171,13 @@ class VersionShelf:
         newer = [way for way in ways if way]
         return min(newer, key=lambda way: (served.get(way[-1].version.fragment_id, 0), way[-1].number), default=[])
 
-    def without_base(self, versions: tuple[int, ...]) -> list[int]:
-        """Returns the fragments of which newer versions are held, and nothing leads an island there that has these."""
-        return [p for p, trail in self._trails.items() if trail.whole is None and self._way(p, versions) is None]
+    def without_base(self, versions: tuple[int, ...], under_way: Container[int] = ()) -> list[int]:
+        """Returns the fragments of which something newer is held, and nothing leads there; see :meth:`choose`."""
+        return [
+            p
+            for p, trail in self._trails.items()
+            if trail.whole is None and p not in under_way and self._way(p, versions) is None
+        ]
 
     def _way(self, p: int, versions: tuple[int, ...]) -> list[HeldVersion] | None:
         return self._trails[p].way(versions[p] if p < len(versions) else -1)

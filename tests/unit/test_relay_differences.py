@@ -1,0 +1,200 @@
+"""Of the relay: versions that come as differences lead every island to the newest, whatever it has."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.routing.deliveries import WHOLE_AGAIN_S
+from broker.routing.queues import VersionShelf
+from broker.wire import messages as m
+from broker.wire.messages import AGGREGATOR, Codec, Envelope
+from broker.wire.tensors import encode_tensor
+from tests.relay_bench import Driver
+
+ELEMENTS = 40
+WHOLE_BYTES = 4 * ELEMENTS
+STEP_BYTES = 40  # three do not fit into half of a whole version
+
+
+def version(number, base=None, epoch=1):
+    codec = Codec.F32 if base is None else Codec.INT8
+    payload = (encode_tensor(np.zeros(ELEMENTS, np.float32), codec),)
+    return m.Version(
+        epoch=epoch,
+        fragment_id=0,
+        fragment_version=number,
+        base=base,
+        digest=f"{number}",
+        contributions=(),
+        payload=payload,
+    )
+
+
+class Hub(Driver):
+    """A relay whose aggregator publishes."""
+
+    def __init__(self):
+        super().__init__()
+        self.attach(versions=(-1,))
+
+    def publish(self, number, base=None, epoch=1):
+        nbytes = WHOLE_BYTES if base is None else STEP_BYTES
+        self.receive(AGGREGATOR, version(number, base, epoch), nbytes=nbytes)
+
+    def want(self, island, number):
+        self.receive(island, m.Want(versions=(number,)))
+
+    @property
+    def delivered(self):
+        """(island, version, base) of the versions sent by the last event."""
+        return [
+            (peer.decode().split("/")[0], message.fragment_version, message.base)
+            for peer, message in self.sent
+            if isinstance(message, m.Version)
+        ]
+
+    @property
+    def asked(self):
+        return [message for _, message in self.sent if isinstance(message, m.WantWhole)]
+
+
+def test_an_island_with_the_version_before_gets_the_difference():
+    hub = Hub()
+    hub.publish(3)
+    hub.want("a", -1)
+    assert hub.delivered == [("a", 3, None)]
+    hub.want("a", 3)
+    hub.publish(4, base=3)
+    assert hub.delivered == [("a", 4, 3)]
+    assert hub.asked == []
+
+
+def test_one_that_is_behind_gets_all_differences_since_in_order_and_they_are_one_delivery():
+    hub = Hub()
+    hub.publish(3)
+    hub.want("a", 3)
+    hub.publish(4, base=3)
+    hub.publish(5, base=4)  # version 4 is still under way to a
+    assert hub.delivered == []
+    hub.want("b", 3)
+    assert hub.delivered == [("b", 4, 3), ("b", 5, 4)]
+    hub.want("b", 4)
+    assert hub.delivered == []
+
+
+def test_one_that_has_nothing_gets_the_whole_version_and_the_differences_since():
+    hub = Hub()
+    hub.publish(3)
+    hub.publish(4, base=3)
+    hub.want("a", -1)
+    assert hub.delivered == [("a", 3, None), ("a", 4, 3)]
+
+
+def test_differences_that_are_many_give_way_and_the_whole_version_that_led_to_them():
+    hub = Hub()
+    hub.publish(3)
+    assert hub.relay.held_bytes == WHOLE_BYTES
+    for number in (4, 5):
+        hub.publish(number, base=number - 1)
+    assert hub.relay.held_bytes == WHOLE_BYTES + 2 * STEP_BYTES
+    hub.publish(6, base=5)
+    assert hub.relay.held_bytes == 2 * STEP_BYTES
+    hub.want("a", 4)
+    assert hub.delivered == [("a", 5, 4), ("a", 6, 5)]
+    hub.want("b", 3)
+    assert hub.delivered == []
+    assert hub.asked == [m.WantWhole(fragment_id=0)]
+
+
+def test_a_whole_version_is_asked_for_once_and_serves_all_who_lack_one():
+    hub = Hub()
+    for number in (4, 5):
+        hub.publish(number, base=number - 1)
+    hub.want("a", -1)
+    assert hub.sent == [(b"aggregator/0/control", m.WantWhole(fragment_id=0))]
+    hub.want("b", 2)
+    assert hub.sent == []
+    hub.publish(5)
+    assert hub.delivered == [("a", 5, None), ("b", 5, None)]
+    hub.want("c", 4)
+    assert hub.delivered == [("c", 5, 4)]  # the fewest bytes
+
+
+def test_a_whole_version_that_does_not_come_is_asked_for_again_ever_more_seldom():
+    hub = Hub()
+    hub.publish(4, base=3)
+    asked = []
+    for tick in range(40):
+        hub.now_s = 100.0 + 0.5 * tick
+        hub.attach(versions=(4,))
+        hub.want("a", -1)
+        asked += [tick * 0.5] * len(hub.asked)
+    assert asked == [0.0, WHOLE_AGAIN_S, 3 * WHOLE_AGAIN_S, 7 * WHOLE_AGAIN_S]
+    hub.publish(4)
+    assert hub.delivered == [("a", 4, None)]
+    for number in (5, 6, 7):
+        hub.publish(number, base=number - 1)
+        assert hub.asked == []  # a may have it by then
+    hub.want("b", -1)
+    assert hub.asked == [m.WantWhole(fragment_id=0)]  # the first pause again
+
+
+def test_after_a_difference_was_lost_islands_get_a_whole_version():
+    hub = Hub()
+    hub.publish(3)
+    hub.want("a", 3)
+    hub.publish(5, base=4)
+    assert hub.delivered == []
+    assert hub.asked == [m.WantWhole(fragment_id=0)]
+    hub.publish(5)
+    assert hub.delivered == [("a", 5, None)]
+
+
+def test_a_difference_that_a_full_connection_does_not_take_is_sent_with_what_follows_it():
+    hub = Hub()
+    hub.publish(3)
+    hub.want("a", 3)
+    hub.publish(4, base=3)
+    hub.block(hub.sends[0])
+    hub.publish(5, base=4)
+    assert hub.delivered == []
+    hub.tick(hub.relay.next_deadline_s())
+    assert hub.delivered == [("a", 4, 3), ("a", 5, 4)]
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["merge", "whole", "lose", "lineage", "want"]), st.integers(0, 3)))
+
+
+@given(EVENTS)
+def test_whatever_is_offered_each_way_leads_to_the_newest(events):
+    shelf, newest, epoch, published, islands = VersionShelf(), -1, 1, [], [-1] * 4
+
+    def offer(number, base):
+        made = version(number, base, epoch)
+        envelope = Envelope(run_id="r", sender=AGGREGATOR, incarnation=0, sequence=1, to="", message=made)
+        if shelf.offer(envelope, made, WHOLE_BYTES if base is None else STEP_BYTES):
+            published.append(number)
+
+    for what, which in events:
+        match what:
+            case "merge":
+                newest += 1
+                offer(newest, newest - 1 if newest else None)
+            case "whole":
+                offer(newest, None)
+            case "lose":
+                newest += 1  # the broker never sees this one
+            case "lineage":
+                newest, epoch = newest + 1 + which, epoch + 1
+                offer(newest, None)
+            case "want":
+                way = shelf.choose((islands[which],), {})
+                for held in way:
+                    assert held.version.base in (None, islands[which])
+                    islands[which] = held.version.fragment_version
+                if way:
+                    assert islands[which] == shelf.versions(1)[0]
+                elif published and islands[which] < shelf.versions(1)[0]:
+                    assert shelf.without_base((islands[which],)) == [0]
+        assert shelf.versions(1)[0] == max(published, default=-1)
+        assert 0 <= shelf.held_bytes <= WHOLE_BYTES * 1.5
