@@ -12,11 +12,10 @@ from aggregator.events import Merge, Plant
 from aggregator.merge.kernels import MergedFragment, merge_fragment
 from aggregator.merge.outer_step import FragmentState, OuterStep, Vector, seeded
 from aggregator.merge.pieces import vector
-from broker.wire.differences import added, difference
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded
-from broker.wire.tensors import encode_tensor, fragment_digest
+from broker.wire.tensors import added, difference, encode_tensor, fragment_digest
 
 
 class Made(NamedTuple):

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from broker.wire.codec import verify
-from broker.wire.differences import Vector, added
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Codec, Encoded, Envelope, Reason, Version
-from broker.wire.tensors import check_payload, decode_tensor, encode_tensor, fragment_digest
+from broker.wire.tensors import Float32Array, added, check_payload, decode_tensor, encode_tensor, fragment_digest
 
 _WHOLE = frozenset({Codec.F32})
 
@@ -31,7 +30,7 @@ class HeldVersions:
     def __init__(self, manifest: FragmentManifest, *, differences: bool) -> None:
         self._manifest = manifest
         self._differences = differences
-        self._held: dict[int, tuple[int, Vector]] = {}  # by fragment, with the version
+        self._held: dict[int, tuple[int, Float32Array]] = {}  # by fragment, with the version
 
     def take(self, envelope: Envelope) -> tuple[Envelope, str]:
         """Returns a version whole, and what is wrong with it; empty if nothing is.
@@ -68,7 +67,7 @@ class HeldVersions:
             return self._keep(version, np.concatenate([part.reshape(-1) for part in parts]))
         return _misnamed(version, fragment_digest(*parts))
 
-    def _keep(self, version: Version, vector: Vector) -> str:
+    def _keep(self, version: Version, vector: Float32Array) -> str:
         """Keeps a version if its bytes are what its name says, and nothing of its fragment otherwise."""
         flaw = _misnamed(version, fragment_digest(vector))
         held, _ = self._held.get(version.fragment_id, (-1, None))
@@ -78,7 +77,7 @@ class HeldVersions:
             self._held[version.fragment_id] = version.fragment_version, vector
         return flaw
 
-    def _cut(self, p: int, vector: Vector) -> tuple[Encoded, ...]:
+    def _cut(self, p: int, vector: Float32Array) -> tuple[Encoded, ...]:
         """Returns a fragment's tensors, as views of one vector."""
         encoded, start = [], 0
         for tensor in self._manifest.fragments[p]:

@@ -6,9 +6,9 @@ MUTANTS = (
     Mutant(
         1,
         "a broker puts an older version on its shelf",
-        "broker/routing/queues.py::VersionShelf.offer",
-        "            if (version.epoch, version.fragment_version) <= (held.version.epoch, held.version.fragment_version):\n                return False\n",
-        "",
+        "broker/routing/queues.py::_Trail.offer",
+        "newer = empty or _age(held) > _age(self.newest)",
+        "newer = True",
         "unit/test_relay_queues.py::test_an_older_or_repeated_version_is_not_kept",
     ),
     Mutant(

@@ -281,8 +281,8 @@ def test_payload_buffers_are_passed_through_without_a_copy():
 
 
 def test_another_protocol_version_is_refused_before_anything_else_is_looked_at():
-    error = refusal({"v": 8, "something": "new"})
-    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "7")
+    error = refusal({"v": 9, "something": "new"})
+    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "8")
     assert refusal({"v": True}).reason == Reason.PROTOCOL_VERSION
     assert refusal({}).reason == Reason.PROTOCOL_VERSION
 

@@ -9,12 +9,11 @@ from hypothesis.extra import numpy as hnp
 from aggregator.events import Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.outer_step import make_outer_step, seeded
-from broker.wire.differences import added, difference
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
-from broker.wire.tensors import decode_tensor, encode_tensor, fragment_digest
+from broker.wire.tensors import added, decode_tensor, difference, encode_tensor, fragment_digest
 
 ROUNDING = [Codec.BF16, Codec.INT8, Codec.INT4]
 SHAPES = [(300,), (7, 40), ()]

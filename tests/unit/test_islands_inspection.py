@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.wire.differences import added, difference
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import AGGREGATOR, BROKER, Codec, Envelope, Version
-from broker.wire.tensors import decode_tensor, encode_tensor, fragment_digest
+from broker.wire.tensors import added, decode_tensor, difference, encode_tensor, fragment_digest
 from islands.arrays.inspection import HeldVersions
 
 TENSORS = (

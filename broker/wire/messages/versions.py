@@ -27,8 +27,8 @@ class Version:
     """A published fragment version; the broker keeps what leads to the newest, and sends it to who wants it.
 
     Attributes:
-        base: The version of the fragment that ``payload`` is to be added to (:mod:`broker.wire.differences`); None: it
-            is the whole version, in float32.
+        base: The version of the fragment that ``payload`` is to be added to (:func:`broker.wire.tensors.added`); None:
+            it is the whole version, in float32.
         digest: xxh3_128 of the float32 bytes of the fragment, in hex: names the byte string in the store.
         contributions: Who is in it; empty for version 0.
         payload: The new global parameters of the fragment, or their difference to those of ``base``.
