@@ -68,6 +68,7 @@ class CellSettings:
     max_staleness: int = setting(_PRODUCTION.max_staleness, "versions the oldest step may be behind")
     presence_exponent: float = setting(0.0, "beta in (share of the live islands in the round) ** beta")
     codec: Codec = setting(Codec.F32, "how pseudo-gradients travel")
+    version_codec: Codec = setting(Codec.F32, "how versions travel: f32 whole, others as differences")
     error_feedback: bool = setting(True, "what the codec rounds away stays in the island's progress")
 
     step_times_s: tuple[float, ...] = setting((1.0,), "virtual seconds of an inner step, island by island, repeated")
@@ -130,6 +131,9 @@ class CellSettings:
         if decoupled_only and self.mode is not Mode.DECOUPLED:
             cure = "joins, crashes, outages and chips are for decoupled runs: the baselines would only stand still"
             raise ConfigError("mode", str(self.mode), cure)
+        if self.version_codec is not Codec.F32 and self.mode is not Mode.DECOUPLED:
+            cure = "is for decoupled runs: the baselines hand versions on as they are"
+            raise ConfigError("version_codec", str(self.version_codec), cure)
         if self.mode is Mode.DILOCO and self.sync_interval > self.steps:
             cure = f"must be at most steps = {self.steps}, or nothing is merged before the end"
             raise ConfigError("sync_interval", self.sync_interval, cure)
@@ -159,6 +163,7 @@ class CellSettings:
             max_staleness=self.max_staleness,
             presence_exponent=self.presence_exponent,
             codec=self.codec,
+            version_codec=self.version_codec,
             data_ahead_s=self.data_ahead_s,
             heartbeat_interval_s=fastest_s / 2,
             suspect_after_s=2 * slowest_s + 2,
