@@ -77,7 +77,7 @@ class Publishing:
         One that was ``merged`` a moment ago travels as the difference to the one before, where the recipe says so.
         """
         fragment = self._run.fragments[p]
-        differs = merged and self._run.config.version_codec is not Codec.F32
+        differs = merged and self._run.config.codec_of_versions is not Codec.F32
         if by is None:
             fragment.published_at_s = fragment.on_their_way[fragment.version] = self._run.now_s
         publish = Publish(

@@ -140,7 +140,7 @@ class Rounds:
             fragment_version=version,
             parts=parts,
             capped=run.config.caps,
-            version_codec=run.config.version_codec,
+            version_codec=run.config.codec_of_versions,
         )
         run.emit(merge)
 

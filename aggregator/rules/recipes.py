@@ -49,6 +49,7 @@ _ANCESTOR: Final[dict[str, Any]] = {
     "round_timeout_s": 3600.0,
     "outlier_factor": 0.0,
     "codec": Codec.F32,
+    "version_codec": Codec.F32,
 }
 
 #: Settings of each profile, where they are not the defaults of :class:`Recipe`. The paper's are those of Decoupled
@@ -116,10 +117,12 @@ def begun_with(given: Mapping[str, Any]) -> dict[str, Any]:
 def settle(recipe: Recipe, inner_optimizer: str = "", demands: Sequence[Demand] = ()) -> Recipe:
     """Returns a recipe that leaves nothing open: what was not given is as demanded, or suits the inner optimizer.
 
+    Versions travel as pseudo-gradients do.
+
     Raises:
         ConfigError: A demand names no setting of a recipe, or a value that it cannot have.
     """
     suited = suited_to(inner_optimizer)
     wanted = {name: value for name, value in demanded(demands).items() if getattr(recipe, name) is None}
     open_ = {each.name: getattr(suited, each.name) for each in fields(suited) if getattr(recipe, each.name) is None}
-    return replace(recipe, **open_ | wanted)
+    return replace(recipe, **{"version_codec": recipe.codec_of_versions} | open_ | wanted)

@@ -25,6 +25,7 @@ from broker.wire.fragments import TensorSpec
 from broker.wire.messages.probing import MAX_PROBE_BUFFERS, Probe
 from broker.wire.messages.rounds import Contribution, HostPart, Outstanding, Resolution, Seed
 from broker.wire.messages.values import AGGREGATOR, BROKER, Block, DataRange, Reason, Share
+from broker.wire.messages.versions import Version
 from broker.wire.names import NAME, RULE, is_name
 from broker.wire.ranges import StepRange
 
@@ -377,6 +378,11 @@ def _check_probe(probe: Probe) -> None:
         raise Unfit(probe.answer_buffers, f"at most {MAX_PROBE_BUFFERS}", at="answer_buffers")
 
 
+def _check_base(version: Version) -> None:
+    if version.base is not None and version.base >= version.fragment_version:
+        raise Unfit(version.base, f"below fragment_version, {version.fragment_version}", at="base")
+
+
 _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     StepRange: _check_steps,
     Contribution: _check_hosts,
@@ -389,4 +395,5 @@ _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     DataRange: _check_data,
     TensorSpec: _check_tensor,
     Probe: _check_probe,
+    Version: _check_base,
 }

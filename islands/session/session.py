@@ -365,7 +365,7 @@ class Session(CommunicationThread):
         core, exchange = self._core, self._exchange
         assert core.settings is not None
         self._config.check_room(joined.manifest)
-        self._array_work.open(joined.manifest, self._handed, core.settings.recipe.version_codec)
+        self._array_work.open(joined.manifest, self._handed, core.settings.recipe.codec_of_versions)
         self._hosts.joined(joined, core.settings, core.shares)
         self._hosts.use(core.broker)
         start = Position(joined.start_step, joined.start_tokens)

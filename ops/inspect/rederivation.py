@@ -195,7 +195,7 @@ class Rederivation:
                 fragment_version=version,
                 parts=_parts_of_row(row),
                 capped=self._core.run.config.caps,
-                version_codec=self._core.run.config.version_codec,
+                version_codec=self._core.run.config.codec_of_versions,
             )
             self._derived(manifest.fragments[p], action, before, row["digest"], "in the ledger")
         except _Contradiction as err:

@@ -55,7 +55,7 @@ class PlanSettings:
 
     mode: Mode = setting(Mode.DECOUPLED, "way of training together", subject="how to train")
     codec: Codec = setting(Codec.BF16, "of contributions")
-    version_codec: Codec | None = setting(None, "of versions: f32 or bf16, f32 if not given")
+    version_codec: Codec | None = setting(None, "of versions: as codec if not given")
     sync_interval: int = setting(24, "inner steps between two merges")
     fragments: int | None = setting(None, "fragments of the model: 8 if not given, with --assume paper 24")
     overlap: int | None = setting(None, "inner steps until streaming waits for a version: 2 if not given")
@@ -137,7 +137,7 @@ def fleet_of(args: argparse.Namespace, model: Model) -> tuple[Fleet, Mode]:
         tensors=model.tensors,
         sites=_sites(args, asked),
         codec=asked.codec,
-        version_codec=asked.version_codec or (asked.codec if paper else Codec.F32),
+        version_codec=asked.version_codec or asked.codec,
         sync_interval_steps=interval,
         fragments=min(24 if paper else 8, max(interval, 1)) if asked.fragments is None else asked.fragments,
         overlap_steps=min(2, max(interval - 1, 0)) if asked.overlap is None else asked.overlap,

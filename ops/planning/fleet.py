@@ -67,7 +67,7 @@ class Fleet:
     sites: tuple[Site, ...]
     tensors: tuple[TensorSpec, ...] = ()  # of the model; empty if only their number is known
     codec: Codec = Codec.BF16
-    version_codec: Codec = Codec.F32
+    version_codec: Codec = Codec.BF16
     sync_interval_steps: int = 24
     fragments: int = 8  # P, at most: a model of fewer tensors has fewer
     overlap_steps: int = 2
@@ -100,14 +100,16 @@ class Fleet:
         _check("fragments", self.fragments, 1, most, ": at most one falls due per inner step (sync_interval)")
         _check("shards", self.shards, 1, min(MAX_SHARDS, self.fragments), ": each has at least one of the fragments")
         _check("overlap", self.overlap_steps, 0, 10_000, " inner steps, 2 is usual")
-        if self.version_codec.blockwise and self.assume is Assume.ATOLL:
-            cure = "versions travel as f32 or bf16; int8 and int4 are for contributions (codec)"
-            raise ConfigError("version_codec", str(self.version_codec), cure)
         _check("broker_bandwidth", self.broker_gbps, 1e-9, 1e12)
         _check("memory_gb", self.accelerator_gb, 1e-9, 1e12)
         _check("host_memory_gb", self.host_gb, 1e-9, 1e12)
         _check("price", self.price_per_hour, 0, MOST)
         _check("price_per_gb", self.price_per_gb, 0, MOST)
+
+    @property
+    def differences(self) -> bool:
+        """Whether versions travel as differences to the ones before."""
+        return self.version_codec is not Codec.F32
 
     @property
     def links_known(self) -> bool:

@@ -99,40 +99,50 @@ class Memory:
     bound: float | None
 
 
-def aggregator_memory(wire: FragmentBytes, *, islands: int, open_shares: Sequence[float]) -> Memory:
+def aggregator_memory(
+    wire: FragmentBytes, *, islands: int, open_shares: Sequence[float], differences: bool = False
+) -> Memory:
     """Returns the memory of an aggregator of these fragments, each of whose rounds is open for a share of the time.
 
     Expected: parameters and momentum (2 models), the pending state of a fragment and its merged vector (3 fragments),
     and the contributions of the rounds that are open. Measured: 2.4 to 2.8 models beside the round, with P = 8.
+    Versions as ``differences`` have a residual: a model and a fragment more.
     """
-    model, making = 4.0 * sum(wire.elements), 3 * 4.0 * max(wire.elements)
+    arrays = 3 if differences else 2
+    model, making = 4.0 * sum(wire.elements), (arrays + 1) * 4.0 * max(wire.elements)
     pools = (islands + MESSAGES_IN_SOCKETS) * wire.largest_message
     rounds = islands * _open(wire.ups, open_shares)
     return Memory(
-        expected=AGGREGATOR_BASE_BYTES + 2 * model + making + rounds,
-        bound=AGGREGATOR_BASE_BYTES + 2 * model + max(model, making) + max(pools, rounds),
+        expected=AGGREGATOR_BASE_BYTES + arrays * model + making + rounds,
+        bound=AGGREGATOR_BASE_BYTES + arrays * model + max(model, making) + max(pools, rounds),
     )
 
 
-def broker_memory(wire: FragmentBytes, *, islands: int, open_shares: Sequence[float]) -> Memory:
+def broker_memory(
+    wire: FragmentBytes, *, islands: int, open_shares: Sequence[float], differences: bool = False
+) -> Memory:
     """Returns the memory of the broker.
 
-    Expected: the newest version of each fragment (1 model) and the contributions that pass. Sixteen islands of 100 M
+    Expected: the newest version of each fragment (1 model; where versions are ``differences``, half a model of these,
+    and in the bound the whole versions that they build on) and the contributions that pass. Sixteen islands of 100 M
     parameters in f32 were once measured at 5.5 models, above the bound of 4.3: what waits inside ZeroMQ varies.
     """
-    kept = BROKER_BASE_BYTES + float(sum(wire.downs))
+    model = 4.0 * sum(wire.elements)
+    kept = BROKER_BASE_BYTES + (model / 2 if differences else float(sum(wire.downs)))
     passing = islands * _open(wire.ups, open_shares)
     pools = (islands + MESSAGES_IN_SOCKETS) * wire.largest_message
-    return Memory(expected=kept + passing, bound=kept + max(pools, passing))
+    whole = model if differences else 0.0
+    return Memory(expected=kept + passing, bound=kept + whole + max(pools, passing))
 
 
-def island_host_memory(wire: FragmentBytes, *, open_shares: Sequence[float]) -> Memory:
+def island_host_memory(wire: FragmentBytes, *, open_shares: Sequence[float], differences: bool = False) -> Memory:
     """Returns what taking part costs an island's host, beside its trainer.
 
-    Expected: the reference value (1 model in f32), and for each round that is open a copy of the fragment, its encoded
-    contribution, a version and the shift made of it. Bound: every fragment at once.
+    Expected: the reference value (1 model in f32), where versions are ``differences`` also the newest versions
+    (another), and for each round that is open a copy of the fragment, its encoded contribution, a version and the shift
+    made of it. Bound: every fragment at once.
     """
-    model = 4.0 * sum(wire.elements)
+    model = (2 if differences else 1) * 4.0 * sum(wire.elements)
     each = zip(wire.elements, wire.ups, wire.downs, strict=True)
     per_round = [2 * 4.0 * elements + up + down for elements, up, down in each]
     return Memory(expected=model + _open(per_round, open_shares), bound=model + sum(per_round))

@@ -31,10 +31,10 @@ from ops.planning.forecast import Forecast, forecast
 from ops.planning.links import Assume, Mode, journeys_s, other_than_waiting, required
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
-#: less than syncing half as often, and versions are rounded last, since every island gets the same rounding error.
+#: less than syncing half as often. Versions are differences with error feedback, too, so both ways are rounded alike.
 INTERVALS = (24, 48, 100, 200, 500, 1000)
 FRAGMENTS = (8, 24, 48, 96, 192, 384, 768)
-CODECS = tuple((up, down) for down in (Codec.F32, Codec.BF16) for up in (Codec.BF16, Codec.INT8, Codec.INT4))
+CODECS = tuple((codec, codec) for codec in (Codec.BF16, Codec.INT8, Codec.INT4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,8 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     if chosen.mode is not Mode.DP:
         hosts = {
             "aggregator": _fullest_shard(fleet, wire, shares),
-            "broker": broker_memory(wire, islands=islands, open_shares=shares),
-            "island_host": island_host_memory(wire, open_shares=shares),
+            "broker": broker_memory(wire, islands=islands, open_shares=shares, differences=fleet.differences),
+            "island_host": island_host_memory(wire, open_shares=shares, differences=fleet.differences),
         }
     trainer = trainer_memory(sum(wire.elements))
     if fleet.host_gb is not None:
@@ -131,7 +131,9 @@ def _fullest_shard(fleet: Fleet, wire: FragmentBytes, open_shares: Sequence[floa
     for shard in range(min(fleet.shards, wire.rounds)):
         own = [p for p in range(wire.rounds) if shard_of(p, fleet.shards) == shard]
         shares = [open_shares[p] for p in own]
-        memories.append(aggregator_memory(wire.of(own), islands=len(fleet.sites), open_shares=shares))
+        islands, differences = len(fleet.sites), fleet.differences
+        memory = aggregator_memory(wire.of(own), islands=islands, open_shares=shares, differences=differences)
+        memories.append(memory)
     return max(memories, key=lambda each: each.expected)
 
 
@@ -235,12 +237,10 @@ def _candidates(fleet: Fleet) -> Sequence[Fleet]:
     intervals = [fleet.sync_interval_steps] + [each for each in INTERVALS if each > fleet.sync_interval_steps]
     fragments = [fleet.fragments] + [each for each in FRAGMENTS if each > fleet.fragments]
     own = (fleet.codec, fleet.version_codec)
-    # The paper counts one codec for both directions.
-    pairs = CODECS if fleet.assume is Assume.ATOLL else tuple((c, c) for c in (Codec.BF16, Codec.INT8, Codec.INT4))
     return [
         replace(fleet, sync_interval_steps=h, fragments=p, codec=up, version_codec=down)
         for h in intervals
-        for up, down in (own, *(pair for pair in pairs if pair != own))
+        for up, down in (own, *(pair for pair in CODECS if pair != own))
         for p in fragments
         if p <= min(h, fleet.parameters)
     ]

@@ -161,7 +161,7 @@ def _of_run(path: Path) -> Model:
         "overlap": aggregator.overlap,
         "shards": aggregator.shards,
         "codec": str(aggregator.codec),
-        "version_codec": str(aggregator.version_codec),
+        "version_codec": str(aggregator.codec_of_versions),
         "tokens_per_step": task.tokens_per_step,
     }
     limits = {

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from aggregator.rules.recipes import PROFILES, REASONS, settle, suited_to
+from aggregator.rules.recipes import PROFILES, REASONS, suited_to
 from broker.wire.messages import RECIPE, Profile, Recipe
 from ops.terminal import Column, Fitted
 
-_DEFAULTS, _PAPER = Recipe(), settle(Recipe(**PROFILES[Profile.PAPER]))
+_DEFAULTS, _PAPER = Recipe(), Recipe(**PROFILES[Profile.PAPER])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class Explained:
     Attributes:
         setting: Its name.
         value: That of the run, None while it is open.
-        source: ``given``, ``profile``, ``default`` or ``inner optimizer``.
-        default: Without a profile; None where the inner optimizer decides.
+        source: ``given``, ``profile``, ``default``, ``inner optimizer``, or ``codec``, which versions follow.
+        default: Without a profile; None where the inner optimizer or ``codec`` decides.
         paper: That of profile ``paper``.
         why: Why our default is not the paper's; empty where it is.
     """
@@ -86,7 +86,9 @@ def _source(name: str, value: Any, usual: Any, of_profile: bool) -> str:
         return "given"
     if of_profile:
         return "profile"
-    return "inner optimizer" if value is None else "default"
+    if value is None:
+        return "codec" if name == "version_codec" else "inner optimizer"
+    return "default"
 
 
 def _plain(value: Any) -> Any:

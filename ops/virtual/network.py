@@ -222,7 +222,7 @@ class Network:
             if manifest is None or message.fragment_id >= len(manifest):
                 return 0
             differs = isinstance(message, m.Version) and message.base is not None
-            codec = self._plan.config.version_codec if differs else m.Codec.F32
+            codec = self._plan.config.codec_of_versions if differs else m.Codec.F32
             return encoded_bytes(codec, manifest.sizes[message.fragment_id])
         if isinstance(message, m.StatePart):
             return min(message.state_bytes, PART_BYTES)

@@ -12,7 +12,7 @@ def test_a_name_that_no_message_could_bear_is_refused():
         AggregatorConfig(run_id="my run")
 
 
-@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
-def test_versions_in_a_blockwise_codec_are_refused_with_the_cure(codec):
-    with pytest.raises(ConfigError, match=rf"version_codec = '{codec}'"):
-        AggregatorConfig(version_codec=codec)
+@pytest.mark.parametrize("codec", list(Codec))
+def test_versions_travel_as_pseudo_gradients_do_unless_they_have_a_codec_of_their_own(codec):
+    assert AggregatorConfig(codec=codec).codec_of_versions is codec
+    assert AggregatorConfig(codec=Codec.INT4, version_codec=codec).codec_of_versions is codec

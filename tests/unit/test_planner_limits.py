@@ -32,7 +32,7 @@ def tensors_of(*large):
 
 def fleet(**changes):
     site = Site(name="site", step_s=60.0, tokens_per_step=1000)
-    return Fleet(**({"parameters": PARAMETERS, "sites": (site,) * 4} | changes))
+    return Fleet(**({"parameters": PARAMETERS, "sites": (site,) * 4, "version_codec": Codec.F32} | changes))
 
 
 def note_on(setting, asked):
@@ -91,7 +91,7 @@ def test_what_to_try_next_raises_the_limits_that_would_be_in_the_way(capsys, mon
     links = ("--step-time", 2, "--bandwidth", 10, "--accelerators", 8)
     assert cli.main(["plan", *map(str, (*flags, *links))]) == 0
     following = capsys.readouterr().out.splitlines()[-1]
-    assert following.startswith("next: atoll up --codec bf16 --version-codec f32 --sync-interval 24 --fragments 8")
+    assert following.startswith("next: atoll up --codec bf16 --version-codec bf16 --sync-interval 24 --fragments 8")
     assert following.endswith(raised)
 
 

@@ -44,7 +44,7 @@ def test_what_is_open_depends_on_the_inner_optimizer_alone(optimizer, suited):
     assert suited_to(optimizer) == suited
     recipe = settle(Recipe(quorum=2), optimizer)
     assert recipe.settled
-    assert dataclasses.replace(Recipe(quorum=2), **dataclasses.asdict(suited)) == recipe
+    assert dataclasses.replace(Recipe(quorum=2, version_codec="bf16"), **dataclasses.asdict(suited)) == recipe
 
 
 def test_what_is_given_stays_and_a_demand_decides_what_nobody_has_given():
@@ -183,7 +183,7 @@ def test_a_profile_names_settings_of_a_recipe_that_go_together(profile):
 
 
 def test_every_setting_in_which_we_differ_from_the_paper_has_a_reason():
-    paper, ours = Recipe(**begun_with({"profile": Profile.PAPER})), settle(Recipe())
+    paper, ours = settle(Recipe(**begun_with({"profile": Profile.PAPER}))), settle(Recipe())
     differing = {name for name in RECIPE if getattr(paper, name) != getattr(ours, name)} - {"profile"}
     assert differing == REASONS.keys()
 

@@ -88,8 +88,8 @@ class Recipe:
     )
 
     codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
-    version_codec: Codec = changeable(
-        Codec.F32, "number format of versions on the wire: f32 whole, others as differences"
+    version_codec: Codec | None = changeable(
+        None, "number format of versions on the wire: f32 whole, others as differences (default: as codec)"
     )
 
     def __post_init__(self) -> None:
@@ -127,9 +127,14 @@ class Recipe:
             raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
 
     @property
+    def codec_of_versions(self) -> Codec:
+        """The number format of versions; with all but f32 they travel as differences."""
+        return self.codec if self.version_codec is None else self.version_codec
+
+    @property
     def settled(self) -> bool:
         """Whether nothing is open any more."""
-        return None not in (self.merge, self.outer_learning_rate, self.outer_momentum)
+        return None not in (self.merge, self.outer_learning_rate, self.outer_momentum, self.version_codec)
 
     @property
     def outer_rule(self) -> tuple[float, float]:
