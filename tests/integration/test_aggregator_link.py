@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zmq.asyncio
 
-from aggregator.process.broker_link import Link, Outgoing
+from aggregator.process.broker_link import MOST_DIFFERENCES, Link, Outgoing
 from broker.wire import messages as m
 from broker.wire.codec import decode
 from broker.wire.headers import DEFAULT_LIMITS
@@ -34,6 +34,10 @@ def publication(fragment_version, fragment_id=0, payload=()):
         return version(fragment_version, fragment_id, payload)
 
     return Outgoing(m.BROKER, lambda: asyncio.ensure_future(made()))
+
+
+def publish(link, fragment_version, fragment_id=0, payload=(), *, whole=True):
+    link.publish(fragment_id, fragment_version, publication(fragment_version, fragment_id, payload), whole=whole)
 
 
 def wrap(to, message):
@@ -76,8 +80,8 @@ def test_a_message_that_no_peer_would_read_is_dropped_and_the_next_one_goes_out(
     async def main():
         unsendable = []
         async with sending(unsendable) as (link, bulk):
-            link.publish(0, publication(2**64))
-            link.publish(1, publication(7))
+            publish(link, 2**64)
+            publish(link, 7, 1)
             await link.send(wrap("a", m.Donor(island_id="b", wait_s=float("inf"))))
             async with asyncio.timeout(30.0):
                 frames = await bulk.recv_multipart()
@@ -99,9 +103,9 @@ def test_behind_a_broker_that_is_slow_nothing_is_dropped_and_newer_versions_repl
     async def main():
         async with sending(most_waiting=1) as (link, bulk):
             for fragment_id in range(many):
-                link.publish(fragment_id, publication(1, fragment_id, payload))
+                publish(link, 1, fragment_id, payload)
             await asyncio.sleep(6.0)  # longer than a send waits before it gives up
-            link.publish(many - 1, publication(2, many - 1, payload))
+            publish(link, 2, many - 1, payload)
             came = []
             async with asyncio.timeout(30.0):
                 while len(came) < many:
@@ -113,6 +117,27 @@ def test_behind_a_broker_that_is_slow_nothing_is_dropped_and_newer_versions_repl
     assert asyncio.run(main()) == [(p, 1 + (p == many - 1)) for p in range(many)]
 
 
+def test_differences_that_wait_go_out_in_order_and_give_way_to_a_whole_version_or_where_they_are_many():
+    async def main():
+        async with sending() as (link, bulk):
+            for number in range(1, MOST_DIFFERENCES + 1):  # of fragment 0: as many as may wait
+                publish(link, number, whole=False)
+            for number in range(1, MOST_DIFFERENCES + 2):  # of fragment 1: one more
+                publish(link, number, 1, whole=False)
+            for number, whole in ((1, False), (2, False), (2, True), (3, False)):
+                publish(link, number, 2, whole=whole)
+            came = []
+            async with asyncio.timeout(WITHIN_S):
+                while not came or came[-1] != (2, 3):
+                    _, *frames = await bulk.recv_multipart(copy=False)
+                    message = decode(frames, DEFAULT_LIMITS).message
+                    came.append((message.fragment_id, message.fragment_version))
+        return came
+
+    in_order = [(0, number) for number in range(1, MOST_DIFFERENCES + 1)]
+    assert asyncio.run(main()) == [*in_order, (1, MOST_DIFFERENCES + 1), (2, 2), (2, 3)]
+
+
 @pytest.mark.timeout(60)
 def test_over_a_connection_made_anew_it_attaches_first_and_sends_nothing_of_what_the_old_one_held_back():
     """A broker takes no version from one who has not attached over that connection."""
@@ -122,13 +147,13 @@ def test_over_a_connection_made_anew_it_attaches_first_and_sends_nothing_of_what
         async with sending(most_waiting=1) as (link, bulk):
             link.attach(m.AttachBulk(shard=0, epoch=3, shards=1))
             for fragment_id in range(12):
-                link.publish(fragment_id, publication(1, fragment_id, payload))
+                publish(link, 1, fragment_id, payload)
             async with asyncio.timeout(30.0):
                 while link.carried is None or not link.carried.waiting:  # the broker reads nothing
                     await asyncio.sleep(0.05)
                 await asyncio.sleep(1.0)
                 link.renew()
-                link.publish(5, publication(2, 5))
+                publish(link, 2, 5)
                 came = []
                 while not came or (came[-1][1], came[-1][2]) != (m.Version, 2):
                     peer, *frames = await bulk.recv_multipart(copy=False)
@@ -159,7 +184,7 @@ def test_versions_reach_a_broker_while_another_one_is_away():
                 for number in range(3):
                     shared = publication(number)
                     for link in links:
-                        link.publish(0, shared)
+                        link.publish(0, 1, shared, whole=True)
                     async with asyncio.timeout(WITHIN_S):
                         frames = await bulk.recv_multipart()
                     seen.append(decode(frames[1:], DEFAULT_LIMITS).message.fragment_version)
