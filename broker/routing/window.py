@@ -10,6 +10,7 @@ at a time is best: what goes next is then the newest that there is. So another o
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 #: A delivery that takes so many times the least that one of its fragment took lately has waited for others.
@@ -95,11 +96,17 @@ class Window:
 
     def _arrived(self, now_s: float) -> None:
         assert self.versions is not None
+        arrived = {p: s for p, s in self.under_way.items() if p < len(self.versions) and self.versions[p] >= s.version}
+        for p, sent in arrived.items():
+            del self.under_way[p]
+            if not sent.again:
+                self._took(p, now_s - sent.at_s, filled=sent.beside + 1 >= self.size)
+        # A connection keeps the order: what was sent before has arrived by now, and was refused.
+        latest_s = max((sent.at_s for sent in arrived.values()), default=-math.inf)
         for p, sent in list(self.under_way.items()):
-            if p < len(self.versions) and self.versions[p] >= sent.version:
+            if sent.at_s < latest_s:
                 del self.under_way[p]
-                if not sent.again:
-                    self._took(p, now_s - sent.at_s, filled=sent.beside + 1 >= self.size)
+                self._lost[p] = sent.version
 
     def sent(self, fragment_id: int, version: int, now_s: float) -> None:
         """A version is under way from now on."""

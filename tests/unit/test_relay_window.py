@@ -133,3 +133,17 @@ def test_what_did_not_go_out_is_not_under_way(how):
     else:
         window.took_back(0)
     assert window.is_open
+
+
+def test_what_was_sent_before_something_that_has_arrived_was_refused_and_may_be_sent_again():
+    window = Window()
+    window.wants((-1,) * 3, 0.0)
+    window.size = 3
+    for p in range(3):
+        window.sent(p, 4, float(p))
+    window.wants((-1, 4, -1), 3.0)
+    assert set(window.under_way) == {2}
+    window.sent(0, 5, 4.0)
+    assert not window.under_way[0].again  # another one
+    window.wants((-1, 4, 4), 5.0)
+    assert set(window.under_way) == {0}
