@@ -70,10 +70,9 @@ class HeldVersions:
     def _keep(self, version: Version, vector: Float32Array) -> str:
         """Keeps a version if its bytes are what its name says, and nothing of its fragment otherwise."""
         flaw = _misnamed(version, fragment_digest(vector))
-        held, _ = self._held.get(version.fragment_id, (-1, None))
         if flaw:
             self._held.pop(version.fragment_id, None)
-        elif version.fragment_version >= held:  # an older one is a late copy
+        else:
             self._held[version.fragment_id] = version.fragment_version, vector
         return flaw
 

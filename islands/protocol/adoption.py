@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from broker.routing.deafness import Carried, Hearing
 from broker.routing.resending import Patience
-from broker.wire.messages import BROKER, Pacing, Reason, Recipe, Resolution, Version, Want
+from broker.wire.messages import BROKER, Codec, Pacing, Reason, Recipe, Resolution, Version, Want
 from islands.protocol.events import Action, Note, Prepare, RefreshOptimizer, RenewBulk, Send
 from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Stage
@@ -35,6 +35,12 @@ class Adoption:
     def lacking(self) -> bool:
         """Whether a newer version is published than the one here or on its way into the parameters."""
         return any(self._fleet.published[p] > f.newest for p, f in self._training.fragments.items())
+
+    @property
+    def _differences(self) -> bool:
+        """Whether versions come as differences, so that the newest is kept beside the parameters."""
+        settings = self._training.settings
+        return settings is not None and settings.recipe.codec_of_versions is not Codec.F32
 
     # --- wanted -----------------------------------------------------------------------------------------------
 
@@ -152,6 +158,7 @@ class Adoption:
                 fragment.drop(training.at)
                 fragment.exact_at = training.at
             fragment.version = fragment.incoming.fragment_version
+            fragment.latest = fragment.incoming if self._differences else None
             fragment.incoming, fragment.copy = None, None
         if self._clean_from is None and not any(f.awaits_overwrite for f in training.fragments.values()):
             self._clean_from = training.at.step  # here, and not when it was asked for
@@ -176,7 +183,7 @@ class Adoption:
             and fragment.newest >= self._fleet.published[p]  # else a newer one comes, and is taken as it is
         ]
         for fragment in inexact:
-            fragment.overwrite = True
+            fragment.replace_progress()
         if inexact:
             self.want_anew(now_s, actions)
 
@@ -186,13 +193,13 @@ class Adoption:
         """A contribution was refused for good: where the local parameters are to blame, takes the global ones."""
         training = self._training
         if resolution.reason is Reason.STALE:
-            training.fragments[resolution.fragment_id].overwrite = True
+            training.fragments[resolution.fragment_id].replace_progress()
         elif resolution.reason is Reason.NOT_FINITE and self._clean_from is not None:
             if resolution.from_step < self._clean_from:
                 return  # captured before the recovery, and refused after it
             self._clean_from = None
             for fragment in training.fragments.values():
-                fragment.overwrite = True
+                fragment.replace_progress()
             training.refreshed()
             actions.append(RefreshOptimizer())
         self._ask_at_once()  # the version wanted may be one that is here already

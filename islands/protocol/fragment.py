@@ -67,6 +67,7 @@ class Fragment:
     incoming: Version | None = None  #: while PREPARING or READY
     incoming_keep: float = 1.0
     newer: Version | None = None  #: arrived meanwhile
+    latest: Version | None = None  #: the one in the local parameters, where it is kept whole to add differences to
     without_base: bool = False  #: differences cannot be added here: a whole version is wanted
     overwrite: bool = False  #: adopt the next version with keep = 0
     asked: int | None = None  #: the open round to answer
@@ -92,6 +93,12 @@ class Fragment:
             return -1
         versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
         return max([self.version, *versions])
+
+    def replace_progress(self) -> None:
+        """Has the global parameters take the place of the local ones: those that are here, or else newer ones."""
+        self.overwrite = True
+        if self.newer is None:
+            self.newer = self.latest
 
     @property
     def congested(self) -> bool:

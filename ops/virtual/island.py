@@ -126,7 +126,7 @@ class SimIsland:
         p, held = message.fragment_id, self.arrived.get(message.fragment_id, -1)
         if message.base not in (None, held):
             return f"it is the difference to version {message.base}, and version {held} is here"
-        self.arrived[p] = max(held, message.fragment_version)
+        self.arrived[p] = message.fragment_version
         return ""
 
     def handle(self, event: ie.Event) -> None:
