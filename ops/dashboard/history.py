@@ -138,6 +138,7 @@ class History:
         self._points: list[tuple[float, float | None, int, int]] = []  # time, loss, tokens, live islands
         self._point_every_s, self._point_at_s = 1.0, -1.0
         self._offset_s: float | None = None
+        self._told: dict[str, tuple[str, int]] = {}  # island -> the last coming or going that was marked, and its life
         self._changes, self._looked_at_s = 0, 0.0
         self._allowances = LivenessConfig()
 
@@ -170,7 +171,6 @@ class History:
 
     def note(self, name: str, fields: Line) -> None:
         """Takes in a decision of the aggregator."""
-        before = self._standing(_island_of(fields))
         match name:
             case "round.opened":
                 self._opened(fields)
@@ -190,8 +190,7 @@ class History:
                 self.phase = name.partition(".")[2]
             case _:
                 pass
-        said = name in ("island.joined", "island.left") and before == self._standing(_island_of(fields))
-        if name in _MARKED and not said:  # each shard says of an island that it has come or gone
+        if name in _MARKED and not self._is_told(name, fields):
             self.mark(_MARKED[name], _island_of(fields), _text(name, fields))
 
     def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
@@ -254,9 +253,18 @@ class History:
         island.lives = max(island.lives, fields.get("incarnation", 1))
         island.state, island.heard_at_s = Liveness.ALIVE, self.now_s
 
-    def _standing(self, island_id: str) -> tuple[Liveness, int] | None:
-        island = self.islands.get(island_id)
-        return None if island is None else (island.state, island.lives)
+    def _is_told(self, name: str, fields: Line) -> bool:
+        """Says whether this coming or going of an island was marked before: each shard tells of it.
+
+        Only what was marked counts: Redis often knows an island before the tape tells that it joined.
+        """
+        if name not in ("island.joined", "island.left"):
+            return False
+        island_id = fields["island"]
+        coming = (name, fields.get("incarnation", self.islands[island_id].lives))
+        before = self._told.get(island_id)
+        self._told[island_id] = coming
+        return before == coming
 
     def _opened(self, fields: Line) -> None:
         number, fragment = fields["round"], fields["fragment"]

@@ -113,6 +113,15 @@ def test_shards_count_their_rounds_by_themselves_and_an_island_that_came_to_all_
     assert frame["islands"]["a"]["lives"] == 1
 
 
+def test_an_island_that_redis_knew_before_the_tape_told_of_it_is_said_to_join():
+    history = history_of(start(0.0))
+    history.seen("a", Liveness.ALIVE)
+    history.take(note(1.0, "island.joined", island="a", incarnation=1))
+    history.seen("a", Liveness.LEFT)
+    history.take(note(2.0, "island.left", island="a", reason="stopped"))
+    assert [mark["text"] for mark in history.frame()["marks"]] == ["a joined", "a left: stopped"]
+
+
 def test_what_became_of_a_process_is_a_mark():
     line = {"now_s": 3.0, "process": "island-1", "text": "island-1 was ended by signal 9; restarting it"}
     (mark,) = history_of(start(1.0), line).frame()["marks"]
