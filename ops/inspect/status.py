@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
                     with _address(args) as left:
                         _print(asyncio.run(_fetch(left, args.run)), console, as_json=args.json)
     except Unavailable as err:
-        print(f"atoll: {err}", file=sys.stderr)
+        print(f"atoll: {args.as_called(str(err))}", file=sys.stderr)
         return 1
     return 0
 

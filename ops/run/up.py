@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,13 @@ def run(args: argparse.Namespace) -> int:
             cure = "is a data-parallel run, which keeps nothing to go on from: start another one"
             raise ConfigError("resume", str(args.resume), cure)
         return data_parallel.run(plan, started_s, as_json=args.json)
-    run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None, dashboard=args.dashboard)
+    run_ = LocalRun(
+        plan=plan,
+        started_s=started_s,
+        resumed=args.resume is not None,
+        dashboard=args.dashboard,
+        as_called=args.as_called,
+    )
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
         judged: tuple[Metrics, Metrics] = ({}, {})
@@ -160,6 +166,7 @@ class LocalRun:
     started_s: float
     resumed: bool = False
     dashboard: int | None = None  #: port of its page
+    as_called: Callable[[str], str] = str  #: names our commands as they are called here
     steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
     note: str = ""
     troubles: tuple[str, ...] = ()
@@ -235,7 +242,7 @@ class LocalRun:
             for name, port in plan.metrics_ports.items():
                 display.note(f"metrics of {name} at http://127.0.0.1:{port}/metrics")
             display.note(f"all of them, for Prometheus' file_sd_configs: {targets}")
-        display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
+        display.note(self.as_called(f"status from elsewhere, now and later: atoll status {plan.run_dir}"))
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
         """Returns when the aggregator has ended the run.
@@ -323,7 +330,7 @@ class LocalRun:
         return {f"log-{number}": target for number, target in enumerate(self.plan.up.log_to, start=1)}
 
     def _log_again(self, name: str) -> str:
-        return f"python3 -m ops log {self.plan.run_dir} --to {self._loggers()[name]}"
+        return self.as_called(f"atoll log {self.plan.run_dir} --to {self._loggers()[name]}")
 
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether every shard has ended the run."""
