@@ -35,6 +35,7 @@ _MARKED = {
     "run.rolled_back": "run",
     "run.flushing": "run",
     "run.ended": "run",
+    "aggregator.finished": "run",
     "island.joined": "island",
     "island.resumed": "island",
     "island.left": "island",
@@ -334,20 +335,22 @@ class History:
 
     # --- what a page gets -------------------------------------------------------------------------------------
 
-    def frame(self, since: int = 0) -> dict[str, Any]:
+    def frame(self, since: int = 0, *, stopped: bool = False) -> dict[str, Any]:
         """Returns what is newer than change ``since``, for ``json.dumps``: islands and curve whole, the rest in part.
 
+        Of a run that is ``stopped``, with no process left, nobody is alive; one that has ended stays as it is.
         Rounds are rows of number, fragment, times of opening, closing and commit, version, contributors, living
         islands, and whether it was cancelled.
         """
+        stopped = stopped and self.phase != "ended"
         frame = {
             "changes": self._changes,
             "now_s": self.now_s,
-            "phase": self.phase,
+            "phase": "stopped" if stopped else self.phase,
             "target_tokens": self.target_tokens,
             "tokens": sum(each.tokens for each in self.islands.values()),
             "fragments": [self.fragments[p] for p in sorted(self.fragments)],
-            "islands": {name: asdict(each) for name, each in sorted(self.islands.items())},
+            "islands": {name: _fields(each, stopped) for name, each in sorted(self.islands.items())},
             "curve": [list(column) for column in zip(*self._points, strict=True)] or [[], [], [], []],
             "rounds": [_row(each) for each in self._rounds.values() if each.changed > since],
             "marks": [asdict(each) for each in _newer(self._marks, since)],
@@ -357,6 +360,11 @@ class History:
 
 def _newer(marks: Iterable[Mark], since: int) -> list[Mark]:
     return [each for each in marks if each.changed > since]
+
+
+def _fields(island: IslandHistory, stopped: bool) -> dict[str, Any]:
+    gone = stopped and island.state is not Liveness.LEFT
+    return asdict(island) | ({"state": "stopped"} if gone else {})
 
 
 def _row(each: RoundHistory) -> list[Any]:
@@ -384,6 +392,8 @@ def _text(name: str, fields: Line) -> str:
             return f"{what}, {fields['reason']}: {fields.get('detail', '')}".rstrip(": ")
         case "island.quarantined":
             return f"{island} quarantined for {fields['for_s']:.0f} s: {fields['reason']}"
+        case "aggregator.finished":
+            return f"an aggregator ended: {fields.get('reason')}"
         case "aggregator.started":
             return f"an aggregator leads, epoch {fields.get('epoch')}"
         case _:

@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
     with contextlib.suppress(ConfigError, Unavailable):  # of a run that never began, or a disk that is full
-        write_report(plan.run_dir)
+        write_report(plan.run_dir, stopped=True)
     keep(plan, run_.report(status, judged), as_json=args.json)
     return status
 
@@ -384,6 +384,7 @@ class LocalRun:
             restarts=self.restarts,
             note=self.note,
             loss_unit=loss_unit(self.plan),
+            resume=self.as_called(f"atoll up --resume {self.plan.run_dir}") if status > 128 else "",
         )
         points = read_points(self.plan.run_dir)
         return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)
