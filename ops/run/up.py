@@ -25,7 +25,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Profile
 from ops import run_directory
 from ops.curve import Point, sentence
-from ops.dashboard.command import HOST, PORT, listen
+from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import write_report
 from ops.evaluation.curve_file import read_points
 from ops.inspect.export import export
@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.explain_settings:
         return _explain(args)
     if args.dashboard is not None:
+        check_packages("dashboard", args.dashboard)
         listen(HOST, args.dashboard).close()  # else it is taken: said before anything is started
     plan = prepare(args)
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
