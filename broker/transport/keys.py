@@ -166,7 +166,7 @@ def _read(path: Path, setting: str) -> str:
     except OSError as err:
         cure = "make it with `atoll keys new`"
         if not path.is_absolute():
-            cure += ", or start this in the folder that the path is seen from"
+            cure += "; the path is seen from the folder where the command is started: is that the right one?"
         if path.name == BROKER_PUBLIC:
             cure = "copy it from where the broker's keys were made: any other one is of another broker"
         cure = f"cannot be read ({err.strerror}); {cure}"

@@ -307,7 +307,8 @@ def address_in(run_dir: Path) -> Address:
     """
     config = run_dir / "config.toml"
     if not config.is_file():
-        raise ConfigError("RUN_DIR", str(run_dir), "must be the directory of a run that `up` started")
+        cure = "must be the directory of a run that `up` started; any other run has an address: --redis or --broker"
+        raise ConfigError("RUN_DIR", str(run_dir), cure)
     try:
         url, run_id = (run_dir / ADDRESS_FILE).read_text(encoding="utf-8").split()
     except (OSError, ValueError):

@@ -161,7 +161,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
     wasted = sum(tokens["wasted"].values())
     causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
     rows = [
-        *_metrics(report["metrics"], report["loss"]["unit"]),
+        *_metrics(report["metrics"], report["loss"]["unit"], evaluated=report["evaluations"].get("count", 0) > 0),
         *_curve(report["evaluations"]),
         (
             "tokens",
@@ -193,7 +193,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
 
 def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
     width = max(len("island"), *map(len, islands))
-    lines = [f"  {'island':{width}}  {'steps':>9}  {'tokens':>12}  {'waiting':>8}  {'up':>9}  {'down':>9}  restarts"]
+    lines = [f"  {'island':{width}}  {'steps':>9}  {'tokens':>12}  {'sync':>8}  {'up':>9}  {'down':>9}  restarts"]
     for name, each in islands.items():
         share = "-" if each["sync_share"] is None else f"{each['sync_share']:.2%}"
         lines.append(
@@ -203,10 +203,10 @@ def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str) -> list[tuple[str, str]]:
-    """A row for each metric, the loss first."""
+def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str, *, evaluated: bool) -> list[tuple[str, str]]:
+    """A row for each metric, the loss first; ``evaluated``: models in between were, and their curve comes below."""
     if not metrics:
-        return [("held-out loss", "not evaluated")]
+        return [("held-out loss", "the last model was not evaluated" if evaluated else "not evaluated")]
     rows = []
     for name in sorted(metrics, key=lambda name: name != LOSS):
         before, after, better = (metrics[name][key] for key in ("before", "after", "better"))

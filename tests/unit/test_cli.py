@@ -194,7 +194,8 @@ def test_a_module_of_the_folder_where_a_command_is_started_is_found(tmp_path):
     (tmp_path / "users_own.py").write_text("")
     code = "import sys; sys.argv = ['atoll', '--version']; from ops import cli; cli.main(); import users_own"
     environment = os.environ | {"PYTHONPATH": str(launcher.ROOT)}
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -75,6 +75,12 @@ def test_a_run_that_was_interrupted_says_how_to_go_on_with_it():
     assert "to go on" not in render(build_report(COUNTED, FACTS, before={}, after={}))
 
 
+def test_above_a_curve_it_is_the_last_model_that_was_not_evaluated():
+    points = [Point(tokens=n, versions=(n,), model=str(n), at=0.0, seconds=1.0, metrics={"loss": 2.0}) for n in (0, 9)]
+    text = render(build_report(COUNTED, FACTS, before={}, after={}, points=points))
+    assert "held-out loss the last model was not evaluated" in text
+
+
 def test_tokens_that_do_not_add_up_are_pointed_out():
     counted = {**COUNTED, "tokens": {**COUNTED["tokens"], "merged": 901}}
     report = build_report(counted, FACTS, before={}, after={})
