@@ -265,7 +265,7 @@ class Exchange:
             self.wake()
         if share.cursor >= OWN_PASS and not self.repeats:
             self.repeats = True
-            detail = "whenever no further block is dealt to it in time, it trains on all the data in an order of its own"
+            detail = "whenever no further block is dealt to it in time, it trains on all data in an order of its own"
             log.info("data.own_pass", detail=detail)
 
     def tell(self, moment: Moment, now_s: float) -> None:
