@@ -236,7 +236,8 @@ def _config(**settings: Any) -> IslandConfig:
     try:
         return IslandConfig(**settings)
     except ConfigError as err:
-        raise ConfigError(_ARGUMENTS.get(err.field, err.field), err.value, err.cure) from err
+        cure = err.cure.replace("--key", "key=").replace("--insecure", "insecure=True")
+        raise ConfigError(_ARGUMENTS.get(err.field, err.field), err.value, cure) from err
 
 
 def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Callable[[], None]) -> None:

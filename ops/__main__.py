@@ -25,4 +25,4 @@ launcher.enter_environment()
 
 from ops.cli import main  # noqa: E402  needs the environment
 
-sys.exit(main(prog="python3 -m ops"))
+sys.exit(main(prog=launcher.program()))

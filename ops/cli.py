@@ -10,10 +10,13 @@ A command may document more (``up --help``).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import functools
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -223,6 +226,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
     """
     if argv is None:
         _speak_utf8()
+        _find_modules_here()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a file that no locale can write ends nothing
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -233,10 +237,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
             sys.stdout.flush()
         return status
     except ConfigError as err:
-        print(f"atoll: {err}", file=sys.stderr)
+        print(f"atoll: {as_called(str(err), prog)}", file=sys.stderr)
         return 2
     except Unavailable as err:
-        print(f"atoll: {err}", file=sys.stderr)
+        print(f"atoll: {as_called(str(err), prog)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -257,6 +261,23 @@ def _speak_utf8() -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
 
 
+def _find_modules_here() -> None:
+    """Lets a task be in the folder where a command is started, behind all that is installed; ``-m`` does the same."""
+    with contextlib.suppress(OSError):  # the folder was removed
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+
+
+def as_called(text: str, prog: str) -> str:
+    """Returns a text that names commands as ``atoll COMMAND``, with the program as it is called here.
+
+    Args:
+        text: Help, or what is said with a cure.
+        prog: How the program was called; a checkout has no ``atoll``.
+    """
+    return re.sub(rf"\batoll (?=(?:{'|'.join(COMMANDS)})\b)", lambda _: f"{prog} ", text)
+
+
 def _run(arguments: Sequence[str], prog: str) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview(prog))
@@ -271,10 +292,12 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     module = importlib.import_module(COMMANDS[name].module)
     parser = parser_of(name, prog=prog)
     module.add_arguments(parser)
+    called = functools.partial(as_called, prog=prog)
+    parser.reword(called)
     args, rest = parser.parse_known_args(arguments[1:])
     if rest and not COMMANDS[name].passes_on:
         raise ConfigError("argument", rest[0], _cure_of_flag(rest[0], COMMANDS[name], getattr(args, "parser", parser)))
-    args.rest = rest
+    args.rest, args.as_called = rest, called
     return int(module.run(args))
 
 

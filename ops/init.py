@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +18,6 @@ from typing import Any
 from aggregator.config import AggregatorConfig
 from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
 from broker.process import flags
-from broker.process.release import release
 from broker.process.settings import settings_of
 from broker.process.toml import dump
 from broker.wire.addresses import check_address, is_local
@@ -25,6 +25,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.names import check_name
 from islands.config import IslandConfig
+from ops import launcher
 from ops.run.local_plan import UpConfig
 
 HUB_FILE = "atoll.toml"
@@ -134,25 +135,22 @@ def run(args: argparse.Namespace) -> int:
     except OSError as err:
         raise Unavailable(f"cannot write {args.dir} ({err.strerror}): name another DIR", definite=True) from err
     print(f"wrote {', '.join(written)} in {args.dir}; next:\n")
-    for line in next_commands(fleet, args.dir, "atoll" if release() else "python3 -m ops"):
+    for line in next_commands(fleet, args.dir, launcher.program(args.dir)):
         print(f"  {line}")
     return 0
 
 
 def next_commands(fleet: Fleet, directory: Path, program: str) -> list[str]:
     """Returns the commands to start the fleet with; pure."""
-    lines = [f"cd {directory}"] if os.fspath(directory) != "." else []
+    lines = [f"cd {shlex.quote(os.fspath(directory))}"] if os.fspath(directory) != "." else []
     if fleet.keys:
         lines.append(f"{program} keys init aggregator {' '.join(f'island:{each}' for each in fleet.regions)}")
-    lines += [f"{program} broker --config {HUB_FILE}", f"{program} aggregator --config {HUB_FILE}"]
-    region = fleet.regions[0]
-    where = ""
-    if not fleet.local:
-        brings = (
-            f"{region}.toml, {KEYS}/island-{region}.secret and {KEYS}/broker.public" if fleet.keys else f"{region}.toml"
-        )
-        where = f"    # in {region}, with {brings}"
-    lines.append(f"{program} island --config {region}.toml{where}")
+    redis = "    # status and standbys need a Redis here: docs/regions.md"
+    lines += [f"{program} broker --config {HUB_FILE}{redis}", f"{program} aggregator --config {HUB_FILE}"]
+    for region in fleet.regions:
+        brings = f"{region}.toml" + (f", {KEYS}/island-{region}.secret, {KEYS}/broker.public" if fleet.keys else "")
+        where = "" if fleet.local else f"    # in {region}, in a folder with {brings}"
+        lines.append(f"{program} island --config {region}.toml{where}")
     return lines
 
 
@@ -210,7 +208,8 @@ Paths are seen from the directory in which a command is started."""
 def _region_file(fleet: Fleet, region: str) -> str:
     heading = f"""\
 The settings of an island of run {fleet.run_id} in the region {region}: `island --config {region}.toml`. It needs
-no Redis, and nobody has to reach it: it dials out to the broker."""
+no Redis, and nobody has to reach it: it dials out to the broker.
+Paths are seen from the directory in which the command is started."""
     if fleet.keys:
         heading += (
             f"\nBring {KEYS}/island-{region}.secret and {KEYS}/broker.public from the hub, or make the pair here."

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.action == "list":
         print("\n".join(f"{each!s:40} {key}" for key, each in allowed.items()) or f"{directory}: nobody is allowed")
     else:
-        print("\n".join(said))
+        print(args.as_called("\n".join(said)))
     return 0
 
 

@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,16 @@ def enter_environment() -> None:
     search = os.pathsep.join([os.fspath(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Named by its folder, since -m looks into the current directory first, which may be any.
     os.execve(python, [python, os.fspath(ROOT / "ops"), *sys.argv[1:]], os.environ | {"PYTHONPATH": search})
+
+
+def program(directory: str | os.PathLike[str] = ".") -> str:
+    """Returns how this program is started in a directory: ``atoll`` where it is installed, else from the checkout."""
+    if not (ROOT / "requirements.lock").is_file():
+        return "atoll"
+    with contextlib.suppress(OSError):  # a folder that is not there, or not any more
+        if os.path.samefile(directory, ROOT):
+            return "python3 -m ops"
+    return f"python3 {shlex.quote(os.fspath(ROOT / 'ops'))}"
 
 
 def torch_environment() -> Path:

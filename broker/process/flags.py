@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import re
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -34,6 +34,16 @@ class CommandParser(argparse.ArgumentParser):
         self._everyday = everyday or {}
         if self._everyday:
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, by subject, and exit")
+
+    def reword(self, change: Callable[[str], str]) -> None:
+        """Has ``change`` rewrite every help, those of subcommands included, and what is said below."""
+        self.epilog = change(self.epilog) if self.epilog else self.epilog
+        for action in self._actions:
+            if action.help and action.help is not argparse.SUPPRESS:
+                action.help = change(action.help)
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    each.reword(change)
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with status 2, usage and message."""

@@ -165,6 +165,8 @@ def _read(path: Path, setting: str) -> str:
         text = path.read_text(encoding="utf-8-sig", errors="replace")  # some editors put a mark before the text
     except OSError as err:
         cure = "make it with `atoll keys new`"
+        if not path.is_absolute():
+            cure += "; the path is seen from the folder where the command is started: is that the right one?"
         if path.name == BROKER_PUBLIC:
             cure = "copy it from where the broker's keys were made: any other one is of another broker"
         cure = f"cannot be read ({err.strerror}); {cure}"

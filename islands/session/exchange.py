@@ -265,7 +265,7 @@ class Exchange:
             self.wake()
         if share.cursor >= OWN_PASS and not self.repeats:
             self.repeats = True
-            detail = "no other block of data is known: it goes on in a pass of its own, now and whenever there is none"
+            detail = "whenever no further block is dealt to it in time, it trains on all data in an order of its own"
             log.info("data.own_pass", detail=detail)
 
     def tell(self, moment: Moment, now_s: float) -> None:
@@ -335,5 +335,6 @@ class Offers:
             self._recovering = False
         self._due.ready.append(batch)
         here = sum(fragment.newest >= 0 for fragment in fragments)
-        self._exchange.doing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
+        missing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
+        self._exchange.doing = missing if here < len(fragments) else "every fragment is here: to be adopted"
         self._exchange.news.set()

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         args.total_tokens = "0"  # it ends with the faults
     plan = prepare(args)
     with Signals() as signals, Display() as display:
-        drill = Drill(plan, config, faults)
+        drill = Drill(plan, config, faults, as_called=args.as_called)
         status = drill.run(display, signals)
         display.note("reading the tapes and checking the invariants")
         whole = _report(plan, config, drill, status)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aggregator.store.layout import read_name
 from broker.process import clocks
@@ -43,18 +43,21 @@ class Drill:
         plan: Of the run, prepared.
         config: Times.
         faults: What is to happen, in the order of their times.
+        as_called: Names our commands as they are called here.
 
     Attributes:
         up: The run as ``up`` knows it: it starts the processes, and reports on them.
         recording: What was done and seen.
     """
 
-    def __init__(self, plan: LocalPlan, config: ChaosConfig, faults: Sequence[Fault]) -> None:
+    def __init__(
+        self, plan: LocalPlan, config: ChaosConfig, faults: Sequence[Fault], *, as_called: Callable[[str], str]
+    ) -> None:
         self._plan = plan
         self._config = config
         self._faults = faults
         self.recording = Recording(islands=plan.island_ids)
-        self.up = LocalRun(plan=plan, started_s=time.monotonic())
+        self.up = LocalRun(plan=plan, started_s=time.monotonic(), as_called=as_called)
         self._observer = Observer(plan.run_dir, self.recording)
         self._told = Told(plan.run_dir)
         self._rate = Rate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import os
 import socket
 import sys
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: There is no such run, or nothing to ask; or the packages of the extra are missing.
         Unavailable: The address is taken, or the broker does not answer.
     """
+    check_packages("dashboard", args.port)
     observed = observed_run(args.broker, args)
     if args.run_dir is None and args.redis is None and observed is None:
         raise ConfigError("RUN_DIR", "", "is missing: name the directory of a run, --redis URL, or --broker ADDRESS")
@@ -56,6 +58,22 @@ async def _try_out(run: ObservedRun) -> None:
     """Asks once: who has no key, or the wrong address, is told so at once, and not by an empty page."""
     async with contextlib.aclosing(run):
         await run.read()
+
+
+def check_packages(field: str, value: object) -> None:
+    """Refuses to show a page where the packages for it are missing.
+
+    Args:
+        field: Who wants the page, for the error.
+        value: Its value.
+
+    Raises:
+        ConfigError: They are not installed.
+    """
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        cure = f"needs packages that are not installed ({', '.join(missing)}): pip install 'atoll[dashboard]'"
+        raise ConfigError(field, value, cure)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,13 +95,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(watched: WatchedRun, listening: socket.socket) -> None:
     """Serves until the process is interrupted."""
-    try:
-        import uvicorn
+    import uvicorn
 
-        from ops.dashboard.server import application
-    except ImportError as err:
-        cure = "is not installed: pip install 'atoll[dashboard]'"
-        raise ConfigError("package", str(err.name), cure) from err
+    from ops.dashboard.server import application
+
     host, port = listening.getsockname()[:2]
     print(f"dashboard at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)", file=sys.stderr)
     config = uvicorn.Config(application(watched), log_level="warning", timeout_graceful_shutdown=END_WITHIN_S)

@@ -35,6 +35,7 @@ _MARKED = {
     "run.rolled_back": "run",
     "run.flushing": "run",
     "run.ended": "run",
+    "aggregator.finished": "run",
     "island.joined": "island",
     "island.resumed": "island",
     "island.left": "island",
@@ -138,6 +139,7 @@ class History:
         self._points: list[tuple[float, float | None, int, int]] = []  # time, loss, tokens, live islands
         self._point_every_s, self._point_at_s = 1.0, -1.0
         self._offset_s: float | None = None
+        self._told: dict[str, tuple[str, int]] = {}  # island -> the last coming or going that was marked, and its life
         self._changes, self._looked_at_s = 0, 0.0
         self._allowances = LivenessConfig()
 
@@ -170,7 +172,6 @@ class History:
 
     def note(self, name: str, fields: Line) -> None:
         """Takes in a decision of the aggregator."""
-        before = self._standing(_island_of(fields))
         match name:
             case "round.opened":
                 self._opened(fields)
@@ -190,8 +191,7 @@ class History:
                 self.phase = name.partition(".")[2]
             case _:
                 pass
-        said = name in ("island.joined", "island.left") and before == self._standing(_island_of(fields))
-        if name in _MARKED and not said:  # each shard says of an island that it has come or gone
+        if name in _MARKED and not self._is_told(name, fields):
             self.mark(_MARKED[name], _island_of(fields), _text(name, fields))
 
     def heard(self, island_id: str, *, step: int, tokens: int, loss: float | None, **vitals: Any) -> None:
@@ -254,9 +254,18 @@ class History:
         island.lives = max(island.lives, fields.get("incarnation", 1))
         island.state, island.heard_at_s = Liveness.ALIVE, self.now_s
 
-    def _standing(self, island_id: str) -> tuple[Liveness, int] | None:
-        island = self.islands.get(island_id)
-        return None if island is None else (island.state, island.lives)
+    def _is_told(self, name: str, fields: Line) -> bool:
+        """Says whether this coming or going of an island was marked before: each shard tells of it.
+
+        Only what was marked counts: Redis often knows an island before the tape tells that it joined.
+        """
+        if name not in ("island.joined", "island.left"):
+            return False
+        island_id = fields["island"]
+        coming = (name, fields.get("incarnation", self.islands[island_id].lives))
+        before = self._told.get(island_id)
+        self._told[island_id] = coming
+        return before == coming
 
     def _opened(self, fields: Line) -> None:
         number, fragment = fields["round"], fields["fragment"]
@@ -326,20 +335,22 @@ class History:
 
     # --- what a page gets -------------------------------------------------------------------------------------
 
-    def frame(self, since: int = 0) -> dict[str, Any]:
+    def frame(self, since: int = 0, *, stopped: bool = False) -> dict[str, Any]:
         """Returns what is newer than change ``since``, for ``json.dumps``: islands and curve whole, the rest in part.
 
+        Of a run that is ``stopped``, with no process left, nobody is alive; one that has ended stays as it is.
         Rounds are rows of number, fragment, times of opening, closing and commit, version, contributors, living
         islands, and whether it was cancelled.
         """
+        stopped = stopped and self.phase != "ended"
         frame = {
             "changes": self._changes,
             "now_s": self.now_s,
-            "phase": self.phase,
+            "phase": "stopped" if stopped else self.phase,
             "target_tokens": self.target_tokens,
             "tokens": sum(each.tokens for each in self.islands.values()),
             "fragments": [self.fragments[p] for p in sorted(self.fragments)],
-            "islands": {name: asdict(each) for name, each in sorted(self.islands.items())},
+            "islands": {name: _fields(each, stopped) for name, each in sorted(self.islands.items())},
             "curve": [list(column) for column in zip(*self._points, strict=True)] or [[], [], [], []],
             "rounds": [_row(each) for each in self._rounds.values() if each.changed > since],
             "marks": [asdict(each) for each in _newer(self._marks, since)],
@@ -349,6 +360,11 @@ class History:
 
 def _newer(marks: Iterable[Mark], since: int) -> list[Mark]:
     return [each for each in marks if each.changed > since]
+
+
+def _fields(island: IslandHistory, stopped: bool) -> dict[str, Any]:
+    gone = stopped and island.state is not Liveness.LEFT
+    return asdict(island) | ({"state": "stopped"} if gone else {})
 
 
 def _row(each: RoundHistory) -> list[Any]:
@@ -376,6 +392,8 @@ def _text(name: str, fields: Line) -> str:
             return f"{what}, {fields['reason']}: {fields.get('detail', '')}".rstrip(": ")
         case "island.quarantined":
             return f"{island} quarantined for {fields['for_s']:.0f} s: {fields['reason']}"
+        case "aggregator.finished":
+            return f"an aggregator ended: {fields.get('reason')}"
         case "aggregator.started":
             return f"an aggregator leads, epoch {fields.get('epoch')}"
         case _:

@@ -26,13 +26,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Writes a run's page as one file; returns where."""
+def write_report(run_dir: Path, out: Path | None = None, *, stopped: bool = False) -> Path:
+    """Writes a run's page as one file; returns where. ``stopped``: its processes are known to be gone."""
     watched = WatchedRun(run_dir, None, "")
     while watched.read():
         pass
     names = ("index.html", "style.css", "dashboard.js", "vendor/uplot.css", "vendor/uplot.js")
     parts = {name: (PAGE / name).read_text(encoding="utf-8") for name in names}
     out = out or run_dir / FILE
-    run_directory.write(out, report_page(parts, watched.frame(0)))
+    run_directory.write(out, report_page(parts, watched.frame(0, stopped=stopped)))
     return out

@@ -7,6 +7,7 @@ address of a Redis alone, or of a broker that shows it, the events in it tell bo
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from ops.inspect.run_status import Status, status_of
 from ops.inspect.source import RunReader
 from ops.inspect.status import address_in
 from ops.processes.told import FILE
-from ops.run_directory import in_use
+from ops.run_directory import LOCK_FILE, in_use
 from ops.text import finite
 
 #: How often tapes and Redis are looked at. An island that falls silent is seen after two seconds of silence.
@@ -34,6 +35,8 @@ LOOK_EVERY_S = 0.25
 ASK_EVERY_S = 0.5
 #: Of a tape, before a page that asks is answered: some 20 ms.
 LINES_AT_A_TIME = 1000
+#: Tapes that are silent for so long may be those of a run that is over: it is looked whether an `up` works there.
+QUIET_S = 2.0
 #: Events of a Redis that are read at a time, and in how many readings those of one look.
 EVENTS, READINGS = 2000, 5
 
@@ -63,6 +66,7 @@ class WatchedRun:
         self._reader: RunReader | None = observed
         self._reading = asyncio.Lock()  # one operation at a time
         self._events_of_run = FollowedEvents()
+        self._stopped, self._quiet_since_s = False, -math.inf
         self._gone: tuple[dict[Path, int], str] = ({}, "")  # segments that nobody can read any more, and that in words
         if run_dir is not None:
             address = address_in(run_dir)
@@ -81,6 +85,7 @@ class WatchedRun:
                 for first in range(0, len(lines), LINES_AT_A_TIME):  # pages ask between two of these
                     self._take(lines[first : first + LINES_AT_A_TIME])
                     await asyncio.sleep(0)
+                self._look_for_stop(quiet=not lines and not self._tapes.behind)
                 await self._ask()
                 if not self._tapes.behind:
                     every_s = LOOK_EVERY_S if self._observed is None else ASK_EVERY_S
@@ -92,7 +97,17 @@ class WatchedRun:
     def read(self) -> bool:
         """Reads what is new on the tapes, a chunk of each; returns whether there is more."""
         self._take(self._new_lines())
+        self._look_for_stop(quiet=not self._tapes.behind)
         return self._tapes.behind
+
+    def _look_for_stop(self, *, quiet: bool) -> None:
+        """Finds out whether the processes of the run are gone; without a lock, as with daemons, nobody knows."""
+        now_s = time.monotonic()
+        if not quiet and self._quiet_since_s > -math.inf:  # at first it is looked at once, whatever the tapes have
+            self._stopped, self._quiet_since_s = False, now_s
+        elif self._run_dir is not None and now_s >= self._quiet_since_s + QUIET_S:
+            self._quiet_since_s = now_s
+            self._stopped = (self._run_dir / LOCK_FILE).exists() and not in_use(self._run_dir)
 
     def _new_lines(self) -> list[Line]:
         if self._run_dir is None:
@@ -152,9 +167,14 @@ class WatchedRun:
 
     # --- what a page asks for -----------------------------------------------------------------------------------
 
-    def frame(self, since: int) -> dict[str, Any]:
-        """Returns the history's frame, with the run's name and what Redis knows of now."""
-        frame = self.history.frame(since)
+    def frame(self, since: int, *, stopped: bool = False) -> dict[str, Any]:
+        """Returns the history's frame, with the run's name and what Redis knows of now.
+
+        Args:
+            since: Number of the last change that is known.
+            stopped: Whoever asks knows that the run's processes are gone.
+        """
+        frame = self.history.frame(since, stopped=stopped or self._stopped)
         status = self.status
         present = None
         if status is not None:

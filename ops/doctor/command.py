@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import zmq
@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
             _progress(what)
             continue
         _progress("")
+        findings = [replace(each, cure=args.as_called(each.cure)) for each in findings]
         found += findings
         if not args.json:
             for each in findings:

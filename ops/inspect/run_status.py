@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from broker.wire.messages import Phase
 from broker.wire.records import Snapshot
 from ops.curve import Point
 from ops.inspect.shards import one_total
@@ -93,6 +94,7 @@ class Status:
             whoever sent them) and ``broker_age_s``.
         shards: Shard -> who leads it, of those that anybody ever led.
         evaluation: The newest evaluation of the global model; None where nobody evaluates it.
+        stopped: Its processes are gone, and it has not ended: :func:`stopped`.
     """
 
     run_id: str
@@ -104,6 +106,7 @@ class Status:
     brokers: Mapping[str, BrokerStatus] = field(default_factory=dict)
     shards: Mapping[int, ShardStatus] = field(default_factory=dict)
     evaluation: Point | None = None
+    stopped: bool = False
 
 
 def status_of(snapshot: Snapshot, now_s: float) -> Status:
@@ -173,6 +176,13 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         shards=shards,
         evaluation=Point.of(snapshot.evaluation),
     )
+
+
+def stopped(status: Status) -> Status:
+    """Returns the status of a run whose processes are all gone; one that has ended stays as it is."""
+    if status.totals.get("phase") == Phase.ENDED:
+        return status
+    return replace(status, stopped=True, totals={**status.totals, "phase": "stopped"})
 
 
 def leaderless(status: Status, within_s: float) -> str:

@@ -33,7 +33,7 @@ from broker.registry import redis_address
 from broker.registry.registry import RedisRefusal, Registry
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
-from ops.inspect.run_status import Status, brokerless, leaderless, status_of
+from ops.inspect.run_status import Status, brokerless, leaderless, status_of, stopped
 from ops.inspect.source import add_key_flags, observed_run
 from ops.inspect.status_view import render, to_json
 from ops.processes.child_process import tied
@@ -96,14 +96,14 @@ def run(args: argparse.Namespace) -> int:
             if checks:
                 return _health(asyncio.run(_fetch(url, args.run)), **checks)
             if args.watch is None:
-                _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
+                _print(_as_left(asyncio.run(_fetch(url, args.run)), args), console, as_json=args.json)
             else:
                 with contextlib.suppress(KeyboardInterrupt):  # the way to end it
                     asyncio.run(_watch(lambda: _fetch(url, args.run), args, console))
                     with _address(args) as left:
-                        _print(asyncio.run(_fetch(left, args.run)), console, as_json=args.json)
+                        _print(_as_left(asyncio.run(_fetch(left, args.run)), args), console, as_json=args.json)
     except Unavailable as err:
-        print(f"atoll: {err}", file=sys.stderr)
+        print(f"atoll: {args.as_called(str(err))}", file=sys.stderr)
         return 1
     return 0
 
@@ -190,6 +190,14 @@ def _address(args: argparse.Namespace) -> Iterator[str]:
             yield served_url
     else:
         yield kept.url
+
+
+def _as_left(status: Status, args: argparse.Namespace) -> Status:
+    """Says of a run directory in which no `up` works any more that its run is stopped, unless it has ended."""
+    if args.run_dir is None or in_use(args.run_dir):
+        return status
+    gone = address_in(args.run_dir).own or status.broker_is_silent  # another Redis may be written to by others
+    return stopped(status) if gone else status
 
 
 def _with_password(kept: str, given: str) -> str:
@@ -299,7 +307,8 @@ def address_in(run_dir: Path) -> Address:
     """
     config = run_dir / "config.toml"
     if not config.is_file():
-        raise ConfigError("RUN_DIR", str(run_dir), "must be the directory of a run that `up` started")
+        cure = "must be the directory of a run that `up` started; any other run has an address: --redis or --broker"
+        raise ConfigError("RUN_DIR", str(run_dir), cure)
     try:
         url, run_id = (run_dir / ADDRESS_FILE).read_text(encoding="utf-8").split()
     except (OSError, ValueError):

@@ -60,11 +60,13 @@ def render(status: Status) -> RenderableType:
         parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
     for shard, each in status.shards.items():
         over = each.ended or status.totals.get("phase") == "ended"
-        if not over and each.age_s > LEADER_WITHIN_S:
+        if not over and not status.stopped and each.age_s > LEADER_WITHIN_S:
             whose = "The aggregator" if len(status.shards) == 1 else f"The aggregator of shard {shard}"
             text = f"{whose} ({each.leader}) last renewed its lease {age(each.age_s)} ago: it has ended or lost Redis."
             parts += [Text(), Text(text, "yellow")]
-    if status.broker_is_silent:
+    if status.stopped:
+        parts += [Text(), Text("No process of this run is alive: up --resume goes on with it.", "yellow")]
+    elif status.broker_is_silent:
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"
         parts += [Text(), Text(f"{who} {since}: it has ended or lost Redis, and islands may live on.", "yellow")]
@@ -75,6 +77,8 @@ def headline(status: Status) -> str:
     """Returns the run in one line: islands, phase, tokens, loss."""
     totals = status.totals
     counts = ", ".join(f"{n} {state}" for state, n in totals["islands"].items() if n) or "no islands"
+    if status.stopped:
+        counts = f"{len(status.islands)} islands"
     words = [f"run {status.run_id}: {counts}"]
     if "phase" in totals:
         progress = f" {totals['progress']:.0%} of {totals['target_tokens']:,} tokens" if totals["target_tokens"] else ""
@@ -112,7 +116,7 @@ def island_table(status: Status) -> Fitted:
         (
             (
                 name,
-                Text(each.state, style=_STYLES[each.state]),
+                _state(each.state, status.stopped),
                 f"{each.inner_step:,}",
                 f"{each.tokens:,}",
                 "-" if each.loss is None else f"{each.loss:.4f}",
@@ -127,6 +131,10 @@ def island_table(status: Status) -> Fitted:
             for name, each in status.islands.items()
         ),
     )
+
+
+def _state(state: Liveness, stopped: bool) -> Text:
+    return Text("stopped", "dim") if stopped and state is not Liveness.LEFT else Text(state, _STYLES[state])
 
 
 def _fragment_table(status: Status) -> Fitted:

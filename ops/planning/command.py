@@ -17,7 +17,7 @@ from ops.planning.forecast import with_goodput
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
 from ops.planning.sizing import Model, parse_parameters, read_model
-from ops.planning.view import render, to_json
+from ops.planning.view import following, render, to_json
 from ops.terminal import Screen
 from ops.text import PLAIN_WIDTH
 
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document, allow_nan=False))
     else:
-        console.print(render(fleet, planned, document))
+        console.print(render(fleet, planned, document, args.as_called(following(fleet, planned))))
     return 0
 
 

@@ -144,7 +144,7 @@ def assumptions(fleet: Fleet) -> list[str]:
 # --- as text ------------------------------------------------------------------------------------------------------
 
 
-def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> RenderableType:
+def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any], following: str) -> RenderableType:
     """Returns the plan as tables: modes side by side, memory, what to choose, assumptions, what to try next."""
     chosen = planned.chosen
     sites = "1 site" if len(fleet.sites) == 1 else f"{len(fleet.sites)} sites"
@@ -170,7 +170,7 @@ def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> Ren
     parts += [Text(note, style="yellow") for note in document["notes"]]
     parts += [Text(), Text("Assumptions", style="bold")]
     parts += [Text(f"- {sentence}", style="dim") for sentence in document["assumptions"]]
-    return Group(*parts, Text(), Text(f"next: {_next(fleet, planned)}"))
+    return Group(*parts, Text(), Text(f"next: {following}"))
 
 
 def _modes_table(planned: FleetPlan) -> Table:
@@ -244,7 +244,8 @@ def _flags(choice: Choice) -> str:
     )
 
 
-def _next(fleet: Fleet, planned: FleetPlan) -> str:
+def following(fleet: Fleet, planned: FleetPlan) -> str:
+    """Returns what to try next."""
     chosen, choice = planned.chosen, planned.choice
     if chosen.link_gbps is None or (choice is None and not fleet.links_known):
         return f"{GIVE_BANDWIDTH} to see what your links allow"

@@ -26,6 +26,8 @@ from ops.text import age
 
 #: Tokens per second are measured over this long: shorter is restless, longer hides that an island stopped.
 RATE_WINDOW_S = 15.0
+#: After this a line is said again in which nothing has changed.
+SAME_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Progress:
     Attributes:
         alive: Islands that are heard from.
         known: Islands that have ever joined and not left.
-        fraction: Part of the run's tokens that is trained, 0 to 1.
+        fraction: Part of the run's tokens that is trained, 0 to 1; None for a run that goes on until it is stopped.
         versions: Of all fragments, lowest and highest; None before there are any.
         tokens_per_s: Trained by all islands; None while it cannot be told.
         loss: Mean of the islands' training losses.
@@ -46,7 +48,7 @@ class Progress:
     phase: str
     alive: int
     known: int
-    fraction: float
+    fraction: float | None
     trained_tokens: int
     merged_tokens: int
     versions: tuple[int, int] | None
@@ -78,6 +80,7 @@ def progress_of(status: Status, rate: float | None) -> Progress:
     """Returns what matters of a status; ``rate`` in tokens per second, as :class:`Rate` has it."""
     totals = status.totals
     target, trained = int(totals.get("target_tokens", 0)), trained_tokens(status)
+    endless = "target_tokens" in totals and not target
     present = [each for each in status.islands.values() if each.state is not Liveness.LEFT]
     losses = [each.loss for each in present if each.loss is not None]
     versions = [each.version for each in status.fragments.values()]
@@ -85,7 +88,7 @@ def progress_of(status: Status, rate: float | None) -> Progress:
         phase=str(totals.get("phase", "starting")),
         alive=sum(each.state is Liveness.ALIVE for each in present),
         known=len(present),
-        fraction=min(1.0, trained / target) if target else 0.0,
+        fraction=None if endless else min(1.0, trained / target) if target else 0.0,
         trained_tokens=trained,
         merged_tokens=int(totals.get("merged_tokens", 0)),
         versions=(min(versions), max(versions)) if versions else None,
@@ -104,7 +107,7 @@ def trained_tokens(status: Status) -> int:
 
 def line(progress: Progress) -> str:
     """Returns a moment of the run in one line."""
-    words = [f"{progress.phase} {progress.fraction:4.0%}"]
+    words = [progress.phase if progress.fraction is None else f"{progress.phase} {progress.fraction:4.0%}"]
     if progress.known:
         words.append(f"{progress.alive} of {progress.known} islands")
     elif progress.phase != Phase.ENDED:
@@ -150,7 +153,8 @@ class Display:
         live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live = live if self._console.can_redraw else None
         self._every_s = every_s
-        self._next_s = float("-inf")
+        self._next_s = self._same_until_s = float("-inf")
+        self._said = ""
         self._broken = False
 
     @contextmanager
@@ -188,7 +192,10 @@ class Display:
                 self._live.update(Group(table(status, progress), Text(also, style="bold yellow")), refresh=True)
             elif now_s >= self._next_s:
                 self._next_s = now_s + self._every_s
-                self._console.print(f"{line(progress)}  {also}".rstrip(), markup=False)
+                said = f"{line(progress)}  {also}".rstrip()
+                if said != self._said or now_s >= self._same_until_s:
+                    self._said, self._same_until_s = said, now_s + SAME_EVERY_S
+                    self._console.print(said, markup=False)
 
 
 def table(status: Status, progress: Progress) -> RenderableType:
@@ -197,8 +204,8 @@ def table(status: Status, progress: Progress) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     head.add_row(
         Text(progress.phase, style="bold"),
-        ProgressBar(total=1.0, completed=progress.fraction, width=32),
-        Text(f"{progress.fraction:.0%}"),
+        "" if progress.fraction is None else ProgressBar(total=1.0, completed=progress.fraction, width=32),
+        "" if progress.fraction is None else Text(f"{progress.fraction:.0%}"),
         figures,
     )
     return Group(head, Text(""), island_table(status))

@@ -44,6 +44,7 @@ class RunFacts:
         restarts: Process -> how often the supervisor restarted it; islands under their ids.
         note: Why the run ended, where it did not end by itself.
         loss_unit: Of the held-out loss; empty for a task of somebody's own.
+        resume: The command that goes on with it; empty where there is nothing to go on with.
     """
 
     run_id: str
@@ -54,6 +55,7 @@ class RunFacts:
     restarts: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
     loss_unit: str = ""
+    resume: str = ""
 
 
 def build_report(
@@ -76,7 +78,7 @@ def build_report(
     Returns:
         ``run``, ``loss``, ``metrics`` (the loss among them), ``evaluations`` (:func:`ops.curve.summary`), ``tokens``,
         ``versions``, ``rounds``, ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``,
-        ``phase``, ``recipe``, ``wall_s``, ``first_step_s``, ``exit``, ``note``.
+        ``phase``, ``recipe``, ``wall_s``, ``first_step_s``, ``exit``, ``note``, ``resume``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
@@ -108,6 +110,7 @@ def build_report(
         "first_step_s": None if facts.first_step_s is None else round(facts.first_step_s, 3),
         "exit": facts.exit,
         "note": facts.note,
+        "resume": facts.resume,
     }
 
 
@@ -147,6 +150,9 @@ def render(report: Report) -> str:
     if report["islands"]:
         lines += ["", *_island_table(report["islands"])]
     lines += ["", f"everything is in {report['run']['dir']}"]
+    if report["resume"]:
+        also = ", and merge what is in flight" if report["tokens"]["in_flight"] else ""
+        lines += [f"to go on with it{also}: {report['resume']}"]
     return "\n".join(lines)
 
 
@@ -155,7 +161,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
     wasted = sum(tokens["wasted"].values())
     causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
     rows = [
-        *_metrics(report["metrics"], report["loss"]["unit"]),
+        *_metrics(report["metrics"], report["loss"]["unit"], evaluated=report["evaluations"].get("count", 0) > 0),
         *_curve(report["evaluations"]),
         (
             "tokens",
@@ -187,7 +193,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
 
 def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
     width = max(len("island"), *map(len, islands))
-    lines = [f"  {'island':{width}}  {'steps':>9}  {'tokens':>12}  {'waiting':>8}  {'up':>9}  {'down':>9}  restarts"]
+    lines = [f"  {'island':{width}}  {'steps':>9}  {'tokens':>12}  {'sync':>8}  {'up':>9}  {'down':>9}  restarts"]
     for name, each in islands.items():
         share = "-" if each["sync_share"] is None else f"{each['sync_share']:.2%}"
         lines.append(
@@ -197,10 +203,10 @@ def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str) -> list[tuple[str, str]]:
-    """A row for each metric, the loss first."""
+def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str, *, evaluated: bool) -> list[tuple[str, str]]:
+    """A row for each metric, the loss first; ``evaluated``: models in between were, and their curve comes below."""
     if not metrics:
-        return [("held-out loss", "not evaluated")]
+        return [("held-out loss", "the last model was not evaluated" if evaluated else "not evaluated")]
     rows = []
     for name in sorted(metrics, key=lambda name: name != LOSS):
         before, after, better = (metrics[name][key] for key in ("before", "after", "better"))

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Profile
 from ops import run_directory
 from ops.curve import Point, sentence
-from ops.dashboard.command import HOST, PORT, listen
+from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import write_report
 from ops.evaluation.curve_file import read_points
 from ops.inspect.export import export
@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.explain_settings:
         return _explain(args)
     if args.dashboard is not None:
+        check_packages("dashboard", args.dashboard)
         listen(HOST, args.dashboard).close()  # else it is taken: said before anything is started
     plan = prepare(args)
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
@@ -119,7 +120,13 @@ def run(args: argparse.Namespace) -> int:
             cure = "is a data-parallel run, which keeps nothing to go on from: start another one"
             raise ConfigError("resume", str(args.resume), cure)
         return data_parallel.run(plan, started_s, as_json=args.json)
-    run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None, dashboard=args.dashboard)
+    run_ = LocalRun(
+        plan=plan,
+        started_s=started_s,
+        resumed=args.resume is not None,
+        dashboard=args.dashboard,
+        as_called=args.as_called,
+    )
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
         judged: tuple[Metrics, Metrics] = ({}, {})
@@ -132,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
     with contextlib.suppress(ConfigError, Unavailable):  # of a run that never began, or a disk that is full
-        write_report(plan.run_dir)
+        write_report(plan.run_dir, stopped=True)
     keep(plan, run_.report(status, judged), as_json=args.json)
     return status
 
@@ -160,6 +167,7 @@ class LocalRun:
     started_s: float
     resumed: bool = False
     dashboard: int | None = None  #: port of its page
+    as_called: Callable[[str], str] = str  #: names our commands as they are called here
     steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
     note: str = ""
     troubles: tuple[str, ...] = ()
@@ -235,7 +243,7 @@ class LocalRun:
             for name, port in plan.metrics_ports.items():
                 display.note(f"metrics of {name} at http://127.0.0.1:{port}/metrics")
             display.note(f"all of them, for Prometheus' file_sd_configs: {targets}")
-        display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
+        display.note(self.as_called(f"status from elsewhere, now and later: atoll status {plan.run_dir}"))
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
         """Returns when the aggregator has ended the run.
@@ -323,7 +331,7 @@ class LocalRun:
         return {f"log-{number}": target for number, target in enumerate(self.plan.up.log_to, start=1)}
 
     def _log_again(self, name: str) -> str:
-        return f"python3 -m ops log {self.plan.run_dir} --to {self._loggers()[name]}"
+        return self.as_called(f"atoll log {self.plan.run_dir} --to {self._loggers()[name]}")
 
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether every shard has ended the run."""
@@ -377,6 +385,7 @@ class LocalRun:
             restarts=self.restarts,
             note=self.note,
             loss_unit=loss_unit(self.plan),
+            resume=self.as_called(f"atoll up --resume {self.plan.run_dir}") if status > 128 else "",
         )
         points = read_points(self.plan.run_dir)
         return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)

@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
             "RUN_DIR", str(args.run_dir or ""), "name the directory of a run, or --redis URL: one of them"
         )
     if args.run_dir is not None and not args.run_dir.is_dir():
-        raise ConfigError("RUN_DIR", str(args.run_dir), "must be the directory of a run that `up` started")
+        cure = "must be the directory of a run that `up` started; any other run has an address: --redis"
+        raise ConfigError("RUN_DIR", str(args.run_dir), cure)
     with Signals() as signals:
         try:
             identity, open_source = _followed(args, signals.check)

@@ -69,9 +69,11 @@ def test_the_page_of_a_live_run_shows_a_killed_island_within_seconds_and_its_ret
                 page.data("version/0/99999")
         up.signal(signal.SIGINT)
         up.wait()
-    with dashboard(run_dir) as page:  # the run has ended
+    with dashboard(run_dir) as page:  # the run was stopped
         wait_for(lambda: page.data("frame")["changes"] >= frame["changes"], "its history", 20)
         assert page.data("frame")["run"] == frame["run"]
+        assert page.data("frame")["phase"] == "stopped"
+        assert {each["state"] for each in page.data("frame")["islands"].values()} <= {"stopped", "left"}
         assert b"page/dashboard.js" in page.ask("")
         assert b"uPlot" in page.ask("page/vendor/uplot.js")
     done = subprocess.run(

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
     status, out, _ = init(capsys, *words)
     assert status == 0
     said = [
-        re.split(r" -m ops |^ *atoll ", line)[1].split()
+        re.split(r" -m ops |/ops |^ *atoll ", line)[1].partition("#")[0].split()
         for line in out.splitlines()
         if " --config " in line or "keys init" in line
     ]
@@ -54,13 +55,12 @@ def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
             return process
 
         logs = []
-        keys, broker, aggregator, island = said
-        assert [each[0] for each in said] == ["keys", "broker", "aggregator", "island"]
+        keys, broker, aggregator, *regions = said
+        assert [each[0] for each in said] == ["keys", "broker", "aggregator", "island", "island"]
         assert start(*keys).wait(WAIT_S) == 0
         start(*broker)
         hub = start(*aggregator, "--tokens", "4000")
-        islands = [start(*island, "--task", NUMPY_TASK)]
-        islands.append(start("island", "--config", "rome.toml", "--task", NUMPY_TASK))
+        islands = [start(*island, "--task", NUMPY_TASK) for island in regions]
         ends = [each.wait(WAIT_S) for each in (*islands, hub)]
         assert ends == [0, 0, 0], "\n".join(Path(each).read_text(encoding="utf-8")[-2000:] for each in logs)
     assert (fleet / "store").is_dir()
@@ -109,6 +109,17 @@ def test_every_commented_setting_can_be_taken_in(tmp_path, capsys):
         loads("island", "islands.daemon", str(tmp_path / name))
     for daemon, module in (("broker", "broker.server"), ("aggregator", "aggregator.daemon")):
         loads(daemon, module, str(tmp_path / HUB_FILE))
+
+
+def test_the_commands_that_it_says_work_where_it_says(tmp_path, capsys):
+    status, out, _ = init(capsys, tmp_path / "a fleet", "--hub", "hub.example.com", "--regions", "paris", "rome")
+    assert status == 0
+    cd, keys, *_, paris, _ = (line.strip() for line in out.splitlines() if line.startswith("  "))
+    script = f"{cd} && {keys} && {paris.partition('#')[0]} --check"
+    ours = environment(PYTHONPATH="", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run(["sh", "-c", script], env=ours, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    assert paris.endswith("# in paris, in a folder with paris.toml, keys/island-paris.secret, keys/broker.public")
 
 
 def test_nothing_is_overwritten(tmp_path, capsys):

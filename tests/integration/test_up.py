@@ -182,6 +182,7 @@ def test_status_tells_of_a_live_run_from_other_processes_until_sigterm_ends_it(t
             seen = [json.loads(line) for line in watch.out.splitlines(keepends=True) if line.endswith("\n")]
         text = ops("status", up.run_dir).stdout
         end_by_signal(up, signal.SIGTERM, up.signal)
+    assert json.loads(ops("status", up.run_dir, "--json").stdout)["totals"]["phase"] == "stopped"
     assert len(seen) >= 3
     status = seen[-1]
     assert status.keys() == {"islands", "fragments", "totals", "brokers", "shards", "evaluation"}

@@ -21,6 +21,7 @@ def test_an_interrupted_run_ends_every_process_and_reports_what_was_done(tmp_pat
         up.wait_for_progress()
         report = end_by_signal(up, signal.SIGINT, up.signal_group)
     assert set(report["islands"]) == {"island-0", "island-1"}
+    assert report["resume"].endswith(f" up --resume {tmp_path / 'run'}")
 
 
 def test_an_aggregator_that_somebody_ends_before_the_run_has_ended_comes_back(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.wire.errors import ConfigError, Unavailable
-from ops import cli
+from ops import cli, launcher
 
 
 @pytest.fixture
@@ -163,6 +163,40 @@ def test_the_overview_lists_every_command_that_people_call(capsys):
     for name, command in cli.COMMANDS.items():
         assert (f"  {name} " in text) is not command.hidden
     assert cli.main([]) == 2
+
+
+def test_help_and_cures_name_the_program_as_it_was_called(command, capsys):
+    def run(args):
+        print(args.as_called("see atoll status"))
+        raise ConfigError("key", None, "make it with `atoll keys new`; this is no command of atoll at all")
+
+    command(run)
+    assert cli.main(["probe"], prog="python3 -m ops") == 2
+    said = capsys.readouterr()
+    assert said.out == "see python3 -m ops status\n"
+    assert "make it with `python3 -m ops keys new`; this is no command of atoll at all" in said.err
+    with pytest.raises(SystemExit):
+        cli.main(["keys", "--help"], prog="python3 -m ops")
+    text = capsys.readouterr().out
+    assert "  python3 -m ops keys allow island-paris.public\n" in text
+    assert "atoll keys" not in text
+
+
+def test_the_program_is_named_as_it_is_started_in_a_folder(tmp_path, monkeypatch):
+    assert launcher.program(launcher.ROOT) == "python3 -m ops"
+    assert launcher.program(tmp_path) == f"python3 {launcher.ROOT / 'ops'}"
+    assert launcher.program(tmp_path / "gone") == f"python3 {launcher.ROOT / 'ops'}"
+    monkeypatch.setattr(launcher, "ROOT", tmp_path)  # as in an installed package
+    assert launcher.program(tmp_path) == "atoll"
+
+
+def test_a_module_of_the_folder_where_a_command_is_started_is_found(tmp_path):
+    (tmp_path / "users_own.py").write_text("")
+    code = "import sys; sys.argv = ['atoll', '--version']; from ops import cli; cli.main(); import users_own"
+    environment = os.environ | {"PYTHONPATH": str(launcher.ROOT)}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_version_is_said(capsys):

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
+import re
 
 from broker.routing.liveness import Liveness
 from ops.dashboard.followed_events import FollowedEvents
 from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.dashboard.history import MAX_POINTS, MAX_ROUNDS, History
+from ops.dashboard.plot import write_report
 from ops.dashboard.report_page import report_page
+from ops.run_directory import claim
 
 CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 6.0, "total_tokens": 1000}
 
@@ -111,6 +115,42 @@ def test_shards_count_their_rounds_by_themselves_and_an_island_that_came_to_all_
     assert [(row[0], row[1], row[-1]) for row in frame["rounds"]] == [(1, 0, 0), (1, 1, 1)]
     assert [mark["text"] for mark in frame["marks"]] == ["a joined"]
     assert frame["islands"]["a"]["lives"] == 1
+
+
+def test_an_island_that_redis_knew_before_the_tape_told_of_it_is_said_to_join():
+    history = history_of(start(0.0))
+    history.seen("a", Liveness.ALIVE)
+    history.take(note(1.0, "island.joined", island="a", incarnation=1))
+    history.seen("a", Liveness.LEFT)
+    history.take(note(2.0, "island.left", island="a", reason="stopped"))
+    assert [mark["text"] for mark in history.frame()["marks"]] == ["a joined", "a left: stopped"]
+
+
+def test_of_a_run_that_is_stopped_nobody_is_alive_and_why_is_a_mark():
+    ended = note(2.0, "aggregator.finished", reason="stopped by the operator", phase="running")
+    history = history_of(start(0.0), note(1.0, "island.joined", island="a", incarnation=1), ended)
+    frame = history.frame(stopped=True)
+    assert (frame["phase"], frame["islands"]["a"]["state"]) == ("stopped", "stopped")
+    assert frame["marks"][-1]["text"] == "an aggregator ended: stopped by the operator"
+    assert history.frame()["islands"]["a"]["state"] == "alive"
+    history.take(note(3.0, "run.ended"))
+    assert history.frame(stopped=True)["phase"] == "ended"
+
+
+def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_path):
+    (tmp_path / "config.toml").write_text('[run]\nrun_id = "demo"\n')
+    (tmp_path / "redis-url").write_text("redis://127.0.0.1:1 demo\n")
+    joined = note(1.0, "island.joined", island="a", incarnation=1)
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), joined)))
+    held = claim(tmp_path)
+    assert write_report_phase(tmp_path) == "starting"
+    os.close(held)
+    assert write_report_phase(tmp_path) == "stopped"
+
+
+def write_report_phase(run_dir):
+    text = write_report(run_dir).read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))["phase"]
 
 
 def test_what_became_of_a_process_is_a_mark():

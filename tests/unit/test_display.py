@@ -97,11 +97,28 @@ def test_without_a_terminal_lines_come_every_few_seconds():
     stream = io.StringIO()
     with Display(stream, every_s=5.0) as display:
         for second in range(11):
-            display.show(RUNNING, progress_of(RUNNING, None), float(second))
+            display.show(RUNNING, progress_of(RUNNING, 1000.0 + second), float(second))
         display.note("island [a] died")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[-1] == "atoll: island [a] died"
+
+
+def test_a_line_in_which_nothing_has_changed_is_said_once_a_minute():
+    stream = io.StringIO()
+    with Display(stream, every_s=5.0) as display:
+        for second in range(120):
+            display.show(RUNNING, progress_of(RUNNING, None), float(second))
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_run_without_a_target_has_no_percentage():
+    endless = status({"a": island()}, totals={"phase": "running", "target_tokens": 0})
+    progress = progress_of(endless, None)
+    assert line(progress).startswith("running  1 of 1 islands  ")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(endless, progress))
+    assert "%" not in console.file.getvalue().splitlines()[0]
 
 
 def test_the_table_has_a_row_for_each_island():

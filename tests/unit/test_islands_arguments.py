@@ -143,6 +143,12 @@ def test_an_address_that_is_none_is_refused(address):
         islands.join(address, ARRAYS)
 
 
+def test_without_a_key_the_cure_names_arguments_of_join_and_no_flags():
+    with pytest.raises(ConfigError, match="secret file with key=; or accept with insecure=True that") as caught:
+        islands.join("tcp://hub.example.com:7001", {"w": np.zeros(2, np.float32)}, run="demo", tokens_per_step=1)
+    assert "--" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("params", "says"),
     [

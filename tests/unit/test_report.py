@@ -1,6 +1,7 @@
 """The report: exactly the keys that were promised, from whatever the aggregator managed to write."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,20 @@ def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
     text = render(report)
     assert "run demo: broker ended with status 2, after 3.0 s" in text
     assert "not evaluated" in text
+
+
+def test_a_run_that_was_interrupted_says_how_to_go_on_with_it():
+    facts = replace(FACTS, exit=130, note="interrupted by SIGINT", resume="atoll up --resume /runs/demo")
+    report = build_report(COUNTED, facts, before={}, after={})
+    assert render(report).endswith("\nto go on with it, and merge what is in flight: atoll up --resume /runs/demo")
+    assert report["resume"] == facts.resume
+    assert "to go on" not in render(build_report(COUNTED, FACTS, before={}, after={}))
+
+
+def test_above_a_curve_it_is_the_last_model_that_was_not_evaluated():
+    points = [Point(tokens=n, versions=(n,), model=str(n), at=0.0, seconds=1.0, metrics={"loss": 2.0}) for n in (0, 9)]
+    text = render(build_report(COUNTED, FACTS, before={}, after={}, points=points))
+    assert "held-out loss the last model was not evaluated" in text
 
 
 def test_tokens_that_do_not_add_up_are_pointed_out():

@@ -12,7 +12,7 @@ from broker.routing.liveness import Liveness
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import LeaseView, Snapshot
 from ops.inspect import status as command
-from ops.inspect.run_status import status_of
+from ops.inspect.run_status import status_of, stopped
 from ops.inspect.status_view import headline, render, to_json
 from ops.run_directory import claim, in_use
 from ops.text import PLAIN_WIDTH, size
@@ -246,6 +246,19 @@ def test_text_says_when_nobody_leads_any_more():
     silent = "The aggregator (hub:7) last renewed its lease 14.0 s ago: it has ended or lost Redis."
     assert silent in shown(status_of(snapshot(leases=leases(14.0)), NOW_S)).replace("\n", " ")
     assert "last renewed" not in shown(status_of(snapshot(leases=leases(0.4)), NOW_S))
+
+
+def test_a_run_whose_processes_are_gone_is_stopped_and_not_running():
+    status = stopped(status_of(snapshot(), NOW_S + 3600))
+    text = shown(status)
+    assert headline(status).startswith("run demo: 4 islands; stopped 50% of 40,960 tokens")
+    assert "No process of this run is alive: up --resume goes on with it." in text
+    assert "dead" not in text
+    assert "lost Redis" not in text
+    assert to_json(status)["totals"]["phase"] == "stopped"
+    (totals,) = snapshot().totals
+    ended = status_of(snapshot(totals=[totals | {"phase": "ended"}]), NOW_S)
+    assert stopped(ended) == ended
 
 
 def test_what_is_no_lease_under_its_name_is_said():

@@ -1,11 +1,13 @@
 """``up`` while it waits: a healthy start is told from a run of which nothing can be seen any more."""
 
 import asyncio
+import importlib.util
 from types import SimpleNamespace
 
 import pytest
 
 from broker.wire.errors import Unavailable
+from ops import cli
 from ops.run.up import LocalRun
 
 
@@ -32,3 +34,12 @@ def unavailable():
 def test_what_there_is_no_status_for_is_said(read, missing):
     with asyncio.Runner() as loop:
         assert LocalRun._status(registry(read), loop) == (None, missing)
+
+
+def test_a_page_that_cannot_be_served_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    run_dir = tmp_path / "run"
+    assert cli.main(["up", "--dashboard", "0", "--run-dir", str(run_dir)]) == 2
+    said = "dashboard = 0: needs packages that are not installed (starlette, uvicorn): pip install 'atoll[dashboard]'"
+    assert said in capsys.readouterr().err
+    assert not run_dir.exists()

@@ -254,8 +254,9 @@ function take(frame) {
 function showFacts(frame, speed) {
   const all = Object.values(frame.islands);
   const alive = all.filter((each) => each.state === "alive").length;
+  const stopped = frame.phase === "stopped";
   const facts = [
-    ["phase", frame.phase], ["islands", `${alive} of ${all.length}`], ["tokens", figure(frame.tokens, 12)], ["tokens/s", figure(speed)],
+    ["phase", frame.phase], ["islands", stopped ? `${all.length}` : `${alive} of ${all.length}`], ["tokens", figure(frame.tokens, 12)], ["tokens/s", figure(speed)],
     ["loss", figure(frame.curve[1].at(-1))],
     ["versions", frame.fragments.length ? `${Math.min(...frame.fragments)} to ${Math.max(...frame.fragments)}` : "-"], ["time", clock(frame.now_s)],
   ];
@@ -269,7 +270,7 @@ function showFacts(frame, speed) {
   $("progress").hidden = !frame.target_tokens;
   if (frame.target_tokens) $("progress").value = Math.min(1, frame.tokens / frame.target_tokens);
   const troubles = [frame.failure, frame.gone, ...(frame.present?.totals?.troubles ?? [])].filter(Boolean);
-  if (frame.present?.broker_is_silent && frame.phase !== "ended") troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
+  if (frame.present?.broker_is_silent && frame.phase !== "ended" && !stopped) troubles.push("No broker writes to Redis: it has ended, or lost Redis.");
   warn(troubles.join(" "));
 }
 
