@@ -73,7 +73,7 @@ class Intake:
         if fragment.stage is Stage.COLLECTING and fragment.round is not None:
             fresh = fragment.round.offer(admitted)
         else:
-            fragment.held.append(admitted)
+            fragment.hold(admitted)
         run.note(
             "contribution.accepted" if fresh else "contribution.held",
             island=member.island_id,

@@ -132,7 +132,6 @@ class Membership:
         facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
         run.note("island.resumed", island=member.island_id, **facts)
         self._sharing.note(dealt)
-        self._sharing.look_again()
 
     def fence(self, member: Member) -> None:
         """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
@@ -167,12 +166,12 @@ class Membership:
             islands=len(run.members.live(run.now_s)),
         )
         self._sharing.note(dealt)
-        self._sharing.look_again()
 
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
         self._run.shares.saved(serial)
-        self._sharing.look_again()
+        if self._run.config.shards > 1:
+            self._sharing.look_again()  # what was nobody's may be given now
         pending = self._run.pending_joins
         beginning = [island_id for waits_for, island_id in pending.beginning if waits_for <= serial]
         pending.beginning = [each for each in pending.beginning if each[0] > serial]

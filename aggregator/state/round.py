@@ -45,28 +45,33 @@ class Round:
     answered: set[str] = field(default_factory=set)  #: asked islands that contributed or said "nothing"
     contributions: list[Admitted] = field(default_factory=list)
     quorum_met_at_s: float | None = None
+    waiting_bytes: int = 0  #: of the contributions
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
     closed_because: str = ""
     missing: list[str] = field(default_factory=list)  #: who was waited for when it closed
     _fresh: set[str] = field(default_factory=set)  #: islands with a contribution to this very round
     _held: set[str] = field(default_factory=set)  #: islands with an earlier one alone
+    _of_island: dict[str, list[Admitted]] = field(default_factory=dict)
     _asked_of: frozenset[str] | None = None  #: of whom it was asked last who owes an answer
     _owing: set[str] = field(default_factory=set)  #: and who that is
 
     def __post_init__(self) -> None:
         for contribution in self.contributions:
             self._count(contribution)
+            self.waiting_bytes += contribution.payload_bytes
 
     def offer(self, contribution: Admitted) -> bool:
         """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""
         self.contributions.append(contribution)
         self._count(contribution)
+        self.waiting_bytes += contribution.payload_bytes
         fresh = contribution.round_id == self.round_id
         if fresh:
             self.answer_nothing(contribution.island_id)
         return fresh
 
     def _count(self, contribution: Admitted) -> None:
+        self._of_island.setdefault(contribution.island_id, []).append(contribution)
         if self.is_fresh(contribution):
             self._fresh.add(contribution.island_id)
             self._held.discard(contribution.island_id)
@@ -110,6 +115,16 @@ class Round:
         if self.quorum_met_at_s is not None:
             return self.quorum_met_at_s
         return now_s if len(self._fresh) >= effective_quorum(waits.quorum, live) else None
+
+    def release(self) -> None:
+        """Lets go of the contributions: their bytes are in the new version, and nobody needs them any more."""
+        self.contributions.clear()
+        self._of_island.clear()
+        self.waiting_bytes = 0
+
+    def of(self, island_id: str) -> list[Admitted]:
+        """The contributions of one island."""
+        return self._of_island.get(island_id, [])
 
     def in_merge_order(self) -> list[Admitted]:
         """The contributions by island and step: float addition is not associative, so the order is fixed."""

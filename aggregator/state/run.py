@@ -301,7 +301,7 @@ class Run:
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
-        return sum(c.payload_bytes for fragment in self.fragments.values() for c in fragment.waiting)
+        return sum(fragment.waiting_bytes for fragment in self.fragments.values())
 
     def crowded(self, island_id: str, contribution: Contribution) -> str:
         """Says why no more of an island's contributions may wait on a fragment; empty if one more may.
@@ -309,7 +309,7 @@ class Run:
         A version repeats who is in it with which steps and batches. However small contributions are, one island must
         not fill it with more than fits into a message: what was merged already could never be published.
         """
-        waiting = [c for c in self.fragments[contribution.fragment_id].waiting if c.island_id == island_id]
+        waiting = self.fragments[contribution.fragment_id].waiting_of(island_id)
         ranges = len(contribution.data) + sum(len(c.data) for c in waiting)
         if len(waiting) < MOST_WAITING and ranges <= MAX_DATA_RANGES:
             return ""

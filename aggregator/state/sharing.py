@@ -19,6 +19,10 @@ from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.wire.messages import Phase
 
+#: In a run of more islands than this, moves of data are written down together: so far apart for each island beyond. A
+#: record names every island and all that it has, and each begins a block every few seconds, with one more in reserve.
+SAVED_AT_ONCE, SAVED_APART_S = 64, 0.0005
+
 
 class Sharing:
     """Moves data shares, or blocks; a part of the core that acts by itself."""
@@ -30,6 +34,8 @@ class Sharing:
         self._seen: dict[str, tuple[Any, ...]] = {}  # what decided of each island, when everybody was looked at last
         self._paused: set[str] = set()  # whose last contributions may still be merged, which nobody is told of
         self._look_at_s = -math.inf  # when everybody is to be looked at by the time alone
+        self._save_at_s: float | None = None  # what has moved and is not on record
+        self._saved_at_s = -math.inf
         run.members.watch(lambda island_id: self._unseen.__setitem__(island_id, None))
 
     def look_again(self) -> None:
@@ -41,23 +47,33 @@ class Sharing:
         return self._run.phase is Phase.RUNNING and not self._run.config.shard
 
     def deadlines_s(self) -> list[float]:
-        """Nothing here waits for a moment of its own: a share moves with any event after its time."""
-        return []
+        """Returns when what has moved is to be written down; a share itself moves with any event after its time."""
+        return [self._save_at_s] if self._save_at_s is not None and self.due() else []
 
     def advance(self) -> None:
         """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
         run = self._run
-        if not self._may_move():
-            return
-        present = [self._presence(m) for m in run.members]
-        self._seen = {p.island_id: _deciding(p) for p in present}
-        moved = run.shares.settle(present, run.now_s)
+        changed = self._changed()
+        moved: Sequence[Moved | Dealt] | None = None
+        if run.now_s < self._look_at_s:
+            moved = run.shares.settle_some(changed)
+        if moved is None:
+            present = [self._presence(m) for m in run.members]
+            self._seen = {p.island_id: _deciding(p) for p in present}
+            moved = run.shares.settle(present, run.now_s)
+            self._look_at_s = -math.inf if moved else self._next_s()
         self.note(moved)
-        if moved:
+        self._save(bool(moved))
+
+    def _save(self, moved: bool) -> None:
+        """Has what was moved written down; in a large fleet with what is moved soon after, for a record is of all."""
+        run = self._run
+        if moved and self._save_at_s is None:
+            spare = max(0, len(run.members) - SAVED_AT_ONCE)
+            self._save_at_s = max(run.now_s, self._saved_at_s + spare * SAVED_APART_S)
+        if self._save_at_s is not None and run.now_s >= self._save_at_s:
+            self._saved_at_s, self._save_at_s = run.now_s, None
             run.save()
-            self.look_again()
-        else:
-            self._look_at_s = self._next_s()
 
     def note(self, moved: Sequence[Moved | Dealt]) -> None:
         """Records what has moved."""
@@ -65,18 +81,19 @@ class Sharing:
             name, facts = each.note()
             self._run.note(name, **facts)
 
-    def _may_move(self) -> bool:
-        """Whether anything has changed since everybody was looked at that may move data."""
-        run = self._run
-        for island_id in [*self._unseen, *sorted(self._paused)]:
+    def _changed(self) -> list[Presence]:
+        """Returns the islands of which anything has changed that may move data."""
+        run, changed = self._run, []
+        for island_id in dict.fromkeys([*self._unseen, *self._paused]):
             member = run.members[island_id]
-            p = self._presence(member)
-            if self._seen.get(island_id) != _deciding(p):
-                self.look_again()
+            p, before = self._presence(member), self._seen.get(island_id)
+            self._seen[island_id] = decides = _deciding(p)
+            if before != decides:
+                changed.append(p)
             waits = member.paused and not math.isinf(p.away_s)
             (self._paused.add if waits else self._paused.discard)(island_id)
         self._unseen.clear()
-        return run.now_s >= self._look_at_s
+        return changed
 
     def _presence(self, m: Member) -> Presence:
         run, beat = self._run, m.heartbeat
