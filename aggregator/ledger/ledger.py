@@ -219,8 +219,10 @@ class Ledger:
 
         A life may end before any commit has it: what it trained is lost, and must be booked as that.
         """
+        none = Past().row
         return {
-            island_id: {PAST: self.past(island_id).row} | {str(i): life.row for i, life in sorted(lives.items())}
+            island_id: {PAST: past.row if (past := self._past.get(island_id)) is not None else list(none)}
+            | {str(i): life.row for i, life in (sorted(lives.items()) if len(lives) > 1 else lives.items())}
             for island_id, lives in self._lives.items()
         }
 
