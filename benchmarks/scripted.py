@@ -143,6 +143,7 @@ class ScriptedIsland:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive(Channel.CONTROL))
             tasks.create_task(self._receive(Channel.BULK))
+            pause_s = 0.1
             while self._welcome is None:
                 await self._send(
                     m.Join(
@@ -153,7 +154,8 @@ class ScriptedIsland:
                         tokens_per_step=1,
                     )
                 )
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0, 2 * pause_s)  # of very many, one that asks on and on holds up the others
             # Once, and after each arrival: a second one while a version is on its way would fetch it twice.
             await self._want()
             await asyncio.sleep(self._phase_s)

@@ -181,6 +181,7 @@ class Members:
         self._responsive: tuple[frozenset[str], frozenset[str]] | None = None  # of those that live
         self._all_closed: bool | None = None
         self._members: dict[str, Member] = {}  # by id, in their order
+        self._named: dict[str, Member] = {}  # by the nonces of their processes, as far as these are remembered
         self._claims: dict[str, int] = {}  # by id, the latest one last
         self._asked: dict[str, float] = {}  # nonce -> when it first asked for what an island that lives may have
 
@@ -200,11 +201,13 @@ class Members:
 
     def by_nonce(self, nonce: str) -> Member | None:
         """The member whose current process introduced itself with ``nonce``."""
-        return next((m for m in self._members.values() if m.nonce == nonce), None)
+        member = self._named.get(nonce)
+        return member if member is not None and member.nonce == nonce else None
 
     def replaced_by(self, nonce: str) -> Member | None:
         """The member that a process with ``nonce`` once was, before a later one replaced it; None if none is known."""
-        return next((m for m in self._members.values() if nonce in m.earlier), None)
+        member = self._named.get(nonce)
+        return member if member is not None and nonce in member.earlier else None
 
     def id_for(self, island_id: str, hint: str, nonce: str, now_s: float) -> str | None:
         """Decides which id a process that asks to join gets: the one it names, if it names one.
@@ -279,7 +282,10 @@ class Members:
     def _renew(self, member: Member, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> None:
         """Forgets what belongs to an earlier life."""
         if nonce != member.nonce:
+            if len(member.earlier) == EARLIER_REMEMBERED:
+                self._named.pop(member.earlier[0], None)
             member.earlier.append(member.nonce)
+        self._named[nonce] = member
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.missed_rounds = now_s, now_s, 0
         member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
@@ -416,6 +422,7 @@ class Members:
         self._members[member.island_id] = member
         if member.island_id < last:
             self._members = dict(sorted(self._members.items()))
+        self._named[member.nonce] = member
         member.watch = self.changed
         self._all_closed = None
         self.changed(member.island_id)
