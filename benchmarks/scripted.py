@@ -326,7 +326,7 @@ async def scripted_fleet(
         heartbeat_s: Between two heartbeats of an island; theirs are spread evenly over it.
     """
     context = zmq.asyncio.Context(io_threads=2)
-    context.set(zmq.MAX_SOCKETS, max(1023, 4 * len(addresses)))  # to be said before the first one
+    context.set(zmq.MAX_SOCKETS, max(1023, 16 * len(addresses)))  # to be said before the first one
     try:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             islands = [

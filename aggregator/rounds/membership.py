@@ -249,7 +249,7 @@ class Membership:
         life = run.ledger.life(member.island_id, member.incarnation)
         settings = RunSettings(
             recipe=recipe_of(c),
-            heartbeat_interval_s=c.heartbeat_interval_s,
+            heartbeat_interval_s=run.heartbeat_interval_s,
             total_tokens=c.total_tokens,
             tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),
             seed=c.seed,

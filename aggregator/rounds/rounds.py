@@ -211,7 +211,7 @@ class Rounds:
         broker that is lost again and again gives no more time until a round has closed.
         """
         run = self._run
-        heard_from_s = outage.since_s - HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
+        heard_from_s = outage.since_s - HEARTBEATS_TO_SETTLE * run.heartbeat_interval_s
         for member in run.members.live(outage.since_s):
             if member.last_seen_s >= heard_from_s and (
                 outage.alone or run.routes.to(member.island_id) in (None, outage.broker)
@@ -227,7 +227,7 @@ class Rounds:
     def _settle(self, heartbeats: int) -> None:
         """For so long no round closes for want of time."""
         self._settles = True
-        self._settled_at_s = self._run.now_s + heartbeats * self._run.config.heartbeat_interval_s
+        self._settled_at_s = self._run.now_s + heartbeats * self._run.heartbeat_interval_s
 
     def resume(self) -> None:
         """Open rounds count as just opened: for a while nobody could answer, or was heard."""

@@ -51,6 +51,9 @@ class StepClock:
         heartbeat_interval_s: How often counters are reported.
         counts: Says whether an island counts now; None: all do.
         until_s: Says when that may change by itself; None: never. A time that is past is not one.
+
+    Attributes:
+        heartbeat_interval_s: How often counters are reported now.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class StepClock:
         counts: Callable[[str], bool] | None = None,
         until_s: Callable[[str], float] | None = None,
     ) -> None:
-        self._heartbeat_interval_s = heartbeat_interval_s
+        self.heartbeat_interval_s = heartbeat_interval_s
         self._counts = counts or (lambda _: True)
         self._until_s = until_s or (lambda _: math.inf)
         self._paces: dict[str, Pace] = {}
@@ -134,7 +137,7 @@ class StepClock:
 
     def heard_lately(self, now_s: float) -> tuple[str, ...]:
         """Returns all islands that advance, and those whose silence is hardly longer than that bears."""
-        more_s = 2 * self._heartbeat_interval_s
+        more_s = 2 * self.heartbeat_interval_s
         return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= p.allowance_s + more_s)
 
     def num_advancing(self, now_s: float) -> int:
@@ -204,4 +207,4 @@ class StepClock:
             follower.add(island_id)
 
     def _allowance_s(self, step_time_s: float | None) -> float:
-        return max(3 * self._heartbeat_interval_s, 4 * (step_time_s or 0.0))
+        return max(3 * self.heartbeat_interval_s, 4 * (step_time_s or 0.0))

@@ -62,7 +62,8 @@ class Run:
         self.epoch = 1
         self.manifest: FragmentManifest | None = None
         self.fragments: dict[int, Fragment] = {}
-        self.members = Members(config.liveness)
+        self._liveness = config.liveness
+        self.members = Members(self._liveness)
         self.pending_joins = PendingJoins()
         self.finished = False  # the driver may exit
         #: Absence after which an island's data go to others; 0: never.
@@ -252,6 +253,11 @@ class Run:
         return tuple(ours[p].version if p in ours else -1 for p in range(len(self.manifest)))
 
     @property
+    def heartbeat_interval_s(self) -> float:
+        """Seconds between two heartbeats of an island, in a fleet of so many as are expected, or here."""
+        return self._liveness.interval_of(max(self.config.islands, len(self.members.live_ids(self.now_s))))
+
+    @property
     def median_step_s(self) -> float:
         """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
         return self.clock.median_step_time_s(self.now_s) or self._median_step_s
@@ -263,6 +269,7 @@ class Run:
         change by that what a replay of the events decides.
         """
         self._median_step_s = self.median_step_s
+        self.clock.heartbeat_interval_s = self.heartbeat_interval_s
 
     def eligible(self) -> frozenset[str]:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""
