@@ -38,6 +38,8 @@ MARGIN_STEPS = 10
 STEP_TIME_S = 1e5
 HEARTBEAT_S = 0.5
 GIVE_UP_S = 180.0
+#: Of waiting for a message, before it is waited for again: two thousand tasks that wake up are work.
+RECEIVE_S = 20.0
 
 TENSORS = 48
 COLUMNS = 1024
@@ -210,7 +212,7 @@ class ScriptedIsland:
 
     async def _receive(self, channel: Channel) -> None:
         while True:
-            envelope = await self.endpoints[channel].recv(1.0)
+            envelope = await self.endpoints[channel].recv(RECEIVE_S)
             if envelope is not None:
                 await self._take(envelope.message)
 
