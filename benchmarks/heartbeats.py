@@ -124,7 +124,9 @@ async def measured(hub: Hub, islands: int, payloads: Payloads, args: argparse.Na
 def measure(args: argparse.Namespace) -> int:
     """Measures every number of islands, each at a hub of its own."""
     printer = Printer(COLUMNS, as_json=args.json)
-    counts = args.islands if not args.quick else args.islands[:1]
+    counts = args.islands
+    if args.quick:
+        counts, args.rate, args.seconds, args.settle = (4, 8), 40.0, 1.5, 0.2
     payloads = Payloads(model(args.parameters), args.fragments, Codec.INT8)
     first_us: float | None = None
     for islands in counts:
