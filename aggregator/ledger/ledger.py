@@ -53,6 +53,8 @@ class Ledger:
         self._past: dict[str, Past] = {}
         self._participation = {p: Participation() for p in self._weights}
         self._trained_tokens: int | None = 0  # of all lives; None: to be counted anew
+        self._rows: dict[str, dict[str, list[Any]]] = {}  # of :meth:`counters`, as they were made last
+        self._unrecorded: set[str] = set()  # islands of which something has changed since
         self._tally: Tally | None = Tally(self._kept, self._weights)  # of all that is in lives; None: likewise
         self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
 
@@ -60,6 +62,7 @@ class Ledger:
 
     def begin(self, island_id: str, incarnation: int, start_step: int, start_tokens: int) -> None:
         """Opens the books of a new life and ends the earlier ones."""
+        self._unrecorded.add(island_id)
         lives = self._lives.setdefault(island_id, {})
         for life in lives.values():
             life.ended = True
@@ -72,6 +75,7 @@ class Ledger:
         """Ends the current life of an island that left."""
         for life in self._lives.get(island_id, {}).values():
             life.ended = True
+            self._unrecorded.add(island_id)
 
     def report(self, island_id: str, incarnation: int, step: int, tokens: int) -> None:
         """Takes note of an island's counters; they never go back."""
@@ -79,6 +83,7 @@ class Ledger:
         before = life.trained_tokens
         if step > life.last_step:
             life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)
+            self._unrecorded.add(island_id)
         if self._trained_tokens is not None:
             self._trained_tokens += life.trained_tokens - before
 
@@ -250,12 +255,11 @@ class Ledger:
 
         A life may end before any commit has it: what it trained is lost, and must be booked as that.
         """
-        none = Past().row
-        return {
-            island_id: {PAST: past.row if (past := self._past.get(island_id)) is not None else list(none)}
-            | {str(i): life.row for i, life in (sorted(lives.items()) if len(lives) > 1 else lives.items())}
-            for island_id, lives in self._lives.items()
-        }
+        for island_id in self._unrecorded:  # of the others nothing has changed
+            past, lives = self._past.get(island_id) or Past(), self._lives[island_id]
+            self._rows[island_id] = {PAST: past.row} | {str(i): life.row for i, life in sorted(lives.items())}
+        self._unrecorded.clear()
+        return {island_id: self._rows[island_id] for island_id in self._lives}
 
     def recall(self, counters: Mapping[str, Mapping[str, list[Any]]]) -> None:
         """Reads :meth:`counters` back, over what the slices say; the furthest hold."""
@@ -271,6 +275,7 @@ class Ledger:
     def _recall_past(self, island_id: str, row: list[int]) -> Past:
         """Takes sums over; lives that are in them are known by what became of their tokens alone."""
         self._trained_tokens = self._tally = None
+        self._unrecorded.add(island_id)
         past = self._past.setdefault(island_id, Past())
         lives = self._lives.setdefault(island_id, {})
         upto, steps, tokens, at_step, at_tokens = row
@@ -287,6 +292,7 @@ class Ledger:
             life = lives[incarnation]
             if not life.ended or any(account.waiting for account in life.accounts.values()):
                 return
+            self._unrecorded.add(island_id)
             past = self._past.setdefault(island_id, Past())
             ends = (account.handed_over for account in life.accounts.values())
             past.handed_over = max([past.handed_over, (life.start_step, life.start_tokens), *ends])
@@ -299,6 +305,7 @@ class Ledger:
 
     def _recall(self, island_id: str, incarnation: int, row: list[Any]) -> Life:
         self._trained_tokens = self._tally = None
+        self._unrecorded.add(island_id)
         start_step, start_tokens, last_step, last_tokens, ended = row
         lives = self._lives.setdefault(island_id, {})
         life = lives.get(incarnation)

@@ -180,6 +180,8 @@ class Members:
         self._live: tuple[frozenset[str], list[Member]] | None = None  # these are made when they are asked for
         self._responsive: tuple[frozenset[str], frozenset[str]] | None = None  # of those that live
         self._all_closed: bool | None = None
+        self._rows: dict[str, list[Any]] = {}  # of the record, as it was made last
+        self._unrecorded: set[str] = set()  # those that have changed since
         self._members: dict[str, Member] = {}  # by id, in their order
         self._named: dict[str, Member] = {}  # by the nonces of their processes, as far as these are remembered
         self._claims: dict[str, int] = {}  # by id, the latest one last
@@ -310,6 +312,7 @@ class Members:
             self._responsive = None
         if member.closed is not self._all_closed:
             self._all_closed = None
+        self._unrecorded.add(island_id)
         self._living.changed(island_id)
         for watcher in self._watchers:
             watcher(island_id)
@@ -349,7 +352,10 @@ class Members:
 
     def record(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain data."""
-        return {"members": {m.island_id: self._row(m) for m in self}}
+        for island_id in self._unrecorded:  # of the others nothing has changed
+            self._rows[island_id] = self._row(self._members[island_id])
+        self._unrecorded.clear()
+        return {"members": {island_id: self._rows[island_id] for island_id in self._members}}
 
     @staticmethod
     def _row(m: Member) -> list[Any]:
