@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import (
     accelerator,
+    core_heartbeats,
     heartbeats,
     island_waiting,
     lab_overhead,
@@ -79,6 +80,15 @@ def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_core_is_measured_with_rounds_open(capsys):
+    few, more = rows(core_heartbeats, capsys)
+    assert (few["islands"], more["islands"], few["ratio"]) == (4, 8, 1.0)
+    for row in (few, more):
+        assert row["us"] > 0
+        assert row["joins_us"] > 0
+        assert row["open_rounds"] >= 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_heartbeat_of_more_islands_stands_beside_one_of_few(capsys, tmp_path):
@@ -96,6 +106,7 @@ def test_a_heartbeat_of_more_islands_stands_beside_one_of_few(capsys, tmp_path):
     "measure",
     [
         accelerator,
+        core_heartbeats,
         heartbeats,
         island_waiting,
         lab_overhead,
