@@ -40,6 +40,8 @@ HEARTBEAT_S = 0.5
 GIVE_UP_S = 180.0
 #: Of waiting for a message, before it is waited for again: two thousand tasks that wake up are work.
 RECEIVE_S = 20.0
+#: Until an island that lacks something of version 0 asks for it again.
+WANT_AGAIN_S = 20.0
 
 TENSORS = 48
 COLUMNS = 1024
@@ -115,6 +117,7 @@ class ScriptedIsland:
         self.beats = 0  # heartbeats sent
         self.answers_s: list[float] = []  # from each to the next state
         self._heartbeat_s, self._phase_s = heartbeat_s, phase_s
+        self._wanted_s = 0.0
         self._asked_s: float | None = None  # when a heartbeat was sent that no state has followed
         self.versions: dict[int, int] = {}
         self.arrivals: list[Arrival] = []
@@ -158,11 +161,14 @@ class ScriptedIsland:
                 )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2.0, 2 * pause_s)  # of very many, one that asks on and on holds up the others
-            # Once, and after each arrival: a second one while a version is on its way would fetch it twice.
+            # Once, and after each arrival: a second one while a version is on its way would fetch it twice. But where
+            # nothing comes for very long, it was lost.
             await self._want()
             await asyncio.sleep(self._phase_s)
             while True:
                 await self.beat()
+                if not self.complete and time.monotonic() - self._wanted_s > WANT_AGAIN_S:
+                    await self._want()
                 await asyncio.sleep(self._heartbeat_s)
 
     async def advance(self, step: int) -> None:
@@ -195,6 +201,7 @@ class ScriptedIsland:
         return tuple(self.versions.get(p, -1) for p in range(len(self._payloads.manifest)))
 
     async def _want(self) -> None:
+        self._wanted_s = time.monotonic()
         await self._send(m.Want(versions=self._held()))
 
     async def _send(self, message: Any) -> None:
