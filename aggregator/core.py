@@ -5,6 +5,7 @@ After an event each part that has something to do does it, in a fixed order. The
 :class:`aggregator.state.run.Run`:
 
 * :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells;
+* :mod:`aggregator.state.sharing`: whose data move;
 * :mod:`aggregator.rounds.notices`: what islands are told;
 * :mod:`aggregator.rounds.seeding`: version 0;
 * :mod:`aggregator.rounds.roster`: what concerns all shards, where there are several;
@@ -60,6 +61,7 @@ from aggregator.state.members import Member
 from aggregator.state.restoring import restore
 from aggregator.state.run import Run
 from aggregator.state.run_settings import changes, completed
+from aggregator.state.sharing import Sharing
 from broker.wire.messages import (
     AskDonor,
     Attached,
@@ -125,7 +127,8 @@ class Aggregator:
         if founding is not None:
             self.run.foundings = (*self.run.foundings, founding)[-MAX_FOUNDINGS:]
         notices = Notices(self.run)
-        self._membership = Membership(self.run, notices)
+        self._sharing = Sharing(self.run)
+        self._membership = Membership(self.run, notices, self._sharing)
         keeps = Adopter if config.shard else Keeper
         self._roster: Keeper | Adopter = keeps(self.run, self._membership)
         self._donations = Donations(self.run)
@@ -141,7 +144,7 @@ class Aggregator:
         self._handlers, self._from_members = self._table()
         #: Those that act by themselves, in this order: shares move before rounds close, and rounds open last.
         self._parts: tuple[Part, ...] = (
-            self._membership,
+            self._sharing,
             self._seeding,
             self._ending,
             self._commits,

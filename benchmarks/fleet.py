@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Under which :func:`module_command` finds this checkout.
 ROOT_ENVIRONMENT = {"PYTHONPATH": os.fspath(ROOT), "PYTHONUNBUFFERED": "1"}
 STOP_WITHIN_S = 10.0
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,12 @@ class Hub:
                 end = last_lines(self.cluster.log_of(event.process))
                 raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
 
+    def pid(self, name: str) -> int:
+        """Returns the number of the process of that name, which runs."""
+        pid = self.cluster.pid(name)
+        assert pid is not None, f"{name} does not run"
+        return pid
+
     def _start(self, name: str, command: list[str], port: int, *, stop_order: int) -> None:
         self.start([self._spec(name, command, stop_order=stop_order)])
         self.cluster.wait_for_port(name, port)
@@ -144,9 +151,7 @@ class Hub:
         return ProcessSpec(name=name, command=command, environment=environment, cpus=self._cpus, **options)
 
     def _peak_of(self, name: str) -> int:
-        pid = self.cluster.pid(name)
-        assert pid is not None, f"{name} does not run"
-        return peak_bytes(pid)
+        return peak_bytes(self.pid(name))
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -167,6 +172,12 @@ def peak_bytes(pid: int) -> int:
     except OSError as err:
         raise Unavailable(f"process {pid} has no status to read ({err.strerror}): it has ended", definite=True) from err
     raise Unavailable(f"process {pid} has no VmHWM: it is ending", definite=True)
+
+
+def cpu_s(pid: int) -> float:
+    """Returns the processor time that a process has used, in seconds; OSError if there is none."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from benchmarks import output
-from benchmarks.fleet import RUN, Hub
+from benchmarks.fleet import RUN, Hub, cpu_s
 from benchmarks.output import Column, Printer, median
 from broker.process import toml
 from broker.wire.errors import ConfigError, Unavailable
@@ -190,8 +190,7 @@ def _versions(hub: Hub) -> int:
 
 
 def _cpu_s(hub: Hub, name: str) -> float:
-    fields = Path(f"/proc/{hub.cluster.pid(name)}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return cpu_s(hub.pid(name))
 
 
 def row_of(samples: list[Sample], *, metrics: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import zmq
 import zmq.asyncio
 
 from benchmarks.fleet import RUN
@@ -37,6 +38,10 @@ MARGIN_STEPS = 10
 STEP_TIME_S = 1e5
 HEARTBEAT_S = 0.5
 GIVE_UP_S = 180.0
+#: Of waiting for a message, before it is waited for again: two thousand tasks that wake up are work.
+RECEIVE_S = 20.0
+#: Until an island that lacks something of version 0 asks for it again.
+WANT_AGAIN_S = 20.0
 
 TENSORS = 48
 COLUMNS = 1024
@@ -98,8 +103,22 @@ class Arrival:
 class ScriptedIsland:
     """One island."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, name: str, payloads: Payloads) -> None:
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        name: str,
+        payloads: Payloads,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        phase_s: float = 0.0,
+    ) -> None:
         self.name = name
+        self.beats = 0  # heartbeats sent
+        self.answers_s: list[float] = []  # from each to the next state
+        self._heartbeat_s, self._phase_s = heartbeat_s, phase_s
+        self._wanted_s = 0.0
+        self._asked_s: float | None = None  # when a heartbeat was sent that no state has followed
         self.versions: dict[int, int] = {}
         self.arrivals: list[Arrival] = []
         self.told = asyncio.Event()  # something came
@@ -129,6 +148,7 @@ class ScriptedIsland:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive(Channel.CONTROL))
             tasks.create_task(self._receive(Channel.BULK))
+            pause_s = 0.1
             while self._welcome is None:
                 await self._send(
                     m.Join(
@@ -139,12 +159,17 @@ class ScriptedIsland:
                         tokens_per_step=1,
                     )
                 )
-                await asyncio.sleep(0.1)
-            # Once, and after each arrival: a second one while a version is on its way would fetch it twice.
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0, 2 * pause_s)  # of very many, one that asks on and on holds up the others
+            # Once, and after each arrival: a second one while a version is on its way would fetch it twice. But where
+            # nothing comes for very long, it was lost.
             await self._want()
+            await asyncio.sleep(self._phase_s)
             while True:
                 await self.beat()
-                await asyncio.sleep(HEARTBEAT_S)
+                if not self.complete and time.monotonic() - self._wanted_s > WANT_AGAIN_S:
+                    await self._want()
+                await asyncio.sleep(self._heartbeat_s)
 
     async def advance(self, step: int) -> None:
         """Reports that training has come to ``step``."""
@@ -154,6 +179,8 @@ class ScriptedIsland:
     async def beat(self) -> None:
         """Sends a heartbeat."""
         traffic = self.endpoints[Channel.BULK].traffic
+        self.beats += 1
+        self._asked_s = self._asked_s or time.monotonic()
         await self._send(
             m.Heartbeat(
                 inner_step=self._step,
@@ -174,6 +201,7 @@ class ScriptedIsland:
         return tuple(self.versions.get(p, -1) for p in range(len(self._payloads.manifest)))
 
     async def _want(self) -> None:
+        self._wanted_s = time.monotonic()
         await self._send(m.Want(versions=self._held()))
 
     async def _send(self, message: Any) -> None:
@@ -191,7 +219,7 @@ class ScriptedIsland:
 
     async def _receive(self, channel: Channel) -> None:
         while True:
-            envelope = await self.endpoints[channel].recv(1.0)
+            envelope = await self.endpoints[channel].recv(RECEIVE_S)
             if envelope is not None:
                 await self._take(envelope.message)
 
@@ -203,6 +231,9 @@ class ScriptedIsland:
                 self._welcome = message
             case m.FleetState():
                 self.states += 1
+                if self._asked_s is not None:
+                    self.answers_s.append(time.monotonic() - self._asked_s)
+                    self._asked_s = None
                 self.told.set()
                 for p in message.seed:
                     if p not in self._seeded:
@@ -293,18 +324,30 @@ class ScriptedFleet:
 
 
 @asynccontextmanager
-async def scripted_fleet(addresses: list[str], payloads: Payloads) -> AsyncIterator[ScriptedFleet]:
+async def scripted_fleet(
+    addresses: list[str], payloads: Payloads, *, heartbeat_s: float = HEARTBEAT_S
+) -> AsyncIterator[ScriptedFleet]:
     """Joins one island per address and ends them with the block; an error of an island ends the block too.
 
     Args:
         addresses: Control address of the broker, or of what stands before it, for each island.
         payloads: What they send.
+        heartbeat_s: Between two heartbeats of an island; theirs are spread evenly over it.
     """
     context = zmq.asyncio.Context(io_threads=2)
+    context.set(zmq.MAX_SOCKETS, max(1023, 16 * len(addresses)))  # to be said before the first one
     try:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             islands = [
-                ScriptedIsland(context, address, f"island-{i:02}", payloads) for i, address in enumerate(addresses)
+                ScriptedIsland(
+                    context,
+                    address,
+                    f"island-{i:02}",
+                    payloads,
+                    heartbeat_s=heartbeat_s,
+                    phase_s=heartbeat_s * i / len(addresses),
+                )
+                for i, address in enumerate(addresses)
             ]
             for island in islands:
                 for endpoint in island.endpoints.values():

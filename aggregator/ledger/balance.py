@@ -6,11 +6,11 @@ Pure. The entries come from :mod:`aggregator.ledger.ledger`; several shards' bal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from aggregator.ledger.lives import Life, Past
+from aggregator.ledger.lives import Account, Life, Past
 from broker.wire.messages import Reason
 
 
@@ -61,6 +61,88 @@ class Books:
             whole[key] += 1
         wasted = {k.removeprefix("wasted."): v for k, v in whole.items() if k.startswith("wasted.") and v}
         return {"trained": total, "merged": whole["merged"], "wasted": wasted, "in_flight": whole["in_flight"]}
+
+
+class Key(NamedTuple):
+    """One account: of a life of an island, on a fragment."""
+
+    island_id: str
+    incarnation: int
+    fragment_id: int
+
+
+class Tally:
+    """What was merged and wasted, by fragment, of which only accounts that were written to are added up anew.
+
+    Args:
+        account: Returns an account; None if it is not kept any more.
+        fragments: That there are.
+
+    Attributes:
+        merged: Fragment -> tokens.
+        wasted: Fragment -> tokens by cause.
+    """
+
+    def __init__(self, account: Callable[[Key], Account | None], fragments: Iterable[int]) -> None:
+        self.merged = dict.fromkeys(fragments, 0)
+        self.wasted: dict[int, Counter[str]] = {p: Counter() for p in self.merged}
+        self._account = account
+        self._counted: dict[Key, tuple[int, Counter[str]]] = {}
+        self._written: set[Key] = set()
+
+    def written(self, island_id: str, incarnation: int, fragment_id: int) -> None:
+        """An account has changed, or is kept no more."""
+        self._written.add(Key(island_id, incarnation, fragment_id))
+
+    def count(self) -> None:
+        """Brings the sums up to date."""
+        for key in self._written:
+            p = key.fragment_id
+            merged, wasted = self._counted.pop(key, (0, Counter()))
+            self.merged[p] -= merged
+            self.wasted[p].subtract(wasted)
+            account = self._account(key)
+            if account is not None:
+                self._counted[key] = counted = account.merged_tokens, Counter(account.wasted_tokens)
+                self.merged[p] += counted[0]
+                self.wasted[p].update(counted[1])
+        self._written.clear()
+
+
+def in_all(
+    tally: Tally,
+    pasts: Iterable[Past],
+    ended: Iterable[Life],
+    trained_tokens: int,
+    weights: Mapping[int, int],
+    gaps: Reason,
+) -> Books:
+    """Returns the balance over all islands, as :func:`balance` would, from sums that were kept as entries were made.
+
+    Args:
+        tally: Of every life that is not folded; up to date.
+        pasts: Of the islands that have lives that are.
+        ended: Lives of the others that have ended.
+        trained_tokens: Of all lives.
+        weights: Fragment -> its parameter count; at least one.
+        gaps: Why a fate may be unknown.
+    """
+    folded = balance(((past, ()) for past in pasts), weights, gaps)
+    wasted: Counter[str] = Counter(dict(folded.wasted))
+    for p, causes in tally.wasted.items():
+        for cause, tokens in causes.items():
+            wasted[cause] += tokens * weights[p]
+    for life in ended:
+        for p, account in life.accounts.items():
+            rest = life.trained_tokens - account.known_tokens
+            forgotten = min(rest, account.forgotten_tokens or 0)
+            wasted[gaps] += forgotten * weights[p]
+            wasted[Reason.ISLAND_LOST] += (rest - forgotten) * weights[p]
+    trained = trained_tokens * folded.scale
+    merged = folded.merged + sum(tokens * weights[p] for p, tokens in tally.merged.items())
+    fates = {cause: tokens for cause, tokens in sorted(wasted.items()) if tokens}
+    in_flight = trained - merged - sum(fates.values())
+    return Books(trained=trained, merged=merged, wasted=fates, in_flight=in_flight, scale=folded.scale)
 
 
 def balance(islands: Iterable[tuple[Past, Iterable[Life]]], weights: Mapping[int, int], gaps: Reason) -> Books:

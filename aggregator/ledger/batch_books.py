@@ -22,6 +22,7 @@ class BatchBooks:
     def __init__(self) -> None:
         self._merged: dict[tuple[int, int], IntervalSet] = {}  # (fragment, part) -> batches
         self._waiting: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        self._fragments: set[int] = set()  # of which any batch is known
 
     def overlap(self, fragment_id: int, data: Iterable[DataRange]) -> str:
         """Says which batches were merged before, wait to be, or are named twice; empty if none."""
@@ -37,6 +38,7 @@ class BatchBooks:
 
     def wait(self, fragment_id: int, data: Iterable[DataRange]) -> None:
         """Takes note of batches that arrived."""
+        self._fragments.add(fragment_id)
         for d in _given(data):
             self._waiting.setdefault((fragment_id, d.share), set()).add((d.from_batch, d.to_batch))
 
@@ -48,6 +50,7 @@ class BatchBooks:
     def merge(self, fragment_id: int, data: Iterable[DataRange]) -> None:
         """Books batches as merged into a fragment; a second time would be a bug here, and ends in an error."""
         data = _given(data)
+        self._fragments.add(fragment_id)
         self.refuse(fragment_id, data)
         for d in data:
             self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
@@ -56,8 +59,8 @@ class BatchBooks:
 
     def reached(self, part: int) -> int:
         """Returns the furthest batch of a part that was merged or waits to be, on any fragment: one past it."""
-        ends = [merged.end for (_, n), merged in self._merged.items() if n == part]
-        ends += [end for (_, n), waiting in self._waiting.items() if n == part for _, end in waiting]
+        ends = [self._merged[p, part].end for p in self._fragments if (p, part) in self._merged]
+        ends += [end for p in self._fragments for _, end in self._waiting.get((p, part), ())]
         return max([0, *ends])
 
     def keep(self, parts: Collection[int]) -> None:
@@ -68,12 +71,14 @@ class BatchBooks:
     def slice(self, fragment_id: int) -> dict[str, list[list[int]]]:
         """Returns what was merged into one fragment, by part, as plain data for its commit."""
         return {
-            str(n): [list(i) for i in merged] for (p, n), merged in sorted(self._merged.items()) if p == fragment_id
+            str(n): [list(i) for i in self._merged[fragment_id, n]]
+            for n in sorted(n for p, n in self._merged if p == fragment_id)
         }
 
     def restore(self, slices: Mapping[int, Mapping[str, Any]]) -> None:
         """Reads the fragments' slices back."""
         for p, rows in slices.items():
+            self._fragments.add(p)
             for n, intervals in rows.items():
                 self._merged[p, int(n)] = IntervalSet((a, b) for a, b in intervals)
 

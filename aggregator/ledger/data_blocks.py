@@ -117,21 +117,31 @@ class DataBlocks:
 
     def settle(self, present: Sequence[Presence], now_s: float) -> list[Dealt]:
         """Ends blocks that nobody needs or trains, and gives others to those who begin their last one."""
-        dealt: list[Dealt] = []
-        for n, given in list(self._owners.now.items()):
-            if not given.owner and self._owners.is_agreed(n):
-                dealt.append(self._finish(n, given, "every shard knows"))
+        agreed = [n for n in self._owners.nobodys() if self._owners.is_agreed(n)]
+        dealt = [self._finish(n, self._owners.now[n], "every shard knows") for n in agreed]
         by_id = {p.island_id: p for p in present}
-        for n, given in list(self._owners.now.items()):
-            because = self._why_ended(n, by_id.get(given.owner)) if given.owner else ""
+        dealt += self._end_of([n for n, given in self._owners.now.items() if given.owner], by_id)
+        return dealt + self._give_to(present)
+
+    def settle_some(self, changed: Sequence[Presence]) -> list[Dealt]:
+        """Does the same where only these islands are not as they were, and no absence has become longer than it may."""
+        numbers = sorted(n for p in changed for n in self._owners.of(p.island_id))
+        dealt = self._end_of(numbers, {p.island_id: p for p in changed})
+        return dealt + self._give_to(sorted(changed, key=lambda p: p.island_id))
+
+    def _end_of(self, numbers: Iterable[int], by_id: Mapping[str, Presence]) -> list[Dealt]:
+        dealt: list[Dealt] = []
+        for n in numbers:
+            because = self._why_ended(n, by_id.get(self._owners.now[n].owner))
             dealt += self._end(n, because) if because else []
-        newest: dict[str, int] = {}
-        for n, given in self._owners.now.items():
-            newest[given.owner] = max(n, newest.get(given.owner, 0))
-        for p in present:
-            if p.able and newest.get(p.island_id, 0) <= p.block:
-                dealt.append(self._give(p.island_id, p.batch_tokens, self._batches(p.step_time_s)))
         return dealt
+
+    def _give_to(self, present: Iterable[Presence]) -> list[Dealt]:
+        return [
+            self._give(p.island_id, p.batch_tokens, self._batches(p.step_time_s))
+            for p in present
+            if p.able and max(self._owners.of(p.island_id), default=0) <= p.block
+        ]
 
     def _why_ended(self, n: int, owner: Presence | None) -> str:
         """Says why a block ends now; empty if it does not."""
@@ -154,8 +164,9 @@ class DataBlocks:
         tokens = (batch_tokens or self.unit) if self.unit else 1
         from_batch, to_batch = self._cut(tokens, batches)
         n, self._next = self._next, self._next + 1
-        self._owners.now[n] = Given(owner=island_id, from_batch=from_batch, to_batch=to_batch, tokens=tokens)
-        return Dealt(block=n, given=self._owners.now[n])
+        given = Given(owner=island_id, from_batch=from_batch, to_batch=to_batch, tokens=tokens)
+        self._owners.give(n, given)
+        return Dealt(block=n, given=given)
 
     def _cut(self, tokens: int, batches: int) -> tuple[int, int]:
         while self.left:
@@ -175,7 +186,7 @@ class DataBlocks:
         given = self._owners.now[n]
         if self._alone:
             return [self._finish(n, given, because)]
-        self._owners.now[n] = replace(given, owner="")
+        self._owners.give(n, replace(given, owner=""))
         return []
 
     def _finish(self, n: int, given: Given, because: str) -> Dealt:
@@ -183,7 +194,7 @@ class DataBlocks:
         reached = max(given.from_batch, self.books.reached(n), self._owners.elsewhere(n))
         if reached < given.to_batch:
             insort(self.left, (reached * given.tokens, given.to_batch * given.tokens))
-        del self._owners.now[n]
+        self._owners.end(n)
         return Dealt(block=n, given=given, reached=reached, because=because)
 
     # --- the record -------------------------------------------------------------------------------------------
@@ -245,16 +256,18 @@ class DataBlocks:
 
     def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
         """Takes over who has what from shard 0."""
-        self._owners.now = {
-            t.share: Given(owner=t.owner, from_batch=t.cursor, to_batch=t.to_batch, tokens=t.batch_tokens)
-            for t in tenures
-        }
+        self._owners.adopt(
+            {
+                t.share: Given(owner=t.owner, from_batch=t.cursor, to_batch=t.to_batch, tokens=t.batch_tokens)
+                for t in tenures
+            }
+        )
 
     # --- telling ----------------------------------------------------------------------------------------------
 
     def told(self, island_id: str, home: int) -> Told:
         """Returns what an island is told: its blocks, those that it trains first in front."""
-        own = ((n, given) for n, given in sorted(self._owners.durable.items()) if given.owner == island_id)
+        own = ((n, self._owners.durable[n]) for n in self._owners.told(island_id))
         return Told(_WHOLE, (), tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own))
 
     def refusal(

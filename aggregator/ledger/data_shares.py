@@ -81,13 +81,15 @@ class DataShares:
         self._takeover_s = takeover_s
         self._began_s = now_s
         self._owners: Ownership[Tenure] = Ownership()
+        self._waits = False  # something is to go to another island, and there was none to take it
+        self._taken = False  # something is nobody's that was somebody's when all were looked at
 
     # --- changing hands ---------------------------------------------------------------------------------------
 
     def join(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Moved]:
         """A new life of an island begins with its home; what an earlier life had besides goes to nobody for now."""
-        for share, tenure in self._owners.now.items():
-            if tenure.owner == island_id and share != home:
+        for share in self._owners.of(island_id):
+            if share != home:
                 self._take(share)
         self._move(home, island_id)
         return []
@@ -97,17 +99,19 @@ class DataShares:
         tenure = self._owners.now.get(home)
         if (tenure is not None and tenure.owner == island_id) or not self._free(home):
             return []
+        self._taken = True  # from one who may have room for another now
         return [self._moved(home, island_id, "its island is back")]
 
     def leave(self, island_id: str, home: int) -> None:
         """The first step of joining where there are several shards: what the island has, and its home, are nobody's."""
-        for share, tenure in self._owners.now.items():
+        for share, tenure in list(self._owners.now.items()):
             if tenure.owner and (tenure.owner == island_id or share == home):
                 self._take(share)
 
     def settle(self, present: Sequence[Presence], now_s: float) -> list[Moved]:
         """Hands shares back to islands that have returned, and those of absent ones to others; says what moved."""
         moved: list[Moved] = []
+        self._waits = self._taken = False
         at_home = {p.home: p for p in present}
         by_id = {p.island_id: p for p in present}
         able = [p for p in present if p.able]
@@ -129,12 +133,28 @@ class DataShares:
                 because = "its island is quarantined"
             elif not self._away(away_s):
                 continue
-            if able:
-                heir = min(able, key=lambda p: (len(self._owners.of(p.island_id)), p.home))
-                if len(self._owners.of(heir.island_id)) >= MOST_OWNED:
-                    continue
-                moved.append(self._moved(share, heir.island_id, because))
+            heir = min(able, key=lambda p: (self._owners.num_of(p.island_id), p.home), default=None)
+            if heir is None or self._owners.num_of(heir.island_id) >= MOST_OWNED:
+                self._waits = True
+                continue
+            moved.append(self._moved(share, heir.island_id, because))
         return moved
+
+    def settle_some(self, changed: Sequence[Presence]) -> list[Moved] | None:
+        """Says what moves where only these islands are not as they were, and no absence has become longer than it may.
+
+        Returns:
+            Nothing, if nothing can move for that; None if that takes :meth:`settle`, with everybody.
+        """
+        if self._taken:
+            return None
+        for p in changed:
+            tenure = self._owners.now.get(p.home)
+            if p.able and ((tenure is not None and tenure.owner != p.island_id) or self._waits):
+                return None
+            if not p.able and self._owners.num_of(p.island_id):
+                return None
+        return []
 
     def saving(self, serial: int) -> dict[str, list[Any]]:
         """Returns what belongs into the run record of that serial, as plain data."""
@@ -162,7 +182,7 @@ class DataShares:
 
     def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
         """Takes over who has what from shard 0."""
-        self._owners.now = {t.share: Tenure(t.owner, t.share_epoch, t.cursor) for t in tenures}
+        self._owners.adopt({t.share: Tenure(t.owner, t.share_epoch, t.cursor) for t in tenures})
 
     # --- telling ----------------------------------------------------------------------------------------------
 
@@ -175,9 +195,7 @@ class DataShares:
         tenure = self._owners.durable.get(home, Tenure("", 0, 0))
         mine = tenure.owner == island_id
         epoch = tenure.share_epoch if mine else max(0, tenure.share_epoch - 1)
-        others = (
-            self._share(n, t) for n, t in sorted(self._owners.durable.items()) if t.owner == island_id and n != home
-        )
+        others = (self._share(n, self._owners.durable[n]) for n in self._owners.told(island_id) if n != home)
         return Told(self._share(home, Tenure(island_id, epoch, tenure.cursor)), tuple(others))
 
     def refusal(
@@ -234,13 +252,13 @@ class DataShares:
             return self._take(share)
         epoch = 0 if known is None else known.share_epoch + 1
         cursor = max(self.books.reached(share), self._owners.elsewhere(share))
-        self._owners.now[share] = Tenure(to, epoch, cursor)
+        self._owners.give(share, Tenure(to, epoch, cursor))
         return self._owners.now[share]
 
     def _take(self, share: int) -> Tenure:
-        tenure = self._owners.now[share] = Tenure(
-            "", self._owners.now[share].share_epoch + 1, self.books.reached(share)
-        )
+        tenure = Tenure("", self._owners.now[share].share_epoch + 1, self.books.reached(share))
+        self._owners.give(share, tenure)
+        self._taken = True
         return tenure
 
     def _free(self, share: int) -> bool:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aggregator.ledger.balance import Books, balance
+from aggregator.ledger.balance import Books, Key, Tally, balance, in_all
 from aggregator.ledger.lives import Account, Life, Past
 from aggregator.ledger.participation import Participation
 from broker.wire.messages import Reason
@@ -53,12 +53,16 @@ class Ledger:
         self._past: dict[str, Past] = {}
         self._participation = {p: Participation() for p in self._weights}
         self._trained_tokens: int | None = 0  # of all lives; None: to be counted anew
+        self._rows: dict[str, dict[str, list[Any]]] = {}  # of :meth:`counters`, as they were made last
+        self._unrecorded: set[str] = set()  # islands of which something has changed since
+        self._tally: Tally | None = Tally(self._kept, self._weights)  # of all that is in lives; None: likewise
         self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
 
     # --- writing ---------------------------------------------------------------------------------------------
 
     def begin(self, island_id: str, incarnation: int, start_step: int, start_tokens: int) -> None:
         """Opens the books of a new life and ends the earlier ones."""
+        self._unrecorded.add(island_id)
         lives = self._lives.setdefault(island_id, {})
         for life in lives.values():
             life.ended = True
@@ -71,6 +75,7 @@ class Ledger:
         """Ends the current life of an island that left."""
         for life in self._lives.get(island_id, {}).values():
             life.ended = True
+            self._unrecorded.add(island_id)
 
     def report(self, island_id: str, incarnation: int, step: int, tokens: int) -> None:
         """Takes note of an island's counters; they never go back."""
@@ -78,6 +83,7 @@ class Ledger:
         before = life.trained_tokens
         if step > life.last_step:
             life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)
+            self._unrecorded.add(island_id)
         if self._trained_tokens is not None:
             self._trained_tokens += life.trained_tokens - before
 
@@ -94,10 +100,12 @@ class Ledger:
     def merge(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
         """Moves a waiting contribution to the merged ones."""
         self.account(island_id, incarnation, fragment_id).merge(steps)
+        self._written(island_id, incarnation, fragment_id)
 
     def refuse(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange, cause: Reason) -> None:
         """Books a contribution as wasted, whether it waited or is refused on arrival."""
         self.account(island_id, incarnation, fragment_id).refuse(steps, cause)
+        self._written(island_id, incarnation, fragment_id)
         self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
 
     def overwritten(self, island_id: str, incarnation: int, tokens: Iterable[int]) -> None:
@@ -106,7 +114,9 @@ class Ledger:
         for fragment_id, count in enumerate(tokens):
             if count and fragment_id in life.accounts:
                 account = life.accounts[fragment_id]
-                account.wasted_tokens[Reason.OVERWRITTEN] = max(count, account.wasted_tokens[Reason.OVERWRITTEN])
+                if count > account.wasted_tokens[Reason.OVERWRITTEN]:
+                    account.wasted_tokens[Reason.OVERWRITTEN] = count
+                    self._written(island_id, incarnation, fragment_id)
 
     def count(self, fragment_id: int, contributors: int, participation: float, staleness: float) -> None:
         """Counts a version of a fragment, by fragment."""
@@ -119,6 +129,11 @@ class Ledger:
         gap = life.trained_tokens - account.spent_tokens
         if gap > 0 and not account.waiting:
             account.wasted_tokens[self._gaps] += gap
+            self._written(island_id, incarnation, fragment_id)
+
+    def _written(self, island_id: str, incarnation: int, fragment_id: int) -> None:
+        if self._tally is not None:
+            self._tally.written(island_id, incarnation, fragment_id)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -152,8 +167,7 @@ class Ledger:
     def merged_tokens(self, fragment_id: int) -> int:
         """Returns the tokens that were merged into a fragment, of all islands."""
         past = sum(past.merged_tokens[fragment_id] for past in self._past.values())
-        lives = (life for lives in self._lives.values() for life in lives.values())
-        return past + sum(life.accounts[fragment_id].merged_tokens for life in lives)
+        return past + self._counted().merged[fragment_id]
 
     def account(self, island_id: str, incarnation: int, fragment_id: int) -> Account:
         """The account named; KeyError if the island or the fragment is unknown."""
@@ -179,8 +193,29 @@ class Ledger:
 
     def books(self, island_id: str | None = None) -> Books:
         """Returns the balance of one island, or of all."""
-        names = [name for name in self._lives if island_id is None or name == island_id]
+        if island_id is not None or not self._weights:
+            return self._books([name for name in self._lives if island_id in (name, None)])
+        ended = [life for lives in self._lives.values() for life in lives.values() if life.ended]
+        tally, tokens = self._counted(), self.trained_tokens()
+        return in_all(tally, self._past.values(), ended, tokens, self._weights, self._gaps)
+
+    def _books(self, names: Iterable[str]) -> Books:
         return balance(((self.past(name), self._lives[name].values()) for name in names), self._weights, self._gaps)
+
+    def _counted(self) -> Tally:
+        """Returns the sums over all accounts, up to date."""
+        if self._tally is None:
+            self._tally = Tally(self._kept, self._weights)
+            for island_id, lives in self._lives.items():
+                for incarnation, life in lives.items():
+                    for p in life.accounts:
+                        self._written(island_id, incarnation, p)
+        self._tally.count()
+        return self._tally
+
+    def _kept(self, key: Key) -> Account | None:
+        life = self._lives.get(key.island_id, {}).get(key.incarnation)
+        return None if life is None else life.accounts[key.fragment_id]
 
     def check(self) -> None:
         """Raises AssertionError if an account holds more than its island trained, or a sum is not that of its parts."""
@@ -197,6 +232,7 @@ class Ledger:
                     )
         trained = sum(self.trained(island_id)[1] for island_id in self._lives)
         assert self.trained_tokens() == trained, f"{self.trained_tokens()} tokens trained, all islands {trained}"
+        assert self.books() == self._books(self._lives), "the sums that were kept are not those of the accounts"
 
     # --- durability ------------------------------------------------------------------------------------------
 
@@ -219,10 +255,11 @@ class Ledger:
 
         A life may end before any commit has it: what it trained is lost, and must be booked as that.
         """
-        return {
-            island_id: {PAST: self.past(island_id).row} | {str(i): life.row for i, life in sorted(lives.items())}
-            for island_id, lives in self._lives.items()
-        }
+        for island_id in self._unrecorded:  # of the others nothing has changed
+            past, lives = self._past.get(island_id) or Past(), self._lives[island_id]
+            self._rows[island_id] = {PAST: past.row} | {str(i): life.row for i, life in sorted(lives.items())}
+        self._unrecorded.clear()
+        return {island_id: self._rows[island_id] for island_id in self._lives}
 
     def recall(self, counters: Mapping[str, Mapping[str, list[Any]]]) -> None:
         """Reads :meth:`counters` back, over what the slices say; the furthest hold."""
@@ -237,7 +274,8 @@ class Ledger:
 
     def _recall_past(self, island_id: str, row: list[int]) -> Past:
         """Takes sums over; lives that are in them are known by what became of their tokens alone."""
-        self._trained_tokens = None
+        self._trained_tokens = self._tally = None
+        self._unrecorded.add(island_id)
         past = self._past.setdefault(island_id, Past())
         lives = self._lives.setdefault(island_id, {})
         upto, steps, tokens, at_step, at_tokens = row
@@ -254,6 +292,7 @@ class Ledger:
             life = lives[incarnation]
             if not life.ended or any(account.waiting for account in life.accounts.values()):
                 return
+            self._unrecorded.add(island_id)
             past = self._past.setdefault(island_id, Past())
             ends = (account.handed_over for account in life.accounts.values())
             past.handed_over = max([past.handed_over, (life.start_step, life.start_tokens), *ends])
@@ -261,9 +300,12 @@ class Ledger:
             past.steps += life.last_step - life.start_step
             past.tokens += life.trained_tokens
             past.take(lives.pop(incarnation))
+            for p in life.accounts:
+                self._written(island_id, incarnation, p)
 
     def _recall(self, island_id: str, incarnation: int, row: list[Any]) -> Life:
-        self._trained_tokens = None
+        self._trained_tokens = self._tally = None
+        self._unrecorded.add(island_id)
         start_step, start_tokens, last_step, last_tokens, ended = row
         lives = self._lives.setdefault(island_id, {})
         life = lives.get(incarnation)

@@ -7,6 +7,7 @@ taken from somebody is given on once every shard knows it is nobody's and has sa
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 
@@ -30,12 +31,39 @@ class Ownership(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.now: dict[int, T] = {}
-        self.durable: dict[int, T] = {}
+        self.now: Mapping[int, T] = {}
+        self.durable: Mapping[int, T] = {}
+        self._now: dict[int, T] = {}
+        self._by_owner: dict[str, set[int]] = {}  # of what is decided
+        self._told: dict[str, list[int]] = {}  # likewise of what is durable
+        self._told_of: Mapping[int, T] | None = None
+        self.adopt({})
         self._saving: list[tuple[int, dict[int, T]]] = []  # serial of a run record -> what it says
         self._free_at: dict[int, int] = {}  # part of nobody -> serial of the record that says so first
         self._agreed_serial = 0
         self._elsewhere: dict[int, int] = {}  # part -> furthest batch on the fragments of other shards
+
+    def adopt(self, now: Mapping[int, T]) -> None:
+        """Goes on from what somebody else has decided."""
+        self._now = dict(now)
+        self.now = self._now
+        self._by_owner = _by_owner(now)
+
+    def give(self, n: int, part: T) -> None:
+        """A part is in other hands from now on, or in nobody's."""
+        known = self._now.get(n)
+        if known is not None and known.owner != part.owner:
+            self._by_owner[known.owner].discard(n)
+        self._now[n] = part  # at the place that it had in the order
+        self._by_owner.setdefault(part.owner, set()).add(n)
+
+    def end(self, n: int) -> None:
+        """There is no such part any more, if there was one."""
+        if n in self._now:
+            owner = self._now.pop(n).owner
+            self._by_owner[owner].discard(n)
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
 
     def saving(self, serial: int) -> None:
         """The run record of that serial says what holds now."""
@@ -54,15 +82,27 @@ class Ownership(Generic[T]):
 
     def restore(self, now: dict[int, T]) -> None:
         """Goes on from a durable record."""
-        self.now, self.durable = now, dict(now)
+        self.adopt(now)
+        self.durable = dict(now)
 
     def of(self, island_id: str) -> list[int]:
-        """Returns the parts that an island has."""
-        return [n for n, each in self.now.items() if each.owner == island_id]
+        """Returns the parts that an island has, in order."""
+        return sorted(self._by_owner.get(island_id, ()))
+
+    def num_of(self, island_id: str) -> int:
+        """Returns how many these are."""
+        return len(self._by_owner.get(island_id, ()))
+
+    def told(self, island_id: str) -> list[int]:
+        """Returns the parts of which an island may be told that it has them, in order."""
+        if self._told_of is not self.durable:
+            self._told_of = self.durable
+            self._told = {owner: sorted(parts) for owner, parts in _by_owner(self.durable).items()}
+        return self._told.get(island_id, [])
 
     def nobodys(self) -> list[int]:
         """Returns the parts that belong to nobody now, in order."""
-        return sorted(n for n, each in self.now.items() if not each.owner)
+        return self.of("")
 
     def is_agreed(self, n: int) -> bool:
         """Whether every shard knows that a part is nobody's."""
@@ -75,3 +115,10 @@ class Ownership(Generic[T]):
     def elsewhere(self, n: int) -> int:
         """Returns the furthest batch of a part in other shards; 0 if none was told."""
         return self._elsewhere.get(n, 0)
+
+
+def _by_owner(parts: Mapping[int, T]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for n, part in parts.items():
+        found.setdefault(part.owner, set()).add(n)
+    return found

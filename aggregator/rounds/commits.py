@@ -53,7 +53,7 @@ class Commits:
         round_ = fragment.round
         if round_ is not None:
             self._book(p, round_)
-            round_.contributions.clear()  # their bytes are in the new version: nobody needs them any more
+            round_.release()
         commit = Commit(
             fragment_id=p,
             fragment_version=event.fragment_version,

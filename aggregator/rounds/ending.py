@@ -236,7 +236,7 @@ class Ending:
         for p in run.moving:
             for held in run.fragments[p].held:
                 self._intake.refuse_waiting(held, Reason.RUN_ENDED, "it came after the flush")
-            run.fragments[p].held.clear()
+            run.fragments[p].release()
         lost = run.ledger.books().tokens()["in_flight"]
         if lost:
             run.note("run.flush_incomplete", lost_tokens=lost)

@@ -35,7 +35,7 @@ class Intake:
         round_ = self._run.open_rounds.get(nothing.round_id)
         if round_ is not None:
             round_.answer_nothing(member.island_id)
-            member.missed_rounds = 0
+            member.answered()
             if round_.flush:
                 member.emptied[round_.fragment_id] = event.envelope.sequence
 
@@ -55,7 +55,7 @@ class Intake:
         member.counted_at_s = run.now_s
         run.clock.report(member.island_id, steps.to_step, run.now_s)
         run.round_times.arrived(contribution.round_id, run.now_s)
-        member.missed_rounds = 0
+        member.answered()
         admitted = Admitted(
             island_id=member.island_id,
             incarnation=member.incarnation,
@@ -73,7 +73,7 @@ class Intake:
         if fragment.stage is Stage.COLLECTING and fragment.round is not None:
             fresh = fragment.round.offer(admitted)
         else:
-            fragment.held.append(admitted)
+            fragment.hold(admitted)
         run.note(
             "contribution.accepted" if fresh else "contribution.held",
             island=member.island_id,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from aggregator.events import Received, Send
-from aggregator.ledger.data_blocks import Dealt
-from aggregator.ledger.data_shares import Moved
-from aggregator.ledger.presence import Presence
 from aggregator.rounds.notices import Notices
 from aggregator.rules.recipes import settle
 from aggregator.state.members import Member
 from aggregator.state.model_limits import fragments_of, misfit
 from aggregator.state.run import Run
+from aggregator.state.sharing import Sharing
 from broker.process.demands import contradicted
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by
@@ -45,9 +40,10 @@ MOST_MEMBERS = 10_000
 class Membership:
     """Lets islands in and out, and believes their counters or not."""
 
-    def __init__(self, run: Run, notices: Notices) -> None:
+    def __init__(self, run: Run, notices: Notices, sharing: Sharing) -> None:
         self._run = run
         self._notices = notices
+        self._sharing = sharing
         unbegun = [] if run.config.shard else [member for member in run.members if not member.begun]
         run.pending_joins.beginning = [(1, member.island_id) for member in unbegun]
 
@@ -73,9 +69,9 @@ class Membership:
         if isinstance(envelope.message, HostPart):
             return member  # hosts number their messages by themselves, and the speaker alone says that it is there
         newest = run.routes.heard(envelope, event.broker)
-        member.last_seen_s = run.now_s
+        member.heard(run.now_s)
         if member.left and newest and isinstance(envelope.message, Heartbeat):
-            member.at.take("heard")  # else a frozen broker may have kept this one past the farewell
+            member.come_back()  # else a frozen broker may have kept this one past the farewell
         return member
 
     # --- joining ----------------------------------------------------------------------------------------------
@@ -87,7 +83,7 @@ class Membership:
         run.routes.heard(event.envelope, event.broker)
         known = run.members.by_nonce(join.nonce)
         if known is not None:  # a repetition: the same answer, once it is durable
-            known.last_seen_s = run.now_s
+            known.heard(run.now_s)
             if not run.pending_joins.holds(known.island_id):
                 if run.agreed_serial:
                     self._welcome(known)
@@ -120,6 +116,7 @@ class Membership:
             return
         run.begins.pop(member.island_id, None)
         run.shares.leave(member.island_id, member.index)
+        self._sharing.look_again()
         # One that has not begun gives way to this one: nobody has taken anything of it.
         run.pending_joins.beginning = [each for each in run.pending_joins.beginning if each[1] != member.island_id]
         run.pending_joins.beginning.append((run.save(), member.island_id))
@@ -134,7 +131,7 @@ class Membership:
         life = run.ledger.life(member.island_id, member.incarnation)
         facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
         run.note("island.resumed", island=member.island_id, **facts)
-        self._note(dealt)
+        self._sharing.note(dealt)
 
     def fence(self, member: Member) -> None:
         """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
@@ -168,11 +165,13 @@ class Membership:
             start_step=start_step,
             islands=len(run.members.live(run.now_s)),
         )
-        self._note(dealt)
+        self._sharing.note(dealt)
 
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
         self._run.shares.saved(serial)
+        if self._run.config.shards > 1:
+            self._sharing.look_again()  # what was nobody's may be given now
         pending = self._run.pending_joins
         beginning = [island_id for waits_for, island_id in pending.beginning if waits_for <= serial]
         pending.beginning = [each for each in pending.beginning if each[0] > serial]
@@ -250,7 +249,7 @@ class Membership:
         life = run.ledger.life(member.island_id, member.incarnation)
         settings = RunSettings(
             recipe=recipe_of(c),
-            heartbeat_interval_s=c.heartbeat_interval_s,
+            heartbeat_interval_s=run.heartbeat_interval_s,
             total_tokens=c.total_tokens,
             tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),
             seed=c.seed,
@@ -270,56 +269,6 @@ class Membership:
             start_tokens=life.start_tokens,
         )
         run.emit(Send(to=joining(member.nonce), message=welcome))
-
-    # --- data shares ------------------------------------------------------------------------------------------
-
-    def due(self) -> bool:
-        """Returns True if data shares may move now: only shard 0 moves them, and only during training."""
-        return self._run.phase is Phase.RUNNING and not self._run.config.shard
-
-    def deadlines_s(self) -> list[float]:
-        """Nothing here waits for a moment of its own: a share moves with any event after its time."""
-        return []
-
-    def advance(self) -> None:
-        """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
-        run = self._run
-        live = {m.island_id for m in run.members.live(run.now_s)}
-        out = run.quarantine.out(run.now_s)
-        present = [
-            Presence(
-                island_id=m.island_id,
-                home=m.index,
-                away_s=math.inf if self._left_nothing(m) else run.now_s - m.last_seen_s,
-                able=m.island_id in live - out and m.ready and not m.stopped,
-                quarantined=m.island_id in out,
-                batch_tokens=m.tokens_per_step,
-                step_time_s=None if m.heartbeat is None else m.heartbeat.step_time_s,
-                block=0 if m.heartbeat is None else m.heartbeat.block,
-                released=() if m.heartbeat is None else m.heartbeat.released,
-            )
-            for m in run.members
-        ]
-        moved = run.shares.settle(present, run.now_s)
-        self._note(moved)
-        if moved:
-            run.save()
-
-    def _left_nothing(self, member: Member) -> bool:
-        """Returns whether the data of an island may go to others: it has left, and nothing of it is under way.
-
-        One that has paused may have kept contributions, which would be refused once its data are another's. So that
-        waits until all it trained is merged. With several shards no one of them knows, and its data wait for it.
-        """
-        if not member.left or not member.paused:
-            return member.left
-        run = self._run
-        return run.config.shards == 1 and run.ledger.life(member.island_id, member.incarnation).settled
-
-    def _note(self, moved: Sequence[Moved | Dealt]) -> None:
-        for each in moved:
-            name, facts = each.note()
-            self._run.note(name, **facts)
 
     # --- hearing ----------------------------------------------------------------------------------------------
 

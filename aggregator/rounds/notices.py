@@ -6,17 +6,11 @@ Rounds that are open, fragments that soon are, versions, and how fast the fleet 
 
 from __future__ import annotations
 
-from statistics import median_low
-
 from aggregator.events import Received, Send
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.wire.messages import FleetState, OpenRound, Phase, Reason, Refused
-
-#: In the ratio by which schedules go on between two reports, no island counts for more than so many times the fleet's
-#: lower median, nor for less: a claim, or a pause, of one island must not move the schedules of the others.
-SPREAD = 32.0
 
 
 class Notices:
@@ -71,7 +65,7 @@ class Notices:
             resolutions=tuple(newest.values()),
             seed=self._seed_wanted(member),
             trained_tokens=run.ledger.trained_tokens(),
-            fleet_ratio=self._fleet_ratio(member),
+            fleet_ratio=run.rates.ratio(member.island_id, run.now_s),
             **data._asdict(),
             shard=run.config.shard,
             shards=run.config.shards,
@@ -96,18 +90,3 @@ class Notices:
         if run.phase is not Phase.SEEDING or run.seeder != (member.island_id, member.incarnation):
             return ()
         return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)
-
-    def _fleet_ratio(self, member: Member) -> float:
-        """Returns tokens the fleet trains while this island trains one, from step times within :data:`SPREAD`."""
-        run = self._run
-        rates: dict[str, float] = {}
-        for island_id in run.clock.advancing(run.now_s):
-            step_time_s = run.clock.step_time_s(island_id)
-            if step_time_s:
-                rates[island_id] = run.tokens_per_step(run.members[island_id]) / step_time_s
-        if not rates.get(member.island_id):
-            return float(max(1, len(rates)))
-        middle = median_low(rates.values())
-        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}
-        own = within[member.island_id]
-        return sum(within.values()) / own if own else float(len(rates))

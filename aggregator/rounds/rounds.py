@@ -36,6 +36,8 @@ class Rounds:
         self._intake = intake
         self._settled_at_s = -math.inf  # before that, islands are on their way back
         self._settles = False  # and none of their rounds has closed since they were cut off
+        self._trusted_of: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()  # responsive, in quarantine
+        self._trusted: frozenset[str] = frozenset()  # the first without the second
         if run.phase is Phase.RUNNING:
             self._settle(HEARTBEATS_TO_RETURN)
 
@@ -86,7 +88,8 @@ class Rounds:
         if c.pacing is not Pacing.LOCKSTEP:
             return True
         begun = any(version > 0 for version in run.versions)
-        return sum(m.ready for m in run.members.live(run.now_s)) >= (1 if begun else c.quorum or c.islands)
+        ready = (m.ready for m in run.members.live(run.now_s))
+        return any(ready) if begun else sum(ready) >= (c.quorum or c.islands)
 
     def open(self, p: int, *, flush: bool = False) -> None:
         """Opens a round: everyone who can train is asked, and what was held joins it."""
@@ -120,7 +123,7 @@ class Rounds:
         fragment.closed_at_s = run.now_s
         missing = sorted(round_.owing(waited_for))
         for island_id in missing:
-            run.members[island_id].missed_rounds += 1
+            run.members[island_id].missed()
         timed_out = run.now_s - round_.opened_at_s >= run.config.round_timeout_s
         if round_.quorum_met_at_s is not None and not timed_out:
             run.round_times.quorum_met(round_.quorum_met_at_s - round_.opened_at_s)
@@ -209,12 +212,13 @@ class Rounds:
         broker that is lost again and again gives no more time until a round has closed.
         """
         run = self._run
-        heard_from_s = outage.since_s - HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
+        heard_from_s = outage.since_s - HEARTBEATS_TO_SETTLE * run.heartbeat_interval_s
         for member in run.members.live(outage.since_s):
             if member.last_seen_s >= heard_from_s and (
                 outage.alone or run.routes.to(member.island_id) in (None, outage.broker)
             ):
-                member.last_seen_s, member.missed_rounds = run.now_s, 0
+                member.heard(run.now_s)
+                member.answered()
         if outage.alone:
             self.resume()
             if not self._settles:
@@ -224,7 +228,7 @@ class Rounds:
     def _settle(self, heartbeats: int) -> None:
         """For so long no round closes for want of time."""
         self._settles = True
-        self._settled_at_s = self._run.now_s + heartbeats * self._run.config.heartbeat_interval_s
+        self._settled_at_s = self._run.now_s + heartbeats * self._run.heartbeat_interval_s
 
     def resume(self) -> None:
         """Open rounds count as just opened: for a while nobody could answer, or was heard."""
@@ -236,7 +240,7 @@ class Rounds:
     # --- measures ---------------------------------------------------------------------------------------------
 
     def _live(self) -> int:
-        return len(self._run.eligible())
+        return self._run.num_eligible()
 
     def _waits(self) -> Waits:
         waits = self._run.round_times.waits(self._run.median_step_s)
@@ -247,7 +251,17 @@ class Rounds:
 
     def _waited_for(self, round_: Round) -> frozenset[str]:
         """Returns the islands that hold up a round: the responsive ones; all live ones where that leaves nobody."""
-        responsive = self._run.members.responsive(self._run.now_s) - self._run.quarantine.out(self._run.now_s)
-        if round_.flush or not round_.asked & responsive:
-            return frozenset(m.island_id for m in self._run.members.live(self._run.now_s))
+        responsive = self._responsive()
+        if round_.flush or round_.asked.isdisjoint(responsive):
+            return self._run.members.live_ids(self._run.now_s)
         return responsive
+
+    def _responsive(self) -> frozenset[str]:
+        """Returns the responsive islands that are not in quarantine; the same object as long as they are the same."""
+        responsive = self._run.members.responsive(self._run.now_s)
+        out = self._run.quarantine.out(self._run.now_s)
+        if not out:
+            return responsive
+        if self._trusted_of[0] is not responsive or self._trusted_of[1] != out:
+            self._trusted_of, self._trusted = (responsive, out), responsive - out
+        return self._trusted

@@ -59,13 +59,13 @@ class Seeding:
             return
         if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
             return  # what is computed or written now must not be taken for the next island's
+        silent = run.now_s >= self._heard_at_s + self._patience_s()
+        if run.seeder is not None and run.seeder not in self._passed_over and self._able(*run.seeder):
+            if not silent:
+                return  # as with most messages: nobody else is looked at
+            self._passed_over.add(run.seeder)
         live = [m for m in run.members.live(run.now_s) if not run.quarantine.holds(m.island_id, run.now_s)]
         able = {(m.island_id, m.incarnation): m for m in live}
-        silent = run.now_s >= self._heard_at_s + self._patience_s()
-        if run.seeder in able and run.seeder not in self._passed_over:
-            if not silent:
-                return
-            self._passed_over.add(run.seeder)
         if not able:
             return
         fresh = able.keys() - self._passed_over
@@ -87,6 +87,11 @@ class Seeding:
             run.save()  # which tells the others
         run.note("seeder.chosen", island=member.island_id, incarnation=member.incarnation)
         self._notices.tell(member)
+
+    def _able(self, island_id: str, incarnation: int) -> bool:
+        """Whether that life of an island may yet supply it."""
+        member = self._run.members.get(island_id)
+        return member is not None and member.incarnation == incarnation and self._run.counts(island_id)
 
     def _patience_s(self) -> float:
         run = self._run

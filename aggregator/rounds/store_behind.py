@@ -44,7 +44,9 @@ class StoreBehind:
                 if member is not None and run.holds_nothing(member):
                     return  # whatever it says: a lie is refused
                 if member is None or member.incarnation == event.envelope.incarnation:
-                    live = frozenset() if member is None else self._live() | {sender}
+                    live = frozenset() if member is None else self._live()
+                    if member is not None and sender not in live:
+                        live |= {sender}
                     held = run.of_ours(message.versions)
                     sentence = self._peers.island_holds(sender, held, run.versions, live=live)
                     self._fall(sentence, surely=member is None)
@@ -66,7 +68,7 @@ class StoreBehind:
             case Received(envelope=envelope):
                 member = self._run.members.get(envelope.sender)
                 if member is not None and member.incarnation == envelope.incarnation:
-                    member.last_seen_s = self._run.now_s
+                    member.heard(self._run.now_s)
                 self.compare(event)
             case Fenced():
                 self.fenced(event)
@@ -94,7 +96,7 @@ class StoreBehind:
         return ()
 
     def _live(self) -> frozenset[str]:
-        return frozenset(m.island_id for m in self._run.members.live(self._run.now_s))
+        return self._run.members.live_ids(self._run.now_s)
 
     def _fall(self, sentence: str, *, surely: bool) -> None:
         """The store is behind: from here on nothing is published, answered or merged."""

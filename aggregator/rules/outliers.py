@@ -134,8 +134,11 @@ class FragmentNorms:
         if too_long and 2 * len(votes) > len(voters):
             self._restart(samples)
             return tuple(_shortened(s, limit) for s, limit in zip(samples, limits, strict=True))
+        known = [(each.island_id, _known(each)) for each in samples if each.norm] if too_long else []
         findings = tuple(
-            (_shortened if _alike(s, samples) else _refused)(s, limit) for s, limit in zip(samples, limits, strict=True)
+            # The others are not compared with everybody: each would be let in either way.
+            (_shortened if s.island_id not in too_long or _alike(s, known) else _refused)(s, limit)
+            for s, limit in zip(samples, limits, strict=True)
         )
         self._suspects -= {sample.island_id for sample in samples}
         self._suspects |= too_long
@@ -207,9 +210,9 @@ def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:
     return math.exp(min(log_rate, 700.0)) * steps * max(1.0, math.sqrt(typical_steps / steps))
 
 
-def _alike(sample: Sample, samples: Sequence[Sample]) -> bool:
+def _alike(sample: Sample, known: Sequence[tuple[str, _Known]]) -> bool:
     """Whether a contribution is at most ``ALIKE`` times as long as the lower median of the others in its round."""
-    others = [_known(each) for each in samples if each.norm and each.island_id != sample.island_id]
+    others = [each for island_id, each in known if island_id != sample.island_id]
     if not sample.norm or len(others) < 2:
         return False
     usual = median_low(others)

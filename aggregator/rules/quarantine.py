@@ -18,7 +18,8 @@ Refusals that a healthy island may meet are no offences: too old, no room, damag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,16 +78,22 @@ class Quarantine:
 
     Args:
         first_s: Length of a first quarantine; 0 for none ever.
+        watcher: Is told the id of each island that is put into quarantine, or let out of it before its time.
     """
 
-    def __init__(self, first_s: float) -> None:
+    def __init__(self, first_s: float, watcher: Callable[[str], None] = lambda _: None) -> None:
         self._first_s = first_s
+        self._watcher = watcher
         self._offenders: dict[str, Offender] = {}
 
     def holds(self, island_id: str, now_s: float) -> bool:
         """Whether an island is kept out."""
         offender = self._offenders.get(island_id)
         return offender is not None and now_s < offender.until_s
+
+    def until_s(self, island_id: str, now_s: float) -> float:
+        """Returns when the quarantine of an island is over; infinite if it is not in one."""
+        return self._offenders[island_id].until_s if self.holds(island_id, now_s) else math.inf
 
     def left_s(self, island_id: str, now_s: float) -> float:
         """Returns for how long an island is kept out yet; 0 if it is not."""
@@ -130,6 +137,7 @@ class Quarantine:
         offender.until_s = now_s + min(LONGEST_S, self._first_s * 2**offender.times)
         offender.times += 1
         offender.strikes = 0
+        self._watcher(island_id)
         return True
 
     def behaved(self, island_id: str, now_s: float) -> bool:
@@ -144,6 +152,7 @@ class Quarantine:
         if offender.good < RELEASE_AFTER:
             return False
         del self._offenders[island_id]
+        self._watcher(island_id)
         return offender.times > 0
 
     def joined(self, island_id: str) -> None:
@@ -164,3 +173,4 @@ class Quarantine:
         """Reads :meth:`record` back."""
         for island_id, (strikes, times, left_s, reason, good) in record.items():
             self._offenders[island_id] = Offender(strikes, times, now_s + left_s, reason, good)
+            self._watcher(island_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,9 +39,9 @@ class RoundView:
     """
 
     opened_at_s: float
-    fresh: frozenset[str]
-    held: frozenset[str]
-    owing: frozenset[str]
+    fresh: Set[str]
+    held: Set[str]
+    owing: Set[str]
     quorum_met_at_s: float | None
     flush: bool = False
 
@@ -77,10 +78,11 @@ def decide(now_s: float, view: RoundView, live: int, waits: Waits) -> Decision:
     is over; or at the timeout with what is there. Held contributions take part but never close a round: else
     groups of islands would take turns.
     """
-    taking_part = len(view.fresh | view.held)
+    held_over = len(view.held - view.fresh)
+    taking_part = len(view.fresh) + held_over
     have = f"{len(view.fresh)} of {live} live islands"
-    if view.held - view.fresh:
-        have += f" and {len(view.held - view.fresh)} held over"
+    if held_over:
+        have += f" and {held_over} held over"
     timeout_at_s = view.opened_at_s + waits.timeout_s
     if not view.owing:
         if taking_part:

@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict, deque
 
 from aggregator.config import AggregatorConfig
-from aggregator.rules.pacing import MovingAverage
+from aggregator.rules.averages import MovingAverage
 from aggregator.rules.quorum import Waits, grace_window_s
 from broker.wire.messages import Pacing
 

@@ -47,6 +47,8 @@ class Fragment:
     commit: Commit | None = None  #: while PERSISTING
     persist_again_at_s: float | None = None
     held: list[Admitted] = field(default_factory=list)
+    held_bytes: int = 0
+    _held_of: dict[str, list[Admitted]] = field(default_factory=dict)  # by island
     norms: FragmentNorms = field(default_factory=FragmentNorms)
     flushed: bool = False
     published_at_s: float | None = None  #: the newest version, to all brokers
@@ -62,7 +64,19 @@ class Fragment:
         """A round begins; what was held for it is in it already."""
         self.at.take("open")
         self.round = round_
+        self.release()
+
+    def hold(self, contribution: Admitted) -> None:
+        """A contribution waits for the next round."""
+        self.held.append(contribution)
+        self.held_bytes += contribution.payload_bytes
+        self._held_of.setdefault(contribution.island_id, []).append(contribution)
+
+    def release(self) -> None:
+        """Nothing is held any more."""
         self.held.clear()
+        self._held_of.clear()
+        self.held_bytes = 0
 
     def cancel(self) -> None:
         """The round has closed with nothing to merge."""
@@ -94,9 +108,13 @@ class Fragment:
         return round_
 
     @property
-    def waiting(self) -> list[Admitted]:
-        """Contributions that are held, or in the round."""
-        return self.held + (self.round.contributions if self.round is not None else [])
+    def waiting_bytes(self) -> int:
+        """Bytes of the contributions that are held, or in the round."""
+        return self.held_bytes + (self.round.waiting_bytes if self.round is not None else 0)
+
+    def waiting_of(self, island_id: str) -> list[Admitted]:
+        """Contributions of one island that are held, or in the round."""
+        return self._held_of.get(island_id, []) + (self.round.of(island_id) if self.round is not None else [])
 
     def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
         """Whether a contribution is in the version that is being made durable right now."""

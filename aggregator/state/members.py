@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from aggregator.rules.living import Living
 from broker.process.transitions import Staged, Transitions
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.messages import Departure, Enrolled, Heartbeat, Resolution, StateSource
@@ -53,6 +54,10 @@ STAGES = Transitions(
 )
 
 
+def _unwatched(_: str) -> None:
+    """Nobody keeps count of a member by itself."""
+
+
 @dataclass(slots=True)
 class Member:
     """One island, through all its incarnations."""
@@ -77,6 +82,7 @@ class Member:
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
     earlier: deque[str] = field(default_factory=lambda: deque(maxlen=EARLIER_REMEMBERED))  #: nonces before the last one
+    watch: Callable[[str], None] = field(default=_unwatched, repr=False, compare=False)  #: told its id as it changes
 
     @property
     def begun(self) -> bool:
@@ -102,16 +108,39 @@ class Member:
         """Its life begins, at this step and token counter."""
         self.at.take("begin")
         self.start = step, tokens
+        self.watch(self.island_id)
 
     def leave(self, departure: Departure = Departure.STOPPED) -> None:
         """Its process has ended, as it says itself."""
         self.at.take(str(departure))
+        self.watch(self.island_id)
+
+    def come_back(self) -> None:
+        """It is heard after all, in the life that it has left."""
+        self.at.take("heard")
+        self.watch(self.island_id)
+
+    def heard(self, now_s: float) -> None:
+        """It has said something."""
+        self.last_seen_s = now_s
+        self.watch(self.island_id)
+
+    def answered(self) -> None:
+        """It has answered a round."""
+        self.missed_rounds = 0
+        self.watch(self.island_id)
+
+    def missed(self) -> None:
+        """A round was closed without its answer."""
+        self.missed_rounds += 1
+        self.watch(self.island_id)
 
     def supersede(self) -> None:
         """Ends the present life, if there still is one: its process is fenced, and has to join again."""
         self.incarnation += 1
         self.at.take("supersede")
         self.nonce, self.heartbeat, self.presumed = "", None, False
+        self.watch(self.island_id)
 
     @property
     def stopped(self) -> bool:
@@ -138,11 +167,23 @@ class PendingJoins:
 
 
 class Members:
-    """The islands of a run. Everything that must survive a restart is in :meth:`record`."""
+    """The islands of a run. Everything that must survive a restart is in :meth:`record`.
+
+    Who lives is not asked of every member with every message (:mod:`aggregator.rules.living`): each member tells
+    :meth:`changed` when it is heard, has answered or missed a round, or comes or goes.
+    """
 
     def __init__(self, config: LivenessConfig) -> None:
         self._config = config
+        self._watchers: list[Callable[[str], None]] = []
+        self._living = Living(self.lives, self.dies_at_s)
+        self._live: tuple[frozenset[str], list[Member]] | None = None  # these are made when they are asked for
+        self._responsive: tuple[frozenset[str], frozenset[str]] | None = None  # of those that live
+        self._all_closed: bool | None = None
+        self._rows: dict[str, list[Any]] = {}  # of the record, as it was made last
+        self._unrecorded: set[str] = set()  # those that have changed since
         self._members: dict[str, Member] = {}  # by id, in their order
+        self._named: dict[str, Member] = {}  # by the nonces of their processes, as far as these are remembered
         self._claims: dict[str, int] = {}  # by id, the latest one last
         self._asked: dict[str, float] = {}  # nonce -> when it first asked for what an island that lives may have
 
@@ -162,11 +203,13 @@ class Members:
 
     def by_nonce(self, nonce: str) -> Member | None:
         """The member whose current process introduced itself with ``nonce``."""
-        return next((m for m in self._members.values() if m.nonce == nonce), None)
+        member = self._named.get(nonce)
+        return member if member is not None and member.nonce == nonce else None
 
     def replaced_by(self, nonce: str) -> Member | None:
         """The member that a process with ``nonce`` once was, before a later one replaced it; None if none is known."""
-        return next((m for m in self._members.values() if nonce in m.earlier), None)
+        member = self._named.get(nonce)
+        return member if member is not None and nonce in member.earlier else None
 
     def id_for(self, island_id: str, hint: str, nonce: str, now_s: float) -> str | None:
         """Decides which id a process that asks to join gets: the one it names, if it names one.
@@ -216,7 +259,7 @@ class Members:
         member = self.by_nonce(nonce) if nonce else None
         if member is None or not member.begun:
             return None
-        gone = member.left or member.heartbeat is None or not self._lives(member, now_s)
+        gone = member.left or member.heartbeat is None or not self.lives(member.island_id, now_s)
         return member if gone else None
 
     def resume(self, member: Member, nonce: str, tokens_per_step: int, now_s: float) -> None:
@@ -241,7 +284,10 @@ class Members:
     def _renew(self, member: Member, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> None:
         """Forgets what belongs to an earlier life."""
         if nonce != member.nonce:
+            if len(member.earlier) == EARLIER_REMEMBERED:
+                self._named.pop(member.earlier[0], None)
             member.earlier.append(member.nonce)
+        self._named[nonce] = member
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.missed_rounds = now_s, now_s, 0
         member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
@@ -249,35 +295,67 @@ class Members:
         member.resolutions.clear()
         member.stopped_sequence = None
         member.emptied.clear()
+        self.changed(member.island_id)
 
     def state(self, member: Member, now_s: float) -> Liveness:
         """Says how alive a member is."""
         return Liveness.LEFT if member.left else liveness(now_s - member.last_seen_s, self._config)
 
+    def watch(self, watcher: Callable[[str], None]) -> None:
+        """Has somebody told the id of each member that has changed, been heard, answered or missed a round."""
+        self._watchers.append(watcher)
+
+    def changed(self, island_id: str) -> None:
+        """Takes note that a member has changed, and tells those who watch."""
+        member = self._members[island_id]
+        if self._responsive is not None and _responds(member) != (island_id in self._responsive[1]):
+            self._responsive = None
+        if member.closed is not self._all_closed:
+            self._all_closed = None
+        self._unrecorded.add(island_id)
+        self._living.changed(island_id)
+        for watcher in self._watchers:
+            watcher(island_id)
+
     def live(self, now_s: float) -> list[Member]:
         """Members that are not dead and have not left, by id; those whose life has not begun yet do not count."""
-        return [m for m in self if self._lives(m, now_s)]
+        ids = self._living.ids(now_s)
+        if self._live is None or self._live[0] is not ids:
+            self._live = ids, [m for m in self._members.values() if m.island_id in ids]
+        return self._live[1]
+
+    def live_ids(self, now_s: float) -> frozenset[str]:
+        """Ids of the live members; the same object as long as they are the same."""
+        return self._living.ids(now_s)
 
     def lives(self, island_id: str, now_s: float) -> bool:
         """Whether an island is one of the live ones."""
-        member = self._members.get(island_id)
-        return member is not None and self._lives(member, now_s)
-
-    def _lives(self, m: Member, now_s: float) -> bool:
-        return m.begun and self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)
+        m = self._members.get(island_id)
+        return m is not None and m.begun and self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)
 
     def responsive(self, now_s: float) -> frozenset[str]:
-        """Ids of the live members that rounds wait for."""
-        return frozenset(m.island_id for m in self.live(now_s) if m.missed_rounds < MISSES_BEFORE_UNRESPONSIVE)
+        """Ids of the live members that rounds wait for; the same object as long as they are the same."""
+        ids = self._living.ids(now_s)
+        if self._responsive is None or self._responsive[0] is not ids:
+            self._responsive = ids, frozenset(m.island_id for m in self.live(now_s) if _responds(m))
+        return self._responsive[1]
 
     def next_death_s(self, now_s: float) -> float | None:
         """Returns when the next live member would be dead if it stayed silent."""
+        death_s = self._living.next_death_s(now_s)
         # A millisecond late rather than early: rounding must not wake the caller before :meth:`state` agrees.
-        return min((m.last_seen_s + self._config.dead_after_s + 0.001 for m in self.live(now_s)), default=None)
+        return None if death_s is None else death_s + 0.001
+
+    def dies_at_s(self, island_id: str) -> float:
+        """Returns when an island is dead if it stays silent, give or take the rounding of a sum."""
+        return self._members[island_id].last_seen_s + self._config.dead_after_s
 
     def record(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain data."""
-        return {"members": {m.island_id: self._row(m) for m in self}}
+        for island_id in self._unrecorded:  # of the others nothing has changed
+            self._rows[island_id] = self._row(self._members[island_id])
+        self._unrecorded.clear()
+        return {"members": {island_id: self._rows[island_id] for island_id in self._members}}
 
     @staticmethod
     def _row(m: Member) -> list[Any]:
@@ -291,11 +369,14 @@ class Members:
         for member in self:
             if member.closed:
                 member.at.take("reopen")
+                self.changed(member.island_id)
 
     @property
     def all_closed(self) -> bool:
         """True once every island that ever joined has left for good."""
-        return bool(self._members) and all(member.closed for member in self._members.values())
+        if self._all_closed is None:
+            self._all_closed = bool(self._members) and all(member.closed for member in self._members.values())
+        return self._all_closed
 
     def enrolled(self) -> tuple[Enrolled, ...]:
         """Returns the same for other shards."""
@@ -339,13 +420,24 @@ class Members:
             at = Staged(STAGES, stage)
             member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, at, start=tuple(start))
             member.counted_at_s, member.presumed = now_s, True
-            self._members[name] = member
-        self._members = dict(sorted(self._members.items()))
+            self._add(member)
 
     def _add(self, member: Member) -> None:
         """Takes in a new one; they stay in the order of their ids, whoever was first."""
-        self._members = dict(sorted({**self._members, member.island_id: member}.items()))
+        last = next(reversed(self._members), "")
+        self._members[member.island_id] = member
+        if member.island_id < last:
+            self._members = dict(sorted(self._members.items()))
+        self._named[member.nonce] = member
+        member.watch = self.changed
+        self._all_closed = None
+        self.changed(member.island_id)
 
     def _next_free(self) -> str:
         taken = set(self._members)
         return next(name for i in range(len(taken) + 1) if (name := f"island-{i}") not in taken)
+
+
+def _responds(member: Member) -> bool:
+    """Whether rounds wait for it, if it lives."""
+    return member.missed_rounds < MISSES_BEFORE_UNRESPONSIVE

@@ -9,7 +9,7 @@ counting towards the quorum. A contribution is admitted before it comes here (:m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from aggregator.rules.quorum import Decision, RoundView, Waits, decide, effective_quorum
@@ -45,29 +45,53 @@ class Round:
     answered: set[str] = field(default_factory=set)  #: asked islands that contributed or said "nothing"
     contributions: list[Admitted] = field(default_factory=list)
     quorum_met_at_s: float | None = None
+    waiting_bytes: int = 0  #: of the contributions
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
     closed_because: str = ""
     missing: list[str] = field(default_factory=list)  #: who was waited for when it closed
+    _fresh: set[str] = field(default_factory=set)  #: islands with a contribution to this very round
+    _held: set[str] = field(default_factory=set)  #: islands with an earlier one alone
+    _of_island: dict[str, list[Admitted]] = field(default_factory=dict)
+    _asked_of: frozenset[str] | None = None  #: of whom it was asked last who owes an answer
+    _owing: set[str] = field(default_factory=set)  #: and who that is
+
+    def __post_init__(self) -> None:
+        for contribution in self.contributions:
+            self._count(contribution)
+            self.waiting_bytes += contribution.payload_bytes
 
     def offer(self, contribution: Admitted) -> bool:
         """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""
         self.contributions.append(contribution)
+        self._count(contribution)
+        self.waiting_bytes += contribution.payload_bytes
         fresh = contribution.round_id == self.round_id
         if fresh:
-            self.answered.add(contribution.island_id)
+            self.answer_nothing(contribution.island_id)
         return fresh
+
+    def _count(self, contribution: Admitted) -> None:
+        self._of_island.setdefault(contribution.island_id, []).append(contribution)
+        if self.is_fresh(contribution):
+            self._fresh.add(contribution.island_id)
+            self._held.discard(contribution.island_id)
+        elif contribution.island_id not in self._fresh:
+            self._held.add(contribution.island_id)
 
     def answer_nothing(self, island_id: str) -> None:
         """Takes note that an island hands nothing over in this round."""
         self.answered.add(island_id)
+        self._owing.discard(island_id)
 
     def is_fresh(self, contribution: Admitted) -> bool:
         """Whether a contribution answers this very round."""
         return contribution.round_id == self.round_id
 
-    def owing(self, responsive: Iterable[str]) -> frozenset[str]:
-        """Asked islands among ``responsive`` that have not answered yet."""
-        return (self.asked & frozenset(responsive)) - self.answered
+    def owing(self, responsive: frozenset[str]) -> Set[str]:
+        """Asked islands among ``responsive`` that have not answered yet; asked of the same again, it costs nothing."""
+        if self._asked_of is not responsive:
+            self._asked_of, self._owing = responsive, set(self.asked & responsive) - self.answered
+        return self._owing
 
     def look(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
         """Says whether the round would close now, and when to ask again; remembers when the quorum was met."""
@@ -76,11 +100,10 @@ class Round:
 
     def peek(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
         """Says what :meth:`look` would, and remembers nothing: drivers may ask as often as they like."""
-        fresh = self._fresh()
         view = RoundView(
             opened_at_s=self.opened_at_s,
-            fresh=fresh,
-            held=frozenset(c.island_id for c in self.contributions) - fresh,
+            fresh=self._fresh,
+            held=self._held,
             owing=self.owing(responsive),
             quorum_met_at_s=self._quorum_moment_s(now_s, live, waits),
             flush=self.flush,
@@ -91,10 +114,17 @@ class Round:
         """Returns the time at which the quorum was met, now if it was not before; None while it is not."""
         if self.quorum_met_at_s is not None:
             return self.quorum_met_at_s
-        return now_s if len(self._fresh()) >= effective_quorum(waits.quorum, live) else None
+        return now_s if len(self._fresh) >= effective_quorum(waits.quorum, live) else None
 
-    def _fresh(self) -> frozenset[str]:
-        return frozenset(c.island_id for c in self.contributions if self.is_fresh(c))
+    def release(self) -> None:
+        """Lets go of the contributions: their bytes are in the new version, and nobody needs them any more."""
+        self.contributions.clear()
+        self._of_island.clear()
+        self.waiting_bytes = 0
+
+    def of(self, island_id: str) -> list[Admitted]:
+        """The contributions of one island."""
+        return self._of_island.get(island_id, [])
 
     def in_merge_order(self) -> list[Admitted]:
         """The contributions by island and step: float addition is not associative, so the order is fixed."""

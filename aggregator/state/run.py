@@ -19,9 +19,11 @@ from aggregator.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.data_shares import DataShares
 from aggregator.ledger.ledger import Ledger
-from aggregator.rules.pacing import Lockstep, Pacer, StepClock
+from aggregator.rules.fleet_rates import FleetRates
+from aggregator.rules.pacing import Lockstep, Pacer
 from aggregator.rules.quarantine import Quarantine
 from aggregator.rules.round_times import RoundTimes
+from aggregator.rules.step_clock import StepClock
 from aggregator.state.founding import Founding
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member, Members, PendingJoins
@@ -60,22 +62,27 @@ class Run:
         self.epoch = 1
         self.manifest: FragmentManifest | None = None
         self.fragments: dict[int, Fragment] = {}
-        self.members = Members(config.liveness)
+        self._liveness = config.liveness
+        self.members = Members(self._liveness)
         self.pending_joins = PendingJoins()
         self.finished = False  # the driver may exit
-        takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
+        #: Absence after which an island's data go to others; 0: never.
+        self.takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
         alone = config.shards == 1
-        self.shares: DataShares | DataBlocks = DataShares(config.islands, takeover_s, now_s, alone=alone)
+        self.shares: DataShares | DataBlocks = DataShares(config.islands, self.takeover_s, now_s, alone=alone)
         if config.data_ahead_s:
-            self.shares = DataBlocks(config.data_ahead_s, config.sync_interval, takeover_s, alone=alone)
+            self.shares = DataBlocks(config.data_ahead_s, config.sync_interval, self.takeover_s, alone=alone)
         self.ledger = Ledger({})
         self.routes = Routes()
-        self.clock = StepClock(config.heartbeat_interval_s, self.counts)
+        self.clock = StepClock(config.heartbeat_interval_s, self.counts, self._counts_until_s)
+        self.members.watch(self.clock.look_at)
+        self.rates = FleetRates(self.clock, lambda island_id: self.tokens_per_step(self.members[island_id]))
+        self.members.watch(self.rates.look_at)  # what it has trained counts, where it declares nothing
         self.pacer: Pacer | Lockstep | None = None
         self.round_times = RoundTimes(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
-        self.quarantine = Quarantine(config.quarantine_s)
+        self.quarantine = Quarantine(config.quarantine_s, self.members.changed)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
@@ -246,6 +253,11 @@ class Run:
         return tuple(ours[p].version if p in ours else -1 for p in range(len(self.manifest)))
 
     @property
+    def heartbeat_interval_s(self) -> float:
+        """Seconds between two heartbeats of an island, in a fleet of so many as are expected, or here."""
+        return self._liveness.interval_of(max(self.config.islands, len(self.members.live_ids(self.now_s))))
+
+    @property
     def median_step_s(self) -> float:
         """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
         return self.clock.median_step_time_s(self.now_s) or self._median_step_s
@@ -257,14 +269,25 @@ class Run:
         change by that what a replay of the events decides.
         """
         self._median_step_s = self.median_step_s
+        self.clock.heartbeat_interval_s = self.heartbeat_interval_s
 
     def eligible(self) -> frozenset[str]:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""
-        return frozenset(m.island_id for m in self.members.live(self.now_s)) - self.quarantine.out(self.now_s)
+        live, out = self.members.live_ids(self.now_s), self.quarantine.out(self.now_s)
+        return live - out if out else live
+
+    def num_eligible(self) -> int:
+        """Returns how many these are."""
+        live, out = self.members.live_ids(self.now_s), self.quarantine.out(self.now_s)
+        return len(live) - len(out & live)
 
     def counts(self, island_id: str) -> bool:
         """Whether an island is one of the :meth:`eligible`."""
         return self.members.lives(island_id, self.now_s) and not self.quarantine.holds(island_id, self.now_s)
+
+    def _counts_until_s(self, island_id: str) -> float:
+        """Returns when that may change by itself: it has been silent for too long, or its quarantine is over."""
+        return min(self.members.dies_at_s(island_id), self.quarantine.until_s(island_id, self.now_s))
 
     def holds_nothing(self, member: Member) -> bool:
         """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
@@ -285,7 +308,7 @@ class Run:
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
-        return sum(c.payload_bytes for fragment in self.fragments.values() for c in fragment.waiting)
+        return sum(fragment.waiting_bytes for fragment in self.fragments.values())
 
     def crowded(self, island_id: str, contribution: Contribution) -> str:
         """Says why no more of an island's contributions may wait on a fragment; empty if one more may.
@@ -293,7 +316,7 @@ class Run:
         A version repeats who is in it with which steps and batches. However small contributions are, one island must
         not fill it with more than fits into a message: what was merged already could never be published.
         """
-        waiting = [c for c in self.fragments[contribution.fragment_id].waiting if c.island_id == island_id]
+        waiting = self.fragments[contribution.fragment_id].waiting_of(island_id)
         ranges = len(contribution.data) + sum(len(c.data) for c in waiting)
         if len(waiting) < MOST_WAITING and ranges <= MAX_DATA_RANGES:
             return ""

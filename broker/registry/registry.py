@@ -63,6 +63,8 @@ KEEP_S = 7 * 24 * 3600
 MAX_EVENTS = 10_000
 #: Of each fragment. Of 24 fragments and 200 islands they take 35 MB.
 KEEP_VERSIONS = 40
+#: Islands whose records are written by one call.
+MEMBERS_AT_ONCE = 64
 RUNS = "atoll:runs"
 
 #: A registry that is slower than this is as good as gone: nobody waits for it.
@@ -123,10 +125,14 @@ class Registry:
     # --- written by the broker ---
 
     async def write_members(self, broker: str, records: Sequence[MemberRecord]) -> int:
-        """Writes what ``broker`` last heard of some islands; returns of how many no other had heard later."""
-        if not records:
-            return 0
+        """Writes what ``broker`` last heard of some islands; returns of how many no other had heard later.
 
+        Not of all of a large fleet at once: neither the caller's other work nor Redis is held up for long.
+        """
+        parts = [records[i : i + MEMBERS_AT_ONCE] for i in range(0, len(records), MEMBERS_AT_ONCE)]
+        return sum([await self._write_some(broker, part) for part in parts])
+
+    async def _write_some(self, broker: str, records: Sequence[MemberRecord]) -> int:
         async def write() -> int:
             arguments: list[Any] = [KEEP_S, json.dumps(broker)]
             for record in records:
@@ -382,7 +388,8 @@ class Registry:
 
 def _fields(record: Any, without: tuple[str, ...] = ()) -> dict[Any, Any]:
     """Returns a record as the fields of a hash, each in JSON."""
-    return {name: json.dumps(value) for name, value in dataclasses.asdict(record).items() if name not in without}
+    names = [each.name for each in dataclasses.fields(record) if each.name not in without]
+    return {name: json.dumps(getattr(record, name)) for name in names}
 
 
 def _values(fields: Mapping[str, str]) -> dict[str, Any]:

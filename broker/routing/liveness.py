@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from broker.wire.errors import ConfigError
 
+#: Islands that send heartbeats at the configured interval; of more each sends fewer.
+ISLANDS_AT_USUAL_PACE = 128
+
 
 class Liveness(StrEnum):
     """The state of a peer, by how long it has been silent."""
@@ -34,6 +37,15 @@ class LivenessConfig:
         if self.dead_after_s < max(3 * self.heartbeat_interval_s, self.suspect_after_s):
             cure = f"must be at least 3 heartbeat intervals and suspect_after_s ({self.suspect_after_s:g})"
             raise ConfigError("dead_after_s", self.dead_after_s, cure)
+
+    def interval_of(self, islands: int) -> float:
+        """Returns the seconds between two heartbeats of an island, one of so many: more where there are very many.
+
+        As a hub has so many heartbeats a second, and no more, as long as the allowances bear it: whoever is not heard
+        for two intervals is not suspect yet, and for three not dead. Longer allowances let it grow further.
+        """
+        most_s = max(self.heartbeat_interval_s, min(self.suspect_after_s / 2, self.dead_after_s / 3))
+        return min(most_s, self.heartbeat_interval_s * max(1.0, islands / ISLANDS_AT_USUAL_PACE))
 
 
 def liveness(silent_s: float, config: LivenessConfig) -> Liveness:

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks import (
     accelerator,
+    core_heartbeats,
+    heartbeats,
     island_waiting,
     lab_overhead,
     merge,
@@ -78,9 +80,43 @@ def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_core_is_measured_with_rounds_open(capsys):
+    few, more = rows(core_heartbeats, capsys)
+    assert (few["islands"], more["islands"], few["ratio"]) == (4, 8, 1.0)
+    for row in (few, more):
+        assert row["us"] > 0
+        assert row["joins_us"] > 0
+        assert row["open_rounds"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_heartbeat_of_more_islands_stands_beside_one_of_few(capsys, tmp_path):
+    few, more = rows(heartbeats, capsys, "--dir", str(tmp_path))
+    assert (few["islands"], more["islands"], few["ratio"]) == (4, 8, 1.0)
+    assert more["ratio"] == pytest.approx(more["hub_us"] / few["hub_us"])
+    for row in (few, more):
+        assert row["broker_us"] + row["aggregator_us"] == pytest.approx(row["hub_us"])
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
+        assert row["rounds"] >= 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "measure",
-    [accelerator, round_latency, wire_bytes, island_waiting, merge, lab_overhead, metrics_cost, profiles, sync_share],
+    [
+        accelerator,
+        core_heartbeats,
+        heartbeats,
+        island_waiting,
+        lab_overhead,
+        merge,
+        metrics_cost,
+        profiles,
+        round_latency,
+        sync_share,
+        wire_bytes,
+    ],
 )
 def test_help_of_every_benchmark_has_an_example(measure, capsys):
     with pytest.raises(SystemExit):

@@ -346,3 +346,11 @@ def test_a_heartbeat_that_a_later_one_has_overtaken_changes_nothing():
     made.sequence = before
     made.beat("a", 5)
     assert member.heartbeat.inner_step == 5
+
+
+def test_who_joins_a_large_fleet_is_told_to_send_heartbeats_less_often():
+    for islands, interval_s in ((4, 0.5), (192, 0.75), (5000, 1.0)):
+        made = Desk(islands=islands)
+        (welcome,) = sent(made.join("a"), Welcome)
+        assert welcome.settings.heartbeat_interval_s == interval_s
+        assert made.run.heartbeat_interval_s == interval_s

@@ -35,6 +35,17 @@ def test_silence_makes_an_island_suspect_and_then_dead(silent_s, state):
     assert liveness(silent_s, CONFIG) is state
 
 
+def test_a_large_fleet_sends_heartbeats_less_often_and_never_so_that_two_missing_ones_make_an_island_suspect():
+    assert [CONFIG.interval_of(n) for n in (1, 4, 128)] == [0.5] * 3
+    assert CONFIG.interval_of(192) == 0.75
+    assert CONFIG.interval_of(1000) == CONFIG.suspect_after_s / 2
+    patient = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=20.0, dead_after_s=30.0)
+    assert patient.interval_of(1024) == 4.0
+    assert patient.interval_of(10_000) == 10.0
+    hasty = LivenessConfig(heartbeat_interval_s=2.0, suspect_after_s=4.0, dead_after_s=6.0)
+    assert hasty.interval_of(10_000) == 2.0  # as configured: less would be no answer to anything
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [

@@ -1,0 +1,71 @@
+"""Numbers of many items in order: which is the k-th is known at once, however often one of them changes. Pure.
+
+A sorted list and the number of each item. To put one in its place moves the references behind it, which for ten
+thousand items takes a microsecond; nothing is sorted again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+
+
+class Ranked:
+    """One number of each item, by the name of the item; items with equal numbers stand in the order of their names."""
+
+    __slots__ = ("_order", "_value")
+
+    def __init__(self, items: Iterable[tuple[str, float]] = ()) -> None:
+        self._value: dict[str, float] = dict(items)
+        self._order: list[tuple[float, str]] = sorted((value, name) for name, value in self._value.items())
+
+    def __len__(self) -> int:
+        """Returns the number of items."""
+        return len(self._order)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._value
+
+    def __iter__(self) -> Iterator[tuple[float, str]]:
+        """Goes through numbers and items, the lowest first."""
+        return iter(self._order)
+
+    def __getitem__(self, rank: int) -> tuple[float, str]:
+        """Returns the number and the item of a rank, 0 for the lowest; IndexError if there are not so many."""
+        return self._order[rank]
+
+    def get(self, name: str) -> float | None:
+        """Returns the number of an item; None if it has none."""
+        return self._value.get(name)
+
+    def put(self, name: str, value: float) -> None:
+        """Sets the number of an item."""
+        before = self._value.get(name)
+        if before == value:
+            return
+        if before is not None:
+            del self._order[bisect_left(self._order, (before, name))]
+        self._value[name] = value
+        insort(self._order, (value, name))
+
+    def drop(self, name: str) -> None:
+        """Takes an item out, if it is there."""
+        before = self._value.pop(name, None)
+        if before is not None:
+            del self._order[bisect_left(self._order, (before, name))]
+
+    def between(self, first: int, end: int) -> list[tuple[float, str]]:
+        """Returns numbers and items from one rank up to another, which is left out."""
+        return self._order[first:end]
+
+    def up_to(self, value: float) -> int:
+        """Returns how many items have that number or a lower one."""
+        return bisect_right(self._order, value, key=_number)
+
+    def below(self, value: float) -> int:
+        """Returns how many items have a lower number."""
+        return bisect_left(self._order, value, key=_number)
+
+
+def _number(item: tuple[float, str]) -> float:
+    return item[0]

@@ -1,0 +1,210 @@
+"""The step clock: where every island is in its inner steps, from what each has reported (design, section 4.1). Pure.
+
+An island's step counter is reported once per heartbeat and with each contribution; in between it is extrapolated at the
+island's own pace, for a bounded time. One that has not advanced for longer does not count, nor does one that is dead or
+in quarantine, whatever pace it had claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aggregator.rules.deadlines import ROUNDING_S, Deadlines
+from aggregator.rules.ranked import Ranked
+
+
+@dataclass(slots=True)
+class Pace:
+    """The step of one island, as last reported."""
+
+    inner_step: int
+    reported_at_s: float
+    advanced_at_s: float
+    step_time_s: float | None
+    allowance_s: float  #: of silence: for so long it goes on being extrapolated, and counts as advancing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moment:
+    """A cache of the answers that are the same for every fragment at one moment.
+
+    Attributes:
+        now_s: Which moment.
+        advancing: The islands that count and whose counter grew lately, sorted.
+        steps: The inner step of each of them.
+    """
+
+    now_s: float
+    advancing: tuple[str, ...]
+    steps: tuple[float, ...]
+
+
+class StepClock:
+    """Estimates every island's inner step at any moment.
+
+    Who advances is known from the last question. With the next one those islands are looked at anew that were heard of
+    since, or of which :meth:`look_at` was told, or for which the time has come at which that may change by itself.
+
+    Args:
+        heartbeat_interval_s: How often counters are reported.
+        counts: Says whether an island counts now; None: all do.
+        until_s: Says when that may change by itself; None: never. A time that is past is not one.
+
+    Attributes:
+        heartbeat_interval_s: How often counters are reported now.
+    """
+
+    def __init__(
+        self,
+        heartbeat_interval_s: float,
+        counts: Callable[[str], bool] | None = None,
+        until_s: Callable[[str], float] | None = None,
+    ) -> None:
+        self.heartbeat_interval_s = heartbeat_interval_s
+        self._counts = counts or (lambda _: True)
+        self._until_s = until_s or (lambda _: math.inf)
+        self._paces: dict[str, Pace] = {}
+        self._times_s = Ranked()  # seconds per inner step of each island that advances
+        self._unseen: dict[str, None] = {}  # to be looked at, in order
+        self._changes = Deadlines()  # when each is to be looked at by itself
+        self._looked_at_s: float | None = None  # the moment that all this is of; None: look again
+        self._asked_at_s = -math.inf
+        self._followers: list[set[str]] = []
+        self._advancing: tuple[str, ...] | None = None  # made when it is asked for
+        self._moment: Moment | None = None
+
+    def report(self, island_id: str, inner_step: int, now_s: float, step_time_s: float | None = None) -> None:
+        """Takes note of a counter read off the island itself; older news than what is known is ignored."""
+        self._news_of(island_id)
+        pace = self._paces.get(island_id)
+        if pace is None:
+            self._paces[island_id] = Pace(inner_step, now_s, now_s, step_time_s, self._allowance_s(step_time_s))
+            return
+        if step_time_s is not None:
+            pace.step_time_s, pace.allowance_s = step_time_s, self._allowance_s(step_time_s)
+        if inner_step > pace.inner_step:
+            pace.inner_step, pace.reported_at_s, pace.advanced_at_s = inner_step, now_s, now_s
+        elif inner_step == pace.inner_step:
+            # Still within the same step: what was extrapolated beyond it has not happened.
+            pace.reported_at_s = max(pace.reported_at_s, now_s - (pace.step_time_s or 0.0))
+
+    def look_again(self) -> None:
+        """Drops the cache: called before and after each event, so that answers depend on events alone."""
+        self._looked_at_s = self._moment = None
+
+    def look_at(self, island_id: str) -> None:
+        """Whether an island counts may have changed: that is asked when the cache has been dropped."""
+        self._unseen[island_id] = None
+
+    def forget(self, island_id: str) -> None:
+        """Drops an island that left, died or starts anew."""
+        self._news_of(island_id)
+        self._paces.pop(island_id, None)
+
+    def _news_of(self, island_id: str) -> None:
+        self.look_again()
+        self._unseen[island_id] = None
+        for follower in self._followers:
+            follower.add(island_id)
+
+    def follow(self) -> set[str]:
+        """Returns a set into which each island is put that is heard of, begins to advance, or ends to."""
+        self._followers.append(set())
+        return self._followers[-1]
+
+    def estimate(self, island_id: str, now_s: float) -> float:
+        """Returns the island's inner step at ``now_s``; it never runs ahead of a report for long."""
+        pace = self._paces[island_id]
+        if not pace.step_time_s:
+            return float(pace.inner_step)
+        elapsed_s = min(max(0.0, now_s - pace.reported_at_s), pace.allowance_s)
+        return pace.inner_step + elapsed_s / pace.step_time_s
+
+    def line(self, island_id: str) -> tuple[float, int, float] | None:
+        """Returns when an island was at which step, and its seconds per inner step; None if it does not advance."""
+        step_time_s = self._times_s.get(island_id)
+        if step_time_s is None:
+            return None
+        pace = self._paces[island_id]
+        return pace.reported_at_s, pace.inner_step, step_time_s
+
+    def step_time_s(self, island_id: str) -> float | None:
+        """The island's seconds per inner step, if it has reported any."""
+        pace = self._paces.get(island_id)
+        return pace.step_time_s if pace else None
+
+    def heard_lately(self, now_s: float) -> tuple[str, ...]:
+        """Returns all islands that advance, and those whose silence is hardly longer than that bears."""
+        more_s = 2 * self.heartbeat_interval_s
+        return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= p.allowance_s + more_s)
+
+    def num_advancing(self, now_s: float) -> int:
+        """Returns how many islands count and have a counter that grew lately."""
+        self._look(now_s)
+        return len(self._times_s)
+
+    def advancing(self, now_s: float) -> tuple[str, ...]:
+        """Returns the islands that count and whose counter grew lately, sorted."""
+        self._look(now_s)
+        if self._advancing is None:
+            self._advancing = tuple(sorted(name for _, name in self._times_s))
+        return self._advancing
+
+    def at(self, now_s: float) -> Moment:
+        """Returns what holds at ``now_s``; the same object until an island is heard of, or who counts may change."""
+        advancing = self.advancing(now_s)
+        if self._moment is None:
+            steps = tuple(self.estimate(i, now_s) for i in advancing)
+            self._moment = Moment(now_s=now_s, advancing=advancing, steps=steps)
+        return self._moment
+
+    def median_step_time_s(self, now_s: float) -> float | None:
+        """Returns the upper median of the step times of those that advance: the pace of the lower median island."""
+        self._look(now_s)
+        return self._times_s[len(self._times_s) // 2][0] if len(self._times_s) else None
+
+    def _look(self, now_s: float) -> None:
+        """Finds out who advances at a moment; what was found lasts until the cache is dropped, or for that moment."""
+        if self._looked_at_s == now_s:
+            return
+        if now_s < self._asked_at_s:  # of an earlier moment: some may have advanced then
+            self._unseen.update(dict.fromkeys(self._paces))
+        self._looked_at_s = self._asked_at_s = now_s
+        self._moment = None
+        for island_id in self._changes.due(now_s + ROUNDING_S):
+            self._unseen[island_id] = None
+        for island_id in self._unseen:
+            self._look_at(island_id, now_s)
+        self._unseen.clear()
+
+    def _look_at(self, island_id: str, now_s: float) -> None:
+        pace, before = self._paces.get(island_id), self._times_s.get(island_id)
+        step_time_s = None
+        if pace is not None and pace.step_time_s and now_s - pace.advanced_at_s <= pace.allowance_s:
+            # Nothing but a report makes another one advance; this one may end to by itself, or begin to count.
+            until_s = self._until_s(island_id)
+            at_s = pace.advanced_at_s + pace.allowance_s
+            if now_s - ROUNDING_S < until_s < at_s:
+                at_s = until_s
+            known = self._changes.get(island_id)
+            if known is None or at_s < known:  # one that is too early costs a look
+                self._changes.put(island_id, at_s)
+            if self._counts(island_id):
+                step_time_s = pace.step_time_s
+        else:
+            self._changes.drop(island_id)
+        if step_time_s == before:
+            return
+        if step_time_s is None:
+            self._times_s.drop(island_id)
+        else:
+            self._times_s.put(island_id, step_time_s)
+        if before is None or step_time_s is None:
+            self._advancing = None
+        for follower in self._followers:
+            follower.add(island_id)
+
+    def _allowance_s(self, step_time_s: float | None) -> float:
+        return max(3 * self.heartbeat_interval_s, 4 * (step_time_s or 0.0))

@@ -1,0 +1,138 @@
+"""Moves of data between islands that are away and others: when to look for them. Pure.
+
+What moves is decided in :mod:`aggregator.ledger.data_shares` and :mod:`aggregator.ledger.data_blocks`, from the
+presence of every island. With most messages nothing can move: so everybody is looked at only if what decides of an
+island has changed since the last time, or an absence, a silence or a quarantine may have become long enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from aggregator.ledger.data_blocks import Dealt
+from aggregator.ledger.data_shares import Moved
+from aggregator.ledger.presence import Presence
+from aggregator.rules.deadlines import ROUNDING_S
+from aggregator.state.members import Member
+from aggregator.state.run import Run
+from broker.wire.messages import Phase
+
+#: In a run of more islands than this, moves of data are written down together: so far apart for each island beyond. A
+#: record names every island and all that it has, and each begins a block every few seconds, with one more in reserve.
+SAVED_AT_ONCE, SAVED_APART_S = 64, 0.0005
+
+
+class Sharing:
+    """Moves data shares, or blocks; a part of the core that acts by itself."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._began_s = run.now_s
+        self._unseen: dict[str, None] = dict.fromkeys(m.island_id for m in run.members)  # changed, or heard
+        self._seen: dict[str, tuple[Any, ...]] = {}  # what decided of each island, when everybody was looked at last
+        self._paused: set[str] = set()  # whose last contributions may still be merged, which nobody is told of
+        self._look_at_s = -math.inf  # when everybody is to be looked at by the time alone
+        self._save_at_s: float | None = None  # what has moved and is not on record
+        self._saved_at_s = -math.inf
+        run.members.watch(lambda island_id: self._unseen.__setitem__(island_id, None))
+
+    def look_again(self) -> None:
+        """Who has what was changed elsewhere: everybody is to be looked at."""
+        self._look_at_s = -math.inf
+
+    def due(self) -> bool:
+        """Returns True if data shares may move now: only shard 0 moves them, and only during training."""
+        return self._run.phase is Phase.RUNNING and not self._run.config.shard
+
+    def deadlines_s(self) -> list[float]:
+        """Returns when what has moved is to be written down; a share itself moves with any event after its time."""
+        return [self._save_at_s] if self._save_at_s is not None and self.due() else []
+
+    def advance(self) -> None:
+        """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
+        run = self._run
+        changed = self._changed()
+        moved: Sequence[Moved | Dealt] | None = None
+        if run.now_s < self._look_at_s:
+            moved = run.shares.settle_some(changed)
+        if moved is None:
+            present = [self._presence(m) for m in run.members]
+            self._seen = {p.island_id: _deciding(p) for p in present}
+            moved = run.shares.settle(present, run.now_s)
+            self._look_at_s = -math.inf if moved else self._next_s()
+        self.note(moved)
+        self._save(bool(moved))
+
+    def _save(self, moved: bool) -> None:
+        """Has what was moved written down; in a large fleet with what is moved soon after, for a record is of all."""
+        run = self._run
+        if moved and self._save_at_s is None:
+            spare = max(0, len(run.members) - SAVED_AT_ONCE)
+            self._save_at_s = max(run.now_s, self._saved_at_s + spare * SAVED_APART_S)
+        if self._save_at_s is not None and run.now_s >= self._save_at_s:
+            self._saved_at_s, self._save_at_s = run.now_s, None
+            run.save()
+
+    def note(self, moved: Sequence[Moved | Dealt]) -> None:
+        """Records what has moved."""
+        for each in moved:
+            name, facts = each.note()
+            self._run.note(name, **facts)
+
+    def _changed(self) -> list[Presence]:
+        """Returns the islands of which anything has changed that may move data."""
+        run, changed = self._run, []
+        for island_id in dict.fromkeys([*self._unseen, *self._paused]):
+            member = run.members[island_id]
+            p, before = self._presence(member), self._seen.get(island_id)
+            self._seen[island_id] = decides = _deciding(p)
+            if before != decides:
+                changed.append(p)
+            waits = member.paused and not math.isinf(p.away_s)
+            (self._paused.add if waits else self._paused.discard)(island_id)
+        self._unseen.clear()
+        return changed
+
+    def _presence(self, m: Member) -> Presence:
+        run, beat = self._run, m.heartbeat
+        quarantined = run.quarantine.holds(m.island_id, run.now_s)
+        return Presence(
+            island_id=m.island_id,
+            home=m.index,
+            away_s=math.inf if self._left_nothing(m) else run.now_s - m.last_seen_s,
+            able=not quarantined and run.members.lives(m.island_id, run.now_s) and m.ready and not m.stopped,
+            quarantined=quarantined,
+            batch_tokens=m.tokens_per_step,
+            step_time_s=None if beat is None else beat.step_time_s,
+            block=0 if beat is None else beat.block,
+            released=() if beat is None else beat.released,
+        )
+
+    def _left_nothing(self, member: Member) -> bool:
+        """Returns whether the data of an island may go to others: it has left, and nothing of it is under way.
+
+        One that has paused may have kept contributions, which would be refused once its data are another's. So that
+        waits until all it trained is merged. With several shards no one of them knows, and its data wait for it.
+        """
+        if not member.left or not member.paused:
+            return member.left
+        run = self._run
+        return run.config.shards == 1 and run.ledger.life(member.island_id, member.incarnation).settled
+
+    def _next_s(self) -> float:
+        """Returns the first moment at which somebody may be away, dead or out of quarantine who is not now."""
+        run, now_s = self._run, self._run.now_s
+        waits_s = run.config.dead_after_s, run.takeover_s
+        moments = [since_s + wait_s for since_s in self._sinces_s() for wait_s in waits_s]
+        moments += [now_s + each.for_s for each in run.quarantine.now(now_s)]
+        return min((at_s for at_s in moments if at_s > now_s - ROUNDING_S), default=math.inf) - ROUNDING_S
+
+    def _sinces_s(self) -> list[float]:
+        return [self._began_s, *(m.last_seen_s for m in self._run.members)]
+
+
+def _deciding(p: Presence) -> tuple[Any, ...]:
+    """Returns what may move data as soon as it changes; how long an island is away does so with the time."""
+    return math.isinf(p.away_s), p.able, p.quarantined, p.batch_tokens, p.block, p.released
