@@ -160,6 +160,8 @@ class Adoption:
             fragment.version = fragment.incoming.fragment_version
             fragment.latest = fragment.incoming if self._differences else None
             fragment.incoming, fragment.copy = None, None
+            if fragment.overwrite:  # asked for while another version was on its way in
+                fragment.replace_progress()
         if self._clean_from is None and not any(f.awaits_overwrite for f in training.fragments.values()):
             self._clean_from = training.at.step  # here, and not when it was asked for
             training.refreshed()

@@ -97,7 +97,7 @@ class Fragment:
     def replace_progress(self) -> None:
         """Has the global parameters take the place of the local ones: those that are here, or else newer ones."""
         self.overwrite = True
-        if self.newer is None:
+        if self.newer is None and self.incoming is None:
             self.newer = self.latest
 
     @property
