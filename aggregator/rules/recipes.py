@@ -75,6 +75,7 @@ PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
         "hold": False,
         "outlier_factor": 0.0,
         "codec": Codec.BF16,
+        "version_codec": Codec.F32,
     },
     Profile.DILOCO: _ANCESTOR
     | {
@@ -106,6 +107,7 @@ REASONS: Final[Mapping[str, str]] = {
     "grace_by_arrivals": "on links that are longer than tau steps, the formula leaves no time for anybody",
     "hold": "what comes late is still worth something",
     "outlier_factor": "one broken island must not poison the others",
+    "version_codec": "differences take half the bytes or fewer, and what rounding leaves out of one is in the next",
 }
 
 

@@ -101,6 +101,7 @@ def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
             record_payloads=True,
             islands=3,
             codec=Codec.BF16,
+            version_codec=Codec.F32,
             sync_interval=6,
             outer_learning_rate=RATE,
             outer_momentum=MOMENTUM,
