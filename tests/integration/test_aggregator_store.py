@@ -15,7 +15,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
 from aggregator.merge.outer_step import FragmentState
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
-from aggregator.store.commit_file import Damaged
+from aggregator.store.commit_file import Damaged, read_commit
 from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions
 from aggregator.store.loading import load_for
 from aggregator.store.store import Store
@@ -91,6 +91,23 @@ def test_the_newest_version_comes_back_bit_by_bit_with_momentum_and_books(tmp_pa
         assert np.array_equal(state.momentum, expected.momentum)
         assert state.version == 3
     assert loaded.damaged == ()
+
+
+def test_the_residual_of_a_version_that_was_rounded_comes_back_too_and_is_verified(tmp_path):
+    residual = np.random.default_rng(9).standard_normal(1000, dtype=np.float32)
+    state = state_of(0)._replace(residual=residual)
+    with Store.open(tmp_path) as store:
+        store.load()
+        store.commit(commit_of(state), state)
+    _, loaded = load(tmp_path).fragments[0]
+    assert np.array_equal(loaded.residual, residual)
+    assert np.array_equal(read_newest(tmp_path, 0)[1], state.params)
+    path = commit_path(tmp_path, 0, 0)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match="its residual have digest"):
+        read_commit(path)
 
 
 def test_the_newest_two_versions_are_kept_and_the_seed_for_ever(tmp_path):

@@ -74,6 +74,15 @@ def test_a_commit_comes_through_the_wire_as_it_was_bit_for_bit(size):
     assert arrays.momentum.tobytes() == state.momentum.tobytes()
 
 
+def test_the_residual_of_a_version_that_was_rounded_comes_through_too():
+    commit, state = made(3)
+    rounded = state._replace(residual=state.momentum[::-1].copy())
+    message = over_the_wire(replica_of(commit, 0, 5, payload_of(rounded)))
+    assert len(message.payload) == 3
+    assert commit_of(message)[1].residual.tobytes() == rounded.residual.tobytes()
+    assert commit_of(over_the_wire(replica_of(commit, 0, 5, payload_of(state))))[1].residual is None
+
+
 def test_a_run_record_comes_through_the_wire_as_it_was():
     record = {"run_id": "demo", "epoch": 5, "manifest": None, "members": {"a": [0, "", 1, "n", 64, False, [0, 0]]}}
     assert record_of(over_the_wire(run_message(record, 0, 5, 9))) == record
@@ -103,6 +112,8 @@ def vector(*values):
         tampered(payload=()),
         tampered(payload=(vector(1, 2), vector(1, 2))),
         tampered(payload=tampered().payload[:1]),
+        tampered(payload=(*tampered().payload, vector(1.0))),
+        tampered(payload=(*tampered().payload, *tampered().payload)),
         tampered(payload=(tampered().payload[0], vector(1.0))),
         tampered(payload=tuple(encode_tensor(np.ones(64, np.float32), Codec.BF16) for _ in range(2))),
     ],

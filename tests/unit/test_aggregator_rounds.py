@@ -19,6 +19,7 @@ from broker.wire.messages import (
     AGGREGATOR,
     BROKER,
     Attached,
+    Codec,
     Fate,
     FleetState,
     Nothing,
@@ -26,6 +27,7 @@ from broker.wire.messages import (
     Outstanding,
     Reason,
     Refused,
+    WantWhole,
 )
 from broker.wire.ranges import StepRange
 from tests.aggregator_hand import Desk, notes, of, resolutions, sent
@@ -315,6 +317,25 @@ def test_only_the_broker_that_lacks_a_version_is_sent_it_again():
     made.now_s = 5.5
     assert of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=1), Publish) == []  # it is on its way
     assert [p.by for p in of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=2), Publish)] == [2]
+
+
+def test_a_merged_version_goes_out_as_a_difference_and_again_as_a_whole():
+    made = desk("a", codec=Codec.INT8)
+    made.open_round("a", step=4)
+    (publish,) = of(made.offer("a", 0, 4), Publish)
+    assert (publish.fragment_version, publish.base, publish.by) == (1, 0, None)
+    made.now_s = 5.0
+    (again,) = attached(made, 0)
+    assert (again.fragment_version, again.base) == (1, None)
+    asked = made.say(BROKER, WantWhole(fragment_id=0), broker=1)
+    assert [(p.fragment_version, p.base, p.by) for p in of(asked, Publish)] == [(1, None, 1)]
+    assert of(made.say(BROKER, WantWhole(fragment_id=7)), Publish) == []
+
+
+def test_a_merged_version_goes_out_whole_where_it_travels_in_float32():
+    made = desk("a", codec=Codec.INT8, version_codec=Codec.F32)
+    made.open_round("a", step=4)
+    assert [p.base for p in of(made.offer("a", 0, 4), Publish)] == [None]
 
 
 @pytest.mark.parametrize("versions", [1, 2])
