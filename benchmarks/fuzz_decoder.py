@@ -126,6 +126,8 @@ def _related(cls: type[Any], values: dict[str, Any], rng: random.Random) -> dict
     if "hosts" in values:
         values["hosts"] = rng.randint(10, 99)
         values |= {"host": rng.randint(1, 9)} if "host" in values else {}
+    if values.get("base") is not None:
+        values["fragment_version"] = values["base"] + rng.randint(1, 9)
     if "answer_buffers" in values:
         values["answer_buffers"] %= 257
     if cls is Recipe:  # which checks its own relations

@@ -35,7 +35,7 @@ _EVENT_FIELDS = {
     "outages": "[island, from s, for s]",
 }
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
-_YOUNGER = {"crashes": (), "restart_s": 10.0, "data_ahead_s": 0.0}
+_YOUNGER = {"crashes": (), "restart_s": 10.0, "data_ahead_s": 0.0, "version_codec": Codec.F32}
 
 #: What is not an experiment's subject is as in production.
 _PRODUCTION = Recipe()
