@@ -129,11 +129,11 @@ class Merges:
         return [part for _, action, _, _ in self.made for part in action.parts if part.island_id == island]
 
     def check(self, recipe):
-        """Compares each version with the formulas."""
+        """Compares each version, before it was rounded for the wire, with the formulas."""
         assert self.made
         for tensors, action, before, after in self.made:
             expected = reference(tensors, action, before, recipe)
-            np.testing.assert_allclose(after.params, expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(after.exact, expected, rtol=1e-5, atol=1e-6)
 
 
 def reference(tensors, action, before, recipe):
@@ -146,4 +146,4 @@ def reference(tensors, action, before, recipe):
         merged.append(np.ravel(merge(deltas, *weights)))
     delta = np.concatenate(merged)
     momentum = delta + recipe.outer_momentum * before.momentum
-    return before.params - recipe.outer_learning_rate * (delta + recipe.outer_momentum * momentum)
+    return before.exact - recipe.outer_learning_rate * (delta + recipe.outer_momentum * momentum)

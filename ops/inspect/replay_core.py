@@ -94,6 +94,7 @@ class Replay:
         self._failover = False
         self._check = check
         self._life: _Life | None = None
+        self._unreported: dict[Key, Commit] = {}  # the last ones that earlier lives ordered, and did not hear of again
         self._unreadable: int | None = None
         self._number = 0
 
@@ -163,10 +164,10 @@ class Replay:
         return oldest
 
     def heard_of(self, row: Line) -> None:
-        """Takes a ledger's line as the completion of the commit that was being written when the tape ended."""
-        p, version = row["fragment_id"], row["fragment_version"]
-        commit = None if self._life is None else self._life.commits.get(p)
-        if commit is None or commit.fragment_version != version or (p, version) in self.durable:
+        """Takes a ledger's line as the completion of a commit that was being written when its life ended."""
+        key = row["fragment_id"], row["fragment_version"]
+        commit = self._unreported.get(key) or (None if self._life is None else self._life.commits.get(key[0]))
+        if commit is None or commit.fragment_version != key[1] or key in self.durable:
             return
         if fingerprint(row) == fingerprint(ledger_line(commit)):
             self._witness(commit)
@@ -191,6 +192,8 @@ class Replay:
 
     def _begin(self, line: Line) -> Difference | None:
         before, core = self._life, Aggregator(**read_start(line))
+        commits = () if before is None else before.commits.values()
+        self._unreported |= {(each.fragment_id, each.fragment_version): each for each in commits}
         life = self._life = _Life(core)
         self.counts.lives += 1
         self.epochs.add(core.run.epoch)

@@ -23,7 +23,7 @@ from broker.transport.keys import client_keys, new_pair, write_pair
 from broker.wire import messages as m
 from broker.wire.errors import Unavailable
 from broker.wire.identity import Identity, KeyRole
-from broker.wire.messages import BROKER, Channel, Envelope, Inquiry, Reason
+from broker.wire.messages import BROKER, PROTOCOL_VERSION, Channel, Envelope, Inquiry, Reason
 from ops import cli
 from ops.keys import make_pairs
 from ops.processes.cluster import free_ports
@@ -287,7 +287,7 @@ def test_a_broker_of_an_earlier_version_is_named_as_such(server):
         finally:
             process.kill()
     assert done.returncode == 1
-    assert "speaks version 6 of the protocol, this is 7: update the older side" in done.stderr
+    assert f"speaks version 6 of the protocol, this is {PROTOCOL_VERSION}: update the older side" in done.stderr
 
 
 def test_what_cannot_be_asked_is_said_with_the_cure(capsys, tmp_path):

@@ -257,6 +257,15 @@ def test_a_new_lineage_is_no_gap(recorded, tmp_path, capsys):
         assert (status, found["same"], found["complete"]) == (0, True, True)
 
 
+def test_a_version_that_was_being_written_before_a_new_lineage_is_checked_too(recorded, tmp_path, capsys):
+    tape, row = lineage(recorded, digest=recorded.ledger[1]["digest"])
+    end = recorded.begins[1]
+    last = max(n for n, line in enumerate(tape[:end]) if line.get("event") == "persisted")
+    run_dir = recorded.write(tmp_path, tape=[*tape[:last], *tape[end:]], ledger=[*recorded.ledger[:3], row])
+    status, found = replayed(capsys, run_dir)
+    assert (status, found["complete"], found["coverage"]["checked"]) == (0, True, 4)
+
+
 def test_a_new_lineage_of_bytes_that_nobody_made_is_not_checked(recorded, tmp_path, capsys):
     tape, row = lineage(recorded, digest="invented")
     status, found = replayed(capsys, recorded.write(tmp_path, tape=tape, ledger=[*recorded.ledger[:3], row]))
