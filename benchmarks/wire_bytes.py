@@ -4,7 +4,7 @@ Each island reaches a real broker through a TCP forwarder of its own, which coun
 the rest. A round moves one fragment of S parameters (the model over P), and the closed form of one island is
 
     up   = S * b + header        b = 4 bytes for f32, 2 for bf16; 1 for int8 and 1/2 for int4, and 4/256 for scales
-    down = S * 4 + header        a version that every island takes
+    down = S * b + header        a version that every island takes, as the difference to the one before
 
 with headers of 270 bytes, 75 for each tensor and, in a version, 200 for each island that is in it. The bulk channel
 must agree within 2 % where a model has a million parameters or more. The control channel (heartbeats twice a second,
@@ -69,7 +69,7 @@ def closed_form(parameters: int, tensors: int, islands: int, codec: Codec) -> Cl
     header = MESSAGE_HEADER_BYTES + tensors * TENSOR_HEADER_BYTES
     return ClosedForm(
         up_bytes=round(parameters * ELEMENT_BYTES[codec]) + header,
-        down_bytes=parameters * 4 + header + islands * CONTRIBUTOR_BYTES,
+        down_bytes=round(parameters * ELEMENT_BYTES[codec]) + header + islands * CONTRIBUTOR_BYTES,
     )
 
 
@@ -115,7 +115,7 @@ def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespa
         "islands": islands,
         "fragments": args.fragments,
         "rounds": rounds,
-        "codecs": f"{codec}/f32",
+        "codecs": f"{codec}/{codec}",
         "up_bytes": up,
         "up_form_bytes": form.up_bytes,
         "up_ratio": up / form.up_bytes,
