@@ -233,7 +233,10 @@ class Replay:
             if version <= durable or row["epoch"] == known.epoch:
                 what = f"the commit of version {version} of fragment {p} is not the one that was ordered"
                 return self._difference(what, row, ordered)
-            self._miss(commit)  # ordered here, and made by the next leader
+            if commit.contributions:
+                self._miss(commit)  # ordered here, and made by the next leader
+            else:
+                self._new_lineage(commit, durable)  # what was ordered never came to the disk
         elif version > durable:
             if version > 0 and not commit.contributions and why is PartReason.CRASH:
                 self._new_lineage(commit, durable)

@@ -266,6 +266,20 @@ def test_a_version_that_was_being_written_before_a_new_lineage_is_checked_too(re
     assert (status, found["complete"], found["coverage"]["checked"]) == (0, True, 4)
 
 
+def test_a_version_that_never_came_to_the_disk_before_a_new_lineage_with_its_number_is_nothing_missing(
+    recorded, tmp_path, capsys
+):
+    tape, _ = lineage(recorded, digest=recorded.ledger[1]["digest"])
+    end = recorded.begins[1]
+    last = max(n for n, line in enumerate(tape[:end]) if line.get("event") == "persisted")
+    start = copy.deepcopy(tape[end])
+    commit = replace(recorded.commits[0], fragment_version=1, digest=recorded.ledger[1]["digest"])
+    again = Taped(tape=tape[:last], record=start["record"], commits={0: renumbered(commit, 1, 2)}, now_s=500.0)
+    run_dir = recorded.write(tmp_path, tape=again.tape, ledger=[*recorded.ledger[:2], ledger_line(again.commits[0])])
+    status, found = replayed(capsys, run_dir)
+    assert (status, found["complete"], found["coverage"]["checked"]) == (0, True, 3)
+
+
 def test_a_new_lineage_of_bytes_that_nobody_made_is_not_checked(recorded, tmp_path, capsys):
     tape, row = lineage(recorded, digest="invented")
     status, found = replayed(capsys, recorded.write(tmp_path, tape=tape, ledger=[*recorded.ledger[:3], row]))
