@@ -35,7 +35,7 @@ class Place:
 
     @property
     def is_folder(self) -> bool:
-        """Whether copies go to a folder of this machine (``file:``), and not to an object store."""
+        """True for a folder on this machine (``file:``), False for an object store."""
         return self.url.startswith("file:")
 
 

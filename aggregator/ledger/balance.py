@@ -72,7 +72,7 @@ class Key(NamedTuple):
 
 
 class Tally:
-    """What was merged and wasted, by fragment, of which only accounts that were written to are added up anew.
+    """Keeps the sums of merged and wasted tokens by fragment; only accounts that have changed are added up again.
 
     Args:
         account: Returns an account; None if it is not kept any more.

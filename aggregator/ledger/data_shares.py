@@ -141,7 +141,7 @@ class DataShares:
         return moved
 
     def settle_some(self, changed: Sequence[Presence]) -> list[Moved] | None:
-        """Says what moves where only these islands are not as they were, and no absence has become longer than it may.
+        """Returns the data that change hands after these islands alone have changed, while none was away too long.
 
         Returns:
             Nothing, if nothing can move for that; None if that takes :meth:`settle`, with everybody.

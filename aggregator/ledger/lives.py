@@ -129,7 +129,7 @@ class Life:
 
     @property
     def settled(self) -> bool:
-        """Whether each token that it has reported was merged or refused, on every fragment; none is under way."""
+        """True when every token that the island has reported was merged or refused, on every fragment."""
         return all(account.spent_tokens >= self.trained_tokens for account in self.accounts.values())
 
     @property

@@ -15,7 +15,7 @@ from aggregator.merge.pieces import vector
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded
-from broker.wire.tensors import added, difference, encode_tensor, fragment_digest
+from broker.wire.tensors import added, difference, encode_vector, fragment_digest
 
 
 class Made(NamedTuple):
@@ -80,10 +80,4 @@ def _rounded(tensors: Sequence[TensorSpec], after: FragmentState, base: Vector, 
 
 def payload_of(tensors: Sequence[TensorSpec], state: FragmentState) -> tuple[Encoded, ...]:
     """Returns a whole version's parameters in float32; the buffers are views of the state."""
-    encoded = []
-    start = 0
-    for tensor in tensors:
-        part = state.params[start : start + tensor.size].reshape(tensor.shape)
-        encoded.append(encode_tensor(part, Codec.F32))
-        start += tensor.size
-    return tuple(encoded)
+    return encode_vector(state.params, [tensor.shape for tensor in tensors], Codec.F32)

@@ -89,7 +89,7 @@ class Seeding:
         self._notices.tell(member)
 
     def _able(self, island_id: str, incarnation: int) -> bool:
-        """Whether that life of an island may yet supply it."""
+        """Returns whether an island that was asked for version 0 still lives, under the same incarnation."""
         member = self._run.members.get(island_id)
         return member is not None and member.incarnation == incarnation and self._run.counts(island_id)
 

@@ -1,4 +1,4 @@
-"""How fast the fleet trains beside one island: the ratio by which schedules go on between two reports. Pure.
+"""Keeps the training rates of all islands, for the ratio of the fleet's rate to one island's. Pure.
 
 The rates of all islands that advance are kept in order, with their sum, so that the answer to a heartbeat costs nothing
 for those that were not heard of. The sum is one of whole numbers: what is added and taken out again leaves nothing.

@@ -1,4 +1,4 @@
-"""Who lives: known from the last question, and asked anew only of those of whom that may have changed. Pure.
+"""Keeps the set of islands that live, with a deadline for each. Pure.
 
 A member that is silent for too long is dead, though nothing is heard of it: so each that lives has a deadline. It moves
 with every message, and is looked at only when it comes first.

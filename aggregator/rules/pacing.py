@@ -103,7 +103,7 @@ class Pacer:
         return -negated if due and progress >= self._interval else None
 
     def _may_be_due(self, fragment_id: int, now_s: float) -> bool:
-        """Whether enough islands may have run an interval; False where that can be ruled out."""
+        """Returns False when too few islands can have run an interval by now; True means: compute it."""
         ends_s = self._ends_at(fragment_id, now_s)
         return bool(len(ends_s)) and ends_s[self._last(len(ends_s))][0] <= now_s
 

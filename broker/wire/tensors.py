@@ -72,6 +72,22 @@ def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
     return Encoded(codec=codec, shape=array.shape, checksum=xxhash.xxh3_64_intdigest(data), data=data)
 
 
+def encode_vector(vector: Float32Array, shapes: Sequence[tuple[int, ...]], codec: Codec) -> tuple[Encoded, ...]:
+    """Returns the tensors that lie side by side in a vector; with ``f32`` the buffers are views of it.
+
+    Args:
+        vector: float32 [elements of all tensors], contiguous.
+        shapes: Of the tensors, in this order.
+        codec: How to write the elements.
+    """
+    encoded, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        encoded.append(encode_tensor(vector[start:stop].reshape(shape), codec))
+        start = stop
+    return tuple(encoded)
+
+
 class Elements:
     """The elements of an encoded tensor as float32, a range at a time; its bytes are read where they lie.
 
@@ -233,15 +249,9 @@ def difference(
         shapes: Of the tensors.
         codec: Any; with ``f32`` next to nothing is rounded.
     """
-    encoded, start = [], 0
-    for shape in shapes:
-        here = slice(start, start + int(np.prod(shape, dtype=np.int64)))
-        # Two finite values may lie too far apart for float32: whoever adds what comes of it finds that out.
-        with np.errstate(over="ignore", invalid="ignore"):
-            step = np.subtract(exact[here], base[here])
-        encoded.append(encode_tensor(step.reshape(shape), codec))
-        start = here.stop
-    return tuple(encoded)
+    # Two finite values may lie too far apart for float32: whoever adds what comes of it finds that out.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return encode_vector(np.subtract(exact, base), shapes, codec)
 
 
 def added(base: Float32Array, payload: Sequence[Encoded]) -> Float32Array:

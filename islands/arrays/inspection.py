@@ -10,7 +10,7 @@ from broker.wire.codec import verify
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Codec, Encoded, Envelope, Reason, Version
-from broker.wire.tensors import Float32Array, added, check_payload, decode_tensor, encode_tensor, fragment_digest
+from broker.wire.tensors import Float32Array, added, check_payload, decode_tensor, encode_vector, fragment_digest
 
 _WHOLE = frozenset({Codec.F32})
 
@@ -78,12 +78,7 @@ class HeldVersions:
 
     def _cut(self, p: int, vector: Float32Array) -> tuple[Encoded, ...]:
         """Returns a fragment's tensors, as views of one vector."""
-        encoded, start = [], 0
-        for tensor in self._manifest.fragments[p]:
-            part = vector[start : start + tensor.size].reshape(tensor.shape)
-            encoded.append(encode_tensor(part, Codec.F32))
-            start += tensor.size
-        return tuple(encoded)
+        return encode_vector(vector, [tensor.shape for tensor in self._manifest.fragments[p]], Codec.F32)
 
 
 def _misnamed(version: Version, digest: str) -> str:
