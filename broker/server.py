@@ -18,18 +18,20 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import zmq
 import zmq.asyncio
 
+from broker.chunks.receiving import Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.gateway.accounts import Accounts
-from broker.gateway.arrivals import event_of, verified
+from broker.gateway.arrivals import event_of, refused, verified
+from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import Gate, GateEvent, draw_afresh
-from broker.gateway.receiving import Intake, Taken
+from broker.gateway.receiving import Intake, Taken, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
@@ -53,7 +55,7 @@ from broker.routing.relay import (
 from broker.transport.endpoint import configure_socket
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
-from broker.wire.headers import Limits
+from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import AttachBulk, Channel, Probe
 
 log = logs.get(__name__)
@@ -62,6 +64,8 @@ log = logs.get(__name__)
 LINGER_MS = 200
 #: From here on a frame is a mapping of its own: large enough that the page faults cost little beside the copying.
 LARGE_FRAME_BYTES = 1 << 20
+#: A bulk connection that took nothing is tried again after this.
+TRY_AGAIN_S = 0.005
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
 #: How often two adjacent free ports are looked for when the port is 0.
@@ -187,9 +191,11 @@ class _Broker:
         }
         self._sockets: dict[Channel, zmq.asyncio.Socket] = {}
         self._accounts = Accounts()
+        self._waiting_for: set[bytes] = set()  # bulk connections that are tried again in a moment
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
-        self._gate = Gate(context, config.key, self._handle)
+        self._flows = Flows(self._put, self._limits[Channel.BULK])
+        self._gate = Gate(context, config.key, self._handle, self._ended)
 
     # --- sockets ---
 
@@ -295,11 +301,26 @@ class _Broker:
         while True:
             taken = await intake.take()
             key = self._gate.key_of(channel, taken)
-            if key is not None:
-                self._handle(self._accounted(await verified(event_of(channel, taken, limits, key)), taken), taken)
+            whole = None if key is None else self._whole(channel, taken)
+            if key is None or whole is None:
+                pass
+            elif isinstance(whole, Refused):
+                self._handle(refused(channel, taken, whole, limits, key), taken)
+            else:
+                self._handle(self._accounted(await verified(event_of(channel, whole, limits, key)), whole), whole)
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)
+
+    def _whole(self, channel: Channel, taken: Taken) -> Taken | Refused | None:
+        """Returns a message that is whole now; None for what is not yet, or is none."""
+        if channel is Channel.CONTROL or taken.surplus or taken.last is None:
+            return taken
+        now_s = self._clock()
+        found = self._flows.take(taken.peer, said_of(taken.last, zmq.SRCFD), taken.frames, now_s)
+        if found is not taken.frames:
+            self._go_on(taken.peer)
+        return replace(taken, frames=found) if isinstance(found, list) else found
 
     def _accounted(self, event: Received | Rejected, taken: Taken) -> Received | Rejected:
         """Adds to what would go on over a connection what that has carried, and to a probe the time."""
@@ -307,8 +328,8 @@ class _Broker:
             return event
         if isinstance(event.envelope.message, Probe):
             return replace(event, wall_s=time.time())
-        if isinstance(event.envelope.message, AttachBulk):
-            self._accounts.open(event.peer, taken.frames[0])
+        if isinstance(event.envelope.message, AttachBulk) and taken.last is not None:
+            self._accounts.open(event.peer, taken.last)
         route = self._relay.onwards(event.peer, event.envelope)
         return event if route is None else replace(event, carried=self._accounts.of(route))
 
@@ -334,8 +355,7 @@ class _Broker:
         while actions:
             match actions.popleft():
                 case Send() as send:
-                    failure = self._send(send)
-                    if failure is not None:
+                    for failure in self._send(send, now_s):
                         actions.extend(self._relay.handle(failure, now_s))
                 case Report(envelope=envelope):
                     self._reporter.membership.observe(envelope, now_s)
@@ -344,29 +364,61 @@ class _Broker:
                 case LookUp() as question:
                     self._desk.ask(question)
                 case HangUp(channel=channel, why=why):
-                    if taken is not None:
-                        self._gate.show_out(channel, taken.frames[0], why)
+                    if taken is not None and taken.last is not None:
+                        self._gate.show_out(channel, taken.last, why)
                 case other:
                     assert_never(other)
         deadline_s = self._relay.next_deadline_s()
         if deadline_s is not None and (self._waiting_until_s is None or deadline_s < self._waiting_until_s):
             self._woken.set()
 
-    def _send(self, send: Send) -> Blocked | Unreachable | None:
+    def _send(self, send: Send, now_s: float) -> Sequence[Blocked | Unreachable]:
+        if send.channel is Channel.BULK:
+            failures = self._flows.send(send, now_s)
+            self._try_again(send.peer)
+            return failures
+        outcome = self._hand_over(Channel.CONTROL, send.peer, encode(send.envelope))
+        if outcome is Put.TAKEN:
+            return ()
+        failure = Blocked if outcome is Put.FULL else Unreachable
+        return (failure(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes),)
+
+    def _put(self, peer: bytes, frames: Sequence[Buffer]) -> Put:
+        return self._hand_over(Channel.BULK, peer, frames)
+
+    def _hand_over(self, channel: Channel, peer: bytes, frames: Sequence[Buffer]) -> Put:
         # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
-        frames = [send.peer, *encode(send.envelope)]
-        sent: Any = self._sockets[send.channel].send_multipart(frames, zmq.NOBLOCK, copy=False)
+        sent: Any = self._sockets[channel].send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
         error = sent.exception()
         if error is None:
-            return None
-        failure: type[Blocked] | type[Unreachable]
+            return Put.TAKEN
         if isinstance(error, zmq.Again):
-            failure = Blocked
-        elif isinstance(error, zmq.ZMQError) and error.errno == errno.EHOSTUNREACH:
-            failure = Unreachable
-        else:
-            raise error
-        return failure(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
+            return Put.FULL
+        if isinstance(error, zmq.ZMQError) and error.errno == errno.EHOSTUNREACH:
+            return Put.GONE
+        raise error
+
+    def _go_on(self, peer: bytes) -> None:
+        """Sends what may go over a bulk connection; tells the relay what has become of it."""
+        for event in self._flows.go_on(peer, self._clock()):
+            self._handle(event)
+        self._try_again(peer)
+
+    def _try_again(self, peer: bytes) -> None:
+        if peer in self._flows.full and peer not in self._waiting_for:
+            self._waiting_for.add(peer)
+            asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._retry, peer)
+
+    def _retry(self, peer: bytes) -> None:
+        self._waiting_for.discard(peer)
+        if self._sockets:
+            self._go_on(peer)
+
+    def _ended(self, channel: Channel, fd: int) -> None:
+        """A connection has ended."""
+        if channel is Channel.BULK:
+            for event in self._flows.ended(fd):
+                self._handle(event)
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.chunks.receiving import Refused
 from broker.gateway.receiving import Taken
 from broker.process.release import refusal_detail
 from broker.routing.events import Received, Rejected
@@ -32,8 +33,13 @@ def event_of(channel: Channel, taken: Taken, limits: Limits, key: str) -> Receiv
     except RemoteProtocolError as err:
         origin = err.origin if isinstance(err, Unreadable) else peek(frames, limits)
         return _rejected(channel, taken.peer, key, err, origin)
-    size_bytes = sum(len(frame) for frame in frames)
+    size_bytes = sum(memoryview(frame).nbytes for frame in frames)
     return Received(channel=channel, peer=taken.peer, envelope=envelope, size_bytes=size_bytes, key=key)
+
+
+def refused(channel: Channel, taken: Taken, what: Refused, limits: Limits, key: str) -> Rejected:
+    """Turns chunks that are not taken in into an event."""
+    return _rejected(channel, taken.peer, key, what.error, peek(what.header, limits))
 
 
 async def verified(event: Received | Rejected) -> Received | Rejected:

@@ -118,13 +118,20 @@ class Gate:
         context: Of the sockets that it is to guard: ZeroMQ asks within one context.
         key: The broker's secret key file, with the allow list beside it; None: no keys.
         tell: Takes what the relay should know.
+        ended: Told the descriptor of each connection that has ended.
 
     Raises:
         ConfigError: A key file or the allow list is missing or wrong.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, key: Path | None, tell: Callable[[GateEvent], None]) -> None:
-        self._tell = tell
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        key: Path | None,
+        tell: Callable[[GateEvent], None],
+        ended: Callable[[Channel, int], None],
+    ) -> None:
+        self._tell, self._tell_ended = tell, ended
         self._ports: dict[Channel, _Port] = {}
         self._fds: dict[str, dict[tuple[Channel, int], None]] = {}  # by key: its connections, in order
         self._pair = None
@@ -248,6 +255,7 @@ class Gate:
     def _ended(self, channel: Channel, port: _Port, fd: int) -> None:
         for fds in self._fds.values():
             fds.pop((channel, fd), None)
+        self._tell_ended(channel, fd)
         self._tell_end(channel, port.connections.closed(fd, port.release(fd)))
 
     def _tell_end(self, channel: Channel, ending: Ending | None) -> None:

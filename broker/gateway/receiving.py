@@ -38,13 +38,15 @@ class Taken:
 
     Attributes:
         peer: Routing id of its connection.
-        frames: The first ones, as many as a message may have.
+        frames: The first ones, as many as a message may have; of one in chunks all, once it is whole.
         surplus: How many more there were.
+        last: One that came last: it knows the connection.
     """
 
     peer: bytes
-    frames: list[zmq.Frame]
+    frames: list[Any]
     surplus: int = 0
+    last: zmq.Frame | None = None
 
 
 class Intake:
@@ -73,7 +75,7 @@ class Intake:
             frames.append(frame)
             more = frame.more
         surplus = await self._throw_away(frames[0]) if more else 0
-        return Taken(peer=route.bytes, frames=frames, surplus=surplus)
+        return Taken(peer=route.bytes, frames=frames, surplus=surplus, last=frames[0] if frames else None)
 
     async def _throw_away(self, of: zmq.Frame) -> int:
         surplus = 0

@@ -3,8 +3,8 @@
 *Backpressure.* The driver sends or, at a high-water mark, answers a :class:`~broker.routing.events.Send` with
 :class:`~broker.routing.events.Blocked`. A contribution then waits in a queue bounded in bytes; a version does not wait
 at all: there is room in the island's window again (:mod:`broker.routing.window`), and whatever is the newest when the
-island takes more is what it gets. Nobody says when a connection takes more, so those that took nothing are tried again
-after a short pause.
+island takes more is what it gets. The driver says when a connection takes more (:class:`~broker.routing.events.Room`);
+those of which it has said nothing are tried again after a short pause.
 
 What islands send again while its first copy is still on this machine is dropped: it waits in the queue here, or has not
 left the connection (:mod:`broker.routing.unsent`).
@@ -19,7 +19,7 @@ from __future__ import annotations
 from broker.routing.actions import Actions
 from broker.routing.deafness import Carried
 from broker.routing.directory import Directory, Leader, Peer
-from broker.routing.events import Blocked, Refusal, RelayConfig, Unreachable
+from broker.routing.events import Blocked, Refusal, RelayConfig, Room, Unreachable
 from broker.routing.queues import ContributionQueue, Queued, VersionShelf
 from broker.routing.resending import Backoff
 from broker.routing.unsent import Unsent
@@ -205,6 +205,18 @@ class Deliveries:
                 self.queue.put_back(shard, item)
             case _:
                 self._out.counters.dropped["unreachable"] += 1
+
+    def go_on(self, event: Room, now_s: float) -> None:
+        """Sends what waits for a connection that takes more."""
+        leader = self._who.leader_behind(event.channel, event.peer)
+        if leader is not None:
+            self._blocked_shards.pop(leader.shard, None)
+            self._forward_queue(leader, now_s)
+            return
+        name = self._who.name_of(event.channel, event.peer) or ""
+        if name in self._blocked_peers:
+            del self._blocked_peers[name]
+            self._serve(self._who.peers[name], now_s)
 
     def retry(self, now_s: float) -> None:
         """Tries the connections again that took nothing, once that is due."""

@@ -104,6 +104,14 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A connection that answered :class:`Blocked` takes more."""
+
+    channel: Channel
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed."""
 
@@ -133,7 +141,7 @@ class LookedUp:
     message: Observed
 
 
-RelayEvent = Received | Rejected | Blocked | Unreachable | Tick | AllowListChanged | TurnedAway | LookedUp
+RelayEvent = Received | Rejected | Blocked | Unreachable | Room | Tick | AllowListChanged | TurnedAway | LookedUp
 
 
 # --- actions ----------------------------------------------------------------------------------------------------

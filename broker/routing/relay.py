@@ -59,6 +59,7 @@ from broker.routing.events import (
     RelayCounters,
     RelayEvent,
     Report,
+    Room,
     Send,
     Tick,
     TurnedAway,
@@ -80,6 +81,7 @@ __all__ = [
     "Rejected",
     "Blocked",
     "Unreachable",
+    "Room",
     "Tick",
     "AllowListChanged",
     "TurnedAway",
@@ -135,6 +137,8 @@ class Relay:
                 self._who.close(event.channel, event.peer)
                 self._observers.forget(event.peer)
                 self._deliveries.give_up(event)
+            case Room():
+                self._deliveries.go_on(event, now_s)
             case AllowListChanged(allowed=allowed):
                 self._bindings.replace(allowed)
                 self._presence.revoke(self._bindings)

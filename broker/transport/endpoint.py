@@ -4,7 +4,9 @@ Shell. It decides nothing: what to send, and when to send it again, is up to the
 
 * ``send`` never blocks for ever. A message is handed to a live connection, or ``send`` says that it was not.
 * ``recv`` never fails because of what a peer sent. What cannot be read is counted and given to a callback.
-* Buffers are not copied in either direction.
+* Buffers are not copied on their way out, and but once on their way in.
+
+On the bulk channel what is large goes in chunks (:mod:`broker.transport.chunked`).
 
 A routing id is left to ZeroMQ, which draws a new one per connection: an id of our own would make the broker refuse
 our new connection for as long as it believes in the old one.
@@ -19,12 +21,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq
 import zmq.asyncio
 
+from broker.chunks.receiving import Refused
+from broker.chunks.sending import is_urgent
 from broker.routing.deafness import Carried
+from broker.transport.chunked import Chunked
 from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import configure_socket
@@ -45,6 +50,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+#: A connection that took nothing is tried again after this, and that a message can go on is looked for as often.
+TRY_AGAIN_S, LOOK_S = 0.005, 1.0
 
 #: What is done with a message that cannot be read: its error, and what is known of its sender.
 OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
@@ -78,7 +86,7 @@ class Endpoint:
         channel: Which of the two to connect to.
         keys: What to connect with; None: without keys.
         limits: Of what is sent and received.
-        bulk_wait_s: How long ``send`` waits for room on the bulk channel; on the control channel it never does.
+        bulk_wait_s: How long a message waits on the bulk channel before it is begun; on control it never does.
         renew_after_s: How long there may be no connection before it is made anew.
         reconnect_max_s: Longest pause between two attempts to connect.
         on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
@@ -117,8 +125,7 @@ class Endpoint:
         self._socket: zmq.asyncio.Socket | None = None
         self._line: Connection | None = None
         self._spoken_over = 0  # the number of a connection
-        # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
-        self._sending = asyncio.Lock()
+        self._chunked = Chunked(self._put, limits) if channel is Channel.BULK else None
 
     async def __aenter__(self) -> Self:
         """Opens the socket and starts connecting.
@@ -165,11 +172,8 @@ class Endpoint:
             socket.close()
 
     async def ready(self, timeout_s: float) -> bool:
-        """Waits until a connection stands and has room; returns False when the time is over."""
-        deadline_s = time.monotonic() + timeout_s
-        async with self._sending:
-            stands = await self.line(False, timeout_s)
-            return stands and await self._poll(zmq.POLLOUT, max(0.0, deadline_s - time.monotonic()))
+        """Waits until a connection stands; returns False when the time is over."""
+        return await self.line(False, timeout_s)
 
     async def line(self, stands: bool, timeout_s: float) -> bool:
         """Waits until a connection stands, or none does any more, unlike ``stands``; says how it is at the end.
@@ -212,9 +216,10 @@ class Endpoint:
     async def send(self, envelope: Envelope, *, over: int | None = None) -> bool:
         """Hands a message to the connection.
 
-        With no connection, or at the high-water mark, a control message is dropped at once and a bulk message after
-        ``bulk_wait_s``; both are counted. Buffers are sent from where they are: they must not be written to until the
-        broker's or aggregator's answer shows that they have arrived.
+        With no connection, or at the high-water mark, a control message is dropped at once. A bulk message waits: for a
+        connection and its turn at most ``bulk_wait_s``; once its first chunk has gone, for the link, as long as the
+        connection stands. What is dropped is counted. Buffers are sent from where they are: they must not be written to
+        until the broker's or aggregator's answer shows that they have arrived.
 
         Args:
             envelope: The message.
@@ -239,34 +244,58 @@ class Endpoint:
             cure = f"raise max_message_bytes to {nbytes} at every broker, aggregator and island"
             raise LocalProtocolError(f"{kind} has {nbytes} bytes, which every peer would refuse: {cure}")
         deadline_s = time.monotonic() + self._wait_s
-        async with self._sending:
-            while not await self._try(frames, kind, over):
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or (over is not None and self.connection != over):
-                    self.traffic.unsent += 1
-                    return False
-                if self.connection:
-                    await self._poll(zmq.POLLOUT, left_s)
-                else:
-                    await self.line(False, left_s)
+        while not (self.connection if over is None else self.connection == over):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or over is not None:
+                self.traffic.unsent += 1
+                return False
+            await self.line(False, left_s)
+        if self._chunked is None:
+            taken = self._put(frames)
+        else:
+            taken = await self._send_in_chunks(self._chunked, frames, is_urgent(envelope.message), deadline_s)
+        if not taken:
+            self.traffic.unsent += 1
+            return False
         self.traffic.sent += 1
-        self.traffic.bytes_up += nbytes
         return True
 
-    async def _try(self, frames: Sequence[Buffer], kind: str, over: int | None) -> bool:
+    async def _send_in_chunks(
+        self, chunked: Chunked, frames: Sequence[Buffer], urgent: bool, deadline_s: float
+    ) -> bool:
+        """Returns whether all of a message has gone over the connection that stands now."""
+        connection = self.connection
+        transfer = chunked.put(frames, connection, time.monotonic(), urgent=urgent)
+        while not transfer.done:
+            left_s = deadline_s - time.monotonic()
+            if self.connection != connection or (left_s <= 0 and chunked.withdraw(transfer)):
+                return False
+            if chunked.stalled(time.monotonic()):
+                self.renew()
+                return False
+            if chunked.full or not chunked.has_room:
+                await asyncio.sleep(TRY_AGAIN_S)
+            else:
+                await self._poll(zmq.POLLIN, LOOK_S)
+            self._take_in(chunked)
+        return True
+
+    def _put(self, frames: Sequence[Buffer]) -> bool:
         """Hands frames to a connection that stands, now; returns whether it took them."""
         socket, connection = self._open_socket, self.connection
-        if not connection or over not in (None, connection):
+        if not connection:
             return False  # a connection that was given up would still take them for a moment, and lose them
         if connection != self._spoken_over:
             socket.get(zmq.EVENTS)  # has ZeroMQ notice that the old one is gone; a send looks once in a millisecond
             self._spoken_over = connection
-        try:
-            await socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+        # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
+        sent: Any = socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        error = sent.exception()
+        if isinstance(error, zmq.Again):
             return False
-        except zmq.ZMQError as err:
-            raise Unavailable(f"sending {kind} to {self.address} failed: {err}", definite=True) from err
+        if error is not None:
+            raise Unavailable(f"sending to {self.address} failed: {error}", definite=True) from error
+        self.traffic.bytes_up += sum(memoryview(frame).nbytes for frame in frames)
         return True
 
     async def recv(self, timeout_s: float) -> Envelope | None:
@@ -277,22 +306,55 @@ class Endpoint:
         Raises:
             Unavailable: If the socket fails.
         """
-        # A poll that finds something returns without a pause; under a steady stream nobody else would ever run.
-        await asyncio.sleep(0)
-        if not await self._poll(zmq.POLLIN, timeout_s):
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            # A poll that finds something returns without a pause; under a steady stream nobody else would ever run.
+            await asyncio.sleep(0)
+            chunked = self._chunked
+            here = chunked is not None and chunked.arrived
+            if not here and not await self._poll(zmq.POLLIN, max(0.0, deadline_s - time.monotonic())):
+                return None
+            if chunked is None:
+                return self._read(self._taken())
+            self._take_in(chunked)
+            if chunked.arrived:
+                return self._read(chunked.arrived.popleft())
+
+    def _taken(self) -> list[zmq.Frame] | None:
+        """Takes one message off the socket, if there is one."""
+        taken: Any = self._open_socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        error = taken.exception()
+        if isinstance(error, zmq.Again):
             return None
-        try:
-            frames = await self._open_socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        except zmq.ZMQError as err:
-            raise Unavailable(f"receiving from {self.address} failed: {err}", definite=True) from err
+        if error is not None:
+            raise Unavailable(f"receiving from {self.address} failed: {error}", definite=True) from error
+        frames: list[zmq.Frame] = taken.result()
         self.traffic.bytes_down += sum(len(frame) for frame in frames)
+        return frames
+
+    def _take_in(self, chunked: Chunked) -> None:
+        """Takes in what has come over the bulk connection, as long as there is room for messages; sends what may go."""
+        now_s = time.monotonic()
+        while chunked.has_room:
+            frames = self._taken()
+            if frames is None:
+                break
+            # Asked behind the message: what came over a new connection is not taken for the old one's.
+            chunked.take_in(frames, self.connection, now_s)
+        chunked.go_on(self.connection, now_s)
+
+    def _read(self, frames: Sequence[Buffer] | Refused | None) -> Envelope | None:
+        """Returns a message; None where it cannot be read."""
+        if frames is None:
+            return None
         try:
+            if isinstance(frames, Refused):
+                raise frames.error
             envelope = decode(frames, self._limits)
         except RemoteProtocolError as error:
             self.traffic.unreadable += 1
-            origin = error.origin if isinstance(error, Unreadable) else peek(frames, self._limits)
+            header = frames.header if isinstance(frames, Refused) else list(frames)
+            origin = error.origin if isinstance(error, Unreadable) else peek(header, self._limits)
             if self._on_unreadable is not None:
                 self._on_unreadable(error, origin)
             else:

@@ -54,7 +54,7 @@ class SocketOptions:
 
 
 CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
-BULK_OPTIONS = SocketOptions(high_water_mark=4, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
+BULK_OPTIONS = SocketOptions(high_water_mark=64, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
 
 
 def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits = DEFAULT_LIMITS) -> None:

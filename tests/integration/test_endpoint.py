@@ -13,6 +13,9 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from benchmarks import strangers
+from broker.chunks import heads, sending
+from broker.chunks.receiving import Inflow
+from broker.chunks.sending import MOST_CHUNK_BYTES
 from broker.transport.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
 from broker.transport.sockets import BULK_OPTIONS
 from broker.wire.codec import decode, encode, verify
@@ -380,23 +383,116 @@ def test_with_nobody_there_a_control_message_is_dropped_at_once_and_counted():
     run(main())
 
 
-def test_at_the_high_water_mark_bulk_messages_are_given_back_and_those_taken_arrive_whole():
+class Receiver:
+    """A bulk ROUTER that puts chunks together and gives credit, as a broker does."""
+
+    def __init__(self, router):
+        self._router, self._into = router, Inflow(most_bytes=1 << 30, most_frames=100)
+
+    async def message(self):
+        while True:
+            peer, first, *frames = await received(self._router)
+            if not heads.is_head(first):
+                return decode([first, *frames])
+            found = self._into.take(heads.read(first), frames)
+            await self._router.send_multipart([peer, self._into.credit.packed()])
+            if found is not None:
+                return decode(found)
+
+
+LARGE = np.arange(2 << 20, dtype=np.float32)  # 8 MB
+
+
+def test_large_messages_go_in_chunks_one_after_the_other_and_arrive_whole():
     async def main():
-        array = np.ones(2 << 20, np.float32)  # 8 MB: a few of them fill every buffer of the system
-        message = contribution(array)
-        async with linked(Channel.BULK, bulk_wait_s=0.05) as (router, endpoint):
-            taken = 0
-            while await endpoint.send(envelope(message, sequence=taken)):
-                taken += 1
-                assert taken < 100, "nothing stops a sender that nobody listens to"
-            assert endpoint.traffic.unsent == 1
-            for sequence in range(taken):
-                _, *frames = await received(router)
-                arrived = decode(frames)
+        async with linked(Channel.BULK) as (router, endpoint):
+            receiver = Receiver(router)
+            sent = [asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=i))) for i in range(3)]
+            for sequence in range(3):
+                arrived = await receiver.message()
                 verify(arrived)
                 assert arrived.sequence == sequence
-            assert await endpoint.ready(PATIENCE_S)
-            assert await endpoint.send(envelope(message, sequence=taken))
+            assert await asyncio.gather(*sent) == [True] * 3
+            assert endpoint.traffic.bytes_up > 3 * LARGE.nbytes
+
+    run(main())
+
+
+def test_no_frame_on_the_wire_is_larger_than_a_chunk():
+    async def main():
+        async with linked(Channel.BULK) as (router, endpoint):
+            under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE))))
+            into, sizes, whole = Inflow(most_bytes=1 << 30, most_frames=100), [], None
+            while whole is None:
+                peer, first, *frames = await received(router)
+                sizes += map(len, frames)
+                whole = into.take(heads.read(first), frames)
+                await router.send_multipart([peer, into.credit.packed()])
+            assert await under_way
+            assert max(sizes) <= MOST_CHUNK_BYTES
+            assert sum(sizes) > LARGE.nbytes
+
+    run(main())
+
+
+def test_what_nobody_notes_holds_up_what_is_behind_it_but_nothing_urgent():
+    async def main():
+        async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
+            under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=1)))
+            await received(router)  # its first chunk
+            assert not await endpoint.send(envelope(contribution(np.ones(3, np.float32)), sequence=2))
+            assert endpoint.traffic.unsent == 1
+            assert await endpoint.send(envelope(Want(versions=(1,)), sequence=3))
+            first = b"\xc1"
+            while heads.is_head(first):
+                _, first, *_ = await received(router)
+            assert decode([first]).sequence == 3
+            assert not under_way.done()
+            under_way.cancel()
+
+    run(main())
+
+
+def test_a_connection_that_notes_nothing_any_more_is_made_anew(monkeypatch):
+    monkeypatch.setattr(sending, "STALLED_S", 0.2)
+
+    async def main():
+        async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
+            assert not await endpoint.send(envelope(contribution(LARGE), sequence=1))
+            assert endpoint.traffic.renewals == 1
+            receiver = Receiver(router)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    await asyncio.wait_for(router.recv_multipart(), 0.5)  # of the old connection
+            again = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=2)))
+            assert (await receiver.message()).sequence == 2
+            assert await again
+
+    run(main())
+
+
+def test_a_large_message_comes_down_in_chunks_and_is_noted():
+    async def main():
+        async with linked(Channel.BULK) as (router, endpoint):
+            assert await endpoint.send(envelope(Want(versions=(1,))))
+            peer, *_ = await received(router)
+            out = sending.Outflow()
+            out.put(encode(envelope(contribution(LARGE), sender="broker", to="island-0")))
+
+            async def serve():
+                while len(out):
+                    while (step := out.next()) is not None:
+                        await router.send_multipart([peer, *step.frames])
+                        out.sent(step, 0.0)
+                    _, frame = await received(router)
+                    out.credited(heads.read(frame), 0.0)
+
+            serving = asyncio.create_task(serve())
+            arrived = None
+            while arrived is None:
+                arrived = await endpoint.recv(PATIENCE_S)
+            verify(arrived)
+            await serving
 
     run(main())
 

@@ -1,0 +1,73 @@
+"""The first frame of a chunk, and of a credit. Pure.
+
+Other messages begin with a map of msgpack (:mod:`broker.wire.headers`), which never has the byte 0xC1 at its start. So
+one look at the first byte tells what came.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from broker.wire.errors import RemoteProtocolError
+from broker.wire.messages import Reason
+
+MARK = 0xC1
+_CHUNK = struct.Struct(">BcQQQQ")
+_CREDIT = struct.Struct(">BcQQ")
+
+
+class Chunk(NamedTuple):
+    """Says which part of which message the frames behind it are.
+
+    Attributes:
+        transfer: Number of the message among those that this end has sent in chunks over this connection, from 1.
+        total: Bytes of all its frames together.
+        offset: Of them, those in chunks before.
+        rest: Bytes of the last frame of this chunk that come with the next one; 0: it is whole.
+    """
+
+    transfer: int
+    total: int
+    offset: int
+    rest: int
+
+    def packed(self) -> bytes:
+        """Returns the frame."""
+        return _CHUNK.pack(MARK, b"D", *self)
+
+
+class Credit(NamedTuple):
+    """Says what has come in chunks over this connection, and how far the other end may go on.
+
+    Attributes:
+        received: Bytes.
+        limit: Of the same count; more is to be sent only when a later credit allows it.
+    """
+
+    received: int
+    limit: int
+
+    def packed(self) -> bytes:
+        """Returns the frame."""
+        return _CREDIT.pack(MARK, b"C", *self)
+
+
+def is_head(frame: bytes | memoryview) -> bool:
+    """Whether a message with this first frame is a chunk or a credit, and no message of its own."""
+    return len(frame) > 0 and frame[0] == MARK
+
+
+def read(frame: bytes | memoryview) -> Chunk | Credit:
+    """Returns what a first frame says, of which :func:`is_head` is true.
+
+    Raises:
+        RemoteProtocolError: ``malformed``: it is neither of both.
+    """
+    match bytes(frame[1:2]), len(frame):
+        case b"D", _CHUNK.size:
+            return Chunk(*_CHUNK.unpack(frame)[2:])
+        case b"C", _CREDIT.size:
+            return Credit(*_CREDIT.unpack(frame)[2:])
+    got = f"{len(frame)} bytes that begin with {bytes(frame[:2]).hex()}"
+    raise RemoteProtocolError(Reason.MALFORMED, field="head of a chunk", got=got, expected="a chunk or a credit")

@@ -1,0 +1,149 @@
+"""Puts messages together again from their chunks, and gives credit: the other end of one connection. Pure.
+
+A frame that lies in one chunk stays where it is; one that is cut is copied into memory of its own, which is taken when
+its first piece comes. So a message in chunks takes the memory of its bytes, and one that came whole takes no more than
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from broker.chunks.heads import Chunk, Credit
+from broker.wire.errors import RemoteProtocolError
+from broker.wire.headers import Buffer
+from broker.wire.messages import Reason
+
+#: Beyond what has come the other end may send so much; more than any link that is known of has under way.
+CREDIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message that is not taken in.
+
+    Attributes:
+        error: Why.
+        header: Its first frame alone, if that is here.
+    """
+
+    error: RemoteProtocolError
+    header: list[Buffer]
+
+
+class Inflow:
+    """The chunks that come in over one connection, one message after the other.
+
+    Args:
+        most_bytes: Of one message; a larger one is refused with its first chunk.
+        most_frames: Likewise.
+
+    Attributes:
+        received_bytes: Of all chunks.
+    """
+
+    def __init__(self, *, most_bytes: int, most_frames: int) -> None:
+        self.received_bytes = 0
+        self._most_bytes, self._most_frames = most_bytes, most_frames
+        self._transfer = self._total = 0
+        self._offset = 0  # of the next chunk
+        self._refused = False  # what is left of this message is thrown away
+        self._frames: list[Buffer] = []
+        self._open: memoryview | None = None  # what is missing of the last frame
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes that are here of a message that is not whole."""
+        return 0 if self._refused else self._offset
+
+    @property
+    def credit(self) -> Credit:
+        """What the other end is to know."""
+        return Credit(self.received_bytes, self.received_bytes + CREDIT_BYTES)
+
+    def take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
+        """Takes a chunk in; :attr:`credit` is to be sent then.
+
+        Args:
+            chunk: Its head.
+            frames: What came behind that.
+
+        Returns:
+            The frames of the message if it is whole now. Or why it is refused: it is too large, or this chunk does not
+            continue what came before; that is said once for a message.
+        """
+        views = [memoryview(each).cast("B") for each in frames]
+        nbytes = sum(each.nbytes for each in views)
+        self.received_bytes += nbytes
+        flaw = None
+        if chunk.offset == 0:
+            self._begin(chunk)
+        elif (chunk.transfer, chunk.total, chunk.offset) != (self._transfer, self._total, self._offset):
+            expected = f"{(self._transfer, self._total, self._offset)}"
+            flaw = _malformed(f"(transfer, total, offset) = {tuple(chunk[:3])}", expected)
+            known = (chunk.transfer, chunk.total) == (self._transfer, self._total) and self._refused
+            flaw = None if known else flaw
+            self._begin(chunk)
+            self._refused = True
+        header = [self._frames[0] if self._frames else frames[0]] if frames else []
+        if not self._refused:
+            flaw = self._flaw(chunk, views, nbytes)
+            if flaw is None:
+                self._keep(frames, views, chunk.rest)
+        if flaw is not None:
+            self._refused, self._frames, self._open = True, [], None
+        self._offset += nbytes
+        message = self._frames
+        if self._offset >= self._total:
+            self._frames, self._open, self._offset = [], None, 0
+            if not self._refused:
+                return message
+        return None if flaw is None else Refused(flaw, header)
+
+    def _begin(self, chunk: Chunk) -> None:
+        self._transfer, self._total, self._offset = chunk.transfer, chunk.total, chunk.offset
+        self._refused, self._frames, self._open = False, [], None
+
+    def _flaw(self, chunk: Chunk, views: Sequence[memoryview], nbytes: int) -> RemoteProtocolError | None:
+        if chunk.total > self._most_bytes:
+            return RemoteProtocolError(
+                Reason.OVERSIZE, field="message", got=chunk.total, expected=f"at most {self._most_bytes} bytes"
+            )
+        number = len(self._frames) + len(views)
+        if number > self._most_frames:
+            expected = f"at most {self._most_frames - 1}"
+            return RemoteProtocolError(Reason.OVERSIZE, field="number of buffers", got=number - 1, expected=expected)
+        left = self._total - self._offset
+        if not 0 < nbytes <= left or chunk.rest > left - nbytes:
+            return _malformed(f"{nbytes} bytes, {chunk.rest} left of its last frame", f"1 to {left} in all")
+        if self._open is not None:
+            piece, rest = views[0].nbytes, chunk.rest if len(views) == 1 else 0
+            if self._open.nbytes != piece + rest:
+                return _malformed(f"{piece} bytes of a frame, {rest} to come", f"{self._open.nbytes} together")
+        return None
+
+    def _keep(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> None:
+        """Adds the pieces of a chunk to the frames of the message."""
+        places = range(len(views))
+        if self._open is not None:
+            piece = views[0]
+            self._open[: piece.nbytes] = piece
+            self._open = self._open[piece.nbytes :] or None
+            places = places[1:]
+        for place in places:
+            if rest and place == len(views) - 1:
+                memory: Any = np.empty(views[place].nbytes + rest, np.uint8)
+                whole = memoryview(memory)
+                whole[: views[place].nbytes] = views[place]
+                self._frames.append(whole)
+                self._open = whole[views[place].nbytes :]
+            else:
+                self._frames.append(frames[place])
+
+
+def _malformed(got: str, expected: str) -> RemoteProtocolError:
+    return RemoteProtocolError(Reason.MALFORMED, field="chunk", got=got, expected=expected)

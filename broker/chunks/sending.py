@@ -1,0 +1,225 @@
+"""Cuts messages into chunks, and says which goes next: one end of one connection. Pure.
+
+What is small travels whole. What is larger goes in chunks, of which the receiver takes note one by one; so many bytes
+may be under way as it has given credit for, and as the link empties in a moment. A slow link thus has little waiting in
+it, and a message that is urgent passes between two chunks. A fast one is kept full, however long it is: what is under
+way doubles while it comes back at once.
+
+Messages keep their order, but for urgent ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.chunks.heads import Chunk, Credit
+from broker.wire.headers import Buffer
+from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
+
+#: Messages of at most so many bytes travel whole: one is never long in the way of another.
+WHOLE_BYTES = 64 << 10
+#: Sizes of a chunk: on a link of 0.2 Mbit/s the smallest takes 3 s.
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 64 << 10, 2 << 20
+#: Chunks under way at a time, once there is no more to find out.
+CHUNKS_UNDER_WAY = 4
+#: Bytes that may be under way at first, without any credit; and at most.
+FIRST_BYTES, MOST_UNDER_WAY_BYTES = 256 << 10, 64 << 20
+#: A chunk that is not noted as received for so long has been swallowed, or so many times what others took; after each
+#: connection that helped nothing twice as long, but never longer than the last.
+STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 15.0, 4.0, 600.0
+#: Chunks that are noted as received within this time go through a link that takes more; after that, one that is slow.
+SOON_S, LATE_S = 0.25, 1.0
+
+
+def is_urgent(message: Message) -> bool:
+    """Whether a message may pass by others: it is small, and says nothing about those before it."""
+    return isinstance(message, AttachBulk | FollowBulk | Observe | Observed | Probe | Probed | Want)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A message on its way out.
+
+    Attributes:
+        frames: Of the message; they must not change until it has arrived.
+        nbytes: Of all of them.
+        what: Whatever its sender knows it by.
+        sent_bytes: Handed to the connection by now.
+        done: All of them are.
+    """
+
+    frames: Sequence[Buffer]
+    nbytes: int
+    what: object = None
+    sent_bytes: int = 0
+    done: bool = False
+    number: int = 0
+    frame: int = 0  # the next chunk begins in this one,
+    at: int = 0  # behind so many bytes of it
+
+
+class Next(NamedTuple):
+    """What is to be handed to the connection now; :meth:`Outflow.sent` is to follow if it took it."""
+
+    transfer: Transfer
+    frames: list[Buffer]
+    nbytes: int  #: of the message
+    chunked: bool
+    frame: int = 0
+    at: int = 0
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How many bytes may be under way, by how soon chunks are noted as received."""
+
+    window_bytes: int = FIRST_BYTES
+    under_way: deque[tuple[int, float]] = field(default_factory=deque)  # (sent by then, when)
+    held_up: bool = False  # something waited for the window
+    noted_s: float = 0.0  # when anything was noted last
+    slowest_s: float = 0.0  # of what took longest lately
+
+    @property
+    def chunk_bytes(self) -> int:
+        return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
+
+    def noted(self, received: int, now_s: float) -> None:
+        """The other end has so many bytes."""
+        took_s = None
+        while self.under_way and self.under_way[0][0] <= received:
+            took_s = now_s - self.under_way.popleft()[1]
+        if took_s is None:
+            return
+        self.noted_s, self.slowest_s = now_s, max(took_s, 0.9 * self.slowest_s)
+        if took_s > LATE_S:
+            self.window_bytes = max(CHUNKS_UNDER_WAY // 2 * LEAST_CHUNK_BYTES, self.window_bytes // 2)
+        elif took_s < SOON_S and self.held_up:
+            self.window_bytes = min(MOST_UNDER_WAY_BYTES, 2 * self.window_bytes)
+        self.held_up = False
+
+
+class Outflow:
+    """The messages that go out over one connection.
+
+    Attributes:
+        given_bytes: Handed to the connection in chunks.
+        received_bytes: Of these, noted by the other end.
+    """
+
+    def __init__(self) -> None:
+        self.given_bytes = self.received_bytes = 0
+        self._limit_bytes = FIRST_BYTES
+        self._number = 0
+        self._urgent: deque[Transfer] = deque()
+        self._waiting: deque[Transfer] = deque()
+        self._pace = _Pace()
+
+    def __len__(self) -> int:
+        """Returns how many messages are not handed to the connection yet."""
+        return len(self._urgent) + len(self._waiting)
+
+    @property
+    def window_bytes(self) -> int:
+        """What may be under way at a time, as far as the link is known."""
+        return self._pace.window_bytes
+
+    def silent_s(self, now_s: float) -> float:
+        """Returns for how long nothing has been noted as received while something is under way; 0.0: nothing is."""
+        if not self._pace.under_way:
+            return 0.0
+        return now_s - max(self._pace.noted_s, self._pace.under_way[0][1])
+
+    @property
+    def patience_s(self) -> float:
+        """Silence after which what is under way has been swallowed."""
+        return max(STALLED_S, STALLED_TIMES * self._pace.slowest_s)
+
+    def put(self, frames: Sequence[Buffer], what: object = None, *, urgent: bool = False) -> Transfer:
+        """Takes a message in.
+
+        Args:
+            frames: Header and buffers.
+            what: Returned with it.
+            urgent: It may overtake others; small ones do.
+        """
+        transfer = Transfer(frames=frames, nbytes=sum(memoryview(each).nbytes for each in frames), what=what)
+        queue = self._urgent if urgent and transfer.nbytes <= WHOLE_BYTES else self._waiting
+        queue.append(transfer)
+        return transfer
+
+    def withdraw(self, transfer: Transfer) -> bool:
+        """Takes a message out again; returns whether none of it had been sent."""
+        if transfer.sent_bytes or transfer.done:
+            return False
+        for queue in (self._urgent, self._waiting):
+            if transfer in queue:
+                queue.remove(transfer)
+        return True
+
+    def unsent(self) -> list[Transfer]:
+        """Returns what has not been handed over wholly: the connection has ended."""
+        return [*self._urgent, *self._waiting]
+
+    def next(self) -> Next | None:
+        """Returns what can go now; None: nothing waits, or the receiver is to say first that it takes more."""
+        if self._urgent:
+            return _whole(self._urgent[0])
+        if not self._waiting:
+            return None
+        transfer = self._waiting[0]
+        if transfer.nbytes <= WHOLE_BYTES:
+            return _whole(transfer)
+        size = min(self._pace.chunk_bytes, transfer.nbytes - transfer.sent_bytes)
+        if self.given_bytes - self.received_bytes + size > self._pace.window_bytes:
+            self._pace.held_up = True
+            return None
+        if self.given_bytes + size > self._limit_bytes:
+            return None
+        return self._cut(transfer, size)
+
+    def sent(self, step: Next, now_s: float) -> None:
+        """The connection has taken what :meth:`next` returned last."""
+        transfer = step.transfer
+        transfer.sent_bytes += step.nbytes
+        if step.chunked:
+            transfer.number, transfer.frame, transfer.at = self._number_of(transfer), step.frame, step.at
+            self._number = transfer.number
+            self.given_bytes += step.nbytes
+            self._pace.under_way.append((self.given_bytes, now_s))
+        if transfer.sent_bytes == transfer.nbytes:
+            transfer.done = True
+            (self._urgent if self._urgent and self._urgent[0] is transfer else self._waiting).popleft()
+
+    def credited(self, credit: Credit, now_s: float) -> None:
+        """The other end has said what it has, and how much more it takes; nobody has more than was sent."""
+        self.received_bytes = max(self.received_bytes, min(credit.received, self.given_bytes))
+        self._limit_bytes = max(self._limit_bytes, credit.limit)
+        self._pace.noted(self.received_bytes, now_s)
+
+    def _number_of(self, transfer: Transfer) -> int:
+        return transfer.number or self._number + 1
+
+    def _cut(self, transfer: Transfer, size: int) -> Next:
+        """Returns the next bytes of a message as a chunk, whose frames are views of those of the message."""
+        frames: list[Buffer] = []
+        frame, at, left = transfer.frame, transfer.at, size
+        while True:
+            view = memoryview(transfer.frames[frame]).cast("B")
+            piece = view[at : at + left]
+            frames.append(piece)
+            left -= piece.nbytes
+            at += piece.nbytes
+            rest = view.nbytes - at
+            if rest == 0:
+                frame, at = frame + 1, 0
+            if left == 0 and (rest or frame == len(transfer.frames) or memoryview(transfer.frames[frame]).nbytes):
+                break
+        head = Chunk(self._number_of(transfer), transfer.nbytes, transfer.sent_bytes, rest)
+        return Next(transfer, [head.packed(), *frames], size, True, frame, at)
+
+
+def _whole(transfer: Transfer) -> Next:
+    return Next(transfer, list(transfer.frames), transfer.nbytes, False)

@@ -1,0 +1,265 @@
+"""Messages in chunks: cut at one end, put together at the other, whatever their frames and whenever credit comes."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.chunks import heads, sending
+from broker.chunks.heads import Chunk, Credit
+from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
+from broker.chunks.sending import (
+    FIRST_BYTES,
+    LEAST_CHUNK_BYTES,
+    MOST_CHUNK_BYTES,
+    MOST_UNDER_WAY_BYTES,
+    WHOLE_BYTES,
+    Outflow,
+)
+from broker.wire.errors import RemoteProtocolError
+
+MOST = 1 << 30
+
+
+def inflow(most_bytes=MOST, most_frames=1000):
+    return Inflow(most_bytes=most_bytes, most_frames=most_frames)
+
+
+def message(*sizes, seed=0):
+    return [
+        bytes((seed + i + k) % 251 for k in range(min(size, 251))) * (size // 251 + 1) for i, size in enumerate(sizes)
+    ]
+
+
+def cut(*sizes, seed=0):
+    return [frame[:size] for frame, size in zip(message(*sizes, seed=seed), sizes, strict=True)]
+
+
+def same(frames, expected):
+    return [bytes(memoryview(each)) for each in frames] == [bytes(each) for each in expected]
+
+
+def carried(out, into, now_s=0.0):
+    """Carries over what may go now; returns the messages that came of it, and the chunks."""
+    arrived, chunks = [], []
+    while (step := out.next()) is not None:
+        frames = [bytes(memoryview(each)) for each in step.frames]
+        out.sent(step, now_s)
+        if not heads.is_head(frames[0]):
+            arrived.append(frames)
+            continue
+        head = heads.read(frames[0])
+        chunks.append(head)
+        found = into.take(head, frames[1:])
+        if found is not None:
+            arrived.append(found)
+    return arrived, chunks
+
+
+# --- heads ---
+
+
+def test_heads_are_told_from_messages_and_read_back():
+    for head in (Chunk(3, 1 << 40, 7 << 30, 5), Credit(1 << 40, 2 << 40)):
+        assert heads.is_head(head.packed())
+        assert heads.read(head.packed()) == head
+    assert not heads.is_head(b"\x8a")
+    assert not heads.is_head(b"")
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\xc1", b"\xc1D", b"\xc1X" + bytes(32), b"\xc1C" + bytes(32), Credit(1, 2).packed() + b"x"]
+)
+def test_a_head_that_is_none_is_malformed(frame):
+    with pytest.raises(RemoteProtocolError, match="malformed"):
+        heads.read(frame)
+
+
+# --- round trips ---
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0, 1, 300, 4096, WHOLE_BYTES, WHOLE_BYTES + 1, 300_000]), min_size=1, max_size=6),
+        min_size=1,
+        max_size=5,
+    ),
+    st.lists(st.floats(0, 3), min_size=60, max_size=60),
+)
+def test_every_message_arrives_once_in_order_and_whole(messages, delays):
+    out, into = Outflow(), inflow()
+    sent = [cut(*sizes, seed=i) for i, sizes in enumerate(messages)]
+    for frames in sent:
+        out.put(frames)
+    arrived, now_s = [], 0.0
+    for delay_s in delays:
+        found, _ = carried(out, into, now_s)
+        arrived += found
+        assert out.given_bytes - out.received_bytes <= max(FIRST_BYTES, out.window_bytes) * 2
+        now_s += delay_s
+        out.credited(into.credit, now_s)
+    assert len(arrived) == len(sent)
+    assert len(out) == 0
+    assert all(same(*pair) for pair in zip(arrived, sent, strict=True))
+    assert into.partial_bytes == 0
+
+
+def test_small_messages_travel_whole_and_large_ones_in_chunks():
+    out, into = Outflow(), inflow()
+    out.put(cut(100, WHOLE_BYTES - 100))
+    assert carried(out, into)[1] == []
+    out.put(cut(100, WHOLE_BYTES - 99))
+    arrived, chunks = carried(out, into)
+    assert [chunk.offset for chunk in chunks] == [0, LEAST_CHUNK_BYTES]
+    assert len(arrived) == 1
+
+
+def test_what_is_urgent_passes_between_two_chunks():
+    out, into = Outflow(), inflow()
+    big, small = cut(100, 3 * FIRST_BYTES), cut(50)
+    out.put(big)
+    assert carried(out, into)[0] == []  # the window is full
+    out.put(small, urgent=True)
+    assert same(carried(out, into)[0][0], small)
+    out.credited(into.credit, 0.01)
+    while len(out):
+        arrived, _ = carried(out, into)
+        out.credited(into.credit, 0.01)
+    assert same(arrived[0], big)
+
+
+def test_a_message_that_is_begun_is_not_withdrawn():
+    out, into = Outflow(), inflow()
+    first, second = out.put(cut(100, 3 * FIRST_BYTES)), out.put(cut(10))
+    carried(out, into)
+    assert not out.withdraw(first)
+    assert out.withdraw(second)
+    assert out.unsent() == [first]
+
+
+# --- credit and pace ---
+
+
+def under_way(out, into, delay_s, times=40):
+    """Carries a large message over a link that brings each credit back after so long."""
+    out.put(cut(10, 200_000_000 if delay_s < 1 else 40 * FIRST_BYTES))
+    now_s, sizes = 0.0, []
+    for _ in range(times):
+        _, chunks = carried(out, into, now_s)
+        sizes += [b.offset - a.offset for a, b in itertools.pairwise(chunks)]
+        now_s += delay_s
+        out.credited(into.credit, now_s)
+    return out.window_bytes, sizes
+
+
+def test_a_fast_link_gets_more_and_larger_chunks():
+    window, sizes = under_way(Outflow(), inflow(), 0.08)
+    assert window > 20e6  # 2 Gbit/s times 80 ms
+    assert max(sizes) == MOST_CHUNK_BYTES
+
+
+def test_a_slow_link_gets_less_under_way():
+    window, sizes = under_way(Outflow(), inflow(), 5.0)
+    assert window <= 2 * LEAST_CHUNK_BYTES
+    assert min(sizes) == LEAST_CHUNK_BYTES
+
+
+def test_nothing_goes_beyond_the_credit_of_the_other_end():
+    out, into = Outflow(), inflow()
+    out.put(cut(10, 4 * FIRST_BYTES))
+    carried(out, into)
+    given = out.given_bytes
+    out.credited(Credit(given, given), 0.0)  # all is received, and no more is taken
+    assert out.next() is None
+    out.credited(Credit(given, given + MOST_UNDER_WAY_BYTES), 0.0)
+    assert out.next() is not None
+
+
+def test_nobody_has_more_than_was_sent():
+    out = Outflow()
+    out.put(cut(10, 4 * FIRST_BYTES))
+    step = out.next()
+    out.sent(step, 0.0)
+    out.credited(Credit(1 << 50, 1 << 51), 0.0)
+    assert out.received_bytes == out.given_bytes == step.nbytes
+    out.credited(Credit(0, 0), 0.0)
+    assert out.received_bytes == step.nbytes
+
+
+def test_credit_says_what_came_and_how_much_more_is_taken():
+    into = inflow()
+    into.take(Chunk(1, 1000, 0, 900), [b"x" * 100])
+    assert into.credit == Credit(100, 100 + CREDIT_BYTES)
+
+
+# --- what is refused ---
+
+
+def flawed(into, *chunks):
+    return [into.take(head, frames) for head, frames in chunks]
+
+
+def test_a_message_that_is_too_large_is_refused_once_with_its_header_and_swallowed():
+    into = inflow(most_bytes=1000)
+    found = flawed(into, (Chunk(1, 2000, 0, 0), [b"h" * 10, b"x" * 990]), (Chunk(1, 2000, 1000, 0), [b"x" * 1000]))
+    assert isinstance(found[0], Refused)
+    assert found[0].error.reason == "oversize"
+    assert found[0].header == [b"h" * 10]
+    assert found[1] is None
+    assert into.received_bytes == 2000
+    assert same(into.take(Chunk(2, 900, 0, 0), [b"y" * 900]), [b"y" * 900])
+
+
+def test_too_many_frames_are_refused():
+    (found,) = flawed(inflow(most_frames=3), (Chunk(1, 4, 0, 0), [b"x"] * 4))
+    assert found.error.reason == "oversize"
+    assert "buffers" in found.error.field
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        (Chunk(1, 300, 200, 0), [b"x" * 100]),  # a hole
+        (Chunk(2, 300, 100, 0), [b"x" * 200]),  # another message
+        (Chunk(1, 301, 100, 0), [b"x" * 200]),  # of another size
+        (Chunk(1, 300, 100, 0), [b"x" * 201]),  # more than there is
+        (Chunk(1, 300, 100, 101), [b"x" * 100]),  # a frame that is longer than the message
+        (Chunk(1, 300, 100, 0), [b"x" * 50]),  # less than the frame that is open
+        (Chunk(1, 300, 100, 0), []),
+    ],
+)
+def test_what_does_not_continue_is_refused_once(second):
+    into = inflow()
+    assert into.take(Chunk(1, 300, 0, 200), [b"x" * 100]) is None
+    found = into.take(*second)
+    assert isinstance(found, Refused)
+    assert found.error.reason == "malformed"
+    head = second[0]
+    assert into.take(head._replace(offset=head.offset + sum(map(len, second[1])), rest=0), [b"x"]) is None
+    assert same(into.take(Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
+
+
+def test_a_message_whose_beginning_was_lost_is_refused_once():
+    found = flawed(inflow(), (Chunk(4, 300, 100, 100), [b"x" * 100]), (Chunk(4, 300, 200, 0), [b"x" * 100]))
+    assert isinstance(found[0], Refused)
+    assert found[1] is None
+
+
+def test_a_new_message_takes_the_place_of_one_that_was_cut_off():
+    into = inflow()
+    into.take(Chunk(1, 300, 0, 200), [b"x" * 100])
+    assert same(into.take(Chunk(1, 3, 0, 0), [b"new"]), [b"new"])
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 4, st.lists(st.integers(0, 4), max_size=3)), max_size=12))
+def test_no_chunks_do_any_harm(claims):
+    into = inflow(most_bytes=10)
+    for transfer, total, offset, rest, sizes in claims:
+        into.take(Chunk(transfer, total, offset, rest), [b"x" * size for size in sizes])
+        assert into.partial_bytes <= 10
+    assert same(into.take(Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
+
+
+def test_the_least_chunk_is_what_travels_whole():
+    assert sending.LEAST_CHUNK_BYTES >= sending.WHOLE_BYTES
