@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from broker.chunks.sending import MOST_CHUNK_BYTES
 from broker.wire.headers import DEFAULT_LIMITS, Limits
 from broker.wire.messages import Channel
 
@@ -60,7 +61,7 @@ BULK_OPTIONS = SocketOptions(high_water_mark=64, linger_s=0.0, ping_every_s=15.0
 def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits = DEFAULT_LIMITS) -> None:
     """Sets the options of a channel on a socket, at either side, before it is bound or connected."""
     if channel is Channel.BULK:
-        BULK_OPTIONS.apply(socket, limits.max_message_bytes)
+        BULK_OPTIONS.apply(socket, 2 * MOST_CHUNK_BYTES)
     else:
         # ZeroMQ ends the connection over a frame that exceeds its maximum. The room between the limit and the maximum
         # is for what is merely too large: it is read, and refused with a reason.

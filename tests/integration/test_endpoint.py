@@ -25,6 +25,7 @@ from broker.wire.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Con
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
 from ops.processes.cluster import free_ports
+from tests.bulk_receiver import BulkReceiver
 
 PATIENCE_S = 30.0  # for what is bound to happen; never waited for in full unless the test fails
 LEAVE = Leave(inner_step=3, tokens=12, reason="done")
@@ -383,30 +384,13 @@ def test_with_nobody_there_a_control_message_is_dropped_at_once_and_counted():
     run(main())
 
 
-class Receiver:
-    """A bulk ROUTER that puts chunks together and gives credit, as a broker does."""
-
-    def __init__(self, router):
-        self._router, self._into = router, Inflow(most_bytes=1 << 30, most_frames=100)
-
-    async def message(self):
-        while True:
-            peer, first, *frames = await received(self._router)
-            if not heads.is_head(first):
-                return decode([first, *frames])
-            found = self._into.take(heads.read(first), frames)
-            await self._router.send_multipart([peer, self._into.credit.packed()])
-            if found is not None:
-                return decode(found)
-
-
 LARGE = np.arange(2 << 20, dtype=np.float32)  # 8 MB
 
 
 def test_large_messages_go_in_chunks_one_after_the_other_and_arrive_whole():
     async def main():
         async with linked(Channel.BULK) as (router, endpoint):
-            receiver = Receiver(router)
+            receiver = BulkReceiver(router)
             sent = [asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=i))) for i in range(3)]
             for sequence in range(3):
                 arrived = await receiver.message()
@@ -460,7 +444,7 @@ def test_a_connection_that_notes_nothing_any_more_is_made_anew(monkeypatch):
         async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
             assert not await endpoint.send(envelope(contribution(LARGE), sequence=1))
             assert endpoint.traffic.renewals == 1
-            receiver = Receiver(router)
+            receiver = BulkReceiver(router)
             with contextlib.suppress(TimeoutError):
                 while True:
                     await asyncio.wait_for(router.recv_multipart(), 0.5)  # of the old connection
