@@ -7,6 +7,7 @@ is encoded once (:class:`Outgoing`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -91,7 +92,8 @@ class Link:
         self._attached: AttachBulk | FollowBulk | None = None  # the newest one
         self._replicas: dict[tuple[str, int | None], Outgoing] = {}  # by standby and fragment
         self._versions: dict[tuple[int, int], Outgoing] = {}  # by fragment and version, in the order of publication
-        self._woken = asyncio.Event()
+        self._greeted = 0  # the connection over which it has attached
+        self._woken, self._to_attach = asyncio.Event(), asyncio.Event()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -114,9 +116,9 @@ class Link:
             self._on_unsendable(err, envelope.to)
 
     def attach(self, message: AttachBulk | FollowBulk) -> None:
-        """Sends the bulk channel's heartbeat: it waits its turn, but goes before all else."""
+        """Sends the bulk channel's heartbeat, between two chunks of what is under way."""
         self._attach = self._attached = message
-        self._woken.set()
+        self._to_attach.set()
 
     def publish(self, fragment_id: int, fragment_version: int, outgoing: Outgoing, *, whole: bool) -> None:
         """Queues a version. Differences follow each other; a whole one takes the place of all that wait before it.
@@ -151,18 +153,42 @@ class Link:
         Over each connection it attaches before all else. What waits for one, or for room in it, gives way to what is
         newer in its place.
         """
-        bulk, greeted = self.endpoints[Channel.BULK], 0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_attach())
+            group.create_task(self._send_queued())
+
+    async def _send_attach(self) -> None:
+        bulk = self.endpoints[Channel.BULK]
+        while True:
+            await self._to_attach.wait()
+            self._to_attach.clear()
+            connection = bulk.connection
+            if self._attached is None:
+                continue
+            if not connection:
+                await bulk.line(False, 1.0)
+                self._to_attach.set()
+            elif self._attach is not None or connection != self._greeted:
+                self._attach = None
+                if await self._send_bulk(BROKER, self._attached, connection):
+                    self._greeted = connection
+                    self._woken.set()
+
+    async def _send_queued(self) -> None:
+        bulk = self.endpoints[Channel.BULK]
         while True:
             await self._woken.wait()
             self._woken.clear()
-            while self._attach is not None or self._replicas or self._versions:
+            while self._replicas or self._versions:
                 connection = bulk.connection
                 if not connection:
                     await bulk.line(False, 1.0)
-                elif self._attached is not None and (self._attach is not None or connection != greeted):
-                    self._attach = None
-                    if await self._send_bulk(BROKER, self._attached, connection):
-                        greeted = connection
+                elif self._attached is not None and connection != self._greeted:
+                    self._to_attach.set()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(1.0):
+                            await self._woken.wait()
+                    self._woken.clear()
                 else:
                     queue: dict[Any, Outgoing] = self._replicas or self._versions
                     key, outgoing = next(iter(queue.items()))

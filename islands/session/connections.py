@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import zmq.asyncio
 
+from broker.chunks.sending import is_urgent
 from broker.process import logs
 from broker.process.release import refusal_detail
 from broker.routing.deafness import Carried
@@ -78,7 +79,9 @@ class Connections:
         self._broker = 0
         self._moved = asyncio.Event()
         self._endpoints: Endpoints = {}
+        # What is urgent on the bulk channel passes between two chunks of what waits there.
         self._outboxes = {channel: Outbox() for channel in Channel}
+        self._urgent = Outbox()
         self.sequence = sequence
         self._closed_up = self._closed_down = 0  # bytes of connections that were closed
         self._stack = AsyncExitStack()
@@ -129,7 +132,9 @@ class Connections:
         What waits on a narrow link for longer than thousands of heartbeats take would look played back by its number
         (:mod:`broker.routing.directory`), if that were older.
         """
-        self._outboxes[envelope.message.channel].put(envelope)
+        channel = envelope.message.channel
+        urgent = channel is Channel.BULK and is_urgent(envelope.message)
+        (self._urgent if urgent else self._outboxes[channel]).put(envelope)
 
     async def emptied(self, channel: Channel, within_s: float) -> None:
         """Returns when nothing waits for a connection any more, or when the time is over."""
@@ -148,7 +153,10 @@ class Connections:
             async with self._opened(self._config.brokers[self._broker]) as endpoints:
                 work = [self._watch(endpoints[self._channels[0]])]
                 for channel in self._channels:
-                    work += [self._receive_over(endpoints[channel]), self._send_over(endpoints[channel])]
+                    endpoint = endpoints[channel]
+                    work += [self._receive_over(endpoint), self._send_over(endpoint, self._outboxes[channel])]
+                    if channel is Channel.BULK:
+                        work.append(self._send_over(endpoint, self._urgent))
                 await _until(self._moved, work)
 
     @contextlib.asynccontextmanager
@@ -184,8 +192,7 @@ class Connections:
             if envelope is not None:
                 await self._receive(endpoint.channel, envelope)
 
-    async def _send_over(self, endpoint: Endpoint) -> None:
-        outbox = self._outboxes[endpoint.channel]
+    async def _send_over(self, endpoint: Endpoint, outbox: Outbox) -> None:
         while True:
             waited = await outbox.next()
             self.sequence += 1

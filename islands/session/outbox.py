@@ -17,7 +17,6 @@ MOST_STATE_PARTS = 16
 class Outbox:
     """Messages on their way to one connection, in order; a message that a newer one replaces is taken out.
 
-    What it wants goes first: it is small, and the way down would lie idle for as long as contributions take to go up.
     What this island gives to others of its optimizer's state goes last, a part to each in turn, and never piles up: who
     hears nothing while another one gets all of its parts would take this island for silent.
 
@@ -76,9 +75,7 @@ class Outbox:
     def _turn(self, envelope: Envelope) -> tuple[int, int]:
         """Of two that wait, the one with the smaller numbers goes first; of equals the one that waits longer."""
         match envelope.message:
-            case Want():
-                return 0, 0
             case StatePart():
-                return 2, self._served.index(envelope.to) + 1 if envelope.to in self._served else 0
+                return 1, self._served.index(envelope.to) + 1 if envelope.to in self._served else 0
             case _:
-                return 1, 0
+                return 0, 0

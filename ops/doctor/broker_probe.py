@@ -12,18 +12,22 @@ import math
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from broker.chunks.receiving import Refused
+from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import configure_socket
 from broker.wire import messages as m
 from broker.wire.addresses import channel_address, split_tcp
 from broker.wire.codec import decode, encode
 from broker.wire.errors import RemoteProtocolError
+from broker.wire.headers import DEFAULT_LIMITS, Buffer
 from broker.wire.messages import BROKER, Channel, Envelope, Reason
 from ops.doctor.broker_findings import BrokerSeen, Door, Way
 from ops.doctor.machine_findings import median
@@ -153,7 +157,7 @@ def _greeting(host: str, port: int, *, keyed: bool) -> tuple[Door, str]:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass
 class _Asking:
     """A conversation of probes over one socket."""
 
@@ -163,6 +167,9 @@ class _Asking:
     protocol: int = 0
     refused: str = ""
     other_run: str = ""
+
+    def __post_init__(self) -> None:
+        self._chunked = Chunked(self._put, DEFAULT_LIMITS)
 
     def ask(self, *, buffers: int = 0, answer_buffers: int = 0, within_s: float) -> tuple[float, m.Probed | None]:
         """Sends one probe; returns the seconds that it took, with its answer, or None where none came."""
@@ -179,22 +186,30 @@ class _Asking:
             )
         )
         began_s = time.monotonic()
-        try:
-            self.sock.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return 0.0, None
+        self._chunked.put(frames, 1, began_s, urgent=True)
         while (left_s := began_s + within_s - time.monotonic()) > 0:
             if not self.sock.poll(math.ceil(1000 * left_s)):
                 break
-            answer = self._read(self.sock.recv_multipart(copy=False))
+            self._chunked.take_in(self.sock.recv_multipart(copy=False), 1, time.monotonic())
+            self._chunked.go_on(1, time.monotonic())
+            answer = self._read(self._chunked.arrived.popleft()) if self._chunked.arrived else None
             if answer is not None and answer.answers == self.sequence:
                 return time.monotonic() - began_s, answer
             if self.refused:
                 break
         return time.monotonic() - began_s, None
 
-    def _read(self, frames: list[zmq.Frame]) -> m.Probed | None:
+    def _put(self, frames: Sequence[Buffer]) -> bool:
         try:
+            self.sock.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def _read(self, frames: list[Buffer] | Refused) -> m.Probed | None:
+        try:
+            if isinstance(frames, Refused):
+                raise frames.error
             envelope = decode(frames)
         except RemoteProtocolError as err:
             self.refused = str(err)
