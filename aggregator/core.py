@@ -239,7 +239,6 @@ class Aggregator:
         if self._behind:
             return
         self._ending.reached = True
-        self._publishing.came(event)
         message = event.envelope.message
         if type(message) in self._from_members:
             member = self._membership.sender(event)
@@ -265,7 +264,6 @@ class Aggregator:
         asked = self._membership.heartbeat(member, beat, event)
         if asked is None:
             return
-        self._publishing.listed(member, asked, event)
         self._donations.heard(member, beat)
         self._ending.heard(member, beat, event)
 

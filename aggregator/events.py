@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.routing.deafness import Carried
+from broker.routing.resending import Carried
 from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.messages import Codec, Encoded, Envelope, Merged, Message, Payload, Reason, Recipe, Refused
 from broker.wire.ranges import StepRange
@@ -39,8 +39,7 @@ class Received:
     """A well-formed message arrived.
 
     ``broker`` is the place of the one it came by in the configuration, ``norm`` that of its payload, None if it has
-    none or a flaw. With whatever comes over the bulk connection to that broker, and with its answers to Attach, comes
-    what that connection has ``carried``, if known.
+    none or a flaw. With a broker's answers to Attach comes what the bulk connection to it has ``carried``.
     """
 
     envelope: Envelope
@@ -247,13 +246,6 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenewBulk:
-    """Make the bulk connection to the broker at place ``by`` anew: it stands, and delivers nothing."""
-
-    by: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifested:
     """Fragments and recipe are settled; the driver can now check payloads and take outer steps."""
 
@@ -285,4 +277,4 @@ class Finished:
     """The run is over: everything is flushed, durable and announced. The driver may exit."""
 
 
-Action = Send | Plant | Merge | Persist | SaveRun | Publish | RenewBulk | Manifested | Note | NewLineage | Finished
+Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | NewLineage | Finished

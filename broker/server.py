@@ -27,10 +27,9 @@ import zmq.asyncio
 
 from broker.chunks.receiving import Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
-from broker.gateway.accounts import Accounts
 from broker.gateway.arrivals import event_of, refused, verified
 from broker.gateway.flows import Flows, Put
-from broker.gateway.gate import Gate, GateEvent, draw_afresh
+from broker.gateway.gate import LOOK_EVERY_S, Gate, GateEvent, draw_afresh
 from broker.gateway.receiving import Intake, Taken, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
@@ -56,7 +55,7 @@ from broker.transport.endpoint import configure_socket
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Buffer, Limits
-from broker.wire.messages import AttachBulk, Channel, Probe
+from broker.wire.messages import Channel, Probe
 
 log = logs.get(__name__)
 
@@ -190,7 +189,6 @@ class _Broker:
             Channel.BULK: config.limits(),
         }
         self._sockets: dict[Channel, zmq.asyncio.Socket] = {}
-        self._accounts = Accounts()
         self._waiting_for: set[bytes] = set()  # bulk connections that are tried again in a moment
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
@@ -281,6 +279,7 @@ class _Broker:
                 group.create_task(self._gate.listen(Channel.CONTROL), name="control connections"),
                 group.create_task(self._gate.listen(Channel.BULK), name="bulk connections"),
                 group.create_task(self._gate.look_around(), name="gate"),
+                group.create_task(self._end_stalled(), name="stalled connections"),
             ]
             await stop.wait()
             for task in tasks:
@@ -307,7 +306,7 @@ class _Broker:
             elif isinstance(whole, Refused):
                 self._handle(refused(channel, taken, whole, limits, key), taken)
             else:
-                self._handle(self._accounted(await verified(event_of(channel, whole, limits, key)), whole), whole)
+                self._handle(_timed(await verified(event_of(channel, whole, limits, key))), whole)
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)
@@ -321,17 +320,6 @@ class _Broker:
         if found is not taken.frames:
             self._go_on(taken.peer)
         return replace(taken, frames=found) if isinstance(found, list) else found
-
-    def _accounted(self, event: Received | Rejected, taken: Taken) -> Received | Rejected:
-        """Adds to what would go on over a connection what that has carried, and to a probe the time."""
-        if not isinstance(event, Received) or event.channel is not Channel.BULK:
-            return event
-        if isinstance(event.envelope.message, Probe):
-            return replace(event, wall_s=time.time())
-        if isinstance(event.envelope.message, AttachBulk) and taken.last is not None:
-            self._accounts.open(event.peer, taken.last)
-        route = self._relay.onwards(event.peer, event.envelope)
-        return event if route is None else replace(event, carried=self._accounts.of(route))
 
     async def _keep_time(self) -> None:
         while True:
@@ -414,11 +402,24 @@ class _Broker:
         if self._sockets:
             self._go_on(peer)
 
+    async def _end_stalled(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for fd in self._flows.stalled(self._clock()):
+                self._gate.end(Channel.BULK, fd, "it takes no note of what it is sent")
+
     def _ended(self, channel: Channel, fd: int) -> None:
         """A connection has ended."""
         if channel is Channel.BULK:
             for event in self._flows.ended(fd):
                 self._handle(event)
+
+
+def _timed(event: Received | Rejected) -> Received | Rejected:
+    """Adds the time to a probe."""
+    if isinstance(event, Received) and isinstance(event.envelope.message, Probe):
+        return replace(event, wall_s=time.time())
+    return event
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------

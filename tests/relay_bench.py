@@ -1,6 +1,6 @@
 """A relay to try: the messages that it passes on, and a driver that hands it events."""
 
-from broker.routing.relay import Blocked, Note, Received, Relay, RelayConfig, Send, Tick, Unreachable
+from broker.routing.relay import Blocked, Delivered, Note, Received, Relay, RelayConfig, Room, Send, Tick, Unreachable
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, BROKER, Envelope
 from broker.wire.ranges import StepRange
@@ -96,7 +96,6 @@ class Driver:
         run=RUN,
         nbytes=100,
         key="",
-        carried=None,
     ):
         """What ``sender`` sends over its usual connection."""
         self.sequence += 1
@@ -107,9 +106,7 @@ class Driver:
         envelope = Envelope(
             run_id=run, sender=sender, incarnation=incarnation, sequence=self.sequence, to=to, message=message
         )
-        return self.event(
-            Received(channel=channel, peer=route, envelope=envelope, size_bytes=nbytes, key=key, carried=carried)
-        )
+        return self.event(Received(channel=channel, peer=route, envelope=envelope, size_bytes=nbytes, key=key))
 
     def attach(self, versions=(-1, -1), epoch=1, shard=0):
         self.receive(AGGREGATOR, m.Attach(shard=shard, epoch=epoch, versions=versions))
@@ -119,6 +116,12 @@ class Driver:
         return self.event(
             Blocked(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
         )
+
+    def delivered(self, send):
+        return self.event(Delivered(channel=send.channel, peer=send.peer, envelope=send.envelope))
+
+    def room(self, send):
+        return self.event(Room(channel=send.channel, peer=send.peer))
 
     def unreachable(self, send):
         return self.event(

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import zmq.asyncio
 
-from broker.routing.deafness import Carried
+from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
 from broker.wire.codec import Origin
@@ -139,7 +139,7 @@ class Link:
 
     @property
     def carried(self) -> Carried | None:
-        """Returns the bytes that the bulk connection has carried; None without one, or if it is not known."""
+        """Returns what the bulk connection has carried; None without one."""
         return self.endpoints[Channel.BULK].carried
 
     def renew(self) -> None:

@@ -38,7 +38,6 @@ from broker.wire.messages import (
     BROKER,
     AttachBulk,
     Attached,
-    Channel,
     Contribution,
     Encoded,
     Envelope,
@@ -166,8 +165,7 @@ class BrokerLinks:
 
     async def _inspected(self, envelope: Envelope, place: int) -> Received:
         message = envelope.message
-        tells = message.channel is Channel.BULK or isinstance(message, Attached)
-        carried = self._links[place].carried if tells else None
+        carried = self._links[place].carried if isinstance(message, Attached) else None
         if not isinstance(message, Contribution | Seed | HostPart):
             return Received(envelope=envelope, broker=place, carried=carried)
         nbytes = payload_bytes(message.payload)
@@ -236,10 +234,6 @@ class BrokerLinks:
         outgoing = Outgoing(BROKER, lambda: self._in_thread(encoded))
         for link in self._by(action.by):
             link.publish(action.fragment_id, action.fragment_version, outgoing, whole=difference is None)
-
-    def renew_bulk(self, place: int) -> None:
-        """Makes the bulk connection to one broker anew; what was on its way is published and sent again."""
-        self._links[place].renew()
 
     def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
         """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""

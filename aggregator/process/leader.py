@@ -38,7 +38,6 @@ from aggregator.events import (
     Plant,
     Publish,
     Received,
-    RenewBulk,
     RunSaved,
     RunSaveFailed,
     SaveRun,
@@ -248,8 +247,6 @@ class Leader:
                 case Publish(fragment_id=p):
                     step = None if action.base is None else self._workers.take_difference(p, action.fragment_version)
                     self._wire.publish(action, self.core.run.epoch, self._workers.durable[p], step)
-                case RenewBulk(by=by):
-                    self._wire.renew_bulk(by)
                 case Plant():
                     self._workers.plant(action)
                 case Merge():

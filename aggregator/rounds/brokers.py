@@ -1,12 +1,8 @@
-"""The brokers as the aggregator sees them: the versions each holds, and deaf bulk connections.
+"""The brokers as the aggregator sees them: the versions that each holds.
 
 Every broker answers each Attach with the versions it holds. One that lacks something was connected late or lost a
 message: it gets what is missing, it alone, with pauses that follow the journeys to it
 (:mod:`broker.routing.resending`). One that came back empty gets everything at once.
-
-A bulk connection may stand and deliver nothing (:mod:`broker.routing.deafness`). *Up*, the broker's answers to Attach
-show whether any version has come since the last one, while some are missing. *Down*, heartbeats list contributions that
-are on their way, while nothing whatever comes from this broker.
 """
 
 from __future__ import annotations
@@ -15,13 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.routing.deafness import Carried, Hearing
-from broker.routing.resending import REPUBLISH_S, SILENT_S, Backoff, Patience
-
-#: What goes to standbys, twice as large as versions, goes before them, and no broker says that it has come.
-UP_MESSAGES = 32
-#: What an island has said is out of date after so long: it has gone, or speaks through another broker.
-SAID_LATELY_S = 5.0
+from broker.routing.resending import REPUBLISH_S, SILENT_S, Backoff, Carried, Patience
 
 
 @dataclass(slots=True)
@@ -84,12 +74,6 @@ class BrokerVersions:
             self._lost(at, now_s)
         return Outage(broker=broker, since_s=before_s, alone=self.alone(broker, now_s)) if at.was_away else None
 
-    def renewed(self, broker: int, now_s: float) -> None:
-        """Takes note that the connection to a broker is made anew, since nothing arrived."""
-        at = self._held[broker]
-        at.connection = None
-        self._lost(at, now_s)
-
     def _lost(self, at: _Held, now_s: float) -> None:
         """Marks the versions in transit to a broker as lost, so that they are sent again."""
         at.lost_at_s = now_s
@@ -149,67 +133,3 @@ class BrokerVersions:
                     at.patience.in_vain(sent.backoff)
                 missing.append(p)
         return missing
-
-
-@dataclass(slots=True)
-class _Broker:
-    """Both ways of the bulk connection to one broker."""
-
-    up: Hearing = field(default_factory=lambda: Hearing(UP_MESSAGES))
-    down: Hearing = field(default_factory=Hearing)
-    held: tuple[int, ...] = ()  #: there, when it answered last
-    awaited: dict[str, float] = field(default_factory=dict)  #: island -> when it listed what has not come
-
-
-class DeafBrokers:
-    """The bulk connections to all brokers, by their places in the configuration."""
-
-    def __init__(self) -> None:
-        self._brokers: dict[int, _Broker] = {}
-
-    def came(self, broker: int, now_s: float, carried: Carried | None = None) -> None:
-        """Something came from a broker over the bulk connection, which has ``carried`` so much by then, if known."""
-        self._at(broker).down.heard(now_s, None if carried is None else carried.down)
-
-    def listed(self, broker: int, island_id: str, on_its_way: bool, now_s: float) -> None:
-        """An island's heartbeat came through a broker, and lists contributions that have not come, or none."""
-        awaited = self._at(broker).awaited
-        if on_its_way:
-            awaited[island_id] = now_s
-        else:
-            awaited.pop(island_id, None)
-
-    def answered(
-        self,
-        broker: int,
-        held: tuple[int, ...],
-        lacks: bool,
-        largest_bytes: int,
-        now_s: float,
-        carried: Carried | None = None,
-    ) -> bool:
-        """A broker has said what it holds; returns whether to make its bulk connection anew.
-
-        Args:
-            broker: Its place.
-            held: The versions there.
-            lacks: Whether a version that it was sent is missing there.
-            largest_bytes: Of a version.
-            now_s: The time.
-            carried: By its bulk connection; None where nobody knows.
-        """
-        at = self._at(broker)
-        for each in (at.up, at.down):
-            each.expect(largest_bytes)
-        if held != at.held:
-            at.held = held
-            at.up.heard(now_s, None if carried is None else carried.up)
-        at.awaited = {name: at_s for name, at_s in at.awaited.items() if now_s - at_s <= SAID_LATELY_S}
-        up_bytes, down_bytes = (None, None) if carried is None else (carried.up, carried.down)
-        waiting = carried is not None and carried.waiting > 0
-        up = at.up.missing(lacks, now_s, up_bytes, waiting=waiting)
-        down = at.down.missing(bool(at.awaited), now_s, down_bytes)
-        return up or down
-
-    def _at(self, broker: int) -> _Broker:
-        return self._brokers.setdefault(broker, _Broker())

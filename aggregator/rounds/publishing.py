@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from aggregator.events import NotLetIn, Publish, Received, RenewBulk, Send
-from aggregator.rounds.brokers import BrokerVersions, DeafBrokers, Outage
-from aggregator.state.members import Member
+from aggregator.events import NotLetIn, Publish, Received, Send
+from aggregator.rounds.brokers import BrokerVersions, Outage
 from aggregator.state.run import Run
 from broker.wire.messages import (
     BROKER,
     Attach,
     AttachBulk,
     Attached,
-    Channel,
     Codec,
-    Fate,
     Phase,
-    Resolution,
     WantWhole,
 )
 
@@ -34,7 +30,6 @@ class Publishing:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._broker_versions = BrokerVersions(run.now_s)
-        self._deaf = DeafBrokers()
         self.attach_at_s = run.now_s  #: when :meth:`attach` has something to say again
         # A standby that asks a broker about the leader must not take a pause for silence.
         lease_s = run.config.lease_s
@@ -58,16 +53,6 @@ class Publishing:
         """A broker does not let this aggregator in: it counts other shards than those that lead there."""
         sentence = f"broker {event.broker} does not let this aggregator in: {event.detail}"
         self._run.troubles.begin(f"broker {event.broker}", sentence, self._run.now_s)
-
-    def came(self, event: Received) -> None:
-        """Records that the bulk connection of a broker delivers, if the message came over it."""
-        if event.envelope.message.channel is Channel.BULK:
-            self._deaf.came(event.broker, self._run.now_s, event.carried)
-
-    def listed(self, member: Member, asked: Sequence[Resolution], event: Received) -> None:
-        """Records whether an island still lists contributions that its broker has not delivered."""
-        on_its_way = any(each.fate is Fate.UNKNOWN for each in asked)
-        self._deaf.listed(event.broker, member.island_id, on_its_way, self._run.now_s)
 
     # --- versions ---------------------------------------------------------------------------------------------
 
@@ -105,18 +90,11 @@ class Publishing:
         return None if run.manifest is None or run.phase is Phase.SEEDING else outage
 
     def attached(self, attached: Attached, event: Received, outage: Outage | None) -> None:
-        """Sends a broker what it lacks; has a bulk connection made anew that stands and delivers nothing."""
-        run, broker = self._run, event.broker
+        """Sends a broker what it lacks."""
+        run = self._run
         if run.manifest is None or run.phase is Phase.SEEDING:
             return
         self._send_lacking(attached, event, outage)
-        held = run.of_ours(attached.versions)
-        lacks = any(version < newest for version, newest in zip(attached.versions, run.versions, strict=False))
-        largest_bytes = 4 * max(run.manifest.sizes)
-        if self._deaf.answered(broker, held, lacks, largest_bytes, run.now_s, event.carried):
-            run.note("bulk.renewed", broker=broker, lacks=lacks)
-            run.emit(RenewBulk(by=broker))
-            self._broker_versions.renewed(broker, run.now_s)
 
     def _send_lacking(self, attached: Attached, event: Received, outage: Outage | None) -> None:
         """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""

@@ -53,7 +53,7 @@ from aggregator.store.rotation import Rotation
 from aggregator.store.segments import TapeReader, is_tape
 from broker.process import logs
 from broker.process.settings import from_sources, to_table
-from broker.routing.deafness import Carried
+from broker.routing.resending import Carried
 from broker.wire.errors import ConfigError
 from broker.wire.messages import KINDS, Codec, Encoded, Envelope, Reason, kind_of
 from broker.wire.schema import Record

@@ -1,9 +1,9 @@
 """Cuts messages into chunks, and says which goes next: one end of one connection. Pure.
 
-What is small travels whole. What is larger goes in chunks, of which the receiver takes note one by one; so many bytes
-may be under way as it has given credit for, and as the link empties in a moment. A slow link thus has little waiting in
-it, and a message that is urgent passes between two chunks. A fast one is kept full, however long it is: what is under
-way doubles while it comes back at once.
+What has tensors goes in chunks, of which the receiver takes note one by one; so many bytes may be under way as it has
+given credit for, and as the link empties in a moment. A slow link thus has little waiting in it, and a message that is
+urgent passes between two chunks. A fast one is kept full, however long it is: what is under way doubles while it comes
+back at once. What is small and has no tensors travels whole, and nobody takes note.
 
 Messages keep their order, but for urgent ones.
 """
@@ -19,7 +19,7 @@ from broker.chunks.heads import Chunk, Credit
 from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
 
-#: Messages of at most so many bytes travel whole: one is never long in the way of another.
+#: Messages without tensors of at most so many bytes travel whole, as do urgent ones: none is long in another's way.
 WHOLE_BYTES = 64 << 10
 #: Sizes of a chunk: on a link of 0.2 Mbit/s the smallest takes 3 s.
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 64 << 10, 2 << 20
@@ -46,6 +46,7 @@ class Transfer:
     Attributes:
         frames: Of the message; they must not change until it has arrived.
         nbytes: Of all of them.
+        whole: It travels in one piece, and is not noted.
         what: Whatever its sender knows it by.
         sent_bytes: Handed to the connection by now.
         done: All of them are.
@@ -53,6 +54,7 @@ class Transfer:
 
     frames: Sequence[Buffer]
     nbytes: int
+    whole: bool
     what: object = None
     sent_bytes: int = 0
     done: bool = False
@@ -111,10 +113,12 @@ class Outflow:
 
     def __init__(self) -> None:
         self.given_bytes = self.received_bytes = 0
+        self._delivered: list[Transfer] = []
         self._limit_bytes = FIRST_BYTES
         self._number = 0
         self._urgent: deque[Transfer] = deque()
         self._waiting: deque[Transfer] = deque()
+        self._handed_over: deque[tuple[int, Transfer]] = deque()  # in chunks, with the bytes given by then
         self._pace = _Pace()
 
     def __len__(self) -> int:
@@ -145,9 +149,10 @@ class Outflow:
             what: Returned with it.
             urgent: It may overtake others; small ones do.
         """
-        transfer = Transfer(frames=frames, nbytes=sum(memoryview(each).nbytes for each in frames), what=what)
-        queue = self._urgent if urgent and transfer.nbytes <= WHOLE_BYTES else self._waiting
-        queue.append(transfer)
+        nbytes = sum(memoryview(each).nbytes for each in frames)
+        whole = nbytes <= WHOLE_BYTES and (urgent or len(frames) == 1)
+        transfer = Transfer(frames=frames, nbytes=nbytes, whole=whole, what=what)
+        (self._urgent if urgent and whole else self._waiting).append(transfer)
         return transfer
 
     def withdraw(self, transfer: Transfer) -> bool:
@@ -158,6 +163,12 @@ class Outflow:
             if transfer in queue:
                 queue.remove(transfer)
         return True
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that are to go out in chunks, or to be noted by the other end."""
+        unsent = sum(each.nbytes - each.sent_bytes for each in self._waiting if not each.whole)
+        return self.given_bytes - self.received_bytes + unsent
 
     def unsent(self) -> list[Transfer]:
         """Returns what has not been handed over wholly: the connection has ended."""
@@ -170,7 +181,7 @@ class Outflow:
         if not self._waiting:
             return None
         transfer = self._waiting[0]
-        if transfer.nbytes <= WHOLE_BYTES:
+        if transfer.whole:
             return _whole(transfer)
         size = min(self._pace.chunk_bytes, transfer.nbytes - transfer.sent_bytes)
         if self.given_bytes - self.received_bytes + size > self._pace.window_bytes:
@@ -192,12 +203,21 @@ class Outflow:
         if transfer.sent_bytes == transfer.nbytes:
             transfer.done = True
             (self._urgent if self._urgent and self._urgent[0] is transfer else self._waiting).popleft()
+            if step.chunked:
+                self._handed_over.append((self.given_bytes, transfer))
 
     def credited(self, credit: Credit, now_s: float) -> None:
         """The other end has said what it has, and how much more it takes; nobody has more than was sent."""
         self.received_bytes = max(self.received_bytes, min(credit.received, self.given_bytes))
         self._limit_bytes = max(self._limit_bytes, credit.limit)
         self._pace.noted(self.received_bytes, now_s)
+        while self._handed_over and self._handed_over[0][0] <= self.received_bytes:
+            self._delivered.append(self._handed_over.popleft()[1])
+
+    def delivered(self) -> list[Transfer]:
+        """Returns the messages that the other end has wholly since this was asked last."""
+        found, self._delivered = self._delivered, []
+        return found
 
     def _number_of(self, transfer: Transfer) -> int:
         return transfer.number or self._number + 1

@@ -15,7 +15,7 @@ from typing import TypeVar
 from broker.chunks import heads
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
-from broker.routing.events import Blocked, Room, Send, Unreachable
+from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire.codec import encode
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
@@ -99,10 +99,10 @@ class Flows:
             flow.blocked = True
             return [_failed(Blocked, send)]
         flow.out.put(encode(send.envelope), send, urgent=urgent)
-        return [event for event in self.go_on(send.peer, now_s) if not isinstance(event, Room)]
+        return [event for event in self.go_on(send.peer, now_s) if isinstance(event, Blocked | Unreachable)]
 
-    def go_on(self, peer: bytes, now_s: float) -> list[Blocked | Unreachable | Room]:
-        """Sends what may go over a connection: credit, then messages."""
+    def go_on(self, peer: bytes, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
+        """Sends what may go over a connection: credit, then messages; returns what has become of messages."""
         flow = self._flows.get(peer)
         self.full.discard(peer)
         if flow is None:
@@ -120,10 +120,27 @@ class Flows:
             flow.out.sent(step, now_s)
         if flow.owes_credit:
             self.full.add(peer)
+        sent = [each.what for each in flow.out.delivered()]
+        events: list[Blocked | Unreachable | Delivered | Room] = [
+            Delivered(channel=Channel.BULK, peer=peer, envelope=each.envelope)
+            for each in sent
+            if isinstance(each, Send)
+        ]
         if flow.blocked and len(flow.out) < MOST_WAITING:
             flow.blocked = False
-            return [Room(channel=Channel.BULK, peer=peer)]
-        return []
+            events.append(Room(channel=Channel.BULK, peer=peer))
+        return events
+
+    def stalled(self, now_s: float) -> list[int]:
+        """Returns the descriptors of connections over which nothing is noted any more: they are to be ended.
+
+        A byte that was damaged on the way may have the other end wait for a frame that nobody sends.
+        """
+        return [
+            fd
+            for fd, peer in self._behind.items()
+            if peer in self._flows and self._flows[peer].out.silent_s(now_s) > self._flows[peer].out.patience_s
+        ]
 
     def _of(self, peer: bytes) -> _Flow:
         flow = self._flows.get(peer)

@@ -204,9 +204,10 @@ class Gate:
         """Ends the connection that a message came by."""
         fd = said_of(frame, zmq.SRCFD)
         if fd is not None:
-            self._hang_up(channel, fd, why)
+            self.end(channel, fd, why)
 
-    def _hang_up(self, channel: Channel, fd: int, why: str) -> None:
+    def end(self, channel: Channel, fd: int, why: str) -> None:
+        """Ends a connection."""
         port = self._ports.get(channel)
         if port is not None and hang_up(fd, port.number):
             log.warning("gate.shown_out", channel=channel, reason=why)
@@ -277,7 +278,7 @@ class Gate:
             self._look_at_list()
             for channel, port in self._ports.items():
                 for fd, nbytes in port.connections.overfull(received_bytes):
-                    self._hang_up(channel, fd, f"{nbytes} bytes came, and no message")
+                    self.end(channel, fd, f"{nbytes} bytes came, and no message")
 
     def _look_at_list(self) -> None:
         if self._list is None or _stamp(self._list) == self._stamp:
@@ -294,7 +295,7 @@ class Gate:
         self._tell(AllowListChanged(allowed=allowed))
         for key in revoked:
             for channel, fd in self._fds.pop(key, {}):
-                self._hang_up(channel, fd, "its key was revoked")
+                self.end(channel, fd, "its key was revoked")
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

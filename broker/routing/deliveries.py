@@ -6,8 +6,12 @@ at all: there is room in the island's window again (:mod:`broker.routing.window`
 island takes more is what it gets. The driver says when a connection takes more (:class:`~broker.routing.events.Room`);
 those of which it has said nothing are tried again after a short pause.
 
-What islands send again while its first copy is still on this machine is dropped: it waits in the queue here, or has not
-left the connection (:mod:`broker.routing.unsent`).
+Islands send a contribution again when they have heard nothing of it for a while, and cannot see that it waits here,
+behind others, for an aggregator's slow link. A copy would queue behind its own first one, and each copy makes the wait
+of the next contribution longer, until the link carries nothing else. So it is dropped while the first one waits in the
+queue here, or is not known to have reached the aggregator (:class:`~broker.routing.events.Delivered`). After that the
+next one passes: the first may have been lost. So does one that comes at once: nobody is impatient yet, so the first has
+arrived and was not what it should be.
 
 What waits for an aggregator that has gone waits for its next connection, or is given back when the aggregator is given
 up. The containers with their bounds are in :mod:`broker.routing.queues`; which aggregator and which islands there are
@@ -16,13 +20,13 @@ is known to the :class:`~broker.routing.directory.Directory`.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from broker.routing.actions import Actions
-from broker.routing.deafness import Carried
 from broker.routing.directory import Directory, Leader, Peer
-from broker.routing.events import Blocked, Refusal, RelayConfig, Room, Unreachable
+from broker.routing.events import Blocked, Delivered, Refusal, RelayConfig, Room, Unreachable
 from broker.routing.queues import ContributionQueue, Queued, VersionShelf
-from broker.routing.resending import Backoff
-from broker.routing.unsent import Unsent
+from broker.routing.resending import PATIENT_S, Backoff
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
 from broker.wire.messages import AGGREGATOR, Channel, Envelope, Reason
@@ -32,6 +36,8 @@ from broker.wire.messages import AGGREGATOR, Channel, Envelope, Reason
 BURST = 8
 #: A whole version that was asked for is asked for again after this, and then ever more seldom: it may be large.
 WHOLE_AGAIN_S, WHOLE_SELDOM_S = 2.0, 64.0
+#: A copy that comes sooner than this after the first one passes.
+AT_ONCE_S = 0.5
 
 
 class Deliveries:
@@ -53,7 +59,8 @@ class Deliveries:
         self._wanted: dict[int, Backoff] = {}  # fragments of which a whole version was asked for
         self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
         self._blocked_shards: dict[int, None] = {}
-        self._under_way: dict[int, Unsent] = {}  # over the present connection of each shard's aggregator
+        # Over the present connection of each shard's aggregator: what, and since when.
+        self._under_way: dict[int, dict[Hashable, float]] = {}
 
     # --- towards islands ---
 
@@ -110,20 +117,16 @@ class Deliveries:
 
     # --- towards aggregators ---
 
-    def contribute(self, shard: int, item: Queued, now_s: float, carried: Carried | None) -> Refusal | None:
-        """Sends a contribution on or queues it; or says why neither.
-
-        ``carried`` is what the connection to the aggregator has, if known.
-        """
+    def contribute(self, shard: int, item: Queued, now_s: float) -> Refusal | None:
+        """Sends a contribution on or queues it; or says why neither."""
         leader = self._who.leading(shard)
         if leader is None:
             return Reason.NOT_LEADER, f"no aggregator leads shard {shard} now: send it again later"
         if self.queue.holds(item):
             self._out.counters.dropped["copy_in_queue"] += 1
             return None
-        under_way = self._connection(shard)
-        under_way.account(carried, now_s)
-        if under_way.holds(item.identity, now_s):
+        since_s = self._under_way.get(shard, {}).get(item.identity)
+        if since_s is not None and AT_ONCE_S <= now_s - since_s < PATIENT_S:
             self._out.counters.dropped["copy_under_way"] += 1
             return None
         route = leader.routes.get(Channel.BULK)
@@ -136,10 +139,15 @@ class Deliveries:
         self.queue.push(shard, item)
         return None
 
-    def attached(self, leader: Leader, now_s: float, carried: Carried | None) -> None:
-        """Takes note of what an aggregator's connection has carried, and sends what waits for it."""
-        self._connection(leader.shard).account(carried, now_s)
+    def attached(self, leader: Leader, now_s: float) -> None:
+        """Sends what waits for an aggregator."""
         self._forward_queue(leader, now_s)
+
+    def delivered(self, event: Delivered) -> None:
+        """Takes note that something has reached an aggregator."""
+        leader = self._who.leader_behind(event.channel, event.peer)
+        if leader is not None and isinstance(event.envelope.message, m.Contribution | m.Seed | m.HostPart):
+            self._arrived(leader.shard, Queued(envelope=event.envelope, size_bytes=0))
 
     def _forward_queue(self, leader: Leader, now_s: float) -> None:
         """Sends an aggregator what waits for it, a burst at a time, if its connection takes anything."""
@@ -157,11 +165,12 @@ class Deliveries:
             self.retry_at_s = now_s + self._retry_s
 
     def _send_on(self, shard: int, route: bytes, item: Queued, now_s: float) -> None:
-        self._connection(shard).gave(item.identity, item.least_bytes, now_s)
+        self._under_way.setdefault(shard, {})[item.identity] = now_s
         self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
 
-    def _connection(self, shard: int) -> Unsent:
-        return self._under_way.setdefault(shard, Unsent())
+    def _arrived(self, shard: int, item: Queued) -> None:
+        """Forgets what is not under way any more."""
+        self._under_way.get(shard, {}).pop(item.identity, None)
 
     def unblock_shard(self, shard: int) -> None:
         """Notes that the aggregator of a shard has a new connection, which starts empty."""
@@ -188,7 +197,7 @@ class Deliveries:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
-                self._connection(shard).took_back(item.identity, item.least_bytes)
+                self._arrived(shard, item)
                 self.queue.put_back(shard, item)
                 self._blocked_shards[shard] = None
             case _:
@@ -202,6 +211,7 @@ class Deliveries:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
+                self._arrived(shard, item)
                 self.queue.put_back(shard, item)
             case _:
                 self._out.counters.dropped["unreachable"] += 1

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.routing.deafness import Carried
 from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity
 from broker.wire.messages import Channel, Envelope, Observed, Reason
@@ -55,9 +54,7 @@ class Received:
     """A message arrived.
 
     ``peer`` is the routing id of its connection, ``size_bytes`` its frames together, and ``key`` the public key that
-    the connection was opened with, empty where keys are not in use. With an AttachBulk, and with what goes on to an
-    aggregator over its bulk connection (:meth:`broker.routing.relay.Relay.onwards`), comes what that has ``carried``,
-    if known; with a Probe the wall clock, ``wall_s``.
+    the connection was opened with, empty where keys are not in use. With a Probe comes the wall clock, ``wall_s``.
     """
 
     channel: Channel
@@ -65,7 +62,6 @@ class Received:
     envelope: Envelope
     size_bytes: int
     key: str = ""
-    carried: Carried | None = None
     wall_s: float = 0.0
 
 
@@ -101,6 +97,15 @@ class Unreachable:
     peer: bytes
     envelope: Envelope
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """The other end of a connection has all of what was sent with a :class:`Send`, as far as that is known."""
+
+    channel: Channel
+    peer: bytes
+    envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +146,9 @@ class LookedUp:
     message: Observed
 
 
-RelayEvent = Received | Rejected | Blocked | Unreachable | Room | Tick | AllowListChanged | TurnedAway | LookedUp
+RelayEvent = (
+    Received | Rejected | Blocked | Unreachable | Delivered | Room | Tick | AllowListChanged | TurnedAway | LookedUp
+)
 
 
 # --- actions ----------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from broker.routing.directory import Directory, Leader, Peer
 from broker.routing.events import (
     AllowListChanged,
     Blocked,
+    Delivered,
     HangUp,
     LookedUp,
     LookUp,
@@ -70,7 +71,7 @@ from broker.routing.queues import Queued
 from broker.routing.rights import improper
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
-from broker.wire.messages import AGGREGATOR, Channel, Envelope, Reason, kind_of
+from broker.wire.messages import AGGREGATOR, Channel, Reason, kind_of
 
 __all__ = [
     "Relay",
@@ -81,6 +82,7 @@ __all__ = [
     "Rejected",
     "Blocked",
     "Unreachable",
+    "Delivered",
     "Room",
     "Tick",
     "AllowListChanged",
@@ -137,6 +139,8 @@ class Relay:
                 self._who.close(event.channel, event.peer)
                 self._observers.forget(event.peer)
                 self._deliveries.give_up(event)
+            case Delivered():
+                self._deliveries.delivered(event)
             case Room():
                 self._deliveries.go_on(event, now_s)
             case AllowListChanged(allowed=allowed):
@@ -157,20 +161,6 @@ class Relay:
         """Returns the time of the next :class:`Tick`; None if none is needed."""
         due = (self._deliveries.retry_at_s, self._presence.next_deadline_s())
         return min((each for each in due if each is not None), default=None)
-
-    def onwards(self, peer: bytes, envelope: Envelope) -> bytes | None:
-        """The bulk connection whose account is wanted with a message that came over ``peer``; None without one.
-
-        That is the one that a contribution or a seed goes on over, and of an AttachBulk its own.
-        """
-        match envelope.message:
-            case m.AttachBulk():
-                return peer
-            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
-                leader = self._who.leading(shard_of(p, self._who.shards))
-                return leader.routes.get(Channel.BULK) if leader is not None else None
-            case _:
-                return None
 
     @property
     def queued_bytes(self) -> int:
@@ -235,7 +225,7 @@ class Relay:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 # One that does not exist is refused for good by whose it would be, and who knows the manifest.
                 item = Queued(envelope=envelope, size_bytes=event.size_bytes)
-                return self._deliveries.contribute(shard_of(p, self._who.shards), item, now_s, event.carried)
+                return self._deliveries.contribute(shard_of(p, self._who.shards), item, now_s)
             case m.FetchState() | m.StatePart():
                 self._to_peer(event)
             case m.Nothing(fragment_id=p):
@@ -285,7 +275,7 @@ class Relay:
                 held = m.Attached(versions=self._deliveries.shelf.versions(len(versions)))
                 self._out.reply(event.channel, event.peer, AGGREGATOR, held)
             case m.AttachBulk():
-                self._deliveries.attached(leader, now_s, event.carried)
+                self._deliveries.attached(leader, now_s)
         return None
 
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal | None:

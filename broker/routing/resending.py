@@ -3,15 +3,15 @@
 What is sent again too early queues behind its own first copy: on a link that is nearly full each copy makes the next
 journey longer, until the link carries nothing else. So pauses follow the journeys, as in TCP (Karn and Partridge): only
 one that needed no second attempt is measured, and a pause that was too short is kept, doubled, until one was. And what
-has not left this machine is not missing: where the kernel says what it still holds, a pause begins when that has gone.
+has not left this machine is not missing: where the connection says what it still holds, a pause begins when that has
+gone.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from broker.routing.deafness import Carried
+from typing import NamedTuple
 
 #: An island's first pause before a contribution, a seed or a Want that nothing was heard of is sent again.
 RESEND_S = 2.0
@@ -31,6 +31,14 @@ LONGEST = 4.0
 AHEAD = 4
 #: The longest first pause, and as long as anything may take to leave this machine.
 PATIENT_S = 600.0
+
+
+class Carried(NamedTuple):
+    """Bytes of large messages that a bulk connection has carried up since it was made."""
+
+    up: int  #: the other end has noted them
+    waiting: int = 0  #: to go up, or to be noted
+    connection: int = 0  #: its number
 
 
 @dataclass(slots=True)

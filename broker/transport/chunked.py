@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from broker.chunks import heads
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import LONGEST_STALL_S, Outflow, Transfer
+from broker.routing.resending import Carried
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 
@@ -40,6 +41,11 @@ class Chunked:
         self.arrived: deque[list[Buffer] | Refused] = deque()
         self.full = False
         self._owes_credit = False
+
+    def carried(self, connection: int) -> Carried:
+        """Returns what the connection of now has carried up."""
+        self._over(connection)
+        return Carried(self._out.received_bytes, self._out.waiting_bytes, connection)
 
     @property
     def has_room(self) -> bool:
@@ -79,6 +85,7 @@ class Chunked:
             return
         if isinstance(head, heads.Credit):
             self._out.credited(head, now_s)
+            self._out.delivered()
             self._stalls = 0
             return
         found = self._in.take(head, frames[1:])

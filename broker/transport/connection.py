@@ -15,9 +15,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from broker.routing.deafness import Carried
 from broker.transport.address_rotation import AddressRotation
-from broker.transport.tcp import carried, forget_unsent
+from broker.transport.tcp import forget_unsent
 from broker.wire.errors import ConfigError
 
 #: ZeroMQ says within a moment of a loss that it tries again. If it has not after this long, it never will.
@@ -217,12 +216,6 @@ class Connection:
     def look_again_s(self) -> float:
         """Seconds after which :meth:`watch` is to be called again at the latest."""
         return self._renew_after_s if self._rotation is None or self.stands else LOOK_EVERY_S
-
-    @property
-    def carried(self) -> Carried | None:
-        """Bytes that the connection has carried each way; None without a connection, or if the kernel does not say."""
-        found = None if self._fd is None else carried(self._fd, to_port=self._port)
-        return None if found is None else found._replace(connection=self.connections)
 
     @property
     def stands(self) -> bool:

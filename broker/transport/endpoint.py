@@ -28,7 +28,7 @@ import zmq.asyncio
 
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
-from broker.routing.deafness import Carried
+from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
 from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
@@ -203,9 +203,9 @@ class Endpoint:
 
     @property
     def carried(self) -> Carried | None:
-        """Returns the bytes that the kernel has carried over the connection; None without one, or if it is not TCP."""
-        self._look_after_line()
-        return None if self._line is None else self._line.carried
+        """Returns what the bulk connection has carried; None without one."""
+        connection = self.connection
+        return self._chunked.carried(connection) if connection and self._chunked is not None else None
 
     def renew(self) -> None:
         """Ends the connection, which may stand and yet deliver nothing, and makes another one."""

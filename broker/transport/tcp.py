@@ -1,4 +1,4 @@
-"""The kernel's view of a TCP connection that ZeroMQ holds: byte counts, keepalive, reset. Shell.
+"""TCP connections that ZeroMQ holds: what has come in over one, and how it is ended. Shell.
 
 A descriptor may have been closed meanwhile, and given to something else, so a copy of it is looked at before anything
 is believed of it or done to it.
@@ -7,18 +7,13 @@ is believed of it or done to it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import struct
-import termios
 
-from broker.routing.deafness import Carried
-
-#: Where ``struct tcp_info`` has ``tcpi_bytes_acked`` and ``tcpi_bytes_received``, unsigned 64-bit numbers (Linux 4.1).
-_CARRIED_AT = 120
-_CARRIED = struct.Struct("=QQ")
-_WAITING = struct.Struct("i")
+#: Where ``struct tcp_info`` has ``tcpi_bytes_received``, an unsigned 64-bit number (Linux 4.1).
+_RECEIVED_AT = 128
+_RECEIVED = struct.Struct("=Q")
 
 
 def _copy(fd: int) -> socket.socket:
@@ -31,35 +26,14 @@ def _copy(fd: int) -> socket.socket:
         raise
 
 
-def carried(fd: int, *, to_port: int = 0) -> Carried | None:
-    """Returns what a connection has carried; None if it is none, or leads elsewhere, or the kernel does not say."""
+def received_bytes(fd: int) -> int | None:
+    """Returns what has come in over a connection; None if it is none, or the kernel does not say."""
     try:
         with _copy(fd) as sock:
-            if to_port and sock.getpeername()[1] != to_port:
-                return None
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CARRIED_AT + _CARRIED.size)
-            (waiting,) = _WAITING.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_WAITING.size)))
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + _RECEIVED.size)
     except (OSError, IndexError):
         return None
-    if len(info) < _CARRIED_AT + _CARRIED.size:
-        return None
-    up, down = _CARRIED.unpack_from(info, _CARRIED_AT)
-    return Carried(up, down, waiting)
-
-
-def peer_port(fd: int) -> int | None:
-    """Returns the port at the other end of a connection; None as :func:`carried`."""
-    try:
-        with _copy(fd) as sock:
-            return int(sock.getpeername()[1]) if sock.family in (socket.AF_INET, socket.AF_INET6) else None
-    except OSError:
-        return None
-
-
-def received_bytes(fd: int) -> int | None:
-    """Returns what has come in over a connection; None as :func:`carried`."""
-    found = carried(fd)
-    return None if found is None else found.down
+    return _RECEIVED.unpack_from(info, _RECEIVED_AT)[0] if len(info) >= _RECEIVED_AT + _RECEIVED.size else None
 
 
 def hold(fd: int, port: int) -> socket.socket | None:

@@ -8,10 +8,9 @@ parameters are spoilt, the global ones take their place (``keep = 0``).
 
 from __future__ import annotations
 
-from broker.routing.deafness import Carried, Hearing
 from broker.routing.resending import Patience
 from broker.wire.messages import BROKER, Codec, Pacing, Reason, Recipe, Resolution, Version, Want
-from islands.protocol.events import Action, Note, Prepare, RefreshOptimizer, RenewBulk, Send
+from islands.protocol.events import Action, Note, Prepare, RefreshOptimizer, Send
 from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Stage
 from islands.protocol.state import Training
@@ -20,10 +19,9 @@ from islands.protocol.state import Training
 class Adoption:
     """One island's versions: wanted, prepared, installed."""
 
-    def __init__(self, training: Training, fleet: Fleet, hearing: Hearing) -> None:
+    def __init__(self, training: Training, fleet: Fleet) -> None:
         self._training = training
         self._fleet = fleet
-        self._hearing = hearing
         self._patience = Patience()
         self._want = self._patience.backoff()
         self._stands = False  # the last Want: it has not been answered, as far as is known
@@ -58,30 +56,20 @@ class Adoption:
         self._waits_since_s = now_s if self._lacked else None
         self.want(now_s, actions)
 
-    def want_again(self, now_s: float, actions: list[Action], carried: Carried | None = None) -> bool:
-        """Asks once more for what is lacking, where it is time; returns whether the bulk connection is made anew.
-
-        It is where versions are published and none comes: it may bring in bytes that it never delivers.
-        """
+    def want_again(self, now_s: float, actions: list[Action]) -> None:
+        """Asks once more for what is lacking, where it is time."""
         lacked, lacking = self._lacked, self.lacking
         self._lacked = lacking
         if lacking and not lacked and self._stands:  # so it is on its way by now
             self._want = self._patience.backoff(self._training.largest_bytes)
             self._want.tried(now_s)
             self._waits_since_s = now_s
-        if self._hearing.missing(lacking, now_s, None if carried is None else carried.down):
-            again = {"next_patience_s": round(self._hearing.patience_s, 1)}
-            actions.append(Note(name="bulk.renewed", fields=again))
-            actions.append(RenewBulk())
-            self.want_anew(now_s, actions)
-            return True
         if lacking and self._want.due(now_s):
             repeated = self._stands
             self.want(now_s, actions)
             if repeated:
                 self._patience.in_vain(self._want)
                 self._waits_since_s = None
-        return False
 
     def _ask_at_once(self) -> None:
         """Marks missing versions as not requested: the last Want was answered, or asked for others."""

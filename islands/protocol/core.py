@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from broker.routing.deafness import Carried, Hearing
+from broker.routing.resending import Carried
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import (
     Block,
-    Channel,
     Demand,
     Donor,
     Fate,
@@ -117,12 +116,11 @@ class Island:
         self._paused = paused
         self._training = Training()
         self._fleet = Fleet()
-        self._hearing = Hearing()
         self._bulk: int | None = None  # the bulk connection's number; None: whatever it is, it was spoken over
         self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._member = Member(join, self._training, self._choice)
         self._hand_over = HandOver(self._training, self._member, self._fleet, several_hosts=several_hosts)
-        self._adoption = Adoption(self._training, self._fleet, self._hearing)
+        self._adoption = Adoption(self._training, self._fleet)
         self._receiver, self._giver = Receiver(), Giver()
 
     # --- what the drivers may know ----------------------------------------------------------------------------
@@ -293,8 +291,6 @@ class Island:
             actions.append(Note(name="message.misfit", fields={"kind": type(message).__name__, "detail": flaw}))
             return
         self._choice.listen(envelope, now_s)
-        if message.channel is Channel.BULK:
-            self._hearing.heard(now_s, None if event.carried is None else event.carried.down)
         match message:
             case Welcome():
                 if self._member.welcomed(message, now_s):
@@ -332,7 +328,6 @@ class Island:
         if first:
             assert training.manifest is not None
             self._resume(welcome, now_s, actions)
-            self._hearing.expect(training.largest_bytes)
             joined = Joined(
                 island_id=self.island_id,
                 incarnation=self.incarnation,
@@ -368,16 +363,13 @@ class Island:
             if self._hand_over.resolve(resolution, now_s, actions, carried):
                 self._adoption.refused(resolution, actions)
         self._hand_over.asked(state, now_s, actions, carried)
-        if self._adoption.want_again(now_s, actions, carried):
-            self._bulk = None
-            self._hand_over.due_again(now_s)
+        self._adoption.want_again(now_s, actions)
 
     def _bulk_broke(self, now_s: float, actions: list[Action]) -> None:
         """There is another bulk connection, and what was on its way is lost.
 
         The broker knows it by what is said over it: until then it has nowhere to send versions to.
         """
-        self._hearing.begin()
         self._hand_over.due_again(now_s)
         self._adoption.want(now_s, actions)
 
@@ -402,8 +394,6 @@ class Island:
         self._bulk = None
         if self.joined:
             self._bulk_broke(now_s, actions)
-        else:
-            self._hearing.begin()
 
     # --- time -------------------------------------------------------------------------------------------------
 

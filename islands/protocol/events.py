@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.routing.deafness import Carried
+from broker.routing.resending import Carried
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Departure, Envelope, Message, Payload, Place, StateSource, Version
 from islands.protocol.data_shares import TrainedBatch
@@ -23,7 +23,7 @@ from islands.protocol.data_shares import TrainedBatch
 class Received:
     """A well-formed message arrived; ``flaw`` names what is wrong with its payload, if anything.
 
-    With a FleetState, and whatever comes over the bulk connection, comes what that has ``carried``, if known.
+    With a FleetState comes what the bulk connection has ``carried``, if there is one.
     """
 
     envelope: Envelope
@@ -185,11 +185,6 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenewBulk:
-    """Make the bulk connection to the present broker anew; what is on its way over it may be lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """The island is a member: the driver learns its name, its fragments and where its counters start."""
 
@@ -284,7 +279,6 @@ class Fail:
 Action = (
     Send
     | Connect
-    | RenewBulk
     | Joined
     | Watch
     | Capture

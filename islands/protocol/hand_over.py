@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
-from broker.routing.deafness import Carried
-from broker.routing.resending import Backoff, Patience
+from broker.routing.resending import Backoff, Carried, Patience
 from broker.wire.fragments import shard_of
 from broker.wire.messages import (
     AGGREGATOR,

@@ -20,7 +20,7 @@ import zmq.asyncio
 from broker.chunks.sending import is_urgent
 from broker.process import logs
 from broker.process.release import refusal_detail
-from broker.routing.deafness import Carried
+from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
 from broker.wire.codec import Origin
@@ -111,7 +111,7 @@ class Connections:
 
     @property
     def carried(self) -> Carried | None:
-        """Returns the bytes that the bulk connection has carried; None without one, or if it is not known."""
+        """Returns what the bulk connection has carried; None without one."""
         endpoint = self._endpoints.get(Channel.BULK)
         return None if endpoint is None else endpoint.carried
 
@@ -119,12 +119,6 @@ class Connections:
         """Leaves the present broker for the one at this place of the configuration."""
         self._broker = broker
         self._moved.set()
-
-    def renew(self, channel: Channel) -> None:
-        """Makes one of the connections to the present broker anew."""
-        endpoint = self._endpoints.get(channel)
-        if endpoint is not None:  # none between two brokers
-            endpoint.renew()
 
     def post(self, envelope: Envelope) -> None:
         """Puts a message behind those that wait for its connection; it gets its number when it leaves.

@@ -195,7 +195,7 @@ class Session(CommunicationThread):
             case _:
                 pass
         flaw = ""
-        carried = self._wire.carried if channel is Channel.BULK or isinstance(envelope.message, FleetState) else None
+        carried = self._wire.carried if isinstance(envelope.message, FleetState) else None
         match envelope.message:
             case Version():
                 envelope, flaw = await self._array_work.take(envelope)
@@ -280,8 +280,6 @@ class Session(CommunicationThread):
                 case events.Connect():
                     self._wire.connect(action.broker)
                     self._hosts.use(action.broker)
-                case events.RenewBulk():
-                    self._wire.renew(Channel.BULK)
                 case events.Joined():
                     self._joined(action)
                 case events.Watch():

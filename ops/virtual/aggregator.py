@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -49,6 +50,7 @@ class SimAggregator:
         self.name, self.address = station.name, f"{station.name}/{life}"
         self.clock = simulation.clock(self.name)
         self.connection = 0
+        self.bulk_numbers: Counter[int] = Counter()  # of the bulk connection to each broker
         self.deaf: set[int] = set()  # brokers whose bulk connection delivers nothing, either way
         self.key = m.AGGREGATOR
         self.alive = True
@@ -137,8 +139,6 @@ class SimAggregator:
                 case agg.SaveRun():
                     self.record = action
                     self.later(plan.persist_s, partial(self.save_run, action))
-                case agg.RenewBulk(by=by):
-                    self.deaf.discard(by)
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch, self.station.config.shard)
                     self.simulation.invariants.replicated(self, action)
@@ -208,6 +208,13 @@ class SimAggregator:
                     return
                 case agg.Note():
                     self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
+
+    def renew_bulk(self, by: int, number: int) -> None:
+        """Makes another bulk connection to a broker in the place of that one, which delivers nothing."""
+        if self.alive and by in self.deaf and self.bulk_numbers[by] == number:
+            self.deaf.discard(by)
+            self.bulk_numbers[by] += 1
+            self.simulation.note(self.simulation.queue.now_s, self.address, "bulk.renewed", {})
 
     def renewed(self, answer: tuple[bool, str, int]) -> None:
         """Redis has answered whether the lease was renewed, and whose it is."""

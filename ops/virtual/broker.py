@@ -5,14 +5,11 @@ It mirrors :mod:`broker.server` action by action, with the links of the simulati
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from broker.routing.relay import (
     AllowListChanged,
     HangUp,
     LookUp,
     Note,
-    Received,
     Relay,
     RelayAction,
     RelayConfig,
@@ -54,8 +51,6 @@ class SimBroker:
         if self.frozen:
             self.backlog.append(event)
         elif self.alive:
-            if isinstance(event, Received) and event.channel is m.Channel.BULK:
-                event = replace(event, carried=self.simulation.network.carried_onwards(self, event))
             self.perform(self.relay.handle(event, self.clock.now_s))
 
     def perform(self, actions: list[RelayAction]) -> None:

@@ -86,6 +86,13 @@ class SimIsland:
         """Of its present bulk connection, of all that there were."""
         return self.connection + self.bulk_line
 
+    def renew_bulk(self, number: int) -> None:
+        """Makes another bulk connection in the place of that one, which delivers nothing."""
+        if self.alive and self.deaf and self.bulk_number == number:
+            self.bulk_line += 1
+            self.deaf = False
+            self.simulation.note(self.simulation.queue.now_s, self.address, "bulk.renewed", {})
+
     def line_of(self, channel: m.Channel) -> str:
         """Names its present connection on a channel."""
         return f"{self.connection}.{self.bulk_line}" if channel is m.Channel.BULK else str(self.connection)
@@ -148,9 +155,6 @@ class SimIsland:
                         self.simulation.network.to_broker(self, action.to, message, self.sequence)
                 case ie.Connect():
                     self.connect()
-                case ie.RenewBulk():
-                    self.bulk_line += 1
-                    self.deaf = False
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
@@ -199,7 +203,7 @@ class SimIsland:
                     self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
                     self.begin(action.source)
                 case ie.Note():
-                    if action.name in ("broker.left", "bulk.renewed"):
+                    if action.name == "broker.left":
                         self.simulation.note(queue.now_s, self.address, action.name, action.fields)
         if self.core.startable and not self.training and not self.searching and self.alive:
             if plan.donor_wait_s:

@@ -6,10 +6,10 @@ from functools import partial
 
 from aggregator import events as agg
 from aggregator.standby.replication_events import Followed, Outranked
-from broker.routing.deafness import Carried
+from broker.routing.relay import Delivered, Unreachable
 from broker.routing.relay import Received as RelayReceived
 from broker.routing.relay import Send as RelaySend
-from broker.routing.relay import Unreachable
+from broker.routing.resending import Carried
 from broker.wire import messages as m
 from broker.wire.lengths import encoded_bytes
 from broker.wire.tensors import payload_bytes
@@ -103,8 +103,12 @@ class Network:
             sender = self._senders.setdefault((process.address, "down", action.channel), Sender())
             sender.lose(self._size(action.envelope.message))
             return
-        for delay_s in self.arrivals_s(process, action.envelope.message, "down", broker.place):
+        delays_s = self.arrivals_s(process, action.envelope.message, "down", broker.place)
+        for delay_s in delays_s:
             self._queue.after(delay_s, partial(self._deliver, process, line, action.envelope, broker.place))
+        if isinstance(action.envelope.message, m.Contribution | m.Seed):  # what is lost has left the broker, too
+            noted = Delivered(channel=action.channel, peer=action.peer, envelope=action.envelope)
+            self._queue.after(min(delays_s, default=0.0), lambda: broker.handle(noted))
 
     def _deliver(self, process: Process, line: str, envelope: m.Envelope, broker: int) -> None:
         """Hands a message to a process, unless it has left the connection that this came by."""
@@ -114,7 +118,7 @@ class Network:
             if process.deaf and envelope.message.channel is m.Channel.BULK:
                 return
             flaw = process.flaw_in(envelope.message)
-            process.handle(ie.Received(envelope=envelope, flaw=flaw, carried=self._carried(process)))
+            process.handle(ie.Received(envelope=envelope, flaw=flaw, carried=self._carried(process, broker)))
             return
         message = envelope.message
         if isinstance(process, SimCandidate):
@@ -144,7 +148,7 @@ class Network:
             payload_bytes=self._size(message),
             norm=found.norm,
             broker=broker,
-            carried=self._carried(process),
+            carried=self._carried(process, broker),
         )
         process.handle(received)
 
@@ -182,28 +186,12 @@ class Network:
         """Whether an aggregator's bulk connection to a broker has become deaf."""
         return isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and broker in process.deaf
 
-    def _carried(self, process: Process) -> Carried | None:
-        """Returns what a process's link has carried of bulk, for all of its brokers; None where no kernel says it."""
-        if not self._plan.accounts:
-            return None
-        now_s, rate = self._queue.now_s, self._link_of(process).bytes_per_s
-        up, down = (
-            self._senders.setdefault((process.address, direction, m.Channel.BULK), Sender())
-            for direction in ("up", "down")
-        )
-        carried = up.carried_bytes(now_s, rate)
-        number = process.bulk_number if isinstance(process, SimIsland) else 0
-        return Carried(carried, down.carried_bytes(now_s, rate), round(up.given_bytes) - carried, number)
-
-    def carried_onwards(self, broker: SimBroker, event: RelayReceived) -> Carried | None:
-        """Returns what the link of the aggregator has carried to which a message goes on, as its broker sees it."""
-        route = broker.relay.onwards(event.peer, event.envelope)
-        process = None if route is None else self._simulation.processes.get(route.decode().partition("#")[0])
-        found = None if process is None else self._carried(process)
-        if process is None or found is None:
-            return None
-        given = self._senders[process.address, "down", m.Channel.BULK].given_bytes
-        return Carried(up=found.down, down=found.up, waiting=round(given) - found.down)
+    def _carried(self, process: SimIsland | SimAggregator, broker: int) -> Carried:
+        """Returns what a process's link has carried up of bulk, for all of its brokers."""
+        up = self._senders.setdefault((process.address, "up", m.Channel.BULK), Sender())
+        carried = up.carried_bytes(self._queue.now_s, self._link_of(process).bytes_per_s)
+        number = process.bulk_number if isinstance(process, SimIsland) else process.bulk_numbers[broker]
+        return Carried(carried, round(up.given_bytes) - carried, number)
 
     def _link_of(self, process: Process) -> LinkModel:
         """Returns the model of a process's own link."""

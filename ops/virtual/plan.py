@@ -143,7 +143,6 @@ class SimulationPlan:
     restart_s: float = 0.5
     donor_wait_s: float = 0.0  # in which a new process may look for another island's optimizer state; 0: starts fresh
     calm_after_s: float = 1e9
-    accounts: bool = True  # whether kernels say what a connection has carried
     tokens_per_step: int = 100
     tensors: tuple[TensorSpec, ...] = ()
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from aggregator.rounds.recovery import renumbered
+from broker.chunks.sending import STALLED_S
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.protocol.paused import Paused
@@ -102,7 +103,7 @@ class Simulation(World):
             if island.leaves_at_s is not None:
                 self.queue.at(island.leaves_at_s, partial(self.leave, island))
         for at_s in plan.aggregator_deaf_at_s:
-            self.queue.at(at_s, lambda: self.aggregator.deaf.add(0))
+            self.queue.at(at_s, self.deafen_aggregator)
         for fault in plan.faults:
             (target,) = fault.targets
             match role_of(target), fault.kind:
@@ -191,10 +192,17 @@ class Simulation(World):
             self.crash_broker(place, for_s)
 
     def deafen(self, plan: IslandPlan) -> None:
-        """Lets an island's bulk connection stand, and deliver nothing any more."""
+        """Lets an island's bulk connection stand, and deliver nothing any more, until its end notices."""
         island = self.islands.get(plan.island_id)
         if island is not None:
             island.deaf = True
+            self.queue.after(STALLED_S, partial(island.renew_bulk, island.bulk_number))
+
+    def deafen_aggregator(self) -> None:
+        """The same of the aggregator's bulk connection to the first broker."""
+        aggregator = self.aggregator
+        aggregator.deaf.add(0)
+        self.queue.after(STALLED_S, partial(aggregator.renew_bulk, 0, aggregator.bulk_numbers[0]))
 
     def leave(self, plan: IslandPlan) -> None:
         """Lets an island end on purpose."""

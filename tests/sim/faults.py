@@ -66,7 +66,6 @@ def random_plan(seed: int) -> SimulationPlan:
         ),
         # Of its own seed, so that the other draws are what they were before there were donors.
         donor_wait_s=random.Random(f"donors {seed}").choice([0.0, 2.0, 20.0]),
-        accounts=random.Random(f"accounts {seed}").random() < 0.5,
         calm_after_s=calm_after_s,
         tokens_per_step=tokens_per_step,
     )

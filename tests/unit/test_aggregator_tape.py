@@ -20,7 +20,7 @@ from aggregator.events import (
     Tick,
 )
 from aggregator.store.tape import Tape, event_line, read_event, read_lines, read_start, start_line
-from broker.routing.deafness import Carried
+from broker.routing.resending import Carried
 from broker.wire import messages as m
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
@@ -56,7 +56,7 @@ EVENTS = [
         flaw=Flaw(reason=m.Reason.CHECKSUM, detail="bytes differ"),
         payload_bytes=80,
     ),
-    Received(envelope=envelope(m.Nothing(round_id=3, fragment_id=1)), carried=Carried(2**40, 5, 7)),
+    Received(envelope=envelope(m.Nothing(round_id=3, fragment_id=1)), carried=Carried(2**40, 7, 3)),
     Computed(fragment_id=1, fragment_version=2, digest="ab"),
     Persisted(fragment_id=1, fragment_version=2),
     PersistFailed(fragment_id=1, fragment_version=2, detail="disk full"),

@@ -5,8 +5,7 @@ import asyncio
 from aggregator.process.broker_link import Outgoing
 from aggregator.rounds.brokers import BrokerVersions
 from aggregator.state.routes import MOST_NAMES, Routes
-from broker.routing.deafness import Carried
-from broker.routing.resending import REPUBLISH_S
+from broker.routing.resending import REPUBLISH_S, Carried
 from broker.wire import messages as m
 from tests.aggregator_hand import Desk
 
@@ -78,10 +77,9 @@ def test_a_broker_that_came_back_empty_gets_everything_at_once():
 def test_over_a_connection_made_anew_goes_what_was_on_its_way():
     shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (3, 6), 1.5)
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 1.5, 1 << 40) == []
-    shelves.renewed(0, 2.0)
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 2.5, 1 << 40) == [1]
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.5, 1 << 40) == []
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 1.5, 1 << 40, Carried(0, 0, 1)) == []
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 2.5, 1 << 40, Carried(0, 0, 2)) == [1]
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.5, 1 << 40, Carried(0, 0, 2)) == []
 
 
 def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
@@ -92,20 +90,20 @@ def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
         shelves.answered(0, (held,), now_s)
         return shelves.lacking(0, {0: held}, newest, now_s, 1000, carried)
 
-    assert not any(lacking(float(at_s), Carried(30 * at_s, 0, 1000 - 30 * at_s)) for at_s in range(1, 34))
-    assert not lacking(33.5, Carried(1000, 0, 0))
-    assert lacking(33.0 + REPUBLISH_S, Carried(1000, 0, 0)) == [0]
-    assert not lacking(35.0, Carried(1000, 0, 1000))
+    assert not any(lacking(float(at_s), Carried(30 * at_s, 1000 - 30 * at_s)) for at_s in range(1, 34))
+    assert not lacking(33.5, Carried(1000, 0))
+    assert lacking(33.0 + REPUBLISH_S, Carried(1000, 0)) == [0]
+    assert not lacking(35.0, Carried(1000, 1000))
 
 
 def test_what_went_with_a_connection_that_broke_is_sent_over_the_next_one_at_once():
     shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (2, 7), 1.5)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 1.5, 1 << 30, Carried(5000, 0, 400, 1)) == []
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 1.5, 1 << 30, Carried(5000, 400, 1)) == []
     shelves.answered(0, (2, 7), 2.0)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.0, 1 << 30, Carried(60, 0, 0, 2)) == [0]
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.0, 1 << 30, Carried(60, 0, 2)) == [0]
     shelves.answered(0, (2, 7), 2.5)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.5, 1 << 30, Carried(60, 0, 400, 2)) == []
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.5, 1 << 30, Carried(60, 400, 2)) == []
 
 
 def test_a_version_is_encoded_once_for_all_brokers():

@@ -6,7 +6,6 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from broker.gateway.accounts import Accounts
 from broker.gateway.connections import Connections, Ending
 from broker.gateway.gate import zap_answer
 from broker.gateway.receiving import said_of
@@ -348,9 +347,6 @@ def test_an_end_whose_beginning_was_before_the_watch_tells_nothing_of_the_next_c
 def test_of_a_frame_whose_peer_zeromq_knows_nothing_of_nothing_is_said():
     frame = zmq.Frame(b"from ZMTP 1.0")
     assert [said_of(frame, name) for name in (zmq.SRCFD, "User-Id", "Peer-Address")] == [None, None, None]
-    accounts = Accounts()
-    accounts.open(b"peer", frame)
-    assert accounts.of(b"peer") is None
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

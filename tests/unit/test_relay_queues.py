@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.routing.deafness import Carried
 from broker.routing.deliveries import BURST
 from broker.routing.directory import UNKNOWN
-from broker.routing.resending import RESEND_S
+from broker.routing.resending import PATIENT_S, RESEND_S
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, BROKER, Reason
 from tests.aggregator_hand import beat
@@ -86,38 +85,42 @@ def test_a_copy_of_what_waits_already_takes_no_room(led):
     assert led.relay.counters.dropped == {"copy_in_queue": 1}
 
 
-def large(from_step=0):
-    """A contribution of 40 bytes, and what is about it."""
-    payload = (m.Encoded(codec=m.Codec.F32, shape=(10,), checksum=0, data=memoryview(bytes(40))),)
-    return dataclasses.replace(contribution(from_step=from_step, to_step=from_step + 1), payload=payload)
-
-
-def later(led, message, carried):
-    """What an island sends after a pause."""
+def test_a_copy_of_what_has_not_reached_the_aggregator_goes_nowhere(led):
+    led.receive("a", contribution(), nbytes=50)
+    first = led.sends[0]
     led.now_s += RESEND_S
-    return led.receive("a", message, nbytes=50, carried=carried)
-
-
-def test_a_copy_of_what_has_not_left_this_machine_goes_nowhere(led):
-    led.receive("a", large(), nbytes=50, carried=Carried(up=900, down=0, waiting=100))
-    assert led.sends[0].peer == led.relay.onwards(b"a", led.sends[0].envelope)
-    later(led, large(), Carried(up=1_039, down=0, waiting=1))
+    led.receive("a", contribution(), nbytes=50)
     assert led.sent == []
     assert led.relay.counters.dropped == {"copy_under_way": 1}
-    later(led, large(), Carried(up=1_040, down=0, waiting=1))
-    assert len(led.sends) == 1  # the first one has left, and may have been lost
+    led.delivered(first)
+    led.receive("a", contribution(), nbytes=50)
+    assert len(led.sends) == 1  # the first one is there, and may have been lost since
 
 
-def test_only_what_goes_on_to_an_aggregator_asks_for_the_account_of_its_connection(led):
-    led.receive("a", beat())
-    assert led.relay.onwards(b"a", led.sends[0].envelope) is None
-    led.receive("a", m.Seed(fragment_id=0, payload=()))
-    assert led.relay.onwards(b"a", led.sends[0].envelope) == led.sends[0].peer
-    seed = led.sends[0].envelope
-    led.tick(led.now_s + CONFIG.leader_silent_s)
-    assert led.relay.onwards(b"a", seed) is None
-    attach = dataclasses.replace(seed, message=m.AttachBulk(shard=0, epoch=1, shards=1))
-    assert led.relay.onwards(b"its own", attach) == b"its own"
+@pytest.mark.parametrize("after_s", [0.0, PATIENT_S])
+def test_a_copy_that_comes_at_once_or_after_very_long_passes(led, after_s):
+    led.receive("a", contribution(), nbytes=50)
+    led.now_s += after_s
+    led.receive("a", contribution(), nbytes=50)
+    assert len(led.sends) == 1
+
+
+def test_over_an_aggregators_next_connection_a_copy_passes(led):
+    led.receive("a", contribution(), nbytes=50)
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again")
+    led.now_s += RESEND_S
+    led.receive("a", contribution(), nbytes=50)
+    assert [send.peer for send in led.sends] == [b"again"]
+
+
+def test_what_waits_goes_on_as_soon_as_its_connection_takes_more(led):
+    led.receive("a", contribution(), nbytes=50)
+    sent = led.sends[0]
+    led.block(sent)
+    assert led.relay.queued_bytes == 50
+    led.room(sent)
+    assert [send.envelope for send in led.sends] == [sent.envelope]
+    assert led.relay.queued_bytes == 0
 
 
 def test_what_waits_for_a_leader_that_falls_silent_comes_back(led):
