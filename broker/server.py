@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import ctypes
 import errno
-import ipaddress
 import signal
 import socket
 import time
@@ -30,6 +29,7 @@ from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.gateway.arrivals import event_of, refused, verified
 from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import LOOK_EVERY_S, Gate, GateEvent, draw_afresh
+from broker.gateway.listening import PORT_ATTEMPTS, cannot_listen, resolved
 from broker.gateway.receiving import Intake, Taken, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
@@ -67,8 +67,6 @@ LARGE_FRAME_BYTES = 1 << 20
 TRY_AGAIN_S = 0.005
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
-#: How often two adjacent free ports are looked for when the port is 0.
-PORT_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +201,7 @@ class _Broker:
         Raises:
             ConfigError: One of them is taken, or the host is no address of this machine.
         """
-        host, port = _resolved(self._config.host), self._config.port
+        host, port = resolved(self._config.host), self._config.port
         for attempt in range(PORT_ATTEMPTS):
             try:
                 control = self._open(context, Channel.CONTROL, host, port)
@@ -213,7 +211,7 @@ class _Broker:
                 self._close_ports()
                 # Port 0 gave a control port whose neighbour is taken, or that has none: try another.
                 if port != 0 or attempt == PORT_ATTEMPTS - 1 or err.errno not in (errno.EADDRINUSE, errno.EINVAL):
-                    raise _cannot_listen(self._config, err) from err
+                    raise cannot_listen(self._config, err) from err
             else:
                 self._reporter.name = self._config.name or f"{socket.gethostname()}:{control_port}"
                 self._watch({Channel.CONTROL: control_port, Channel.BULK: control_port + 1})
@@ -420,45 +418,3 @@ def _timed(event: Received | Rejected) -> Received | Rejected:
     if isinstance(event, Received) and isinstance(event.envelope.message, Probe):
         return replace(event, wall_s=time.time())
     return event
-
-
-# --- addresses ------------------------------------------------------------------------------------------------------
-
-
-def _resolved(host: str) -> str:
-    """Returns the address to bind: ZeroMQ takes no names of hosts there, and IPv6 in brackets, which may be given too.
-
-    Raises:
-        ConfigError: No such host.
-    """
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        found = socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as err:  # the latter where no name can be such
-        why = err.strerror if isinstance(err, OSError) else "no host can have that name"
-        cure = f"is no address ({why}); give one of this machine, or 0.0.0.0 for all of them"
-        raise ConfigError("host", host, cure) from err
-    address = str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])  # IPv4 first
-    return (
-        f"[{address}]"
-        if isinstance(ipaddress.ip_address(address.partition("%")[0]), ipaddress.IPv6Address)
-        else address
-    )
-
-
-def _cannot_listen(config: BrokerConfig, err: zmq.ZMQError) -> ConfigError:
-    if config.port == 0 and err.errno == errno.EADDRINUSE:
-        cure = f"no two neighbours were found free at {config.host} in {PORT_ATTEMPTS} attempts: name one with --port"
-        return ConfigError("port", config.port, cure)
-    ports = f"{config.port} and {config.port + 1}" if config.port else "any"
-    match err.errno:
-        case errno.EADDRINUSE:
-            cure = f"a process listens on one of {ports} at {config.host} already: end it, or take another --port"
-        case errno.EACCES:
-            cure = f"this user may not listen on {ports}: take a --port above 1023"
-        case errno.EADDRNOTAVAIL | errno.ENODEV:
-            cure = "this machine has no such address: give one of its own with --host, or 0.0.0.0 for all of them"
-            return ConfigError("host", config.host, cure)
-        case _:
-            cure = f"ZeroMQ cannot listen there: {err.strerror}"
-    return ConfigError("port", config.port, cure)

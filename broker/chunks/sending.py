@@ -20,16 +20,16 @@ from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
 
 #: Messages without tensors of at most so many bytes travel whole, as do urgent ones: none is long in another's way.
-WHOLE_BYTES = 64 << 10
-#: Sizes of a chunk: on a link of 0.2 Mbit/s the smallest takes 3 s.
-LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 64 << 10, 2 << 20
+WHOLE_BYTES = 32 << 10
+#: Sizes of a chunk: on a link of 33 kbit/s the smallest takes 8 s.
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 32 << 10, 2 << 20
 #: Chunks under way at a time, once there is no more to find out.
 CHUNKS_UNDER_WAY = 4
 #: Bytes that may be under way at first, without any credit; and at most.
 FIRST_BYTES, MOST_UNDER_WAY_BYTES = 256 << 10, 64 << 20
 #: A chunk that is not noted as received for so long has been swallowed, or so many times what others took; after each
 #: connection that helped nothing twice as long, but never longer than the last.
-STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 15.0, 4.0, 600.0
+STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 10.0, 4.0, 600.0
 #: Chunks that are noted as received within this time go through a link that takes more; after that, one that is slow.
 SOON_S, LATE_S = 0.25, 1.0
 

@@ -211,7 +211,7 @@ class Deliveries:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
-                self._arrived(shard, item)
+                self._under_way.pop(shard, None)  # it went with the connection
                 self.queue.put_back(shard, item)
             case _:
                 self._out.counters.dropped["unreachable"] += 1

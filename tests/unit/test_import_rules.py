@@ -20,6 +20,7 @@ MAY_IMPORT = {
 PURE_ROOMS = [
     "broker.wire",
     "broker.wire.messages",
+    "broker.chunks",
     "broker.routing",
     "islands.hosts",
     "islands.protocol",
@@ -42,6 +43,7 @@ PURE_MODULES = {
     "aggregator.store.segment_count",
     "aggregator.tracing.round_spans",
     "broker.gateway.connections",
+    "broker.gateway.flows",
     "broker.metrics.family",
     "broker.metrics.relay_families",
     "broker.observing.answers",

@@ -39,10 +39,10 @@ def part(index, state_id="s"):
     return m.StatePart(state_id=state_id, part=index, num_parts=99, state_bytes=99, payload=())
 
 
-def test_wants_go_first_and_the_newest_says_it_all():
-    outbox, first = Outbox(), contribution(0)
-    put(outbox, first, m.Want(versions=(1,)), m.Want(versions=(2,)))
-    assert left(outbox) == [m.Want(versions=(2,)), first]
+def test_of_wants_that_wait_the_newest_says_it_all():
+    outbox = Outbox()
+    put(outbox, m.Want(versions=(1,)), m.Want(versions=(2,)))
+    assert left(outbox) == [m.Want(versions=(2,))]
 
 
 def test_a_contribution_that_waits_already_is_put_in_once():

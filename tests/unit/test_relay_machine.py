@@ -45,6 +45,7 @@ class World:
                 assert self.waiting[key] >= 0, f"{key} was sent, and was not there"
                 if fate == "arrives":
                     self.arrived[key] += 1
+                    self.driver.delivered(send)
                     continue
                 self.waiting[key] += 1
             elif isinstance(message, m.Refused) and message.kind == "contribution":

@@ -1,0 +1,146 @@
+"""What goes over a broker's bulk connections: in chunks, a few messages at a time, noted by the other end."""
+
+import pytest
+
+from broker.chunks import heads
+from broker.chunks.receiving import Inflow, Refused
+from broker.chunks.sending import FIRST_BYTES, STALLED_S, Outflow
+from broker.gateway.flows import MOST_WAITING, Flows, Put
+from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
+from broker.wire import messages as m
+from broker.wire.codec import decode, encode
+from broker.wire.headers import Limits
+from broker.wire.messages import Channel, Envelope
+
+PEER = b"peer"
+LARGE = 2 * FIRST_BYTES
+
+
+class Line:
+    """One connection, and the client at its other end."""
+
+    def __init__(self):
+        self.outcome, self.frames = Put.TAKEN, []
+        self.flows = Flows(self._put, Limits())
+        self.into = Inflow(most_bytes=1 << 30, most_frames=100)
+        self.came = []
+
+    def _put(self, peer, frames):
+        assert peer == PEER
+        if self.outcome is Put.TAKEN:
+            self.frames.append([bytes(memoryview(each)) for each in frames])
+        return self.outcome
+
+    def read(self):
+        """The client takes in what has come."""
+        while self.frames:
+            first, *frames = self.frames.pop(0)
+            found = [first, *frames]
+            if heads.is_head(first):
+                head = heads.read(first)
+                found = self.into.take(head, frames) if isinstance(head, heads.Chunk) else None
+            if found is not None:
+                self.came.append(decode(found).sequence)
+
+    def credit(self, now_s=0.1):
+        """It says what it has; returns what becomes of that."""
+        assert self.flows.take(PEER, 7, [self.into.credit.packed()], now_s) is None
+        return self.flows.go_on(PEER, now_s)
+
+
+def envelope(sequence, message):
+    return Envelope(run_id="demo", sender="broker", incarnation=0, sequence=sequence, to="a", message=message)
+
+
+def version(sequence, nbytes=LARGE):
+    payload = (m.Encoded(codec=m.Codec.F32, shape=(nbytes // 4,), checksum=0, data=memoryview(bytes(nbytes))),)
+    fields = {"epoch": 1, "fragment_id": 0, "fragment_version": 1, "digest": "0" * 32, "contributions": ()}
+    return Send(channel=Channel.BULK, peer=PEER, envelope=envelope(sequence, m.Version(payload=payload, **fields)))
+
+
+@pytest.fixture
+def line():
+    line = Line()
+    line.flows.take(PEER, 7, [b"\x80"], 0.0)  # something came over its descriptor
+    return line
+
+
+def test_a_message_goes_in_chunks_as_credit_comes_and_is_delivered_when_it_is_noted(line):
+    sent = version(1)
+    assert line.flows.send(sent, 0.0) == []
+    line.read()
+    assert line.came == []
+    assert line.credit() == []
+    line.read()
+    assert line.came == [1]
+    assert line.credit() == [Delivered(channel=Channel.BULK, peer=PEER, envelope=sent.envelope)]
+
+
+def test_few_messages_wait_and_the_relay_hears_of_room(line):
+    sends = [version(number) for number in range(1, MOST_WAITING + 2)]
+    failures = [event for send in sends for event in line.flows.send(send, 0.0)]
+    (blocked,) = failures
+    assert isinstance(blocked, Blocked)
+    assert blocked.envelope.sequence == MOST_WAITING + 1
+    events = []
+    while not any(isinstance(event, Room) for event in events):
+        line.read()
+        events += line.credit()
+    line.read()
+    assert line.came[0] == 1
+
+
+def test_a_connection_that_takes_nothing_is_tried_again(line):
+    line.outcome = Put.FULL
+    assert line.flows.send(version(1, 4096), 0.0) == []
+    assert line.flows.full == {PEER}
+    line.outcome = Put.TAKEN
+    assert line.flows.go_on(PEER, 0.1) == []
+    line.read()
+    assert line.came == [1]
+    assert not line.flows.full
+
+
+@pytest.mark.parametrize("how", ["found gone", "seen to end"])
+def test_what_waits_for_a_connection_that_ends_is_given_back(line, how):
+    line.flows.send(version(1), 0.0)
+    line.flows.send(version(2), 0.0)
+    line.read()
+    line.outcome = Put.GONE
+    gone = line.flows.ended(7) if how == "seen to end" else line.credit()
+    assert [type(event) for event in gone] == [Unreachable] * 2
+    assert [event.envelope.sequence for event in gone] == [1, 2]
+
+
+def test_what_comes_in_chunks_is_put_together_and_noted(line):
+    out = Outflow()
+    out.put(encode(version(5, FIRST_BYTES // 2).envelope))
+    whole = None
+    while (step := out.next()) is not None:
+        whole = line.flows.take(PEER, 7, [bytes(memoryview(each)) for each in step.frames], 0.0)
+        out.sent(step, 0.0)
+        line.flows.go_on(PEER, 0.0)
+    assert decode(whole).sequence == 5
+    credits = [heads.read(first) for first, *_ in line.frames]
+    assert credits[-1].received == out.given_bytes
+
+
+def test_chunks_that_are_wrong_are_refused_and_say_whose_they_were(line):
+    head = heads.Chunk(1, 1 << 40, 0, 0)
+    assert isinstance(line.flows.take(PEER, 7, [head.packed(), b"x"], 0.0), Refused)
+    assert isinstance(line.flows.take(PEER, 7, [b"\xc1?"], 0.0), Refused)
+
+
+def test_a_connection_that_notes_nothing_is_to_be_ended(line):
+    line.flows.send(version(1), 0.0)
+    assert line.flows.stalled(STALLED_S - 1.0) == []
+    assert line.flows.stalled(STALLED_S + 1.0) == [7]
+    line.read()
+    line.credit(STALLED_S + 2.0)
+    assert line.flows.stalled(2 * STALLED_S) == []
+
+
+def test_a_descriptor_that_another_connection_has_now_ends_the_one_before(line):
+    line.flows.send(version(1), 0.0)
+    line.flows.take(b"other", 7, [b"\x80"], 0.0)
+    assert line.flows.stalled(1000.0) == []
