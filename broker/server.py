@@ -298,7 +298,7 @@ class _Broker:
         while True:
             taken = await intake.take()
             key = self._gate.key_of(channel, taken)
-            whole = None if key is None else self._whole(channel, taken)
+            whole = None if key is None else self._whole(channel, taken, key)
             if key is None or whole is None:
                 pass
             elif isinstance(whole, Refused):
@@ -309,12 +309,12 @@ class _Broker:
             # keep the other from running.
             await asyncio.sleep(0)
 
-    def _whole(self, channel: Channel, taken: Taken) -> Taken | Refused | None:
+    def _whole(self, channel: Channel, taken: Taken, key: str) -> Taken | Refused | None:
         """Returns a message that is whole now; None for what is not yet, or is none."""
         if channel is Channel.CONTROL or taken.surplus or taken.last is None:
             return taken
         now_s = self._clock()
-        found = self._flows.take(taken.peer, said_of(taken.last, zmq.SRCFD), taken.frames, now_s)
+        found = self._flows.take(taken.peer, said_of(taken.last, zmq.SRCFD), taken.frames, now_s, key)
         if found is not taken.frames:
             self._go_on(taken.peer)
         return replace(taken, frames=found) if isinstance(found, list) else found
@@ -409,7 +409,7 @@ class _Broker:
     def _ended(self, channel: Channel, fd: int) -> None:
         """A connection has ended."""
         if channel is Channel.BULK:
-            for event in self._flows.ended(fd):
+            for event in self._flows.ended(fd, self._clock()):
                 self._handle(event)
 
 

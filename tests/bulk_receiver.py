@@ -1,17 +1,33 @@
 """A broker's end of a bulk connection, for tests with a bare ROUTER: chunks become messages, and give credit."""
 
 import asyncio
+import time
 
 from broker.chunks import heads
-from broker.chunks.receiving import Inflow
+from broker.chunks.kept import Kept
+from broker.chunks.receiving import Inflow, Refused
 from broker.wire.codec import decode
+from broker.wire.headers import Limits
 
 
 class BulkReceiver:
-    """Takes whole messages off a ROUTER, of any number of connections."""
+    """Takes whole messages off a ROUTER, of any number of connections.
+
+    Attributes:
+        nbytes: That came in chunks.
+    """
 
     def __init__(self, router):
-        self._router, self._flows = router, {}
+        self._router, self._flows, self._kept = router, {}, Kept(1 << 30)
+        self.nbytes = 0
+
+    def broken(self):
+        """Its connections have ended; what came of messages is kept."""
+        for into in self._flows.values():
+            cut_off = into.cut_off()
+            if cut_off is not None:
+                self._kept.keep(*cut_off, time.monotonic())
+        self._flows.clear()
 
     async def message(self, within_s=30.0):
         """Returns the next one."""
@@ -21,11 +37,22 @@ class BulkReceiver:
         """Returns the routing id of its connection, and the message."""
         async with asyncio.timeout(within_s):
             while True:
-                peer, first, *frames = await self._router.recv_multipart()
-                if not heads.is_head(first):
-                    return peer, decode([first, *frames])
-                into = self._flows.setdefault(peer, Inflow(most_bytes=1 << 30, most_frames=100))
-                found = into.take(heads.read(first), frames)
-                await self._router.send_multipart([peer, into.credit.packed()])
-                if found is not None:
-                    return peer, decode(found)
+                peer, message = await self.step()
+                if message is not None:
+                    return peer, message
+
+    async def step(self):
+        """Takes what comes next; returns the routing id of its connection, and the message that is whole with it."""
+        peer, first, *frames = await self._router.recv_multipart()
+        if not heads.is_head(first):
+            return peer, decode([first, *frames])
+        into, head, found = self._flows.setdefault(peer, Inflow(Limits())), heads.read(first), None
+        self.nbytes += sum(map(len, frames))
+        if isinstance(head, heads.Ask):
+            answer = into.answer(head, frames, self._kept)
+            await self._router.send_multipart([peer, answer.packed()])
+        else:
+            found = into.take(head, frames)
+        await self._router.send_multipart([peer, into.credit.packed()])
+        # What is refused continues a message that an earlier connection has left.
+        return peer, None if found is None or isinstance(found, Refused) else decode(found)

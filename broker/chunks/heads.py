@@ -1,4 +1,4 @@
-"""The first frame of a chunk, and of a credit. Pure.
+"""The first frame of a chunk, of a credit, and of what is said to go on where a connection broke. Pure.
 
 Other messages begin with a map of msgpack (:mod:`broker.wire.headers`), which never has the byte 0xC1 at its start. So
 one look at the first byte tells what came.
@@ -15,6 +15,8 @@ from broker.wire.messages import Reason
 MARK = 0xC1
 _CHUNK = struct.Struct(">BcQQQQ")
 _CREDIT = struct.Struct(">BcQQ")
+_ASK = struct.Struct(">BcQQ")
+_RESUME = struct.Struct(">BcQQ")
 
 
 class Chunk(NamedTuple):
@@ -53,21 +55,60 @@ class Credit(NamedTuple):
         return _CREDIT.pack(MARK, b"C", *self)
 
 
+class Ask(NamedTuple):
+    """Asks how much of a message is here of an earlier connection; its header is the frame behind.
+
+    Attributes:
+        transfer: As of its chunks, which follow the answer.
+        total: Likewise.
+    """
+
+    transfer: int
+    total: int
+
+    def packed(self) -> bytes:
+        """Returns the frame."""
+        return _ASK.pack(MARK, b"A", *self)
+
+
+class Resume(NamedTuple):
+    """Answers :class:`Ask`: the next chunk of the message is to begin at ``offset``."""
+
+    transfer: int
+    offset: int
+
+    def packed(self) -> bytes:
+        """Returns the frame."""
+        return _RESUME.pack(MARK, b"R", *self)
+
+
+Head = Chunk | Credit | Ask | Resume
+
+
 def is_head(frame: bytes | memoryview) -> bool:
-    """Whether a message with this first frame is a chunk or a credit, and no message of its own."""
+    """Whether a message with this first frame is one of these, and no message of its own."""
     return len(frame) > 0 and frame[0] == MARK
 
 
-def read(frame: bytes | memoryview) -> Chunk | Credit:
+def read(frame: bytes | memoryview) -> Head:
     """Returns what a first frame says, of which :func:`is_head` is true.
 
     Raises:
-        RemoteProtocolError: ``malformed``: it is neither of both.
+        RemoteProtocolError: ``malformed``: it is none of them.
     """
     match bytes(frame[1:2]), len(frame):
         case b"D", _CHUNK.size:
             return Chunk(*_CHUNK.unpack(frame)[2:])
         case b"C", _CREDIT.size:
             return Credit(*_CREDIT.unpack(frame)[2:])
+        case b"A", _ASK.size:
+            return Ask(*_ASK.unpack(frame)[2:])
+        case b"R", _RESUME.size:
+            return Resume(*_RESUME.unpack(frame)[2:])
     got = f"{len(frame)} bytes that begin with {bytes(frame[:2]).hex()}"
-    raise RemoteProtocolError(Reason.MALFORMED, field="head of a chunk", got=got, expected="a chunk or a credit")
+    raise RemoteProtocolError(
+        Reason.MALFORMED,
+        field="head of a chunk",
+        got=got,
+        expected="a chunk or what is said of one",
+    )

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from broker.chunks.heads import Chunk, Credit
+from broker.chunks.heads import Ask, Chunk, Credit, Resume
+from broker.chunks.kept import LEAST_BYTES, Kept, Partial, key_in
 from broker.wire.errors import RemoteProtocolError
-from broker.wire.headers import Buffer
+from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
 
 #: Beyond what has come the other end may send so much; more than any link that is known of has under way.
@@ -39,16 +40,15 @@ class Inflow:
     """The chunks that come in over one connection, one message after the other.
 
     Args:
-        most_bytes: Of one message; a larger one is refused with its first chunk.
-        most_frames: Likewise.
+        limits: Of one message; a larger one is refused with its first chunk.
 
     Attributes:
         received_bytes: Of all chunks.
     """
 
-    def __init__(self, *, most_bytes: int, most_frames: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.received_bytes = 0
-        self._most_bytes, self._most_frames = most_bytes, most_frames
+        self._limits = limits
         self._transfer = self._total = 0
         self._offset = 0  # of the next chunk
         self._refused = False  # what is left of this message is thrown away
@@ -64,6 +64,35 @@ class Inflow:
     def credit(self) -> Credit:
         """What the other end is to know."""
         return Credit(self.received_bytes, self.received_bytes + CREDIT_BYTES)
+
+    def answer(self, ask: Ask, frames: Sequence[Buffer], kept: Kept) -> Resume:
+        """Says how much of a message is here, and goes on from there; its chunks follow.
+
+        Args:
+            ask: The question.
+            frames: The header of the message.
+            kept: What earlier connections have left.
+        """
+        self._begin(Chunk(ask.transfer, ask.total, 0, 0))
+        header = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
+        self.received_bytes += sum(memoryview(each).nbytes for each in frames)
+        if len(frames) == 1 and 0 < header.nbytes < ask.total:
+            self._frames, self._offset = [frames[0]], header.nbytes
+            partial = kept.take(key_in(frames[0], self._limits), ask.total - header.nbytes)
+            if partial is not None:
+                self._frames += partial.frames
+                self._open = partial.missing
+                self._offset += partial.nbytes
+        return Resume(ask.transfer, self._offset)
+
+    def cut_off(self) -> tuple[int, Partial] | None:
+        """Returns what is here of a message that is not whole, under its key: the connection has ended."""
+        if self._refused or len(self._frames) < 2:
+            return None
+        header = memoryview(self._frames[0]).nbytes
+        partial = Partial(self._frames[1:], self._open, self._offset - header, self._total - header)
+        key = key_in(self._frames[0], self._limits) if partial.nbytes >= LEAST_BYTES else None
+        return None if key is None else (key, partial)
 
     def take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
         """Takes a chunk in; :attr:`credit` is to be sent then.
@@ -109,13 +138,14 @@ class Inflow:
         self._refused, self._frames, self._open = False, [], None
 
     def _flaw(self, chunk: Chunk, views: Sequence[memoryview], nbytes: int) -> RemoteProtocolError | None:
-        if chunk.total > self._most_bytes:
+        most_bytes = self._limits.max_message_bytes
+        if chunk.total > most_bytes:
             return RemoteProtocolError(
-                Reason.OVERSIZE, field="message", got=chunk.total, expected=f"at most {self._most_bytes} bytes"
+                Reason.OVERSIZE, field="message", got=chunk.total, expected=f"at most {most_bytes} bytes"
             )
         number = len(self._frames) + len(views)
-        if number > self._most_frames:
-            expected = f"at most {self._most_frames - 1}"
+        if number > self._limits.max_buffers + 1:
+            expected = f"at most {self._limits.max_buffers}"
             return RemoteProtocolError(Reason.OVERSIZE, field="number of buffers", got=number - 1, expected=expected)
         left = self._total - self._offset
         if not 0 < nbytes <= left or chunk.rest > left - nbytes:

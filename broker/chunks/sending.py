@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.chunks.heads import Chunk, Credit
+from broker.chunks.heads import Ask, Chunk, Credit, Resume
 from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
 
@@ -48,7 +48,9 @@ class Transfer:
         nbytes: Of all of them.
         whole: It travels in one piece, and is not noted.
         what: Whatever its sender knows it by.
-        sent_bytes: Handed to the connection by now.
+        key: Of its payload; 0: it is sent again as a whole, if ever.
+        asks: How much of it is there of an earlier connection; it waits for the answer once it has asked.
+        sent_bytes: Handed to the connection by now, or there before.
         done: All of them are.
     """
 
@@ -56,6 +58,9 @@ class Transfer:
     nbytes: int
     whole: bool
     what: object = None
+    key: int = 0
+    asks: bool = False
+    asked: bool = False
     sent_bytes: int = 0
     done: bool = False
     number: int = 0
@@ -141,17 +146,21 @@ class Outflow:
         """Silence after which what is under way has been swallowed."""
         return max(STALLED_S, STALLED_TIMES * self._pace.slowest_s)
 
-    def put(self, frames: Sequence[Buffer], what: object = None, *, urgent: bool = False) -> Transfer:
+    def put(
+        self, frames: Sequence[Buffer], what: object = None, *, urgent: bool = False, key: int = 0, asks: bool = False
+    ) -> Transfer:
         """Takes a message in.
 
         Args:
             frames: Header and buffers.
             what: Returned with it.
             urgent: It may overtake others; small ones do.
+            key: Of its payload (:mod:`broker.chunks.kept`), if it is worth going on with.
+            asks: A part of it has gone over an earlier connection.
         """
         nbytes = sum(memoryview(each).nbytes for each in frames)
         whole = nbytes <= WHOLE_BYTES and (urgent or len(frames) == 1)
-        transfer = Transfer(frames=frames, nbytes=nbytes, whole=whole, what=what)
+        transfer = Transfer(frames=frames, nbytes=nbytes, whole=whole, what=what, key=key, asks=asks)
         (self._urgent if urgent and whole else self._waiting).append(transfer)
         return transfer
 
@@ -174,6 +183,11 @@ class Outflow:
         """Returns what has not been handed over wholly: the connection has ended."""
         return [*self._urgent, *self._waiting]
 
+    def cut_off(self) -> list[int]:
+        """Returns the keys of the payloads that were begun, and are not known to be there."""
+        begun = [*(each for _, each in self._handed_over), *(each for each in self._waiting if each.sent_bytes)]
+        return [each.key for each in begun if each.key]
+
     def next(self) -> Next | None:
         """Returns what can go now; None: nothing waits, or the receiver is to say first that it takes more."""
         if self._urgent:
@@ -183,6 +197,12 @@ class Outflow:
         transfer = self._waiting[0]
         if transfer.whole:
             return _whole(transfer)
+        if transfer.asked:
+            return None
+        if transfer.asks:
+            header = transfer.frames[0]
+            head = Ask(self._number_of(transfer), transfer.nbytes)
+            return Next(transfer, [head.packed(), header], memoryview(header).nbytes, True, 1, 0)
         size = min(self._pace.chunk_bytes, transfer.nbytes - transfer.sent_bytes)
         if self.given_bytes - self.received_bytes + size > self._pace.window_bytes:
             self._pace.held_up = True
@@ -198,6 +218,7 @@ class Outflow:
         if step.chunked:
             transfer.number, transfer.frame, transfer.at = self._number_of(transfer), step.frame, step.at
             self._number = transfer.number
+            transfer.asks, transfer.asked = False, transfer.asks
             self.given_bytes += step.nbytes
             self._pace.under_way.append((self.given_bytes, now_s))
         if transfer.sent_bytes == transfer.nbytes:
@@ -218,6 +239,22 @@ class Outflow:
         """Returns the messages that the other end has wholly since this was asked last."""
         found, self._delivered = self._delivered, []
         return found
+
+    def resume(self, answer: Resume) -> None:
+        """The other end has said where a message is to go on; what cannot be is where it was."""
+        transfer = self._waiting[0] if self._waiting else None
+        if transfer is None or not transfer.asked or answer.transfer != transfer.number:
+            return
+        transfer.asked = False
+        if not transfer.sent_bytes < answer.offset < transfer.nbytes:
+            return
+        transfer.sent_bytes, at = answer.offset, answer.offset
+        for place, frame in enumerate(transfer.frames):
+            nbytes = memoryview(frame).nbytes
+            if at < nbytes:
+                transfer.frame, transfer.at = place, at
+                return
+            at -= nbytes
 
     def _number_of(self, transfer: Transfer) -> int:
         return transfer.number or self._number + 1

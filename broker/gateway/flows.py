@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from broker.chunks import heads
+from broker.chunks.kept import LEAST_BYTES, Kept, key_of
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
@@ -25,6 +26,8 @@ T = TypeVar("T", Blocked, Unreachable)
 
 #: Messages that may wait in a connection; the relay knows better what is worth sending.
 MOST_WAITING = 4
+#: Payloads that are remembered to have been begun: one is asked about in vain where it is another connection's.
+MOST_BEGUN = 256
 
 
 class Put(Enum):
@@ -39,8 +42,10 @@ class Put(Enum):
 class _Flow:
     incoming: Inflow
     out: Outflow = field(default_factory=Outflow)
+    key: str = ""  # the public key that it came under
     blocked: bool = False  # the relay waits for room
     owes_credit: bool = False
+    owed: list[bytes] = field(default_factory=list)  # answers
 
 
 class Flows:
@@ -58,18 +63,22 @@ class Flows:
         self._put, self._limits = put, limits
         self._flows: dict[bytes, _Flow] = {}
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
+        self._kept: dict[str, Kept] = {}  # by public key
+        self._begun: dict[int, None] = {}  # payloads that connections which ended have sent in part, the latest last
         self.full: set[bytes] = set()
 
     # --- in ---
 
-    def take(self, peer: bytes, fd: int | None, frames: list[Buffer], now_s: float) -> list[Buffer] | Refused | None:
-        """Takes in what came over a connection; :meth:`go_on` is to follow.
+    def take(
+        self, peer: bytes, fd: int | None, frames: list[Buffer], now_s: float, key: str = ""
+    ) -> list[Buffer] | Refused | None:
+        """Takes in what came over a connection, under a public key; :meth:`go_on` is to follow.
 
         Returns:
             A message that is whole, or why what came is not taken in; None for what is no message yet, or none.
         """
         if fd is not None and self._behind.get(fd) != peer:
-            self.ended(fd)
+            self.ended(fd, now_s)
             self._behind[fd] = peer
         first = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
         if not heads.is_head(first):
@@ -79,16 +88,25 @@ class Flows:
         except RemoteProtocolError as err:
             return Refused(err, [])
         flow = self._of(peer)
-        if isinstance(head, heads.Credit):
-            flow.out.credited(head, now_s)
-            return None
-        flow.owes_credit = True
-        return flow.incoming.take(head, frames[1:])
+        flow.key = key
+        match head:
+            case heads.Credit():
+                flow.out.credited(head, now_s)
+            case heads.Resume():
+                flow.out.resume(head)
+            case heads.Ask():
+                kept = self._kept.get(key, Kept(0))
+                flow.owed.append(flow.incoming.answer(head, frames[1:], kept).packed())
+                flow.owes_credit = True
+            case heads.Chunk():
+                flow.owes_credit = True
+                return flow.incoming.take(head, frames[1:])
+        return None
 
-    def ended(self, fd: int) -> list[Unreachable]:
-        """A connection has ended: what was on its way over it is lost."""
+    def ended(self, fd: int, now_s: float) -> list[Unreachable]:
+        """A connection has ended: what was on its way over it is lost, but for what came, for the next one."""
         peer = self._behind.pop(fd, None)
-        return [] if peer is None else self._lost(peer)
+        return [] if peer is None else self._lost(peer, now_s)
 
     # --- out ---
 
@@ -98,7 +116,9 @@ class Flows:
         if len(flow.out) >= MOST_WAITING and not urgent:
             flow.blocked = True
             return [_failed(Blocked, send)]
-        flow.out.put(encode(send.envelope), send, urgent=urgent)
+        payload = getattr(send.envelope.message, "payload", ())
+        key = key_of(each.checksum for each in payload) if send.size_bytes >= LEAST_BYTES and payload else 0
+        flow.out.put(encode(send.envelope), send, urgent=urgent, key=key, asks=key in self._begun)
         return [event for event in self.go_on(send.peer, now_s) if isinstance(event, Blocked | Unreachable)]
 
     def go_on(self, peer: bytes, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
@@ -107,18 +127,20 @@ class Flows:
         self.full.discard(peer)
         if flow is None:
             return []
+        while flow.owed and self._put(peer, [flow.owed[0]]) is not Put.FULL:
+            del flow.owed[0]
         if flow.owes_credit:
             outcome = self._put(peer, [flow.incoming.credit.packed()])
             flow.owes_credit = outcome is Put.FULL
         while (step := flow.out.next()) is not None:
             outcome = self._put(peer, step.frames)
             if outcome is Put.GONE:
-                return list(self._lost(peer))
+                return list(self._lost(peer, now_s))
             if outcome is Put.FULL:
                 self.full.add(peer)
                 break
             flow.out.sent(step, now_s)
-        if flow.owes_credit:
+        if flow.owes_credit or flow.owed:
             self.full.add(peer)
         sent = [each.what for each in flow.out.delivered()]
         events: list[Blocked | Unreachable | Delivered | Room] = [
@@ -145,15 +167,22 @@ class Flows:
     def _of(self, peer: bytes) -> _Flow:
         flow = self._flows.get(peer)
         if flow is None:
-            incoming = Inflow(most_bytes=self._limits.max_message_bytes, most_frames=self._limits.max_buffers + 1)
-            flow = self._flows[peer] = _Flow(incoming)
+            flow = self._flows[peer] = _Flow(Inflow(self._limits))
         return flow
 
-    def _lost(self, peer: bytes) -> list[Unreachable]:
+    def _lost(self, peer: bytes, now_s: float) -> list[Unreachable]:
         flow = self._flows.pop(peer, None)
         self.full.discard(peer)
-        waiting = [] if flow is None else [each.what for each in flow.out.unsent()]
-        return [_failed(Unreachable, send) for send in waiting if isinstance(send, Send)]
+        if flow is None:
+            return []
+        for key in flow.out.cut_off():
+            self._begun[key] = None
+        while len(self._begun) > MOST_BEGUN:
+            del self._begun[next(iter(self._begun))]
+        cut_off = flow.incoming.cut_off()
+        if cut_off is not None:
+            self._kept.setdefault(flow.key, Kept(self._limits.max_message_bytes)).keep(*cut_off, now_s)
+        return [_failed(Unreachable, each.what) for each in flow.out.unsent() if isinstance(each.what, Send)]
 
 
 def _failed(event: type[T], send: Send) -> T:

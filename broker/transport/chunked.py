@@ -1,8 +1,8 @@
 """Messages in chunks at a client's end: what waits to go out and what has come in, over the connection of now.
 
-A new connection begins anew: what was on its way over the old one is lost, and is sent again by the cores' rules. One
-over which nothing is noted as received any more is to be made anew: a byte that was damaged on the way may have the
-other end wait for a frame that nobody sends.
+What was on its way over a connection that broke is sent again by the cores' rules, and goes on where it was. One over
+which nothing is noted as received any more is to be made anew: a byte that was damaged on the way may have the other
+end wait for a frame that nobody sends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from broker.chunks import heads
+from broker.chunks.kept import Kept
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import LONGEST_STALL_S, Outflow, Transfer
 from broker.routing.resending import Carried
@@ -36,15 +37,18 @@ class Chunked:
     def __init__(self, put: Callable[[Sequence[Buffer]], bool], limits: Limits) -> None:
         self._put, self._limits = put, limits
         self._connection = 0
+        self._owes_credit = False
+        self._kept = Kept(limits.max_message_bytes)
+        self._begun: set[int] = set()  # payloads that other connections have sent in part
         self._stalls = 0  # connections over which nothing came to be noted, one after the other
         self._begin()
         self.arrived: deque[list[Buffer] | Refused] = deque()
         self.full = False
-        self._owes_credit = False
 
     def carried(self, connection: int) -> Carried:
         """Returns what the connection of now has carried up."""
-        self._over(connection)
+        if connection != self._connection:
+            return Carried(0, 0, connection)
         return Carried(self._out.received_bytes, self._out.waiting_bytes, connection)
 
     @property
@@ -52,10 +56,13 @@ class Chunked:
         """Whether more may be taken off the socket."""
         return len(self.arrived) < MOST_ARRIVED
 
-    def put(self, frames: Sequence[Buffer], connection: int, now_s: float, *, urgent: bool) -> Transfer:
-        """Takes in a message to be sent, and sends what may go."""
-        self._over(connection)
-        transfer = self._out.put(frames, urgent=urgent)
+    def put(
+        self, frames: Sequence[Buffer], connection: int, now_s: float, *, urgent: bool = False, key: int = 0
+    ) -> Transfer:
+        """Takes in a message to be sent, and sends what may go; ``key`` is that of its payload, if it is large."""
+        self._over(connection, now_s)
+        transfer = self._out.put(frames, urgent=urgent, key=key, asks=key in self._begun)
+        self._begun.discard(key)
         self.go_on(connection, now_s)
         return transfer
 
@@ -72,8 +79,8 @@ class Chunked:
         return True
 
     def take_in(self, frames: Sequence[Buffer], connection: int, now_s: float) -> None:
-        """Takes in what has come: a message, a chunk of one, or credit."""
-        self._over(connection)
+        """Takes in what has come: a message, a chunk of one, or what is said about chunks."""
+        self._over(connection, now_s)
         first = memoryview(frames[0]).cast("B")
         if not heads.is_head(first):
             self.arrived.append(list(frames))
@@ -83,20 +90,28 @@ class Chunked:
         except RemoteProtocolError as err:
             self.arrived.append(Refused(err, []))
             return
-        if isinstance(head, heads.Credit):
-            self._out.credited(head, now_s)
-            self._out.delivered()
-            self._stalls = 0
-            return
-        found = self._in.take(head, frames[1:])
-        if found is not None:
-            self.arrived.append(found)
-        self._owes_credit = True
+        match head:
+            case heads.Credit():
+                self._out.credited(head, now_s)
+                self._out.delivered()
+                self._stalls = 0
+            case heads.Resume():
+                self._out.resume(head)
+            case heads.Ask():
+                self._owed += [self._in.answer(head, frames[1:], self._kept).packed()]
+            case heads.Chunk():
+                found = self._in.take(head, frames[1:])
+                if found is not None:
+                    self.arrived.append(found)
+        if isinstance(head, heads.Chunk | heads.Ask):
+            self._owes_credit = True
 
     def go_on(self, connection: int, now_s: float) -> None:
-        """Sends what may go: credit, then messages."""
-        self._over(connection)
+        """Sends what may go: answers and credit, then messages."""
+        self._over(connection, now_s)
         self.full = False
+        while self._owed and self._put([self._owed[0]]):
+            del self._owed[0]
         if self._owes_credit:
             self._owes_credit = not self._put([self._in.credit.packed()])
         while (step := self._out.next()) is not None:
@@ -105,12 +120,17 @@ class Chunked:
                 return
             self._out.sent(step, now_s)
 
-    def _over(self, connection: int) -> None:
-        if connection != self._connection:
-            self._connection = connection
-            self._begin()
+    def _over(self, connection: int, now_s: float) -> None:
+        if connection == self._connection or not connection:
+            return
+        self._connection = connection
+        self._begun.update(self._out.cut_off())
+        cut_off = self._in.cut_off()
+        if cut_off is not None:
+            self._kept.keep(*cut_off, now_s)
+        self._begin()
 
     def _begin(self) -> None:
-        self._out = Outflow()
-        self._in = Inflow(most_bytes=self._limits.max_message_bytes, most_frames=self._limits.max_buffers + 1)
+        self._out, self._in = Outflow(), Inflow(self._limits)
+        self._owed: list[bytes] = []  # answers
         self._owes_credit = False

@@ -26,6 +26,7 @@ from typing import Any, Self
 import zmq
 import zmq.asyncio
 
+from broker.chunks.kept import LEAST_BYTES, key_of
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
 from broker.routing.resending import Carried
@@ -253,7 +254,7 @@ class Endpoint:
         if self._chunked is None:
             taken = self._put(frames)
         else:
-            taken = await self._send_in_chunks(self._chunked, frames, is_urgent(envelope.message), deadline_s)
+            taken = await self._send_in_chunks(self._chunked, envelope, frames, nbytes, deadline_s)
         if not taken:
             self.traffic.unsent += 1
             return False
@@ -261,11 +262,13 @@ class Endpoint:
         return True
 
     async def _send_in_chunks(
-        self, chunked: Chunked, frames: Sequence[Buffer], urgent: bool, deadline_s: float
+        self, chunked: Chunked, envelope: Envelope, frames: Sequence[Buffer], nbytes: int, deadline_s: float
     ) -> bool:
         """Returns whether all of a message has gone over the connection that stands now."""
-        connection = self.connection
-        transfer = chunked.put(frames, connection, time.monotonic(), urgent=urgent)
+        connection, payload = self.connection, getattr(envelope.message, "payload", ())
+        key = key_of(each.checksum for each in payload) if nbytes >= LEAST_BYTES and payload else 0
+        urgent = is_urgent(envelope.message)
+        transfer = chunked.put(frames, connection, time.monotonic(), urgent=urgent, key=key)
         while not transfer.done:
             left_s = deadline_s - time.monotonic()
             if self.connection != connection or (left_s <= 0 and chunked.withdraw(transfer)):
@@ -317,6 +320,8 @@ class Endpoint:
             if chunked is None:
                 return self._read(self._taken())
             self._take_in(chunked)
+            if chunked.stalled(time.monotonic()):
+                self.renew()
             if chunked.arrived:
                 return self._read(chunked.arrived.popleft())
 

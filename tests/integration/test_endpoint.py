@@ -406,7 +406,7 @@ def test_no_frame_on_the_wire_is_larger_than_a_chunk():
     async def main():
         async with linked(Channel.BULK) as (router, endpoint):
             under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE))))
-            into, sizes, whole = Inflow(most_bytes=1 << 30, most_frames=100), [], None
+            into, sizes, whole = Inflow(Limits()), [], None
             while whole is None:
                 peer, first, *frames = await received(router)
                 sizes += map(len, frames)
@@ -451,6 +451,27 @@ def test_a_connection_that_notes_nothing_any_more_is_made_anew(monkeypatch):
             again = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=2)))
             assert (await receiver.message()).sequence == 2
             assert await again
+
+    run(main())
+
+
+def test_a_message_that_a_connection_cut_off_goes_on_where_it_was_under_another_number():
+    async def main():
+        async with linked(Channel.BULK) as (router, endpoint):
+            receiver = BulkReceiver(router)
+            first = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=1)))
+            while receiver.nbytes < LARGE.nbytes / 2:
+                await receiver.step()
+            had = receiver.nbytes
+            endpoint.renew()
+            receiver.broken()
+            assert not await first
+            again = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=2)))
+            arrived = await receiver.message()
+            assert await again
+            verify(arrived)
+            assert arrived.sequence == 2
+            assert had + 1000 < receiver.nbytes < LARGE.nbytes + 1000  # what had come has not come again
 
     run(main())
 

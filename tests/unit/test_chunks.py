@@ -2,12 +2,14 @@
 
 import itertools
 
+import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.chunks import heads, sending
-from broker.chunks.heads import Chunk, Credit
+from broker.chunks.heads import Chunk, Credit, Resume
+from broker.chunks.kept import KEPT_S, Kept, Partial, key_in, key_of
 from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
 from broker.chunks.sending import (
     FIRST_BYTES,
@@ -17,13 +19,15 @@ from broker.chunks.sending import (
     WHOLE_BYTES,
     Outflow,
 )
+from broker.wire import headers
 from broker.wire.errors import RemoteProtocolError
+from broker.wire.headers import Limits
 
 MOST = 1 << 30
 
 
 def inflow(most_bytes=MOST, most_frames=1000):
-    return Inflow(most_bytes=most_bytes, most_frames=most_frames)
+    return Inflow(Limits(max_header_bytes=1, max_message_bytes=most_bytes, max_buffers=most_frames - 1))
 
 
 def message(*sizes, seed=0):
@@ -61,7 +65,7 @@ def carried(out, into, now_s=0.0):
 
 
 def test_heads_are_told_from_messages_and_read_back():
-    for head in (Chunk(3, 1 << 40, 7 << 30, 5), Credit(1 << 40, 2 << 40)):
+    for head in (Chunk(3, 1 << 40, 7 << 30, 5), Credit(1 << 40, 2 << 40), heads.Ask(1, 2), Resume(3, 1 << 40)):
         assert heads.is_head(head.packed())
         assert heads.read(head.packed()) == head
     assert not heads.is_head(b"\x8a")
@@ -225,6 +229,77 @@ def test_silence_begins_with_what_is_under_way_and_ends_with_what_is_noted():
     carried(out, into, 110.0)
     assert out.silent_s(111.0) == 1.0
     assert out.patience_s == max(sending.STALLED_S, 4 * 8.0)
+
+
+# --- what a broken connection has cut off ---
+
+
+def header(checksums, sequence):
+    """A header that announces buffers with these checksums, sealed as ours are."""
+    entries = [{"checksum": each} for each in checksums]
+    return headers.seal(msgpack.packb({"seq": sequence, "buffers": entries, "checksum": 2**64 - 1}))
+
+
+@given(st.lists(st.sampled_from([0, 1, 4096, 700_000, 1_500_000]), min_size=1, max_size=4), st.integers(0, 3_000_000))
+@settings(max_examples=40)
+def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes):
+    buffers, kept, sums = cut(*sizes), Kept(MOST), [7 + i for i in range(len(sizes))]
+    total = sum(sizes)
+    out, into = Outflow(), inflow()
+    out.put([header(sums, 1), *buffers], key=key_of(sums))
+    while (step := out.next()) is not None and into.received_bytes < until_bytes:
+        into.take(heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]])
+        out.sent(step, 0.0)
+        out.credited(into.credit, 0.1)
+    if into.received_bytes == 0 or into.partial_bytes == 0:
+        return  # none of it has gone, or all
+    assert out.cut_off() == [key_of(sums)]
+    if (cut_off := into.cut_off()) is not None:
+        kept.keep(*cut_off, 0.0)
+    had = 0 if cut_off is None else cut_off[1].nbytes
+    again, into = Outflow(), inflow()
+    again.put([header(sums, 2), *buffers], key=key_of(sums), asks=True)
+    arrived = None
+    while (step := again.next()) is not None:
+        head, frames = heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]]
+        again.sent(step, 0.0)
+        if isinstance(head, heads.Ask):
+            again.resume(into.answer(head, frames, kept))
+        else:
+            arrived = into.take(head, frames) or arrived
+        again.credited(into.credit, 0.1)
+    assert same(arrived, [header(sums, 2), *buffers])
+    assert into.received_bytes == len(header(sums, 2)) + total - had
+    assert kept.nbytes == 0
+
+
+def test_what_is_kept_is_bounded_and_forgotten():
+    kept = Kept(100)
+    for key in range(3):
+        kept.keep(key, Partial([b""], None, 40, 50), float(key))
+    assert kept.nbytes == 80
+    assert kept.take(0, 50) is None
+    assert kept.take(1, 51) is None  # of another size
+    kept.keep(9, Partial([b""], None, 40, 50), 3.0 + KEPT_S)
+    assert kept.nbytes == 40
+
+
+def test_an_answer_that_makes_no_sense_goes_on_from_the_header():
+    out = Outflow()
+    frames = [header([5], 1), *cut(2_000_000)]
+    transfer = out.put(frames, key=5, asks=True)
+    out.sent(out.next(), 0.0)
+    for answer in (Resume(2, 100), Resume(1, 5_000_000)):
+        out.resume(answer)
+    assert heads.read(out.next().frames[0]).offset == len(frames[0])
+    assert transfer.sent_bytes == len(frames[0])
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"no header", headers.seal(msgpack.packb({"buffers": [1], "checksum": 2**64 - 1}))]
+)
+def test_of_what_is_no_header_nothing_is_kept(header):
+    assert key_in(header, Limits()) is None
 
 
 # --- what is refused ---

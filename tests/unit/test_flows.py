@@ -22,7 +22,7 @@ class Line:
     def __init__(self):
         self.outcome, self.frames = Put.TAKEN, []
         self.flows = Flows(self._put, Limits())
-        self.into = Inflow(most_bytes=1 << 30, most_frames=100)
+        self.into = Inflow(Limits())
         self.came = []
 
     def _put(self, peer, frames):
@@ -55,7 +55,8 @@ def envelope(sequence, message):
 def version(sequence, nbytes=LARGE):
     payload = (m.Encoded(codec=m.Codec.F32, shape=(nbytes // 4,), checksum=0, data=memoryview(bytes(nbytes))),)
     fields = {"epoch": 1, "fragment_id": 0, "fragment_version": 1, "digest": "0" * 32, "contributions": ()}
-    return Send(channel=Channel.BULK, peer=PEER, envelope=envelope(sequence, m.Version(payload=payload, **fields)))
+    message = m.Version(payload=payload, **fields)
+    return Send(channel=Channel.BULK, peer=PEER, envelope=envelope(sequence, message), size_bytes=nbytes)
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_what_waits_for_a_connection_that_ends_is_given_back(line, how):
     line.flows.send(version(2), 0.0)
     line.read()
     line.outcome = Put.GONE
-    gone = line.flows.ended(7) if how == "seen to end" else line.credit()
+    gone = line.flows.ended(7, 1.0) if how == "seen to end" else line.credit()
     assert [type(event) for event in gone] == [Unreachable] * 2
     assert [event.envelope.sequence for event in gone] == [1, 2]
 
@@ -123,6 +124,44 @@ def test_what_comes_in_chunks_is_put_together_and_noted(line):
     assert decode(whole).sequence == 5
     credits = [heads.read(first) for first, *_ in line.frames]
     assert credits[-1].received == out.given_bytes
+
+
+def test_what_a_connection_cut_off_on_its_way_in_is_asked_for_and_goes_on(line):
+    """Under the same key: another one has nothing of it."""
+    out = Outflow()
+    out.put(encode(version(5, 8 << 20).envelope), key=1)
+    while (step := out.next()) is not None:
+        line.flows.take(PEER, 7, [bytes(memoryview(each)) for each in step.frames], 0.0, "hers")
+        out.sent(step, 0.0)
+        for first, *_ in line.frames:
+            out.credited(heads.read(first), 0.0)
+        line.flows.go_on(PEER, 0.0)
+        if out.given_bytes > 4 << 20:
+            break
+    assert out.cut_off() == [1]
+    line.flows.ended(7, 1.0)
+    for key, there in (("his", False), ("hers", True)):
+        line.frames.clear()
+        out = Outflow()
+        out.put(encode(version(6, 8 << 20).envelope), key=1, asks=True)
+        step = out.next()
+        line.flows.take(PEER, 8, [bytes(memoryview(each)) for each in step.frames], 2.0, key)
+        out.sent(step, 2.0)
+        assert out.next() is None  # until it is answered
+        line.flows.go_on(PEER, 2.0)
+        answer = heads.read(line.frames[0][0])
+        assert (answer.offset > 4 << 20) == there
+        out.resume(answer)
+        assert heads.read(out.next().frames[0]).offset == answer.offset
+        line.flows.ended(8, 2.0)
+
+
+def test_what_a_connection_cut_off_on_its_way_out_asks_over_the_next_one(line):
+    line.flows.send(version(1, 8 << 20), 0.0)
+    line.flows.ended(7, 1.0)
+    line.frames.clear()
+    line.flows.send(version(2, 8 << 20), 1.0)
+    assert isinstance(heads.read(line.frames[0][0]), heads.Ask)
 
 
 def test_chunks_that_are_wrong_are_refused_and_say_whose_they_were(line):

@@ -1,0 +1,82 @@
+"""What came of messages that a broken connection cut off, for the next one to go on from. Pure.
+
+A payload is known by the checksums of its buffers, whoever sends it under whatever number. Who sends one again of which
+a part has gone asks first how much is here. All of it is checked against its checksums in the end, like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import xxhash
+
+from broker.wire import headers
+from broker.wire.headers import Buffer, Limits
+from broker.wire.schema import Unfit
+
+#: Payloads below this are sent again as a whole: that takes no longer than asking.
+LEAST_BYTES = 1 << 20
+#: What nobody asks for is forgotten after this.
+KEPT_S = 120.0
+
+
+@dataclass(slots=True)
+class Partial:
+    """The beginning of a payload.
+
+    Attributes:
+        frames: Its buffers, the last one maybe in part.
+        missing: What is to come of that one; None: it is whole.
+        nbytes: That are here.
+        total: Of the payload.
+    """
+
+    frames: list[Buffer]
+    missing: memoryview | None
+    nbytes: int
+    total: int
+
+
+def key_of(checksums: Iterable[int]) -> int:
+    """Returns the name of a payload with these checksums of its buffers."""
+    return xxhash.xxh3_64_intdigest(b"".join(each.to_bytes(8) for each in checksums))
+
+
+def key_in(header: Buffer, limits: Limits) -> int | None:
+    """Returns the name of the payload that a header announces; None if it is no header, or announces none."""
+    try:
+        buffers = headers.read([headers.view(header)], limits).get("buffers")
+        return key_of(each["checksum"] for each in buffers) if buffers else None
+    except (Unfit, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+class Kept:
+    """Partial payloads, of one peer or of all that have no keys.
+
+    Args:
+        most_bytes: Of all of them; the oldest are forgotten.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._partial: dict[int, tuple[Partial, float]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are here."""
+        return sum(partial.nbytes for partial, _ in self._partial.values())
+
+    def keep(self, key: int, partial: Partial, now_s: float) -> None:
+        """Takes in what a connection has left."""
+        self._partial.pop(key, None)
+        self._partial[key] = partial, now_s
+        for old, (_, since_s) in list(self._partial.items()):
+            if now_s - since_s > KEPT_S or self.nbytes > self._most_bytes:
+                del self._partial[old]
+
+    def take(self, key: int | None, total: int) -> Partial | None:
+        """Returns what is here of a payload of so many bytes, and forgets it; None for nothing."""
+        partial, _ = self._partial.pop(key, (None, 0.0)) if key is not None else (None, 0.0)
+        return partial if partial is not None and partial.total == total else None
