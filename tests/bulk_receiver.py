@@ -15,11 +15,12 @@ class BulkReceiver:
 
     Attributes:
         nbytes: That came in chunks.
+        resumed: Where messages went on that a connection had cut off.
     """
 
     def __init__(self, router):
         self._router, self._flows, self._kept = router, {}, Kept(1 << 30)
-        self.nbytes = 0
+        self.nbytes, self.resumed = 0, []
 
     def broken(self):
         """Its connections have ended; what came of messages is kept."""
@@ -46,10 +47,11 @@ class BulkReceiver:
         peer, first, *frames = await self._router.recv_multipart()
         if not heads.is_head(first):
             return peer, decode([first, *frames])
-        into, head, found = self._flows.setdefault(peer, Inflow(Limits())), heads.read(first), None
         self.nbytes += sum(map(len, frames))
+        into, head, found = self._flows.setdefault(peer, Inflow(Limits())), heads.read(first), None
         if isinstance(head, heads.Ask):
             answer = into.answer(head, frames, self._kept)
+            self.resumed.append(answer.offset)
             await self._router.send_multipart([peer, answer.packed()])
         else:
             found = into.take(head, frames)
