@@ -86,6 +86,7 @@ class _Pace:
     window_bytes: int = FIRST_BYTES
     under_way: deque[tuple[int, float]] = field(default_factory=deque)  # (sent by then, when)
     held_up: bool = False  # something waited for the window
+    judged_from: int = 0  # what was given before says nothing of this window
     noted_s: float = 0.0  # when anything was noted last
     slowest_s: float = 0.0  # of what took longest lately
 
@@ -93,19 +94,23 @@ class _Pace:
     def chunk_bytes(self) -> int:
         return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
 
-    def noted(self, received: int, now_s: float) -> None:
-        """The other end has so many bytes."""
+    def noted(self, received: int, given: int, now_s: float) -> None:
+        """The other end has so many bytes, of so many that were given to the connection."""
         took_s = None
         while self.under_way and self.under_way[0][0] <= received:
             took_s = now_s - self.under_way.popleft()[1]
         if took_s is None:
             return
         self.noted_s, self.slowest_s = now_s, max(took_s, 0.9 * self.slowest_s)
+        if received < self.judged_from:
+            return  # it was sent under another window
+        before = self.window_bytes
         if took_s > LATE_S:
-            self.window_bytes = max(CHUNKS_UNDER_WAY // 2 * LEAST_CHUNK_BYTES, self.window_bytes // 2)
+            self.window_bytes = max(CHUNKS_UNDER_WAY // 2 * LEAST_CHUNK_BYTES, before // 2)
         elif took_s < SOON_S and self.held_up:
-            self.window_bytes = min(MOST_UNDER_WAY_BYTES, 2 * self.window_bytes)
-        self.held_up = False
+            self.window_bytes = min(MOST_UNDER_WAY_BYTES, 2 * before)
+        if self.window_bytes != before:
+            self.judged_from, self.held_up = given, False
 
 
 class Outflow:
@@ -231,7 +236,7 @@ class Outflow:
         """The other end has said what it has, and how much more it takes; nobody has more than was sent."""
         self.received_bytes = max(self.received_bytes, min(credit.received, self.given_bytes))
         self._limit_bytes = max(self._limit_bytes, credit.limit)
-        self._pace.noted(self.received_bytes, now_s)
+        self._pace.noted(self.received_bytes, self.given_bytes, now_s)
         while self._handed_over and self._handed_over[0][0] <= self.received_bytes:
             self._delivered.append(self._handed_over.popleft()[1])
 
