@@ -22,6 +22,7 @@ from broker.wire.headers import DEFAULT_LIMITS, Limits, seal
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import (
     MESSAGE_TYPES,
+    PROTOCOL_VERSION,
     Codec,
     Contribution,
     DataRange,
@@ -201,6 +202,10 @@ def values(hint, field):
     if hint in (Outstanding, Resolution, messages.HostPart):
         rest = {f.name: values(typing.get_type_hints(hint)[f.name], f.name) for f in dataclasses.fields(hint)}
         return st.builds(hint, **(rest | {"from_step": st.just(3), "to_step": st.integers(4, 9)}))
+    if field == "base":
+        return st.none() | st.just(0)
+    if field == "fragment_version":
+        return st.integers(1, INT_MAX)  # above its base
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return st.builds(hint, **{f.name: values(hints[f.name], f.name) for f in dataclasses.fields(hint)})
@@ -281,8 +286,8 @@ def test_payload_buffers_are_passed_through_without_a_copy():
 
 
 def test_another_protocol_version_is_refused_before_anything_else_is_looked_at():
-    error = refusal({"v": 9, "something": "new"})
-    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "8")
+    error = refusal({"v": PROTOCOL_VERSION + 1, "something": "new"})
+    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", str(PROTOCOL_VERSION))
     assert refusal({"v": True}).reason == Reason.PROTOCOL_VERSION
     assert refusal({}).reason == Reason.PROTOCOL_VERSION
 
