@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,15 @@ class Bucket:
 
         self._api = obstore
         self._store = store
+        self._prefix = ""
         self.url = place.url  #: to be shown
+
+    def below(self, folder: str) -> Bucket:
+        """Returns a folder in it, which ends with a slash; nothing is this one itself."""
+        inner = copy(self)
+        inner._prefix = self._prefix + folder
+        inner.url = f"{self.url}/{folder}".rstrip("/")
+        return inner
 
     @classmethod
     def open(cls, text: str, name: str = "copy_to", *, create: bool = True) -> Bucket:
@@ -86,8 +95,8 @@ class Bucket:
         """Returns name -> size in bytes of every object whose name begins so."""
         with self._mapped("list"):
             found: dict[str, int] = {}
-            for chunk in self._api.list(self._store, prefix.rstrip("/") or None):
-                found |= {each["path"]: each["size"] for each in chunk}
+            for chunk in self._api.list(self._store, (self._prefix + prefix).rstrip("/") or None):
+                found |= {each["path"][len(self._prefix) :]: each["size"] for each in chunk}
             return found
 
     def put(self, key: str, content: bytes | Path, *, new: bool = False) -> None:
@@ -107,7 +116,7 @@ class Bucket:
             try:
                 self._api.put(
                     self._store,
-                    key,
+                    self._prefix + key,
                     content,
                     mode="create" if new else "overwrite",
                     chunk_size=PART_BYTES,
@@ -119,7 +128,7 @@ class Bucket:
     def get(self, key: str) -> Iterator[memoryview]:
         """Yields the content of an object, piece by piece; raises FileNotFoundError where there is none."""
         with self._mapped(f"read {key} from", missing=True):
-            for piece in self._api.get(self._store, key).stream(min_chunk_size=PART_BYTES):
+            for piece in self._api.get(self._store, self._prefix + key).stream(min_chunk_size=PART_BYTES):
                 yield memoryview(piece)
 
     def read(self, key: str) -> bytes:
@@ -130,7 +139,7 @@ class Bucket:
         """Removes objects, in any order; those that are not there are no error."""
         for key in keys:
             with self._mapped(f"remove {key} from"), suppress(FileNotFoundError):
-                self._api.delete(self._store, key)
+                self._api.delete(self._store, self._prefix + key)
 
     @contextmanager
     def _mapped(self, what: str, *, missing: bool = False) -> Iterator[None]:

@@ -278,7 +278,8 @@ class _Ledger:
                 recorded[row["round_id"]] = row
         for p, version in sorted(played.durable - played.given_up - seen):
             return self._difference(f"{ledger} has no line for version {version} of fragment {p}, which was durable")
-        named = (seen | played.unchecked.keys()) - played.given_up
+        ours = {p for p, _ in {*digests, *played.unchecked}}  # those of other shards are held against their own
+        named = {key for key in (seen | played.unchecked.keys()) - played.given_up if key[0] in ours}
         for p, version in sorted({*skipped_versions(named, lineages), *(named - seen)} - played.durable):
             if not played.failover:
                 what = f"{ledger} has no line for version {version} of fragment {p}, which later ones were made from"

@@ -51,7 +51,7 @@ def a_set(versions=(3, 4), **changes):
 
 
 def test_a_set_comes_back_as_it_was_written():
-    whole = a_set(ended=True)
+    whole = a_set(ended=True, shard=(1, 2), roster=(3, 17))
     assert read_set(write_set(whole)) == whole
     assert sets.order_of(whole.key) == (3, 1)
 
