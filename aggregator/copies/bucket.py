@@ -26,7 +26,11 @@ RETRIES, RETRY_S = 4, 30.0
 #: Large objects travel in such parts, so many at a time: enough for a fast line, and little memory.
 PART_BYTES, PARTS_AT_ONCE = 8 << 20, 2
 
-_NO_BUCKET = "NoSuchBucket"
+#: What servers call it when the bucket is not there, or the container: that is no missing object.
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified (?:bucket|container) does not exist")
+_DENIED = re.compile(r"status code: 40[13]\b")
+#: Variables that say where a server listens.
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 _INSTALL = "needs the library obstore: pip install 'atoll[objects]'"
 
 
@@ -75,7 +79,7 @@ class Bucket:
         retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S), "backoff": backoff}
         client: Any = {"timeout": timedelta(seconds=REQUEST_S), "connect_timeout": timedelta(seconds=CONNECT_S)}
         # What the library reads by itself is the address alone; that it may do without TLS it must be told.
-        if place.plain_http or os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        if place.plain_http or any(os.environ.get(each, "").startswith("http://") for each in _ENDPOINTS):
             client["allow_http"] = True
         options: Any = place.options
         try:
@@ -89,7 +93,8 @@ class Bucket:
         except OSError as err:
             raise Unavailable(f"cannot make {place.url}: {err.strerror}; check that disk", definite=True) from err
         except (BaseError, ValueError) as err:
-            raise ConfigError(name, text, f"cannot be used: {_brief(err)}") from err
+            cure = "; set AZURE_STORAGE_ACCOUNT_NAME" if "Account must be specified" in str(err) else ""
+            raise ConfigError(name, text, f"cannot be used: {_brief(err)}{cure}") from err
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Returns name -> size in bytes of every object whose name begins so."""
@@ -138,7 +143,7 @@ class Bucket:
     def delete(self, keys: Iterable[str]) -> None:
         """Removes objects, in any order; those that are not there are no error."""
         for key in keys:
-            with self._mapped(f"remove {key} from"), suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), self._mapped(f"remove {key} from", missing=True):
                 self._api.delete(self._store, self._prefix + key)
 
     @contextmanager
@@ -149,15 +154,15 @@ class Bucket:
         try:
             yield
         except FileNotFoundError as err:
-            if missing and _NO_BUCKET not in str(err):
+            if missing and not _NO_BUCKET.search(str(err)):
                 raise
-            cure = "make the bucket, or correct the address"
+            cure = "make the bucket or container, or correct the address"
             raise Unavailable(f"cannot {what} {self.url}: {_brief(err)}; {cure}", definite=True) from err
         except (BaseError, OSError, ValueError) as err:
-            denied = isinstance(err, PermissionDeniedError | UnauthenticatedError)
+            denied = isinstance(err, PermissionDeniedError | UnauthenticatedError) or _DENIED.search(str(err))
             cure = "check credentials and rights" if denied else "check address, network and credentials"
-            if _NO_BUCKET in str(err):
-                cure = "make the bucket, or correct the address"
+            if _NO_BUCKET.search(str(err)):
+                cure = "make the bucket or container, or correct the address"
             raise Unavailable(f"cannot {what} {self.url}: {_brief(err)}; {cure}", definite=False) from err
 
 
