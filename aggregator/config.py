@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,13 +120,11 @@ class AggregatorConfig(Recipe):
         check_collector(self.otel_endpoint)
         check_metrics_address(self.metrics_host, self.metrics_port)
         if str(self.store).startswith(tuple(f"{each}:" for each in SCHEMES)):
-            cure = "is a directory of this machine: give it by --store, and where to copy it by --copy-to"
-            raise ConfigError("store", str(self.store), cure)
+            url = re.sub(":/*", "://", str(self.store), count=1)  # a path has lost a slash
+            cure = f"must be a directory of this machine, which is copied there: --store DIR --copy-to {url}"
+            raise ConfigError("store", url, cure)
         if self.copy_to:
             place_of(self.copy_to)
-            if self.shards > 1:
-                cure = "is for a run of one shard; with several, standbys (--failover) keep what each shard has"
-                raise ConfigError("copy_to", self.copy_to, cure)
         if self.copy_every_s < 1:
             raise ConfigError("copy_every_s", self.copy_every_s, "must be at least 1, or nothing but copying is done")
         if self.redis_url:

@@ -3,7 +3,7 @@
 A snapshot is made while the run goes on, in every store of the run (:mod:`aggregator.store.snapshots`). To roll back,
 the run must have ended or been stopped: its stores get the snapshot's versions as their newest, under numbers above all
 that anybody has seen. So the next life of the run is a new lineage of the model. Tokens and data go on where they
-were: what was trained since the snapshot stays counted, as lost, and is not trained again.
+were: what was merged since the snapshot stays counted, as ``rolled_back``, and is not trained again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aggregator.ledger.rolling_back import NOTE
 from aggregator.store import layout, snapshots
 from aggregator.store.commit_file import Damaged
 from aggregator.store.snapshots import Snapshot
@@ -125,15 +126,19 @@ def restore(directory: Path, name: str) -> dict[int, int]:
     with ExitStack() as stack:
         for shard, source in zip(stores, sources, strict=True):
             opened = [stack.enter_context(Store.open(store)) for store in shard]
-            records = [each.load().run for each in opened]
-            epoch = 1 + max(record["epoch"] for record in records if record is not None)
+            loaded = [each.load() for each in opened]
+            epoch = 1 + max(each.run["epoch"] for each in loaded if each.run is not None)
+            commits = [commit for each in loaded for commit, _ in each.fragments.values()]
+            del loaded  # with the parameters
+            newest = sorted(commits, key=lambda commit: (commit.epoch, commit.fragment_version))
+            books = {commit.fragment_id: commit.ledger for commit in newest}  # the last one stands
             above = {
                 p: max(max(layout.versions(store, p), default=-1) for store in shard)
                 for p in layout.fragment_ids(source)
             }
             try:
                 for store in opened:
-                    store.roll_back(source, above, epoch)
+                    store.roll_back(source, above, epoch, books)
             except Damaged as err:
                 raise Unavailable(f"{err}; nothing was changed by it", definite=True) from err
             restored |= {p: version + 1 for p, version in above.items()}
@@ -146,7 +151,7 @@ def _record(directory: Path, name: str, restored: dict[int, int]) -> None:
     for path in tapes_in(directory)[:1]:
         tape = Tape(path)
         fields = {"snapshot": name, "versions": [restored[p] for p in sorted(restored)], "at": time.time()}
-        tape.write({"now_s": clocks.monotonic(), "note": snapshots.NOTE, "fields": fields})
+        tape.write({"now_s": clocks.monotonic(), "note": NOTE, "fields": fields})
         tape.close()
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ RETRIES, RETRY_S = 4, 30.0
 #: Large objects travel in such parts, so many at a time: enough for a fast line, and little memory.
 PART_BYTES, PARTS_AT_ONCE = 8 << 20, 2
 
-_NO_BUCKET = "NoSuchBucket"
+#: What servers call it when the bucket is not there, or the container: that is no missing object.
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified (?:bucket|container) does not exist")
+_DENIED = re.compile(r"status code: 40[13]\b")
+#: Variables that say where a server listens.
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 _INSTALL = "needs the library obstore: pip install 'atoll[objects]'"
 
 
@@ -41,7 +46,15 @@ class Bucket:
 
         self._api = obstore
         self._store = store
+        self._prefix = ""
         self.url = place.url  #: to be shown
+
+    def below(self, folder: str) -> Bucket:
+        """Returns a folder in it, which ends with a slash; nothing is this one itself."""
+        inner = copy(self)
+        inner._prefix = self._prefix + folder
+        inner.url = f"{self.url}/{folder}".rstrip("/")
+        return inner
 
     @classmethod
     def open(cls, text: str, name: str = "copy_to", *, create: bool = True) -> Bucket:
@@ -66,7 +79,7 @@ class Bucket:
         retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S), "backoff": backoff}
         client: Any = {"timeout": timedelta(seconds=REQUEST_S), "connect_timeout": timedelta(seconds=CONNECT_S)}
         # What the library reads by itself is the address alone; that it may do without TLS it must be told.
-        if place.plain_http or os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        if place.plain_http or any(os.environ.get(each, "").startswith("http://") for each in _ENDPOINTS):
             client["allow_http"] = True
         options: Any = place.options
         try:
@@ -80,14 +93,15 @@ class Bucket:
         except OSError as err:
             raise Unavailable(f"cannot make {place.url}: {err.strerror}; check that disk", definite=True) from err
         except (BaseError, ValueError) as err:
-            raise ConfigError(name, text, f"cannot be used: {_brief(err)}") from err
+            cure = "; set AZURE_STORAGE_ACCOUNT_NAME" if "Account must be specified" in str(err) else ""
+            raise ConfigError(name, text, f"cannot be used: {_brief(err)}{cure}") from err
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Returns name -> size in bytes of every object whose name begins so."""
         with self._mapped("list"):
             found: dict[str, int] = {}
-            for chunk in self._api.list(self._store, prefix.rstrip("/") or None):
-                found |= {each["path"]: each["size"] for each in chunk}
+            for chunk in self._api.list(self._store, (self._prefix + prefix).rstrip("/") or None):
+                found |= {each["path"][len(self._prefix) :]: each["size"] for each in chunk}
             return found
 
     def put(self, key: str, content: bytes | Path, *, new: bool = False) -> None:
@@ -107,7 +121,7 @@ class Bucket:
             try:
                 self._api.put(
                     self._store,
-                    key,
+                    self._prefix + key,
                     content,
                     mode="create" if new else "overwrite",
                     chunk_size=PART_BYTES,
@@ -119,7 +133,7 @@ class Bucket:
     def get(self, key: str) -> Iterator[memoryview]:
         """Yields the content of an object, piece by piece; raises FileNotFoundError where there is none."""
         with self._mapped(f"read {key} from", missing=True):
-            for piece in self._api.get(self._store, key).stream(min_chunk_size=PART_BYTES):
+            for piece in self._api.get(self._store, self._prefix + key).stream(min_chunk_size=PART_BYTES):
                 yield memoryview(piece)
 
     def read(self, key: str) -> bytes:
@@ -129,8 +143,8 @@ class Bucket:
     def delete(self, keys: Iterable[str]) -> None:
         """Removes objects, in any order; those that are not there are no error."""
         for key in keys:
-            with self._mapped(f"remove {key} from"), suppress(FileNotFoundError):
-                self._api.delete(self._store, key)
+            with suppress(FileNotFoundError), self._mapped(f"remove {key} from", missing=True):
+                self._api.delete(self._store, self._prefix + key)
 
     @contextmanager
     def _mapped(self, what: str, *, missing: bool = False) -> Iterator[None]:
@@ -140,15 +154,15 @@ class Bucket:
         try:
             yield
         except FileNotFoundError as err:
-            if missing and _NO_BUCKET not in str(err):
+            if missing and not _NO_BUCKET.search(str(err)):
                 raise
-            cure = "make the bucket, or correct the address"
+            cure = "make the bucket or container, or correct the address"
             raise Unavailable(f"cannot {what} {self.url}: {_brief(err)}; {cure}", definite=True) from err
         except (BaseError, OSError, ValueError) as err:
-            denied = isinstance(err, PermissionDeniedError | UnauthenticatedError)
+            denied = isinstance(err, PermissionDeniedError | UnauthenticatedError) or _DENIED.search(str(err))
             cure = "check credentials and rights" if denied else "check address, network and credentials"
-            if _NO_BUCKET in str(err):
-                cure = "make the bucket, or correct the address"
+            if _NO_BUCKET.search(str(err)):
+                cure = "make the bucket or container, or correct the address"
             raise Unavailable(f"cannot {what} {self.url}: {_brief(err)}; {cure}", definite=False) from err
 
 

@@ -20,6 +20,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.planning import CopyClock, newest_sets, plan, replaced
 from aggregator.copies.sets import LEADS, CompleteSet, lead_key, order_of, read_set, write_set
+from aggregator.copies.shards import below, fits, fitting, folder, misplaced
 from aggregator.copies.taking import Hashes, Source, packed, take
 from broker.process import clocks, logs
 from broker.wire.errors import Unavailable
@@ -37,13 +38,17 @@ class Copies:
     """The copies of one store in one place; :meth:`make` makes one. Every call blocks.
 
     Args:
-        bucket: Where to.
+        bucket: Where to; each of several shards has a folder in it.
         store: Directory of the store.
         tape: The event tape, if there is one.
         name: Of the store (:attr:`aggregator.store.store.Store.name`).
         run_id: Whose.
         epoch: Under which this aggregator leads.
+        shard: Its number, and how many there are.
         wall_s: Seconds since 1970.
+
+    Attributes:
+        alone: Another shard has no copy yet that fits to the last one of this shard, which is shard 0.
     """
 
     def __init__(
@@ -55,9 +60,13 @@ class Copies:
         name: str,
         run_id: str,
         epoch: int,
+        shard: tuple[int, int] = (0, 1),
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        self._bucket = bucket
+        self._place = bucket
+        self._bucket = bucket.below(folder(*shard))
+        self._shard = shard
+        self.alone = shard[1] > 1 and not shard[0]
         self._store = store
         self._tape = tape
         self._name = name
@@ -65,7 +74,7 @@ class Copies:
         self._epoch = epoch
         self._wall_s = wall_s
         self._hashes = Hashes()
-        self._newest: tuple[str, CompleteSet | None] = "", None  # that was read last
+        self._known: dict[str, CompleteSet | None] = {}  # sets that were read
 
     def make(self) -> CompleteSet | None:
         """Makes one copy; None as long as there is nothing to be copied.
@@ -73,12 +82,17 @@ class Copies:
         Raises:
             Unavailable: It is not complete; the one before stands.
         """
-        there = set(self._bucket.list())
+        everything = set(self._place.list())
+        there = below(everything, folder(*self._shard))
         # Once more, and after all else: whoever has put something there by now has said so before.
         there |= set(self._bucket.list(LEADS))
         sets = newest_sets(there)
-        before = self._read(sets[0]) if sets else None
-        reason = replaced(run_id=self._run_id, store=self._name, epoch=self._epoch, newest=before, there=there)
+        before = self._read(self._shard[0], sets[0]) if sets else None
+        besides = self._fitting(everything, sets)
+        reason = misplaced(everything, self._shard[1])
+        reason = reason or replaced(
+            run_id=self._run_id, store=self._name, epoch=self._epoch, newest=before, there=there
+        )
         if reason:
             raise Unavailable(f"nothing is copied to {self._bucket.url}: {reason}", definite=True)
         lead = lead_key(self._epoch, self._name)
@@ -92,7 +106,7 @@ class Copies:
                 order = order_of(sets[0]) if sets else None
                 serial = order[1] + 1 if order is not None and order[0] == self._epoch else 1
                 whole = replace(taken.hashed(self._hashes), epoch=self._epoch, serial=serial)
-                planned = plan(whole, there, before)
+                planned = plan(whole, there, before, besides)
                 missing = set(planned.upload)
                 for source, file in zip(taken.sources, whole.files, strict=True):
                     for part, key in zip(file.parts, file.keys, strict=True):
@@ -102,8 +116,10 @@ class Copies:
             what = f"cannot read {err.filename or self._store}: {err.strerror}"
             raise Unavailable(f"{what}; it is tried again", definite=True) from err
         self._bucket.put(whole.key, write_set(whole))
-        self._newest = whole.key, whole
+        self._known = {key: each for key, each in self._known.items() if key in everything}
+        self._known[folder(*self._shard) + whole.key] = whole
         self._hashes.forget()
+        self.alone = self.alone and not self._together(everything, whole)
         self._bucket.delete(planned.obsolete)
         self._bucket.delete(planned.delete)
         return whole
@@ -112,15 +128,35 @@ class Copies:
         with source.place.open("rb") as file:  # whoever removes it meanwhile takes nothing away
             self._bucket.put(key, Path(f"/proc/self/fd/{file.fileno()}"))
 
-    def _read(self, key: str) -> CompleteSet | None:
-        """Returns a set that is there; None where it is gone, or is none that this program can read."""
-        if self._newest[0] != key:
+    def _fitting(self, everything: set[str], own: list[str]) -> list[CompleteSet]:
+        """Returns the sets of this shard that fit to those of shard 0."""
+        shard, shards = self._shard
+        if not shard:
+            return []
+        leaders = self._read_all(0, newest_sets(below(everything, folder(0, shards))))
+        return fitting(self._read_all(shard, own), leaders)
+
+    def _together(self, everything: set[str], whole: CompleteSet) -> bool:
+        """Whether every other shard has a set that fits to that of this shard, which is shard 0."""
+        shards = self._shard[1]
+        others = (
+            self._read_all(shard, newest_sets(below(everything, folder(shard, shards)))) for shard in range(1, shards)
+        )
+        return all(any(fits(each, whole) for each in sets) for sets in others)
+
+    def _read_all(self, shard: int, keys: list[str]) -> list[CompleteSet]:
+        return [each for key in keys if (each := self._read(shard, key)) is not None]
+
+    def _read(self, shard: int, key: str) -> CompleteSet | None:
+        """Returns a set of a shard; None where it is gone, or is none that this program can read."""
+        path = folder(shard, self._shard[1]) + key
+        if path not in self._known:
             try:
-                self._newest = key, read_set(self._bucket.read(key))
+                self._known[path] = read_set(self._place.read(path))
             except (ValueError, FileNotFoundError) as err:
-                log.warning("copy.set_unreadable", key=key, detail=str(err))
-                self._newest = key, None
-        return self._newest[1]
+                log.warning("copy.set_unreadable", key=path, detail=str(err))
+                self._known[path] = None
+        return self._known[path]
 
 
 class Copier:
@@ -149,7 +185,15 @@ class Copier:
         if not config.copy_to:
             return None
         bucket = Bucket.open(config.copy_to)
-        copies = Copies(bucket, store=config.store, tape=config.tape, name=name, run_id=config.run_id, epoch=epoch)
+        copies = Copies(
+            bucket,
+            store=config.store,
+            tape=config.tape,
+            name=name,
+            run_id=config.run_id,
+            epoch=epoch,
+            shard=(config.shard, config.shards),
+        )
         return cls(copies, config.copy_every_s, bucket.url)
 
     def troubles(self) -> tuple[str, ...]:
@@ -202,6 +246,8 @@ class Copier:
         if self._clock.detail:
             log.info("copy.back", to=self._url)
         self._clock.done(began_s, now_s)
+        if self._copies.alone:
+            self._clock.again(now_s)
         versions = [each.version for each in whole.versions]
         facts = {"epoch": whole.epoch, "serial": whole.serial, "oldest": min(versions), "newest": max(versions)}
         log.info("copy.complete", to=self._url, **facts, size=whole.size, took_s=round(now_s - began_s, 3))

@@ -2,7 +2,7 @@
 
 Credentials never stand in it: they come from the environment, by the usual names (``AWS_ACCESS_KEY_ID`` and so on), or
 from the machine's role. Of a server that speaks S3 without being Amazon's, ``?endpoint=http://host:9000`` says where it
-listens, or the variable ``AWS_ENDPOINT_URL``.
+listens, or the variable ``AWS_ENDPOINT_URL``. The same is there for the other two, for clouds of one's own and tests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from broker.wire.errors import ConfigError
 
 SCHEMES = ("s3", "gs", "az", "file")
 _EXAMPLE = "s3://bucket/run"
-#: What may follow the question mark, for S3 -> what the library calls it.
-_OPTIONS = {"endpoint": "aws_endpoint", "region": "aws_region"}
+#: What may follow the question mark -> what the library calls it.
+_OPTIONS = {
+    "s3": {"endpoint": "aws_endpoint", "region": "aws_region"},
+    "gs": {"endpoint": "google_base_url"},
+    "az": {"endpoint": "azure_storage_endpoint"},
+    "file": {},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +67,13 @@ def place_of(text: str, name: str = "copy_to") -> Place:
     elif not parts.netloc:
         raise ConfigError(name, text, f"names no bucket: must be like {_EXAMPLE}")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - _OPTIONS.keys()) if parts.scheme == "s3" else sorted(options)
+    known = _OPTIONS[parts.scheme]
+    unknown = sorted(options.keys() - known.keys())
     if unknown:
-        cure = f"has an unknown option {unknown[0]!r}: only s3:// has options, which are {' and '.join(_OPTIONS)}"
-        raise ConfigError(name, text, cure)
+        there = f"options of {parts.scheme}:// are {' and '.join(known) or 'none'}"
+        raise ConfigError(name, text, f"has an unknown option {unknown[0]!r}: {there}")
     return Place(
         url=f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}",
-        options={_OPTIONS[key]: value for key, value in options.items()},
+        options={known[key]: value for key, value in options.items()},
         plain_http=options.get("endpoint", "").startswith("http://"),
     )

@@ -41,24 +41,28 @@ class Plan:
     delete: tuple[str, ...]
 
 
-def plan(wanted: CompleteSet, there: Collection[str], before: CompleteSet | None) -> Plan:
+def plan(
+    wanted: CompleteSet, there: Collection[str], before: CompleteSet | None, besides: Iterable[CompleteSet] = ()
+) -> Plan:
     """Returns what makes ``wanted`` the newest set.
 
     Args:
         wanted: The set to be.
         there: Every object that is there, claims and sets included.
         before: The newest set there, if it could be read; without it nothing is deleted but older sets.
+        besides: Other sets that are to stay (:func:`aggregator.copies.shards.fitting`).
     """
+    stays = [*(() if before is None else (before,)), *besides]
     needed = list(dict.fromkeys(wanted.object_names()))
     upload = tuple(key for key in needed if key not in there)
-    kept = {wanted.key} | ({before.key} if before is not None else set())
+    kept = {wanted.key, *(each.key for each in stays)}
     sets = sorted((key for key in there if order_of(key) is not None), key=_order)
     if before is None:
         kept |= set(sets[-(KEEP_SETS - 1) :])
     obsolete = tuple(key for key in sets if key not in kept)
     delete = {key for key in there if (lead := lead_of(key)) is not None and lead[0] < wanted.epoch}
     if before is not None or not sets:
-        named = {*needed, *(() if before is None else before.object_names())}
+        named = {*needed, *(key for each in stays for key in each.object_names())}
         delete |= {key for key in there if key.startswith(OBJECTS) and key not in named}
     return Plan(upload=upload, obsolete=obsolete, delete=tuple(sorted(delete)))
 
@@ -131,13 +135,18 @@ class CopyClock:
         self._every_s = every_s
         self._since_s = now_s  # the state of the last complete copy, or the beginning
         self._next_s = now_s
-        self._failures = 0
+        self._failures = self._again = 0
         self.detail = ""  #: why the last attempt failed; empty: it did not
 
     def done(self, began_s: float, now_s: float) -> None:
         """A copy is complete. The next begins early by what this one took, so that none gets older than it may."""
         self._since_s, self._failures, self.detail = began_s, 0, ""
         self._next_s = began_s + max(self._every_s / 2, self._every_s - (now_s - began_s))
+
+    def again(self, now_s: float) -> None:
+        """The copy is complete, and of no use without one that comes soon; pauses double, up to the interval."""
+        self._next_s = min(self._next_s, now_s + FIRST_PAUSE_S * 2.0 ** min(self._again, 20))
+        self._again += 1
 
     def nothing(self, now_s: float) -> None:
         """There is nothing to copy yet."""

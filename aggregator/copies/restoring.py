@@ -6,6 +6,10 @@ aggregator begins to copy, whoever copies there under a lower one stops; a resto
 the restored versions go on under numbers above all that may have been made since
 (:func:`aggregator.copies.planning.gap`), as a new lineage: islands with later ones adopt them, and what they trained
 since the copy stands in the books as lost.
+
+Each of several shards is restored from its own copies, and claims an epoch of its own. All of them go back to the
+newest copy of shard 0, or less far than that never: of each other shard that is taken which fits to it
+(:mod:`aggregator.copies.shards`). So fragments of two shards may be of unlike moments.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +27,7 @@ import xxhash
 from aggregator.copies.bucket import AlreadyThere, Bucket
 from aggregator.copies.planning import gap, newest_sets, restored_epoch
 from aggregator.copies.sets import CLAIMS, STORE, CompleteSet, CopiedFile, Part, claim_key, read_set
+from aggregator.copies.shards import below, fits, folder, shards_there
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import ledger_path, mapped, read_run
 from aggregator.store.replacing import flush_directory, replace
@@ -41,12 +46,14 @@ class Restored:
     """A store that was made out of copies.
 
     Attributes:
+        folder: Where it lies in the directory, with its tape; of the first shard there itself.
         whole: The copies that it was made of.
         age_s: How old they are, in seconds.
         epoch: That was claimed; the next aggregator leads above it.
         versions: Under which the fragments go on.
     """
 
+    folder: Path
     whole: CompleteSet
     age_s: float
     epoch: int
@@ -54,50 +61,97 @@ class Restored:
 
 
 def sets_there(bucket: Bucket) -> list[CompleteSet]:
-    """Returns the sets in an object store, newest first.
+    """Returns the sets in an object store, newest first; of several shards, those of shard 0 before the others'.
 
     Raises:
-        Unavailable: There is none, or it cannot be read.
+        Unavailable: There is none, of one shard at least, or it cannot be read.
     """
-    found = []
-    for key in newest_sets(bucket.list()):
-        try:
-            found.append(read_set(bucket.read(key)))
-        except FileNotFoundError:
-            continue  # replaced by a newer one since it was listed
-        except ValueError as err:
-            log.warning("restore.set_unreadable", key=key, detail=str(err))
-    if not found:
+    return [each for sets in sets_by_shard(bucket).values() for each in sets]
+
+
+def sets_by_shard(bucket: Bucket) -> dict[int, list[CompleteSet]]:
+    """Returns shard -> its sets in an object store, newest first.
+
+    Raises:
+        ConfigError: The address is that of one shard's folder.
+        Unavailable: There is none, of one shard at least, or it cannot be read.
+    """
+    keys = bucket.list()
+    counts = sorted(shards_there(keys))
+    if not counts:
         cure = "check the address; an aggregator with --copy-to makes the first after the first versions"
         raise Unavailable(f"{bucket.url} holds no complete copy; {cure}", definite=True)
+    if len(counts) > 1:
+        what = f"{bucket.url} holds copies of runs of {' and of '.join(map(str, counts))} shards"
+        raise Unavailable(f"{what}; move those of one run to a place of its own", definite=True)
+    found = {n: _sets_of(bucket, keys, n, counts[0]) for n in range(counts[0])}
+    for sets in found.values():
+        for each in sets:
+            if each.shard[1] != counts[0]:
+                cure = f"is of shard {each.shard[0]} alone: give the place above it, with --shard if only that is lost"
+                raise ConfigError("PLACE", bucket.url, cure)
     return found
 
 
-def restore(bucket: Bucket, directory: Path, now_s: float) -> Restored:
-    """Writes the newest set that is whole into a new directory, as a store that an aggregator goes on from.
+def _sets_of(bucket: Bucket, keys: Iterable[str], shard: int, shards: int) -> list[CompleteSet]:
+    where = folder(shard, shards)
+    found = []
+    for key in newest_sets(below(keys, where)):
+        try:
+            found.append(read_set(bucket.read(where + key)))
+        except FileNotFoundError:
+            continue  # replaced by a newer one since it was listed
+        except ValueError as err:
+            log.warning("restore.set_unreadable", key=where + key, detail=str(err))
+    if not found:
+        which = f"of shard {shard} (there are {shards})" if shards > 1 else "that can be read"
+        cure = "each shard's aggregator needs --copy-to" if shards > 1 else "check the address"
+        raise Unavailable(f"{bucket.url} holds no complete copy {which}; {cure}", definite=True)
+    return found
 
-    The store is in the folder ``store``; the event tape, and the settings of a run by ``up``, lie beside it.
+
+def chosen(sets: Mapping[int, Sequence[CompleteSet]]) -> dict[int, CompleteSet]:
+    """Returns what a restore takes of each shard, unless something is broken; nothing of one that has none that fits.
+
+    Args:
+        sets: As :func:`sets_by_shard` returns them.
+    """
+    leader = sets[0][0]
+    return {n: fitting[0] for n in sets if (fitting := [each for each in sets[n] if fits(each, leader)])}
+
+
+def restore(bucket: Bucket, directory: Path, now_s: float, shard: int | None = None) -> list[Restored]:
+    """Writes the newest sets that are whole and fit together into a new directory, as stores to go on from.
+
+    It is laid out as ``up`` does: the store of shard 0 is in the folder ``store``; the event tape, and the settings of
+    a run by ``up``, lie beside it. Those of shard 1 are in ``aggregator-1``, and so on.
 
     Args:
         bucket: Where the copies are.
         directory: Must not exist, or be empty. It is there as a whole, or not at all.
         now_s: Seconds since 1970.
+        shard: Only this one, for the others live; its store is in ``store``.
 
     Raises:
-        ConfigError: Something is in the directory.
+        ConfigError: Something is in the directory, or this shard cannot be restored by itself.
         Unavailable: There is no set that is whole, or the disk or the other side fails.
     """
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
         raise ConfigError("RUN_DIR", str(directory), "is in use, and nothing is overwritten: name a new directory")
-    sets = sets_there(bucket)
-    epoch = _claim(bucket, now_s)
+    sets = sets_by_shard(bucket)
+    if shard is not None:
+        _check_alone(shard, len(sets))
     building = directory.with_name(f".{directory.name}.restoring-{os.getpid()}")
+    made: list[Restored] = []
     try:
         with mapped(f"cannot write {directory}", definite=True):
             building.mkdir(parents=True)
-            whole = _download_one(bucket, sets, building)
-            go_on = gap(sets[sets.index(whole) :], now_s)
-            versions = _make_store(building / STORE, whole, epoch, 0 if whole.ended else go_on)
+            for n in sets if shard is None else (shard,):
+                inner = Path(f"aggregator-{n}") if n and shard is None else Path()
+                usable = [each for each in sets[n] if not made or fits(each, made[0].whole)]
+                if not usable:
+                    raise Unavailable(_unfit(bucket, n, len(sets)), definite=True)
+                made.append(_restore_one(bucket.below(folder(n, len(sets))), building, inner, usable, now_s))
             if directory.exists():
                 directory.rmdir()
             building.rename(directory)
@@ -105,7 +159,32 @@ def restore(bucket: Bucket, directory: Path, now_s: float) -> Restored:
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    return Restored(whole=whole, age_s=max(0.0, now_s - whole.time_s), epoch=epoch, versions=versions)
+    return made
+
+
+def _check_alone(shard: int, shards: int) -> None:
+    if not 0 <= shard < shards:
+        number = "one shard" if shards == 1 else f"the shards 0 to {shards - 1}"
+        raise ConfigError("shard", shard, f"is not there: the run has {number}")
+    if not shard:
+        cure = "cannot be restored by itself, for it decides for the others: stop them, and restore all without --shard"
+        raise ConfigError("shard", shard, cure)
+
+
+def _unfit(bucket: Bucket, shard: int, shards: int) -> str:
+    what = f"no whole copy of shard {shard} (of {shards}) in {bucket.url} fits to one of shard 0: each is newer"
+    return f"{what}; restore the objects by the versions that the bucket keeps, if it does"
+
+
+def _restore_one(bucket: Bucket, building: Path, inner: Path, sets: list[CompleteSet], now_s: float) -> Restored:
+    """Makes the store of one shard out of the newest of its sets that is whole."""
+    epoch = _claim(bucket, now_s)
+    target = building / inner
+    target.mkdir(exist_ok=True)
+    whole = _download_one(bucket, sets, target)
+    go_on = gap(sets[sets.index(whole) :], now_s)
+    versions = _make_store(target / STORE, whole, epoch, 0 if whole.ended else go_on)
+    return Restored(folder=inner, whole=whole, age_s=max(0.0, now_s - whole.time_s), epoch=epoch, versions=versions)
 
 
 def _claim(bucket: Bucket, now_s: float) -> int:
@@ -122,7 +201,7 @@ def _claim(bucket: Bucket, now_s: float) -> int:
 
 
 def _download_one(bucket: Bucket, sets: list[CompleteSet], building: Path) -> CompleteSet:
-    """Downloads the newest set that is whole."""
+    """Downloads the newest set that is whole into an empty directory."""
     problems = []
     for whole in sets:
         try:

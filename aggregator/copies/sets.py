@@ -8,6 +8,7 @@
 
 Objects are never changed: whatever differs has another name. So an aggregator that was replaced, and does not know it
 yet, overwrites nothing. A set counts from when its file in ``complete/`` is there, which is written last.
+Of a run of several shards each has such folders of its own (:mod:`aggregator.copies.shards`).
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class CompleteSet:
         ended: Whether the run had ended: nothing newer can be anywhere.
         versions: Newest version of each fragment, in order of the fragments.
         files: In the order in which they are uploaded.
+        shard: Number of the shard, and how many there are.
+        roster: Epoch and serial number of shard 0's record: of itself, or as far as another shard has taken it over.
     """
 
     run_id: str
@@ -102,6 +105,8 @@ class CompleteSet:
     ended: bool
     versions: tuple[CopiedVersion, ...]
     files: tuple[CopiedFile, ...]
+    shard: tuple[int, int] = (0, 1)
+    roster: tuple[int, int] = (0, 0)
 
     @property
     def key(self) -> str:
@@ -162,6 +167,8 @@ def write_set(whole: CompleteSet) -> bytes:
             {"path": file.path, "parts": [[p.start, p.size, p.digest, p.packed] for p in file.parts]}
             for file in whole.files
         ],
+        "shard": whole.shard,
+        "roster": whole.roster,
     }
     return json.dumps(row, separators=(",", ":")).encode()
 
@@ -190,6 +197,8 @@ def read_set(content: bytes) -> CompleteSet:
                 for p, v, d in row["versions"]
             ),
             files=tuple(_file(each) for each in row["files"]),
+            shard=_pair(row.get("shard", (0, 1))),  # which those of runs of one shard had not from the beginning
+            roster=_pair(row.get("roster", (0, 0))),
         )
     except (KeyError, TypeError) as err:
         raise ValueError(f"it lacks a field, or one does not fit: {err}") from err
@@ -215,6 +224,11 @@ def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = value
+    return _count(first), _count(second)
 
 
 def _digest(value: Any) -> str:

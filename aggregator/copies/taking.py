@@ -27,6 +27,7 @@ from aggregator.store.layout import commit_path, fragment_ids, ledger_path, mapp
 from aggregator.store.replacing import TEMPORARY
 from aggregator.store.segments import segments_of
 from broker.wire.errors import Unavailable
+from broker.wire.fragments import shard_of
 
 #: Files that grow are cut here: what lies before is copied once, and only the rest again each time.
 CHUNK_BYTES = 4 << 20
@@ -136,7 +137,8 @@ def take(directory: Path, tape: Path | None, store: str, time_s: float) -> Taken
         sources += [_fixed(_inside("run.msgpack"), run_fd)]
         if tape is not None:
             sources += _tapes(tape, stack)
-        sources += _settings(directory, record[0]["run_id"])
+        if not _shard_of(record[0])[0]:  # of several shards the first has them
+            sources += _settings(directory, record[0]["run_id"])
         whole = CompleteSet(
             run_id=record[0]["run_id"],
             store=store,
@@ -149,6 +151,8 @@ def take(directory: Path, tape: Path | None, store: str, time_s: float) -> Taken
                 for p, (each, _) in sorted(commits.items())
             ),
             files=(),
+            shard=_shard_of(record[0]),
+            roster=_roster_of(record[0]),
         )
         return Taken(stack.pop_all(), whole, tuple(sources))
 
@@ -188,7 +192,8 @@ def _newest(
             if record is None or record["manifest"] is None:
                 return None
             found = {p: each for p, each in commits.items() if each is not None}
-            if len(found) != len(record["manifest"]):
+            shard, shards = _shard_of(record)
+            if any(p not in found for p in range(len(record["manifest"])) if shard_of(p, shards) == shard):
                 return None
             again = {p: next(iter(versions(directory, p)), -1) for p in found}
             still = content == _content(run_path(directory))
@@ -250,10 +255,22 @@ def _tapes(tape: Path, stack: ExitStack) -> Iterator[Source]:
 
 
 def _settings(directory: Path, run_id: str) -> Iterator[Source]:
-    """Yields the settings that ``up`` has written for this run beside its store."""
-    path = directory.parent / "config.toml"
-    if path.is_file() and f'run_id = "{run_id}"' in path.read_text(encoding="utf-8", errors="replace"):
-        yield Source(path=path.name, place=path, size=path.stat().st_size, grows=False)
+    """Yields the settings that ``up`` has written for this run beside its store, or above it: a standby may lead."""
+    for path in (directory.parent / "config.toml", directory.parent.parent / "config.toml"):
+        if path.is_file() and f'run_id = "{run_id}"' in path.read_text(encoding="utf-8", errors="replace"):
+            yield Source(path=path.name, place=path, size=path.stat().st_size, grows=False)
+            return
+
+
+def _shard_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    shard, shards = record.get("shard", (0, 1))  # which older stores do not say
+    return shard, shards
+
+
+def _roster_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns how much of shard 0's decisions is in a record: all of its own, or what another has taken over."""
+    epoch, serial = record.get("roster", (0, 0)) if _shard_of(record)[0] else (record["epoch"], record.get("serial", 0))
+    return epoch, serial
 
 
 def _growing(name: str, path: Path, stack: ExitStack) -> Source:

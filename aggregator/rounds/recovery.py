@@ -106,17 +106,20 @@ class Peers:
         self.versions = dict(self._of_brokers)
 
 
-def renumbered(commit: Commit, above: int, epoch: int) -> Commit:
+def renumbered(commit: Commit, above: int, epoch: int, books: Mapping[str, Any] | None = None) -> Commit:
     """Returns the first commit of a new lineage: the same parameters under a version above all that were seen.
 
-    Its books are those of the old commit; from here on, gaps in them are lost with the store.
+    Its books are those of the old commit, and from here on gaps in them are lost with the store; unless others are
+    given, of a run that has all of its books.
     """
+    if books is None:
+        books = {**commit.ledger, "gaps": str(Reason.STORE_LOST)} if commit.ledger else {}
     return dataclasses.replace(
         commit,
         fragment_version=above + 1,
         epoch=epoch,
         contributions=(),
-        ledger={**commit.ledger, "gaps": str(Reason.STORE_LOST)} if commit.ledger else {},
+        ledger=books,
     )
 
 

@@ -126,6 +126,7 @@ class Run:
             "run_id": self.config.run_id,
             SETTINGS: recorded(self.config),
             "epoch": self.epoch,
+            "serial": self.saved_serial,
             "shard": [self.config.shard, self.config.shards],
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
             "last_round_id": self.last_round_id,

@@ -27,8 +27,6 @@ from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.names import check_name
 
 FILE = "snapshot.json"
-#: On the tape: the run was rolled back, between two lives.
-NOTE = "run.rolled_back"
 #: A look and its links take milliseconds; a run whose versions come faster for so long is not expected.
 TRIES = 200
 PAUSE_S = 0.01

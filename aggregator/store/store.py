@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from aggregator.events import Commit
+from aggregator.ledger.rolling_back import rolled_back
 from aggregator.merge.outer_step import FragmentState
 from aggregator.rounds.recovery import renumbered
 from aggregator.store.commit_file import Damaged, read_commit, read_header, write_all, write_commit
@@ -241,7 +242,9 @@ class Store:
             if highest > commit.fragment_version:
                 self.commit(renumbered(commit, highest, epoch), state._replace(version=highest + 1))
 
-    def roll_back(self, snapshot: Path, above: Mapping[int, int], epoch: int) -> None:
+    def roll_back(
+        self, snapshot: Path, above: Mapping[int, int], epoch: int, books: Mapping[int, Mapping[str, Any]]
+    ) -> None:
         """Makes the versions of a snapshot the newest ones, under numbers above all others: nobody goes back in those.
 
         After a crash half-way, the same order again settles it.
@@ -250,6 +253,7 @@ class Store:
             snapshot: Its directory.
             above: Fragment -> highest version in any store of this shard.
             epoch: Of the commits: above all before.
+            books: Fragment -> the newest ones in any store of this shard.
 
         Raises:
             Damaged: A file of the snapshot is not what was written. Nothing is changed then.
@@ -259,7 +263,7 @@ class Store:
             read_commit(path)  # all of them first; one at a time is in memory
         for p, path in sorted(files.items()):
             commit, state = read_commit(path)
-            again = renumbered(commit, above[p], epoch)
+            again = renumbered(commit, above[p], epoch, rolled_back(commit.ledger, books[p]))
             self.commit(again, state._replace(version=again.fragment_version))
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aggregator.rounds.recovery import lineages
+from aggregator.rounds.recovery import Lineage, lineages
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import read_rows
@@ -56,7 +56,7 @@ def verify(run_dir: Path) -> list[Check]:
     tapes = {str(path.relative_to(run_dir)): list(read_lines(path)) for path in tape_files(run_dir)}
     published, rows = published_versions(tapes), main_ledger(ledgers)
     begun = {(each.fragment_id, each.version): each for each in lineages(rows)}
-    given_up = {(p, version) for (p, _), each in begun.items() for version in each.given_up}
+    given_up = {(p, version) for (p, _), each in begun.items() for version in each.given_up} - ancestors(rows, begun)
     merged = [row for row in rows if _key(row) not in given_up]
     walk = _Walk({_key(row) for ledger in ledgers.values() for row in ledger})
     for name, lines in tapes.items():
@@ -130,6 +130,22 @@ def main_ledger(ledgers: Files) -> list[Line]:
             if row["epoch"] >= known["epoch"]:
                 rows[_key(row)] = row
     return [rows[key] for key in sorted(rows)]
+
+
+def ancestors(rows: Iterable[Line], begun: Mapping[Key, Lineage]) -> set[Key]:
+    """Returns the versions from which the newest ones were made.
+
+    Versions that a lineage gave up may be among them: a later one went back to a snapshot of theirs.
+    """
+    newest: dict[int, int] = {}
+    for row in rows:
+        newest[row["fragment_id"]] = max(row["fragment_version"], newest.get(row["fragment_id"], -1))
+    found: set[Key] = set()
+    for p, version in newest.items():
+        while version >= 0:
+            found.add((p, version))
+            version = begun[p, version].kept if (p, version) in begun else version - 1
+    return found
 
 
 def _key(row: Line) -> Key:

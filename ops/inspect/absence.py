@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from aggregator.ledger.rolling_back import NOTE as ROLLED_BACK
 from aggregator.store.segment_count import SegmentCount
 
 Line = Mapping[str, Any]
@@ -139,10 +140,12 @@ class Storyteller:
 
     Attributes:
         found: The round, once it was met; the last one that fits.
+        went_back: Fragment and version of each lineage that began with a snapshot.
     """
 
     def __init__(self, target: Target) -> None:
         self.found: RoundStory | None = None
+        self.went_back: set[tuple[int, int]] = set()
         self._target = target
         self._life = 0
         self._dead_after_s = 6.0
@@ -162,6 +165,8 @@ class Storyteller:
             self._last = line
             if line["event"] == "received":
                 self._received(line)
+        elif line.get("note") == ROLLED_BACK:
+            self.went_back |= set(enumerate(line["fields"]["versions"]))
         elif "note" in line:
             self._note(line["note"], line["fields"], line["now_s"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,6 +62,14 @@ def gone_of(tape: Path) -> Gone | None:
             if not again:
                 raise
     return None
+
+
+def gone_from(tapes: Sequence[Path]) -> str:
+    """Says what is gone of the tapes of a run; an empty text if they are whole. Raises as :func:`gone_of`."""
+    found = [(tape, gone_of(tape)) for tape in tapes]
+    several = len(tapes) > 1
+    said = [f"{tape}: {gone.sentence()}" if several else gone.sentence() for tape, gone in found if gone is not None]
+    return "; ".join(said)
 
 
 def _gone_of(tape: Path) -> Gone | None:

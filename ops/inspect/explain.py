@@ -30,11 +30,12 @@ from aggregator.store.segments import is_tape
 from aggregator.store.tape import read_lines
 from broker.registry.registry import KEEP_VERSIONS, Registry
 from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Reason
 from broker.wire.records import KeptVersion
 from ops import curve
 from ops.evaluation.curve_file import read_points
 from ops.inspect.absence import Absence, RoundStory, Storyteller, Target
-from ops.inspect.dropped import gone_of
+from ops.inspect.dropped import gone_from
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, RunReader, add_key_flags, observed_run
 from ops.text import PLAIN_WIDTH
 
@@ -70,6 +71,7 @@ class Explanation:
         took_s: From its opening to its closing; None if it is not known.
         absent: The other islands known then; None if the tape does not tell of this round.
         lineage: The new lineage that the version begins, or that gave it up; None for any other version.
+        counted_as: With a lineage: the cause under which the books have what was merged into versions given up.
         left_out: Contributions that are not listed, the lightest of a large fleet; only Redis leaves out any.
         from_redis: Neither ledger nor tape was read: of ``absent`` only those are known who were waited for in vain.
         gone: What of the tape is gone and would have told more, in words; empty: nothing.
@@ -86,6 +88,7 @@ class Explanation:
     contributors: tuple[Contributor, ...]
     absent: tuple[Absence, ...] | None
     lineage: Lineage | None = None
+    counted_as: str = ""
     left_out: int = 0
     from_redis: bool = False
     gone: str = ""
@@ -250,11 +253,12 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
     if row is not None and row["contributions"]:  # the newest one by the ledger is what the tape is asked about
         target = Target(round_id=row["round_id"])
     story = None
+    went_back: set[tuple[int, int]] = set()
     for tape in tapes:
         teller = Storyteller(target)
         for line in read_lines(tape):
             teller.take(line)
-        found = teller.found
+        found, went_back = teller.found, went_back | teller.went_back
         # Rounds of two leaders may share an id, where one of them was cut off: the version tells them apart.
         if found is not None and (row is None or found.committed.get("digest") == row["digest"]):
             story = found
@@ -262,19 +266,13 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
         return None
     if row is None:
         assert story is not None
-        gone = _gone_from(tapes) if story.beheaded else ""
+        gone = gone_from(tapes) if story.beheaded else ""
         return dataclasses.replace(_explanation(_as_row(story), story), gone=gone)
     lineage = _lineage_of(row["fragment_id"], row["fragment_version"], ledgers)
-    gone = _gone_from(tapes) if story is None or story.beheaded else ""
-    return dataclasses.replace(_explanation(row, story), lineage=lineage, gone=gone)
-
-
-def _gone_from(tapes: Sequence[Path]) -> str:
-    """Says what is gone of the tapes of a run; an empty text if they are whole."""
-    found = [(tape, gone_of(tape)) for tape in tapes]
-    several = len(tapes) > 1
-    said = [f"{tape}: {gone.sentence()}" if several else gone.sentence() for tape, gone in found if gone is not None]
-    return "; ".join(said)
+    gone = gone_from(tapes) if story is None or story.beheaded else ""
+    by_order = lineage is not None and (lineage.fragment_id, lineage.version) in went_back
+    cause = "" if lineage is None else str(Reason.ROLLED_BACK if by_order else Reason.STORE_LOST)
+    return dataclasses.replace(_explanation(row, story), lineage=lineage, counted_as=cause, gone=gone)
 
 
 def _lineage_of(p: int, version: int, ledgers: Sequence[Path]) -> Lineage | None:
@@ -386,6 +384,7 @@ def render(found: Explanation) -> str:
     if found.lineage is not None and found.lineage.version != found.version:
         again = f"which is version {found.lineage.kept} again"
         lines.append(f"it was given up: a new lineage began with version {found.lineage.version}, {again}")
+        lines.append(f"what was merged into it is counted as {found.counted_as}")
     if found.closed:
         took = "" if found.took_s is None else f" {found.took_s:.2f} s after its opening"
         lines.append(

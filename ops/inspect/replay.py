@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon import ENVIRONMENT
+from aggregator.rounds.recovery import lineages
 from aggregator.state.records import check_ledger_line
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.segments import is_tape, segments_of
@@ -128,26 +129,38 @@ def replay_all(
     Raises:
         OSError: A file cannot be read.
     """
-    known = {path: _versions_in(path) for path in ledgers} if len(ledgers) > 1 else {}
+    rows = {path: _rows_in(path) for path in ledgers} if len(ledgers) > 1 else {}
+    every = {key: row for of_one in rows.values() for key, row in of_one.items()}
+    begun = {(each.fragment_id, each.version) for each in lineages(every[key] for key in sorted(every))}
     found, seen = [], []
     for tape in tapes:
         beside, ledger = tape.with_suffix(".payloads"), tape.parent / "store" / "ledger.jsonl"
         recorded = payloads if payloads is not None else beside if beside.is_dir() else None
-        elsewhere = set().union(*(versions for path, versions in known.items() if path != ledger))
-        replayed, of_it = replay(
-            tape, payloads=recorded, ledger=ledger if ledger in ledgers else None, elsewhere=elsewhere
-        )
+        elsewhere = set().union(*(of_one for path, of_one in rows.items() if path != ledger))
+        own = ledger if ledger in ledgers else None
+        replayed, of_it = replay(tape, payloads=recorded, ledger=own, elsewhere=elsewhere, begun=begun)
         found.append(replayed)
         seen.append(of_it)
     return found, Coverage.added(seen)
 
 
-def _versions_in(ledger: Path) -> set[Key]:
-    return {(row["fragment_id"], row["fragment_version"]) for row in read_rows(ledger)}
+def _rows_in(ledger: Path) -> dict[Key, dict[str, Any]]:
+    """Returns as much of each line as tells where a lineage begins."""
+    names = ("fragment_id", "fragment_version", "digest")
+    return {
+        (row["fragment_id"], row["fragment_version"]): {name: row[name] for name in names}
+        | {"contributions": bool(row["contributions"])}
+        for row in read_rows(ledger)
+    }
 
 
 def replay(
-    tape: Path, *, payloads: Path | None = None, ledger: Path | None = None, elsewhere: Collection[Key] = ()
+    tape: Path,
+    *,
+    payloads: Path | None = None,
+    ledger: Path | None = None,
+    elsewhere: Collection[Key] = (),
+    begun: Collection[Key] = (),
 ) -> tuple[Replayed, Coverage]:
     """Plays a tape, one line in memory at a time.
 
@@ -156,6 +169,7 @@ def replay(
         payloads: Directory of its recorded rounds; None: only decisions are compared.
         ledger: The ledger of the same store, held against the tape; none, or none yet: it is left out.
         elsewhere: Versions that other ledgers of the run have.
+        begun: Those with which lineages begin, by all ledgers: a standby may have come later.
 
     Raises:
         OSError: A file cannot be read.
@@ -176,7 +190,7 @@ def replay(
         progress.at(number)
     held = _Ledger(played, check)
     if difference is None and ledger is not None and ledger.is_file():
-        difference = held.against(ledger, elsewhere)
+        difference = held.against(ledger, elsewhere, begun)
     elif difference is None and check is not None:
         check.unclaimed = len(check.rounds_left())
     replayed = Replayed(
@@ -239,12 +253,12 @@ class _Ledger:
         self._played = played
         self._check = check
 
-    def against(self, ledger: Path, elsewhere: Collection[Key]) -> Difference | None:
+    def against(self, ledger: Path, elsewhere: Collection[Key], begun: Collection[Key]) -> Difference | None:
         """Reads the ledger; returns the first line that is contradicted, or missing, or the first such recording."""
         played, self.rows = self._played, 0
         left = frozenset() if self._check is None else self._check.rounds_left()
         recorded: dict[int, dict[str, Any]] = {}
-        digests, seen, lineages = dict(played.digests), set(elsewhere), set()
+        digests, seen, first_ones = dict(played.digests), set(elsewhere), set(begun)
         tells_from = played.tells_from()
         bytes_known = {(p, digest) for (p, _), digest in digests.items()}
         for number, row in numbered_lines(ledger):
@@ -258,7 +272,7 @@ class _Ledger:
             seen.add(key)
             played.heard_of(row)
             if key[1] > 0 and not row["contributions"] and (key[0], row["digest"]) in bytes_known:
-                lineages.add(key)
+                first_ones.add(key)
             bytes_known.add((key[0], row["digest"]))
             said = f"line {number} of {ledger}: version {key[1]} of fragment {key[0]}"
             expected = played.fingerprints.get(key)
@@ -278,8 +292,9 @@ class _Ledger:
                 recorded[row["round_id"]] = row
         for p, version in sorted(played.durable - played.given_up - seen):
             return self._difference(f"{ledger} has no line for version {version} of fragment {p}, which was durable")
-        named = (seen | played.unchecked.keys()) - played.given_up
-        for p, version in sorted({*skipped_versions(named, lineages), *(named - seen)} - played.durable):
+        ours = {p for p, _ in {*digests, *played.unchecked}}  # those of other shards are held against their own
+        named = {key for key in (seen | played.unchecked.keys()) - played.given_up if key[0] in ours}
+        for p, version in sorted({*skipped_versions(named, first_ones), *(named - seen)} - played.durable):
             if not played.failover:
                 what = f"{ledger} has no line for version {version} of fragment {p}, which later ones were made from"
                 return self._difference(what)

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.core import Aggregator
 from aggregator.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
+from aggregator.ledger.rolling_back import NOTE as ROLLED_BACK
 from aggregator.standby.replication import NOTES
 from aggregator.state.records import commit_from_map, commit_to_map, ledger_line
 from aggregator.store.segments import Header
-from aggregator.store.snapshots import NOTE as ROLLED_BACK
 from aggregator.store.tape import note_line, read_event, read_start
 from ops.inspect.replay_result import (
     Counts,

@@ -14,6 +14,7 @@ from aggregator.copies import copier as copier_module
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import Copier, Copies
 from aggregator.copies.place import place_of
+from aggregator.copies.planning import CopyClock
 from aggregator.copies.restoring import restore, sets_there
 from aggregator.copies.sets import order_of
 from aggregator.copies.taking import take
@@ -103,7 +104,7 @@ def test_a_restored_store_has_parameters_momentum_and_books_of_the_copy_bit_by_b
     assert [each.version for each in hub.copies.make().versions] == [2, 1]
     tape = hub.tape.read_bytes()
     hub.commit(1)  # is lost
-    restored = restore(hub.bucket, tmp_path / "again", NOW_S + 30)
+    (restored,) = restore(hub.bucket, tmp_path / "again", NOW_S + 30)
     assert (restored.age_s, restored.epoch) == (30.0, 1001)
     assert restored.versions == (2 + 1000 + 120 + 1, 1 + 1000 + 120 + 1)
     again = loaded(tmp_path / "again")
@@ -133,7 +134,8 @@ def test_a_run_that_had_ended_keeps_its_versions(hub, tmp_path):
     hub.commit(0)
     hub.opened.save_run(hub.record | {"ended": True})
     assert hub.copies.make().ended
-    assert restore(hub.bucket, tmp_path / "again", NOW_S).versions == (1, 0)
+    (restored,) = restore(hub.bucket, tmp_path / "again", NOW_S)
+    assert restored.versions == (1, 0)
     assert loaded(tmp_path / "again").fragments[0][0] == commit_of(state_of(1), 0)
 
 
@@ -240,7 +242,7 @@ def test_whatever_fails_wherever_the_newest_copy_is_whole_and_a_state_that_there
     assert whole > 10
     hub.copies.make()
     assert len([key for key in hub.there() if key.startswith("complete/")]) == 2
-    restored = restore(hub.bucket, tmp_path / "again", NOW_S)
+    (restored,) = restore(hub.bucket, tmp_path / "again", NOW_S)
     assert tuple(each.digest for each in restored.whole.versions) == hub.digests()
     assert set(loaded(tmp_path / "again").fragments) == set(FRAGMENTS)
 
@@ -283,7 +285,7 @@ def test_a_damaged_object_makes_the_copy_before_be_taken(hub, tmp_path, caplog):
     content = bytearray(broken.read_bytes())
     content[-1] ^= 1
     broken.write_bytes(content)
-    restored = restore(hub.bucket, tmp_path / "again", NOW_S)
+    (restored,) = restore(hub.bucket, tmp_path / "again", NOW_S)
     assert restored.whole == first
     assert "restore.set_broken" in caplog.text
     (hub.place / next(iter(first.object_names()))).unlink()
@@ -309,7 +311,7 @@ def test_nothing_is_overwritten(hub, tmp_path):
 def test_two_restores_take_two_epochs_and_stop_nobody_before_they_copy(hub, tmp_path):
     hub.commit(0)
     hub.copies.make()
-    assert [restore(hub.bucket, tmp_path / name, NOW_S).epoch for name in ("a", "b")] == [1001, 2001]
+    assert [restore(hub.bucket, tmp_path / name, NOW_S)[0].epoch for name in ("a", "b")] == [1001, 2001]
     assert [read_run(tmp_path / name / "store")["epoch"] for name in ("a", "b")] == [1001, 2001]
     hub.commit(0)
     assert hub.copies.make() is not None
@@ -318,7 +320,7 @@ def test_two_restores_take_two_epochs_and_stop_nobody_before_they_copy(hub, tmp_
 def test_the_lost_hub_that_was_not_lost_copies_nothing_once_the_restored_one_does(hub, tmp_path):
     hub.commit(0)
     hub.copies.make()
-    restored = restore(hub.bucket, tmp_path / "again", NOW_S)
+    (restored,) = restore(hub.bucket, tmp_path / "again", NOW_S)
     with Store.open(tmp_path / "again" / "store") as store:
         store.load()
         assert store.name != "hub-1"
@@ -337,6 +339,132 @@ def test_the_lost_hub_that_was_not_lost_copies_nothing_once_the_restored_one_doe
         hub.copies.make()
     assert hub.there() == before
     assert sets_there(hub.bucket)[0].epoch == 1002
+
+
+# --- several shards -----------------------------------------------------------------------------------------------
+
+
+class ShardHub(Hub):
+    """The store of one shard of two, which has one fragment."""
+
+    def __init__(self, folder, shard):
+        self.shard = shard
+        folder = folder / f"host-{shard}"
+        folder.mkdir()
+        super().__init__(folder)
+        self.place = folder.parent / "copies"
+        self.bucket = Bucket.open(f"file://{self.place}")
+        self.copies = self.copier()
+        self.known((1, 0))
+
+    def known(self, roster):
+        """Shard 0's record has come so far, or shard 1 has taken so much of it over."""
+        at = {"roster": list(roster)} if self.shard else {"epoch": roster[0], "serial": roster[1]}
+        self.opened.save_run(self.record | {"shard": [self.shard, 2]} | at)
+
+    def copier(self, epoch=1, bucket=None, name="hub-1"):
+        return Copies(
+            bucket or self.bucket,
+            store=self.store,
+            tape=self.tape,
+            name=name,
+            run_id="demo",
+            epoch=epoch,
+            shard=(self.shard, 2),
+            wall_s=lambda: NOW_S,
+        )
+
+    def _commit(self, p, version):
+        if p == self.shard:
+            super()._commit(p, version)
+
+    def copy(self, roster):
+        self.commit(self.shard)
+        self.known(roster)
+        return self.copies.make()
+
+
+@pytest.fixture
+def hubs(tmp_path):
+    (tmp_path / "two").mkdir()
+    made = ShardHub(tmp_path / "two", 0), ShardHub(tmp_path / "two", 1)
+    yield made
+    for each in made:
+        each.opened.close()
+
+
+def test_each_shard_has_a_place_of_its_own_and_a_restore_takes_copies_that_fit(hubs, tmp_path, caplog):
+    first, second = hubs
+    second.copy((1, 1))
+    with pytest.raises(Unavailable, match="no complete copy of shard 0"):
+        restore(first.bucket, tmp_path / "early", NOW_S)
+    assert first.copy((1, 2)) is not None
+    assert not first.copies.alone
+    for n in range(3, 9):  # shard 0 copies no more
+        second.copy((1, n))
+    kept = [each.roster for each in sets_there(second.bucket) if each.shard == (1, 2)]
+    assert kept == [(1, 8), (1, 7), (1, 1)], "the newest two, and what fits to shard 0's"
+    one, two = restore(first.bucket, tmp_path / "again", NOW_S)
+    assert (one.whole.roster, two.whole.roster) == ((1, 2), (1, 1))
+    assert [each.version for each in two.whole.versions] == [1]
+    assert (tmp_path / "again" / "aggregator-1" / "events.jsonl").read_bytes() in second.tape.read_bytes()
+    for n, inner in enumerate((".", "aggregator-1")):
+        record = read_run(tmp_path / "again" / inner / "store")
+        assert (record["epoch"], record["shard"]) == (1001, [n, 2])
+        assert versions(tmp_path / "again" / inner / "store", n)[:2] == [1002, 1]
+    first.copy((1, 9))
+    second.copy((1, 8))
+    kept = [each.roster for each in sets_there(second.bucket) if each.shard == (1, 2)]
+    assert kept == [(1, 8), (1, 8), (1, 1)], "the copy of before of shard 0 is there, too"
+    broken = (
+        first.place
+        / "shard-0-of-2"
+        / next(key for key in sets_there(first.bucket)[0].object_names() if "00000002.commit" in key)
+    )
+    broken.write_bytes(b"")
+    assert [each.whole.roster for each in restore(first.bucket, tmp_path / "more", NOW_S)] == [(1, 2), (1, 1)]
+
+
+def test_one_shard_that_was_lost_is_restored_by_itself_and_shard_0_never(hubs, tmp_path, capsys):
+    first, second = hubs
+    first.copy((1, 2))
+    second.copy((1, 7))
+    assert first.copies.alone, "what shard 1 has goes by what shard 0's copy does not know"
+    with pytest.raises(Unavailable, match=r"no whole copy of shard 1 .* fits to one of shard 0: each is newer"):
+        restore(first.bucket, tmp_path / "both", NOW_S)
+    place = f"file://{first.place}"
+    assert cli.main(["restore", place, str(tmp_path / "one"), "--shard", "1"]) == 0
+    assert f"aggregator --run demo --store {tmp_path}/one/store --shards 2 --shard 1" in capsys.readouterr().out
+    assert versions(tmp_path / "one" / "store", 1)[:2] == [1002, 1]
+    for shard, cure in (("0", "restore all without --shard"), ("2", "the run has the shards 0 to 1")):
+        assert cli.main(["restore", place, str(tmp_path / "no"), "--shard", shard]) == 2
+        assert cure in capsys.readouterr().err
+    assert cli.main(["restore", f"{place}/shard-1-of-2", str(tmp_path / "no")]) == 2
+    assert "give the place above it" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_runs_of_other_numbers_of_shards_are_not_copied_to_the_same_place(hub, hubs):
+    hub.commit(0)
+    hub.copies.make()
+    hubs[0].commit(0)
+    other = hubs[0].copier(bucket=hub.bucket)
+    with pytest.raises(Unavailable, match="holds copies of a run of one shard, and this one has 2: give this run"):
+        other.make()
+    hubs[0].copies.make()
+    with pytest.raises(Unavailable, match="holds copies of a run of 2 shards, and this one has 1"):
+        hub.copier(bucket=hubs[0].bucket).make()
+
+
+def test_shard_0_copies_soon_again_until_a_restore_could_work():
+    clock = CopyClock(60.0, 0.0)
+    clock.done(0.0, 1.0)
+    waits = []
+    for _ in range(7):
+        clock.done(0.0, 0.0)
+        clock.again(0.0)
+        waits.append(clock.wait_s(0.0))
+    assert waits == [2, 4, 8, 16, 32, 60, 60]
 
 
 # --- the thread ---------------------------------------------------------------------------------------------------
@@ -384,9 +512,9 @@ def test_copies_that_fail_are_a_trouble_that_ends_when_they_work_again(hub, monk
 @pytest.mark.parametrize(
     ("given", "cure"),
     [
-        ({"store": "s3://bucket/run"}, "where to copy it by --copy-to"),
+        ({"store": "s3://bucket/run"}, "--store DIR --copy-to s3://bucket/run"),
+        ({"store": "gs:bucket"}, "--store DIR --copy-to gs://bucket"),
         ({"copy_to": "bucket"}, "must begin with s3://"),
-        ({"copy_to": "s3://b/x", "shards": 2}, "is for a run of one shard"),
         ({"copy_every_s": 0.1}, "must be at least 1"),
     ],
 )

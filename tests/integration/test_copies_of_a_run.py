@@ -6,11 +6,12 @@ import re
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from aggregator.copies.bucket import AlreadyThere, Bucket
-from aggregator.copies.restoring import sets_there
+from aggregator.copies.restoring import chosen, sets_by_shard, sets_there
 from aggregator.store.layout import commit_path
 from broker.wire.errors import Unavailable
 from ops.chaos.verify import verify
@@ -58,12 +59,33 @@ def complete(place):
         return []
 
 
+def of_a_restore(place):
+    """What a restore takes of each shard; nothing as long as it cannot."""
+    try:
+        sets = sets_by_shard(Bucket.open(place))
+    except Unavailable:
+        return {}
+    found = chosen(sets)
+    return found if len(found) == len(sets) else {}
+
+
 def merged_tokens(ledger):
     ends = {}
     for row in ledger:
         for each in row["contributions"]:
             ends[each["island_id"]] = max(ends.get(each["island_id"], 0), each["steps"]["to_tokens"])
     return sum(ends.values())
+
+
+def kill_all(up):
+    """Ends a whole run at once; returns when."""
+    below = descendants(up.pid)
+    killed_s = time.time()
+    for pid in (up.pid, *below):
+        os.kill(pid, signal.SIGKILL)
+    up.wait()
+    wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
+    return killed_s
 
 
 def check_restored(restored, run_dir, lost_ledger, said):
@@ -73,7 +95,7 @@ def check_restored(restored, run_dir, lost_ledger, said):
     assert "they go on as" in said
     ledger = json_lines(run_dir / "store" / "ledger.jsonl")
     again = {(row["fragment_id"], row["fragment_version"]): row for row in ledger}
-    for p, (version, digest) in enumerate(zip(restored["versions"], restored["digests"], strict=True)):
+    for p, version, digest in zip(sorted(newest), restored["versions"], restored["digests"], strict=True):
         assert known[p, version]["digest"] == digest
         assert [again[p, v] for v in range(version + 1)] == [known[p, v] for v in range(version + 1)]
         (beyond,) = [v for q, v in again if q == p and v > version]
@@ -82,15 +104,17 @@ def check_restored(restored, run_dir, lost_ledger, said):
     return newest
 
 
-def check_run(run_dir, report):
+def check_run(run_dir, report, folders=(Path(),)):
     check_report(report | {"rounds": {}, "versions": {}}, ended=False)
     assert report["phase"] == "ended"
     assert report["tokens"]["in_flight"] == 0
-    check_ranges(json_lines(run_dir / "store" / "ledger.jsonl"))
+    ledgers = [run_dir / inner / "store" / "ledger.jsonl" for inner in folders]
+    for ledger in ledgers:
+        check_ranges(json_lines(ledger))
     assert [check.name for check in verify(run_dir) if not check.holds] == []
-    (played,), _ = replay_all([run_dir / "events.jsonl"], ledgers=[run_dir / "store" / "ledger.jsonl"])
-    assert played.difference is None
-    assert played.counts.lives == 2
+    played, _ = replay_all([run_dir / inner / "events.jsonl" for inner in folders], ledgers=ledgers)
+    assert [each.difference for each in played] == [None] * len(folders)
+    assert [each.counts.lives for each in played] == [2] * len(folders)
 
 
 def test_everything_is_killed_and_the_disk_is_lost_and_the_run_ends_from_its_copies(place, tmp_path):
@@ -99,12 +123,7 @@ def test_everything_is_killed_and_the_disk_is_lost_and_the_run_ends_from_its_cop
     with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.03, *flags) as up:
         wait_for(lambda: len(complete(place)) == 2, "two copies", evidence=lambda: up.err)
         up.wait_for_progress(2)
-        below = descendants(up.pid)
-        killed_s = time.time()
-        for pid in (up.pid, *below):
-            os.kill(pid, signal.SIGKILL)
-        up.wait()
-        wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
+        killed_s = kill_all(up)
     aside.mkdir()
     shutil.copy(run_dir / "store" / "ledger.jsonl", aside)
     shutil.copytree(run_dir / "store" / "fragments", aside / "fragments")
@@ -138,6 +157,49 @@ def test_everything_is_killed_and_the_disk_is_lost_and_the_run_ends_from_its_cop
     last = complete(place)[0]
     assert last.ended, "a last copy at the end"
     assert {str(each.fragment_id): each.version for each in last.versions} == report["versions"]
+
+
+def test_all_shards_are_killed_with_their_disk_and_the_run_ends_from_copies_that_fit_together(place, tmp_path):
+    run_dir, aside = tmp_path / "run", tmp_path / "aside"
+    folders = {0: Path(), 1: Path("aggregator-1")}
+    flags = ("--copy-to", place, "--copy-every-s", 2, "--shards", 2, "--data-ahead-s", 1, "--fragments", 4)
+    with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.03, *flags) as up:
+
+        def copied():  # and so often that each shard had to keep one that fits
+            serials = {each.shard[0]: each.serial for each in complete(place)[::-1]}
+            return of_a_restore(place) and len(serials) == 2 and min(serials.values()) >= 3
+
+        wait_for(copied, "copies of both shards", evidence=lambda: up.err)
+        killed_s = kill_all(up)
+    for n, inner in folders.items():
+        shutil.copytree(run_dir / inner / "store", aside / str(n))
+    shutil.rmtree(run_dir)
+
+    said = ops("restore", place)
+    assert said.stdout.count("<- a restore takes this") == 2, said.stdout
+    taken = of_a_restore(place)
+    done = ops("restore", place, run_dir, "--json")
+    assert done.returncode == 0, done.stderr
+    restored = json.loads(done.stdout)["shards"]
+    print("as it was", [round(killed_s - each.time_s, 2) for each in taken.values()], "s before the kill, of 2 s")
+    assert taken[1].roster <= taken[0].roster, "shard 1 goes by nothing that shard 0 has forgotten"
+    lost = {n: json_lines(aside / str(n) / "ledger.jsonl") for n in folders}
+    for n, inner in folders.items():
+        assert restored[n]["versions"] == [each.version for each in taken[n].versions]
+        check_restored(restored[n], run_dir / inner, lost[n], "they go on as")
+        for each in taken[n].versions:
+            original = commit_path(aside / str(n), each.fragment_id, each.version)
+            if original.exists():
+                again = commit_path(run_dir / inner / "store", each.fragment_id, each.version)
+                assert again.read_bytes() == original.read_bytes()
+
+    tokens = max(map(merged_tokens, lost.values())) + MORE // 3
+    with Process(tmp_path / "again", "up", "--resume", run_dir, "--tokens", tokens, "--json") as again:
+        assert again.wait(150) == 0, again.err
+        report = json.loads(again.out.splitlines()[-1])
+    assert report["tokens"]["trained"] >= tokens
+    assert len(report["versions"]) == 4
+    check_run(run_dir, report, tuple(folders.values()))
 
 
 def test_islands_that_outlive_their_hub_and_are_ahead_of_its_copy_go_on_and_their_loss_is_in_the_books(tmp_path):

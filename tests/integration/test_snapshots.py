@@ -13,9 +13,10 @@ from aggregator.store import snapshots
 from aggregator.store.layout import commit_path, read_newest, versions
 from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, Unavailable
+from ops.chaos.verify import verify
 from ops.snapshots import restore
 from tests.integration.test_aggregator_store import commit_of, fill, load, state_of
-from tests.local_run import Process, Up, command, environment, wait_for
+from tests.local_run import Process, Up, command, environment, json_lines, wait_for
 
 RECORD = {"run_id": "demo", "epoch": 3}
 
@@ -127,7 +128,7 @@ def test_rolled_back_versions_are_the_snapshots_under_numbers_above_all(tmp_path
     for _ in range(2):  # asked for again after a crash, it is the same
         with Store.open(tmp_path) as store:
             store.load()
-            store.roll_back(source, {0: 9, 1: 7}, epoch=4)
+            store.roll_back(source, {0: 9, 1: 7}, 4, {0: {}, 1: {}})
     for p, version in ((0, 10), (1, 8)):
         commit, state = load(tmp_path).fragments[p]
         assert (commit.fragment_version, state.version, commit.epoch) == (version, version, 4)
@@ -176,7 +177,25 @@ def test_a_run_with_a_standby_is_rolled_back_and_goes_on(tmp_path):
         wait_for(lambda: all(up.versions()[p] > version for p, version in newer.items()), "versions", 90)
         again.signal(signal.SIGINT)
         again.wait()
+    rows = json_lines(run_dir / "store" / "ledger.jsonl")
+    for p, version in restored.items():
+        of = [row for row in rows if row["fragment_id"] == int(p)]
+        lost = [row for row in of if saved["versions"][p] < row["fragment_version"] < version]
+        tokens = sum(
+            each["steps"]["to_tokens"] - each["steps"]["from_tokens"] for r in lost for each in r["contributions"]
+        )
+        for store in (run_dir / "store", run_dir / "standby-1" / "store"):
+            books = read_newest(store, int(p))[0].ledger
+            wasted = [life["wasted"] for lives in books["accounts"].values() for life in lives.values()]
+            assert sum(each.get("rolled_back", 0) for each in wasted) == tokens > 0
+    assert [check.name for check in verify(run_dir) if not check.holds] == []
+    totals = json.loads(atoll("status", run_dir, "--json"))["totals"]
+    wasted = totals["wasted_tokens"]
+    assert wasted["rolled_back"] > 0
+    assert "store_lost" not in wasted
+    assert totals["trained_tokens"] == sum(wasted.values()) + totals["merged_tokens"] + totals["in_flight_tokens"]
     explained = atoll("explain", f"0:{restored['0']}", run_dir)
     assert "begins a new lineage" in explained
+    assert "is counted as rolled_back" in atoll("explain", f"0:{restored['0'] - 1}", run_dir)
     atoll("replay", run_dir)
     assert '"note":"run.rolled_back"' in (run_dir / "events.jsonl").read_text()

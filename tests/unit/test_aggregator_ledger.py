@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aggregator.ledger.balance import Books
 from aggregator.ledger.ledger import LIVES_KEPT, Ledger
 from aggregator.ledger.lives import MOST_INTERVALS, REASONS_REMEMBERED
+from aggregator.ledger.rolling_back import rolled_back
 from broker.wire.messages import Reason
 from broker.wire.ranges import StepRange
 from tests.aggregator_hand import steps
@@ -39,6 +40,7 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
         self.handed = {}  # (island, fragment) -> (step, token) of the present life
         self.incarnation = Counter()
         self.gone = set()
+        self.snapshots = []  # slices, and the tokens that were merged in them
 
     @initialize()
     def join_all(self):
@@ -130,6 +132,28 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
         assert all(restored.resume_point(i) == self.ledger.resume_point(i) for i in ISLANDS)
         self.ledger = restored
 
+    @rule()
+    def save_a_snapshot(self):
+        self.snapshots.append(({p: json.loads(json.dumps(self.ledger.slice(p))) for p in WEIGHTS}, self.of("merged")))
+
+    @precondition(lambda self: self.snapshots and not any(a.waiting for a in self.accounts()))
+    @rule(data=st.data())
+    def roll_back(self, data):
+        kept, merged = data.draw(st.sampled_from(self.snapshots))
+        once = {p: rolled_back(kept[p], json.loads(json.dumps(self.ledger.slice(p)))) for p in WEIGHTS}
+        assert {p: rolled_back(kept[p], once[p]) for p in WEIGHTS} == once, "asked for again after a crash"
+        trained, ends = self.ledger.trained_tokens(), [self.ledger.resume_point(i) for i in ISLANDS]
+        self.ledger = Ledger(WEIGHTS, lives_kept=self.lives_kept)
+        for p in WEIGHTS:
+            self.ledger.restore(p, json.loads(json.dumps(once[p])))
+        assert self.ledger.trained_tokens() == trained
+        assert [self.ledger.resume_point(i) for i in ISLANDS] == ends, "no step is trained again"
+        for *key, token in self.of("merged") | self.of("rolled_back"):
+            self.fates[tuple(key)][token] = "merged" if (*key, token) in merged else "rolled_back"
+
+    def of(self, fate):
+        return {(*key, token) for key, fates in self.fates.items() for token, known in fates.items() if known == fate}
+
     def accounts(self):
         return [a for lives in self.ledger.lives().values() for life in lives.values() for a in life.accounts.values()]
 
@@ -158,6 +182,7 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
         assert books.merged == counted["merged"]
         assert books.wasted.get("stale", 0) == counted["stale"]
         assert books.wasted.get("run_ended", 0) == counted["run_ended"]
+        assert books.wasted.get("rolled_back", 0) == counted["rolled_back"]
         assert books.wasted.get("overwritten", 0) == counted["overwritten"]
         assert books.wasted.get("island_lost", 0) == counted["lost"] - waiting_of_the_dead
         assert books.in_flight == counted["in_flight"] + waiting_of_the_dead
@@ -174,6 +199,10 @@ TestFoldedLedgerAgainstTokens = FoldedLedgerAgainstTokens.TestCase
 TestFoldedLedgerAgainstTokens.settings = settings(max_examples=60, stateful_step_count=30)
 TestLedgerAgainstTokens = LedgerAgainstTokens.TestCase
 TestLedgerAgainstTokens.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_books_of_a_fragment_that_never_moves_stay_empty_when_a_run_is_rolled_back():
+    assert rolled_back({}, {}) == {}
 
 
 def test_counters_never_go_back():

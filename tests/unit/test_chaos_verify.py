@@ -208,6 +208,14 @@ def test_a_new_lineage_is_no_gap_and_what_it_gave_up_is_not_lost(run, lost):
     assert run.check() == set()
 
 
+def test_a_run_may_go_back_to_a_snapshot_of_versions_that_it_had_given_up(run):
+    new_lineage(run)
+    again = [contribution(steps=(20, 30))]
+    run.ledger += [row(0, 6, "0.2", epoch=4), row(0, 7, epoch=4, contributions=again)]  # 0.2 had steps 10 to 20
+    run.tape += [*started(4, [(0, 6), (1, 1)]), persisted(0, 7), committed(0, 7)]
+    assert run.check() == set()
+
+
 def test_a_copy_that_differs_is_noticed(run):
     (run.directory / "standby-1" / "store").mkdir(parents=True)
     rows = [row(1, 0), row(1, 1, "other")]

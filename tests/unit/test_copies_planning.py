@@ -51,7 +51,7 @@ def a_set(versions=(3, 4), **changes):
 
 
 def test_a_set_comes_back_as_it_was_written():
-    whole = a_set(ended=True)
+    whole = a_set(ended=True, shard=(1, 2), roster=(3, 17))
     assert read_set(write_set(whole)) == whole
     assert sets.order_of(whole.key) == (3, 1)
 
@@ -87,6 +87,8 @@ def test_a_server_of_ones_own_is_named_by_an_option():
     assert place.url == "s3://bucket/run"
     assert place.options == {"aws_endpoint": "http://minio:9000", "aws_region": "eu"}
     assert place.plain_http
+    assert place_of("gs://b/r?endpoint=http://127.0.0.1:1").options == {"google_base_url": "http://127.0.0.1:1"}
+    assert place_of("az://c/r?endpoint=https://x/y").options == {"azure_storage_endpoint": "https://x/y"}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,8 @@ def test_a_server_of_ones_own_is_named_by_an_option():
         ("ftp://host/x", "must begin with s3://"),
         ("s3:///run", "names no bucket"),
         ("s3://key:secret@bucket/run", "must not hold a password"),
-        ("s3://bucket/run?endpiont=http://x", "unknown option 'endpiont'"),
+        ("s3://bucket/run?endpiont=http://x", "unknown option 'endpiont': options of s3:// are endpoint and region"),
+        ("file:///mnt/x?endpoint=http://x", "options of file:// are none"),
         ("file://relative/path", "an absolute path"),
         ("file:///", "an absolute path"),
     ],

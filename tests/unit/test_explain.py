@@ -283,6 +283,11 @@ def test_a_new_lineage_is_said_where_it_begins_and_where_it_went_back(run_dir, c
     assert cli.main(["explain", "0:2", str(run_dir)]) == 0
     said = capsys.readouterr().out
     assert "it was given up: a new lineage began with version 5, which is version 1 again" in said
+    assert "what was merged into it is counted as store_lost" in said
+    with (run_dir / "events.jsonl").open("a") as tape:
+        tape.write(json.dumps({"now_s": 9.0, "note": "run.rolled_back", "fields": {"versions": [5, 2]}}) + "\n")
+    assert cli.main(["explain", "0:2", str(run_dir)]) == 0
+    assert "what was merged into it is counted as rolled_back" in capsys.readouterr().out
     assert cli.main(["explain", "0:1", str(run_dir)]) == 0
     assert "lineage" not in capsys.readouterr().out
 

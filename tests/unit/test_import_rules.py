@@ -37,6 +37,7 @@ PURE_MODULES = {
     "aggregator.copies.place",
     "aggregator.copies.planning",
     "aggregator.copies.sets",
+    "aggregator.copies.shards",
     "aggregator.core",
     "aggregator.events",
     "aggregator.process.metrics",

@@ -257,6 +257,19 @@ def test_a_new_lineage_is_no_gap(recorded, tmp_path, capsys):
         assert (status, found["same"], found["complete"]) == (0, True, True)
 
 
+@pytest.mark.parametrize("who", ["standby-1", "aggregator-1"])
+def test_a_new_lineage_is_no_gap_beside_the_ledger_of_a_standby_that_came_later_or_of_another_shard(
+    recorded, tmp_path, capsys, who
+):
+    tape, row = lineage(recorded, digest=recorded.ledger[1]["digest"])
+    run_dir = recorded.write(tmp_path, tape=tape, ledger=[*recorded.ledger[:2], row])
+    rows = [row] if who == "standby-1" else [row | {"fragment_id": 1, "fragment_version": v} for v in (0, 5)]
+    recorded.write(tmp_path / who, tape=[], ledger=rows)
+    status, found = replayed(capsys, run_dir, "--allow-missing")
+    assert [each["difference"] for each in found["tapes"]] == [None, None]
+    assert (status, found["same"]) == (0, True)
+
+
 def test_a_version_that_was_being_written_before_a_new_lineage_is_checked_too(recorded, tmp_path, capsys):
     tape, row = lineage(recorded, digest=recorded.ledger[1]["digest"])
     end = recorded.begins[1]

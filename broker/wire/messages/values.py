@@ -104,6 +104,7 @@ class Reason(StrEnum):
     ISLAND_LOST = "island_lost"  # trained by an incarnation that ended before handing them over
     UNRECORDED = "unrecorded"  # a gap whose cause was lost with an aggregator
     STORE_LOST = "store_lost"  # merged into versions that were lost with a store, and given up by the operator
+    ROLLED_BACK = "rolled_back"  # merged into versions that the operator went back behind, to a snapshot
 
 
 RETRY_REASONS = frozenset({Reason.CHECKSUM, Reason.QUEUE_FULL, Reason.NOT_LEADER})

@@ -1,0 +1,78 @@
+"""Copies at a server process that speaks Azure's blob storage, and back; skipped where none is installed."""
+
+import os
+
+import pytest
+
+from aggregator.copies.bucket import AlreadyThere, Bucket
+from aggregator.copies.restoring import restore, sets_there
+from aggregator.store.layout import commit_path
+from broker.wire.errors import ConfigError, Unavailable
+from tests.azure_server import CREDENTIALS, SERVER, WHY_NOT, azure_server
+from tests.integration.test_copies import FRAGMENTS, NOW_S, Hub
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+needs_azure = pytest.mark.skipif(SERVER is None, reason=WHY_NOT)
+
+
+@pytest.fixture
+def azure(tmp_path, monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with azure_server(tmp_path / "azure.log") as server:
+        yield server
+
+
+@needs_azure
+def test_a_store_comes_back_from_azure_bit_by_bit_and_objects_of_every_size_do(azure, tmp_path, monkeypatch):
+    hub = Hub(tmp_path)
+    try:
+        bucket = Bucket.open(azure.url("runs/one"))
+        copies = hub.copier(bucket=bucket)
+        for p in (0, 1, 0, 0):  # sets and objects of before are removed
+            hub.commit(p)
+            copies.make()
+        assert len(sets_there(bucket)) == 2
+        (restored,) = restore(bucket, tmp_path / "again", NOW_S)
+        assert tuple(each.digest for each in restored.whole.versions) == hub.digests()
+        for p in FRAGMENTS:
+            original = commit_path(hub.store, p, hub.versions[p])
+            assert commit_path(tmp_path / "again" / "store", p, hub.versions[p]).read_bytes() == original.read_bytes()
+        (again,) = restore(bucket, tmp_path / "more", NOW_S)
+        assert (restored.epoch, again.epoch) == (1001, 2001)
+    finally:
+        hub.opened.close()
+
+    bucket = Bucket.open(azure.url("a/b"))
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(20 << 20))  # in three parts
+    bucket.put("objects/large", large)
+    bucket.put("objects/empty", b"")
+    bucket.put("claims/1", b"x", new=True)
+    with pytest.raises(AlreadyThere):
+        bucket.put("claims/1", b"y", new=True)
+    assert bucket.list() == {"claims/1": 1, "objects/empty": 0, "objects/large": 20 << 20}
+    assert bucket.read("objects/large") == large.read_bytes()
+    bucket.delete(["claims/1", "claims/2"])
+    with pytest.raises(FileNotFoundError):
+        bucket.read("claims/1")
+
+    nowhere = Bucket.open(azure.url("x").replace("atoll-test", "nobody-made-it"))
+    for attempt in (
+        nowhere.list,
+        lambda: nowhere.put("a", b""),
+        lambda: nowhere.read("a"),
+        lambda: nowhere.delete(["a"]),
+    ):
+        with pytest.raises(Unavailable, match="make the bucket or container"):
+            attempt()
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "AAAA")
+    with pytest.raises(Unavailable, match="check credentials and rights"):
+        Bucket.open(azure.url("x")).list()
+
+
+def test_an_account_that_is_not_said_is_asked_for(monkeypatch):
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="set AZURE_STORAGE_ACCOUNT_NAME"):
+        Bucket.open("az://container/run")
