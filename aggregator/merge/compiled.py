@@ -1,0 +1,316 @@
+"""The kernels of a merge, compiled by numba: decode, fold, outer step and rounding, block by block in the cache.
+
+Importing this module compiles them or loads them from numba's cache, so it is imported where they are first needed, in
+a worker thread. A kernel works on one piece, a range of a tensor without gaps: whole rows of ``columns`` elements, or
+a part of one row. It holds no lock of the interpreter, so pieces are computed side by side (:mod:`.pieces_of_work`).
+
+*Same bytes.* The sum of an element is ``((w0 * x0 + w1 * x1) + w2 * x2) + ..``, each product and each sum rounded to
+float32 by itself. Nothing here may be compiled with ``fastmath``: it would fuse and reorder them. A sum of squares is a
+tree over a block, whose shape follows from the number of elements alone, and blocks begin with rows and pieces. So no
+result depends on the number of threads, on the width of the processor's vectors, or on where a row lies.
+
+*Addresses.* Arrays come as their addresses: any number of contributions in any codec, read-only or not, at any
+alignment, is then one compilation of each kernel. Callers keep the arrays alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, register_jitable
+
+from aggregator.merge.layout import (
+    BF16,
+    DELTA,
+    F32,
+    INT8,
+    MOMENTUM,
+    NEW_MOMENTUM,
+    NEW_PARAMS,
+    PARAMS,
+    RESIDUAL,
+)
+from broker.wire.lengths import BLOCK_ELEMENTS
+
+#: Elements: 8 KiB of float32, so that four inputs fill a first-level cache. Of 2^10 to 2^14 the fastest measured.
+BLOCK: Final = 1 << 11
+_MAGNITUDE: Final = 0x7FFFFFFF
+
+
+@intrinsic  # type: ignore[misc]
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """An address as a pointer to anything."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@register_jitable  # type: ignore[misc]
+def _floats(address: Any, count: Any) -> Any:
+    return carray(_pointer(address), count, np.float32)
+
+
+@register_jitable  # type: ignore[misc]
+def _bytes(address: Any, count: Any) -> Any:
+    return carray(_pointer(address), count, np.uint8)
+
+
+@register_jitable  # type: ignore[misc]
+def _decoded(source: Any, at: Any, count: Any, scratch: Any) -> Any:
+    """Returns the address of elements of a contribution as float32: among its bytes, or ``scratch``, filled."""
+    address, codec, elements = source[0], source[1], source[2]
+    start = at - source[3]
+    if codec == F32:
+        if address % 4 == 0:
+            return address + 4 * start
+        _copied(address + 4 * start, 4 * count, scratch)
+    elif codec == BF16:
+        _shifted(address + 2 * start, count, scratch)
+    else:
+        blocks = (elements + BLOCK_ELEMENTS - 1) // BLOCK_ELEMENTS
+        _multiplied(address, address + 4 * blocks, codec, start, count, scratch)
+    return scratch
+
+
+@register_jitable  # type: ignore[misc]
+def _copied(address: Any, count: Any, to: Any) -> None:
+    source, out = _bytes(address, count), _bytes(to, count)
+    for i in range(count):
+        out[i] = source[i]
+
+
+@register_jitable  # type: ignore[misc]
+def _shifted(address: Any, count: Any, scratch: Any) -> None:
+    """A bf16 is the upper half of a float32."""
+    words = carray(_pointer(scratch), count, np.uint32)
+    if address % 2:  # moved to where it can be read; the words are written from the front, behind what is read
+        address = _moved(address, 2 * count, scratch + 2 * count)
+    halves = carray(_pointer(address), count, np.uint16)
+    for i in range(count):
+        words[i] = np.uint32(halves[i]) << np.uint32(16)
+
+
+@register_jitable  # type: ignore[misc]
+def _moved(address: Any, count: Any, to: Any) -> Any:
+    _copied(address, count, to)
+    return to
+
+
+@register_jitable  # type: ignore[misc]
+def _multiplied(first_scale: Any, first_code: Any, codec: Any, start: Any, count: Any, scratch: Any) -> None:
+    """Block-wise integers: each element is one float32 product of its code and the scale of its block."""
+    out = _floats(scratch, count)
+    if codec == INT8:
+        codes = carray(_pointer(first_code + start), count, np.int8)
+        for i in range(count):
+            out[i] = np.float32(np.int32(codes[i]))
+    else:
+        odd = start % 2  # the second code of its byte
+        if odd:
+            out[0] = _signed(np.int32(_bytes(first_code + start // 2, 1)[0] >> 4))
+        pairs = (count - odd) // 2
+        octets, after = _bytes(first_code + start // 2 + odd, (count - odd + 1) // 2), _floats(scratch + 4 * odd, count)
+        for i in range(pairs):
+            octet = np.int32(octets[i])
+            after[2 * i] = _signed(np.int32(octet & np.int32(15)))
+            after[2 * i + 1] = _signed(np.int32(octet >> np.int32(4)))
+        if odd + 2 * pairs < count:
+            out[count - 1] = _signed(np.int32(octets[pairs] & 15))
+    here = 0
+    while here < count:
+        block = (start + here) // BLOCK_ELEMENTS
+        some = min((block + 1) * BLOCK_ELEMENTS - start, count) - here
+        scale, part = _unaligned(first_scale + 4 * block), _floats(scratch + 4 * here, some)
+        for i in range(some):
+            part[i] *= scale
+        here += some
+
+
+@register_jitable  # type: ignore[misc]
+def _signed(code: Any) -> Any:
+    """Returns the number that is written in four bits, 0 to 7 and -8 to -1."""
+    return np.float32(np.int32(np.int32(code ^ np.int32(8)) - np.int32(8)))
+
+
+@intrinsic  # type: ignore[misc]
+def _unaligned(typing_context: Any, address: Any) -> Any:
+    """Reads a float32 at any address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = context.get_value_type(types.float32)
+        return builder.load(builder.inttoptr(args[0], number.as_pointer()), align=1)
+
+    return types.float32(types.int64), generate
+
+
+@register_jitable  # type: ignore[misc]
+def _squares(values: Any, scratch: Any) -> Any:
+    """Returns the sum of squares: of fours, of fours of those, and so on; not finite only if an element is not."""
+    n, total = values.size, 0.0
+    width = n // 4
+    quarters = _floats(scratch, width)
+    for i in range(width):
+        a, b, c, d = values[i], values[i + width], values[i + 2 * width], values[i + 3 * width]
+        quarters[i] = (a * a + b * b) + (c * c + d * d)
+    for i in range(4 * width, n):
+        total += np.float64(values[i] * values[i])
+    while width > 32:
+        n, scratch = width, scratch + 4 * width
+        width //= 4
+        fewer = _floats(scratch, width)
+        for i in range(width):
+            a, b, c, d = quarters[i], quarters[i + width], quarters[i + 2 * width], quarters[i + 3 * width]
+            fewer[i] = (a + b) + (c + d)
+        for i in range(4 * width, n):
+            total += np.float64(quarters[i])
+        quarters = fewer
+    for i in range(width):
+        total += np.float64(quarters[i])
+    if not 1e-30 < total < np.inf:
+        # Squares leave float32's range long before the elements do; float64 holds them all.
+        total = 0.0
+        for i in range(values.size):
+            total += np.float64(values[i]) * np.float64(values[i])
+    return total
+
+
+@register_jitable  # type: ignore[misc]
+def _added(out: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: Any, column: Any, i: Any) -> None:
+    """Adds up to four contributions, from number ``i`` on, to a block: one pass over it for four of them."""
+    n, last = out.size, i + count - 1
+    w0, w1, w2, w3 = w[i, column], w[min(i + 1, last), column], w[min(i + 2, last), column], w[last, column]
+    if count == 4:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+    elif count == 3:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j] + w1 * b[j] + w2 * c[j]
+    elif count == 2:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j] + w1 * b[j]
+    else:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j]
+
+
+@register_jitable  # type: ignore[misc]
+def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any) -> Any:
+    """Takes the outer step of a block; returns the largest magnitude of its new parameters, as the bits of a float."""
+    n = merged.size
+    before = _floats(places[PARAMS] + 4 * start, n)
+    if places[RESIDUAL]:
+        residual = _floats(places[RESIDUAL] + 4 * start, n)
+        for i in range(n):
+            exact[i] = before[i] + residual[i]
+        before = exact
+    momentum = _floats(places[MOMENTUM] + 4 * start, n)
+    params, trace = _floats(places[NEW_PARAMS] + 4 * start, n), _floats(places[NEW_MOMENTUM] + 4 * start, n)
+    for i in range(n):
+        m = merged[i] + mu * momentum[i]
+        trace[i] = m
+        params[i] = before[i] - eta * (merged[i] + mu * m)
+    bits, largest = carray(_pointer(places[NEW_PARAMS] + 4 * start), n, np.int32), np.int32(0)
+    for i in range(n):
+        largest = max(largest, bits[i] & np.int32(_MAGNITUDE))
+    return np.int64(largest)
+
+
+def _folded(
+    sources: Any,
+    first: Any,
+    rows: Any,
+    columns: Any,
+    factors: Any,
+    weights: Any,
+    counted: Any,
+    places: Any,
+    rate: Any,
+    sums: Any,
+    chunk: Any,
+) -> Any:
+    """Makes one pass over a piece. All passes of a merge are this one, so that there is one kernel to compile.
+
+    Args:
+        sources: int64 [k, 4] (:mod:`.layout`); none of them leaves zeros.
+        first: Element of the tensor with which the piece begins.
+        rows: In the piece.
+        columns: Of each row in the piece.
+        factors: float32 [k, rows], by which contributions are folded; [0, 0]: nothing is, this is about lengths.
+        weights: float32 [k, 1]: where a second fold is made beside the first, for its length alone; or [0, 0].
+        counted: Whether the squares of contributions are added.
+        places: int64 [6] (:mod:`.layout`), where the piece begins in the vectors of the fragment; 0: not there.
+        rate: float32 [2]: learning rate and momentum.
+        sums: float64 [k + 2, rows, chunks]: squares of each contribution, of what was folded, and beside it.
+        chunk: Of the row.
+
+    Returns:
+        The largest magnitude of a new parameter, as the bits of a float32.
+    """
+    k, folds, largest = sources.shape[0], 1 + (weights.shape[0] > 0), np.int64(0)
+    if factors.shape[0] < k:
+        folds = 0
+    memory = np.empty(8 * BLOCK, np.float32)
+    scratch = np.int64(memory.ctypes.data)
+    at = np.zeros(4, np.int64)
+    nothing = np.float32(-0.0) if k else np.float32(0)  # to which anything can be added without a change
+    for row in range(rows):
+        for start in range(0, columns, BLOCK):
+            n, here = min(BLOCK, columns - start), row * columns + start
+            exact = _floats(scratch + 28 * BLOCK, n)
+            for i in range(0, k, 4):
+                some = min(4, k - i)
+                for j in range(4):
+                    if j < some:
+                        at[j] = _decoded(sources[i + j], first + here, n, scratch + 4 * j * BLOCK)
+                    else:
+                        at[j] = at[0]
+                a, b, c, d = _floats(at[0], n), _floats(at[1], n), _floats(at[2], n), _floats(at[3], n)
+                for f in range(folds):
+                    out = _floats(scratch + 4 * (4 + f) * BLOCK, n)
+                    if i == 0:
+                        for j in range(n):
+                            out[j] = nothing
+                    table, column = (factors, row) if f == 0 else (weights, 0)
+                    _added(out, some, a, b, c, d, table, column, i)
+                if counted:
+                    for j in range(some):
+                        sums[i + j, row, chunk] += _squares(_floats(at[j], n), scratch + 24 * BLOCK)
+            out = _floats(scratch + 16 * BLOCK, n)
+            if k == 0:
+                for j in range(n):
+                    out[j] = nothing
+            for f in range(folds):
+                sums[k + f, row, chunk] += _squares(_floats(scratch + 4 * (4 + f) * BLOCK, n), scratch + 24 * BLOCK)
+            if folds and places[DELTA]:
+                delta = _floats(places[DELTA] + 4 * here, n)
+                for j in range(n):
+                    delta[j] = out[j]
+            if folds and places[NEW_MOMENTUM]:
+                largest = max(largest, _stepped(out, places, here, rate[0], rate[1], exact))
+    return largest
+
+
+def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
+    """Returns the function compiled, from the cache where there is one.
+
+    A cache that cannot be written or read costs some seconds at the start of each process, and nothing else.
+    """
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(signature, cache=True, **options)(function)  # type: ignore[no-any-return]
+    except (RuntimeError, OSError, EOFError, ValueError):  # no place for it, no space, a file cut short
+        return njit(signature, **options)(function)  # type: ignore[no-any-return]
+
+
+_FLOATS = "float32[:,::1]"
+folded = _compiled(
+    _folded,
+    f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, boolean, int64[::1], float32[::1],"
+    " float64[:,:,:], int64)",
+)
