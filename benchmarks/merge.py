@@ -22,8 +22,9 @@ import numpy as np
 import optax
 
 from aggregator.events import Commit, Part
+from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.kernels import merge_fragment
-from aggregator.merge.outer_step import FragmentState, Vector, make_outer_step
+from aggregator.merge.outer_step import make_outer_step
 from aggregator.store.store import Store
 from benchmarks import output
 from benchmarks.output import Column

@@ -36,8 +36,8 @@ from aggregator.merge.layout import (
 )
 from broker.wire.lengths import BLOCK_ELEMENTS
 
-#: Elements: 8 KiB of float32, so that four inputs fill a first-level cache. Of 2^10 to 2^14 the fastest measured.
-BLOCK: Final = 1 << 11
+#: Elements: 16 KiB of float32: what is decoded and folded stays in the second-level cache. 2^10 and 2^11 were slower.
+BLOCK: Final = 1 << 12
 _MAGNITUDE: Final = 0x7FFFFFFF
 
 
@@ -149,34 +149,37 @@ def _unaligned(typing_context: Any, address: Any) -> Any:
     return types.float32(types.int64), generate
 
 
+@intrinsic  # type: ignore[misc]
+def _accumulated(typing_context: Any, total: Any, term: Any) -> Any:
+    """Adds float32 in whatever order suits the processor's vectors: for lengths, which no island computes again."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(args[0], args[1], flags=("reassoc",))
+
+    return types.float32(types.float32, types.float32), generate
+
+
 @register_jitable  # type: ignore[misc]
-def _squares(values: Any, scratch: Any) -> Any:
-    """Returns the sum of squares: of fours, of fours of those, and so on; not finite only if an element is not."""
-    n, total = values.size, 0.0
-    width = n // 4
-    quarters = _floats(scratch, width)
-    for i in range(width):
-        a, b, c, d = values[i], values[i + width], values[i + 2 * width], values[i + 3 * width]
-        quarters[i] = (a * a + b * b) + (c * c + d * d)
-    for i in range(4 * width, n):
-        total += np.float64(values[i] * values[i])
-    while width > 32:
-        n, scratch = width, scratch + 4 * width
-        width //= 4
-        fewer = _floats(scratch, width)
-        for i in range(width):
-            a, b, c, d = quarters[i], quarters[i + width], quarters[i + 2 * width], quarters[i + 3 * width]
-            fewer[i] = (a + b) + (c + d)
-        for i in range(4 * width, n):
-            total += np.float64(quarters[i])
-        quarters = fewer
-    for i in range(width):
-        total += np.float64(quarters[i])
-    if not 1e-30 < total < np.inf:
-        # Squares leave float32's range long before the elements do; float64 holds them all.
-        total = 0.0
-        for i in range(values.size):
-            total += np.float64(values[i]) * np.float64(values[i])
+def _four_squares(at: Any, n: Any, found: Any) -> None:
+    """Writes the sums of squares of four blocks."""
+    a, b, c, d = _floats(at[0], n), _floats(at[1], n), _floats(at[2], n), _floats(at[3], n)
+    p, q, r, s = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for i in range(n):
+        p = _accumulated(p, a[i] * a[i])
+        q = _accumulated(q, b[i] * b[i])
+        r = _accumulated(r, c[i] * c[i])
+        s = _accumulated(s, d[i] * d[i])
+    found[0], found[1], found[2], found[3] = p, q, r, s
+
+
+@register_jitable  # type: ignore[misc]
+def _squares(address: Any, n: Any, found: Any) -> Any:
+    """Returns ``found``, or the sum of squares where that left float32's range; not finite only if an element is not."""
+    if 1e-30 < found < np.inf:
+        return np.float64(found)
+    values, total = _floats(address, n), 0.0
+    for i in range(n):
+        total += np.float64(values[i]) * np.float64(values[i])
     return total
 
 
@@ -215,10 +218,7 @@ def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any
         m = merged[i] + mu * momentum[i]
         trace[i] = m
         params[i] = before[i] - eta * (merged[i] + mu * m)
-    bits, largest = carray(_pointer(places[NEW_PARAMS] + 4 * start), n, np.int32), np.int32(0)
-    for i in range(n):
-        largest = max(largest, bits[i] & np.int32(_MAGNITUDE))
-    return np.int64(largest)
+    return _largest(places[NEW_PARAMS] + 4 * start, n)
 
 
 def _folded(
@@ -257,7 +257,7 @@ def _folded(
         folds = 0
     memory = np.empty(8 * BLOCK, np.float32)
     scratch = np.int64(memory.ctypes.data)
-    at = np.zeros(4, np.int64)
+    at, found = np.zeros(4, np.int64), np.zeros(4, np.float32)
     nothing = np.float32(-0.0) if k else np.float32(0)  # to which anything can be added without a change
     for row in range(rows):
         for start in range(0, columns, BLOCK):
@@ -279,14 +279,19 @@ def _folded(
                     table, column = (factors, row) if f == 0 else (weights, 0)
                     _added(out, some, a, b, c, d, table, column, i)
                 if counted:
+                    _four_squares(at, n, found)
                     for j in range(some):
-                        sums[i + j, row, chunk] += _squares(_floats(at[j], n), scratch + 24 * BLOCK)
+                        sums[i + j, row, chunk] += _squares(at[j], n, found[j])
             out = _floats(scratch + 16 * BLOCK, n)
             if k == 0:
                 for j in range(n):
                     out[j] = nothing
+            if folds:
+                at[0] = at[2] = scratch + 16 * BLOCK
+                at[1] = at[3] = scratch + 4 * (3 + folds) * BLOCK
+                _four_squares(at, n, found)
             for f in range(folds):
-                sums[k + f, row, chunk] += _squares(_floats(scratch + 4 * (4 + f) * BLOCK, n), scratch + 24 * BLOCK)
+                sums[k + f, row, chunk] += _squares(at[f], n, found[f])
             if folds and places[DELTA]:
                 delta = _floats(places[DELTA] + 4 * here, n)
                 for j in range(n):
@@ -294,6 +299,114 @@ def _folded(
             if folds and places[NEW_MOMENTUM]:
                 largest = max(largest, _stepped(out, places, here, rate[0], rate[1], exact))
     return largest
+
+
+def _rounded(
+    codec: Any, exact: Any, base: Any, params: Any, scales: Any, codes: Any, count: Any, most: Any, limits: Any
+) -> Any:
+    """Rounds the step of a piece from ``base`` to ``exact``: writes it encoded, what it leads to, and what is left out.
+
+    That is ``base`` plus one float32 product, a sum of its own, as islands compute it: nothing may fuse the two.
+
+    Args:
+        codec: Any but f32.
+        exact: Address of float32 [count]: the exact parameters; then what rounding has left out of them.
+        base: Address of float32 [count]: the version before.
+        params: Address of float32 [count]: takes the version.
+        scales: Address of the scales of the piece, or 0.
+        codes: Address of its elements.
+        count: Of elements; the piece begins with a block of those that share a scale.
+        most: The largest code.
+        limits: float32 [2]: the smallest and the largest scale.
+
+    Returns:
+        The largest magnitude of a parameter, as the bits of a float32.
+    """
+    memory, largest = np.empty(BLOCK_ELEMENTS, np.float32), np.int64(0)
+    scratch = np.int64(memory.ctypes.data)
+    for start in range(0, count, BLOCK_ELEMENTS):
+        n = min(BLOCK_ELEMENTS, count - start)
+        x, v, step = _floats(exact + 4 * start, n), _floats(base + 4 * start, n), _floats(scratch, n)
+        for i in range(n):
+            step[i] = x[i] - v[i]
+        if codec == BF16:
+            _to_bf16(scratch, codes + 2 * start, n)
+        else:
+            scale = _to_integers(codec, scratch, codes + (start if codec == INT8 else start // 2), n, most, limits)
+            _floats(scales + start // BLOCK_ELEMENTS * 4, 1)[0] = scale
+        new = _floats(params + 4 * start, n)
+        for i in range(n):
+            new[i] = v[i] + step[i]
+        for i in range(n):
+            x[i] = x[i] - new[i]
+        largest = max(largest, _largest(params + 4 * start, n))
+    return largest
+
+
+@register_jitable  # type: ignore[misc]
+def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
+    """To nearest, ties to even; what is not finite stays so. Leaves what was written in ``scratch``."""
+    words, halves = carray(_pointer(scratch), n, np.uint32), carray(_pointer(codes), n, np.uint16)
+    for i in range(n):
+        word = words[i]
+        upper = np.uint32((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+        if (word & np.uint32(_MAGNITUDE)) > np.uint32(0x7F800000):
+            upper = np.uint32((word >> np.uint32(16)) | np.uint32(0x40))
+        halves[i] = np.uint16(upper)
+        words[i] = np.uint32(upper << np.uint32(16))
+
+
+@register_jitable  # type: ignore[misc]
+def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, most: Any, limits: Any) -> Any:
+    """Writes the codes of a block as :func:`broker.wire.blockwise.quantise` does; returns its scale.
+
+    Leaves the product of code and scale in ``scratch``.
+    """
+    step, scale, divisor = _floats(scratch, n), np.float32(0), np.float32(1)
+    bits = _largest(scratch, n)
+    sound = bits < 0x7F800000
+    largest = _as_float(np.int32(bits))
+    if not sound:
+        scale = largest
+        for i in range(n):
+            step[i] = 0
+    elif bits:
+        scale = divisor = min(max(np.float32(largest / np.float32(most)), limits[0]), limits[1])
+    # Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves no negative zero.
+    for i in range(n):
+        step[i] = (step[i] / divisor + np.float32(12582912)) - np.float32(12582912)
+    if codec == INT8:
+        written = carray(_pointer(codes), n, np.int8)
+        for i in range(n):
+            written[i] = np.int8(np.int32(step[i]))
+    else:
+        octets = _bytes(codes, (n + 1) // 2)
+        for i in range(n // 2):
+            octets[i] = np.uint8((np.int32(step[2 * i]) & 15) | ((np.int32(step[2 * i + 1]) & 15) << 4))
+        if n % 2:
+            octets[n // 2] = np.uint8(np.int32(step[n - 1]) & 15)
+    for i in range(n):
+        step[i] *= scale
+    return scale
+
+
+@intrinsic  # type: ignore[misc]
+def _as_float(typing_context: Any, bits: Any) -> Any:
+    """Returns the float32 of some bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), generate
+
+
+@register_jitable  # type: ignore[misc]
+def _largest(address: Any, n: Any) -> Any:
+    """Returns the largest magnitude of some float32, as its bits: what is not finite is the largest."""
+    bits, largest = carray(_pointer(address), n, np.int32), np.int32(0)
+    for i in range(n):
+        largest = max(largest, np.int32(bits[i] & np.int32(_MAGNITUDE)))
+    return np.int64(largest)
 
 
 def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
@@ -314,3 +427,4 @@ folded = _compiled(
     f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, boolean, int64[::1], float32[::1],"
     " float64[:,:,:], int64)",
 )
+rounded = _compiled(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32, float32[::1])")

@@ -31,14 +31,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.events import Part, Pieced
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.layout import Source
-from aggregator.merge.outer_step import FragmentState, OuterStep
+from aggregator.merge.lengths import known, units_of
+from aggregator.merge.outer_step import OuterStep
 from aggregator.merge.passes import Doubles, Target, fold
 from aggregator.merge.resources import PLAIN, Resources, Spread, Vector
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
-from broker.wire.messages import Codec, Encoded
 
 #: Elements of the units that go through all passes together: 8 MiB of float32 from each contribution, so that a pass
 #: finds some of what the one before it read in the third-level cache, and there are pieces for every thread.
@@ -75,6 +76,12 @@ class _Sums:
     parts: Doubles
     mean: float = 0.0
     merged: float = 0.0
+
+    def add(self, parts: Doubles, mean: float, merged: float) -> None:
+        """Adds those of one tensor."""
+        self.parts += parts
+        self.mean += mean
+        self.merged += merged
 
 
 def merge_fragment(
@@ -146,16 +153,17 @@ def _merged(
         if not tensor.size:
             continue
         if tensor.kind is Kind.RDA and np.count_nonzero(shares) > 1:
-            units = math.prod(tensor.shape[: tensor.unit_axes])
+            units, squares = units_of(tensor), [known(part.payload[index]) for part in parts]
             for rows in _strips(units, tensor.size // units):
-                strip = _Strip(sources, offset, rows, tensor.size // units, target, spread)
+                strip = _Strip(sources, squares, offset, rows, tensor.size // units, target, spread)
                 strip.radial_directional(shares, weights, sums, capped=capped)
         else:  # the direction of a single contribution is its own, and its length too: nothing to average
-            found = fold(sources, weights[: len(sources), None], offset, 1, tensor.size, target, spread)
+            squares = [known(part.payload[index]) for part in parts]
+            by, counted = weights[: len(sources), None], any(each is None for each in squares)
+            found = fold(sources, by, offset, 1, tensor.size, target, spread, counted=counted)[:, 0]
             if not frozen:
-                sums.parts += found[:-2, 0]
-                sums.mean += float(found[-2, 0])
-                sums.merged += float(found[-2, 0])
+                lengths = found[:-2] if counted else np.array([each.sum() for each in squares if each is not None])
+                sums.add(lengths, float(found[-2]), float(found[-2]))
         offset += tensor.size
     norms = np.sqrt(sums.parts)
     return MergedFragment(
@@ -175,6 +183,7 @@ class _Strip:
     """
 
     sources: list[Source]
+    squares: list[Doubles | None]  #: of all units of the tensor, where they are known
     offset: int  #: element of the fragment with which the tensor begins
     rows: slice
     columns: int
@@ -191,30 +200,37 @@ class _Strip:
             capped: Whether lengths are limited where directions oppose each other.
         """
         k = len(self.sources)
-        squares = self._pass(None, Target())[:k]
+        squares = self._squares()
         lengths = np.sqrt(squares)
         radius = weights @ lengths
         # Unit vectors are scaled by the radius on the way: directions of large and of tiny units alike then stay in
         # float32's range. unit(0) = 0, and a vector 1e20 times shorter than its peers counts as 0.
         counts = lengths > 1e-20 * radius
         factors = np.divide(weights[:, None] * radius, lengths, out=np.zeros_like(lengths), where=counts)
-        # Directions lie where the result will be, until they are scaled.
-        place = self.target.new_params if self.target.delta is None else self.target.delta
-        direction, mean = np.sqrt(self._pass(factors, Target(delta=place), counted=False, beside=weights)[k:])
+        direction, mean = np.sqrt(self._pass(factors, Target(), counted=False, beside=weights)[k:])
         cancelled = direction <= CANCELLED * radius * (weights[:, None] * counts).sum(axis=0)
         if capped:
             radius = np.minimum(radius, mean / math.sqrt(math.fsum(shares * shares)))
-        scale = np.divide(radius, direction, out=np.ones_like(direction), where=~cancelled)
-        if np.any(cancelled & (mean > 0)):
-            # The remaining direction is noise, the mean is not: equal directions of unequal length leave it behind.
-            factors[:, cancelled] = weights[:, None]
-            self._pass(factors, Target(delta=place), counted=False)
-        assert place is not None
-        there = Encoded(codec=Codec.F32, shape=(place.size - self.offset,), checksum=0, data=place[self.offset :])
-        self._pass(scale[None, :], self.target, counted=False, sources=[Source(there)])
-        sums.parts += squares.sum(axis=1)
-        sums.mean += float(np.square(mean).sum())
-        sums.merged += float(np.square(np.where(cancelled, mean, radius)).sum())
+        factors *= np.divide(radius, direction, out=np.ones_like(direction), where=~cancelled)
+        # The remaining direction is noise, the mean is not: equal directions of unequal length leave it behind.
+        factors[:, cancelled] = weights[:, None]
+        self._pass(factors, self.target, counted=False)
+        sums.add(
+            squares.sum(axis=1),
+            float(np.square(mean).sum()),
+            float(np.square(np.where(cancelled, mean, radius)).sum()),
+        )
+
+    def _squares(self) -> Doubles:
+        """Returns the squared lengths of rows, float64 [k, rows], by a pass over those for which they are not known."""
+        squares = np.empty((len(self.sources), self.rows.stop - self.rows.start))
+        unknown = [i for i, each in enumerate(self.squares) if each is None]
+        for i, each in enumerate(self.squares):
+            if each is not None:
+                squares[i] = each[self.rows]
+        if unknown:
+            squares[unknown] = self._pass(None, Target(), sources=[self.sources[i] for i in unknown])[: len(unknown)]
+        return squares
 
     def _pass(
         self,

@@ -20,7 +20,7 @@ F32: Final = 0
 BF16: Final = 1
 INT8: Final = 2
 INT4: Final = 3
-_NUMBERS: Final = {Codec.F32: F32, Codec.BF16: BF16, Codec.INT8: INT8, Codec.INT4: INT4}
+NUMBERS: Final = {Codec.F32: F32, Codec.BF16: BF16, Codec.INT8: INT8, Codec.INT4: INT4}
 
 #: Places of addresses: the vectors of a fragment before a step, after it, and the merged pseudo-gradient.
 PARAMS: Final = 0
@@ -51,7 +51,7 @@ class Source:
         else:
             self._bytes = np.frombuffer(tensor.data, np.uint8)  # kept: the kernel knows its address alone
             elements = int(np.prod(tensor.shape, dtype=np.int64))
-            self._row = (address_of(self._bytes), _NUMBERS[tensor.codec], elements, 0)
+            self._row = (address_of(self._bytes), NUMBERS[tensor.codec], elements, 0)
 
     def row(self, first: int, count: int, kept: list[Vector]) -> tuple[int, int, int, int]:
         """Returns the line of the kernel's table: address, codec, elements, and the element at the address.

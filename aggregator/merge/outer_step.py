@@ -1,35 +1,21 @@
 """The outer step: one Nesterov update of one fragment (DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1).
 
-It is ``optax.sgd(learning_rate, momentum, nesterov=True)``, which tests hold it against, computed in one pass over memory
-together with the last pass of the merge (:mod:`aggregator.merge.passes`): the merged pseudo-gradient is in the cache then.
+It is ``optax.sgd(learning_rate, momentum, nesterov=True)``, which tests hold it against, computed on the way of a merge's
+last pass over memory (:mod:`aggregator.merge.passes`), while the merged pseudo-gradient is in the cache.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.layout import Source
 from aggregator.merge.passes import Target, fold
 from aggregator.merge.resources import PLAIN, Resources, Vector
 from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Codec, Encoded
-
-
-class FragmentState(NamedTuple):
-    """One fragment of the global model at one version. The arrays are never written to once they are in here."""
-
-    params: Vector  # float32 [elements of the fragment], tensors in manifest order
-    momentum: Vector  # float32, same shape: optax's trace
-    version: int  # merges applied
-    residual: Vector | None = None  # float32, same shape: the exact parameters less ``params``; None: there is none
-
-    @property
-    def exact(self) -> Vector:
-        """The parameters as the outer steps have led to them, before any was rounded for the wire."""
-        return self.params if self.residual is None else self.params + self.residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +68,9 @@ class OuterStep:
                 got, size = f"{array.dtype} of shape {array.shape}", state.params.size
                 raise LocalProtocolError(f"{name} of an outer step is {got}, must be float32 of shape ({size},)")
         if size != state.params.size:
-            raise LocalProtocolError(f"a pseudo-gradient of {size} elements does not fit {state.params.size} parameters")
+            raise LocalProtocolError(
+                f"a pseudo-gradient of {size} elements does not fit {state.params.size} parameters"
+            )
         return Target(
             params=np.ascontiguousarray(state.params),
             residual=None if state.residual is None else np.ascontiguousarray(state.residual),
@@ -98,11 +86,6 @@ class OuterStep:
         assert target.new_params is not None
         assert target.new_momentum is not None
         return FragmentState(params=target.new_params, momentum=target.new_momentum, version=state.version + 1)
-
-
-def seeded(params: Vector) -> FragmentState:
-    """Returns version 0 of a fragment: the given parameters at rest."""
-    return FragmentState(params=params, momentum=np.zeros_like(params), version=0)
 
 
 def make_outer_step(learning_rate: float, momentum: float) -> OuterStep:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,15 +26,17 @@ from aggregator.merge.layout import (
     address_of,
     table,
 )
-from aggregator.merge.resources import Spread, Vector
+from aggregator.merge.resources import Spread, Vector, in_turn
 
 Doubles = NDArray[np.float64]
 
-#: Elements of a piece: a quarter of a millisecond of work for four contributions, a hundred times a call.
-PIECE = 1 << 17
+#: Elements of a piece: half a millisecond of work for four contributions, fifty times what calling for it takes.
+PIECE = 1 << 18
 
 _NONE = np.zeros((0, 0), np.float32)
-_LARGEST_FINITE = 0x7F7FFFFF
+#: The largest float32 that is finite, as its bits: kernels return the largest magnitude that they wrote.
+LARGEST_FINITE = 0x7F7FFFFF
+_loaded: list[ModuleType] = []
 
 
 @dataclass(slots=True)
@@ -108,8 +111,7 @@ def fold(
         beside: float64 [k]: of a second fold, of which nothing but the length is wanted.
         first_row: Of the tensor.
     """
-    from aggregator.merge import compiled  # here: it takes seconds where there is no cache, and much memory
-
+    kernel = kernels().folded
     k = len(sources)
     cut = _pieces(rows, columns)
     sums = np.zeros((k + 2, rows, -(-columns // PIECE)))
@@ -125,17 +127,34 @@ def fold(
         here = np.where(places, places + 4 * (offset + first), 0)
         by = by32 if by32 is _NONE else np.ascontiguousarray(by32[:, of])
         return int(
-            compiled.folded(
-                lines, first, piece.rows, piece.columns, by, beside32, counted, here, rate, sums[:, of], piece.chunk
-            )
+            kernel(lines, first, piece.rows, piece.columns, by, beside32, counted, here, rate, sums[:, of], piece.chunk)
         )
 
     if len(cut) == 1:
         largest = one(0)
     else:
         largest = max(spread(one, len(cut)))
-    target.finite = target.finite and largest <= _LARGEST_FINITE
+    target.finite = target.finite and largest <= LARGEST_FINITE
     return sums.sum(axis=2) if sums.shape[2] > 1 else sums[:, :, 0]
+
+
+def warm_up() -> None:
+    """Compiles the kernels, or loads them: the first merge would wait for it otherwise."""
+    fold([], np.zeros((0, 1)), 0, 1, 1, Target(delta=np.empty(1, np.float32)), in_turn)
+
+
+def is_warm() -> bool:
+    """Whether the kernels are there."""
+    return bool(_loaded)
+
+
+def kernels() -> ModuleType:
+    """Returns the compiled kernels. They are imported here: it takes seconds and memory, and only an aggregator merges."""
+    if not _loaded:
+        from aggregator.merge import compiled
+
+        _loaded.append(compiled)
+    return _loaded[0]
 
 
 def _pieces(rows: int, columns: int) -> list[_Piece]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]
+from aggregator.merge.fragment_state import Vector
 
 #: Calls a function with 0, 1, .. and so on, in any order and in as many threads as there are, and returns the results.
 Spread = Callable[[Callable[[int], int], int], Iterable[int]]

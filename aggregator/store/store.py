@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from aggregator.events import Commit
-from aggregator.merge.outer_step import FragmentState
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.rounds.recovery import renumbered
 from aggregator.store.commit_file import Damaged, read_commit, read_header, write_all, write_commit
 from aggregator.store.layout import (
