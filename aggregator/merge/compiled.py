@@ -16,6 +16,7 @@ alignment, is then one compilation of each kernel. Callers keep the arrays alive
 from __future__ import annotations
 
 from collections.abc import Callable
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import numpy as np
@@ -41,7 +42,7 @@ BLOCK: Final = 1 << 12
 _MAGNITUDE: Final = 0x7FFFFFFF
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
     """An address as a pointer to anything."""
 
@@ -51,17 +52,17 @@ def _pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _floats(address: Any, count: Any) -> Any:
     return carray(_pointer(address), count, np.float32)
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _bytes(address: Any, count: Any) -> Any:
     return carray(_pointer(address), count, np.uint8)
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _decoded(source: Any, at: Any, count: Any, scratch: Any) -> Any:
     """Returns the address of elements of a contribution as float32: among its bytes, or ``scratch``, filled."""
     address, codec, elements = source[0], source[1], source[2]
@@ -78,14 +79,14 @@ def _decoded(source: Any, at: Any, count: Any, scratch: Any) -> Any:
     return scratch
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _copied(address: Any, count: Any, to: Any) -> None:
     source, out = _bytes(address, count), _bytes(to, count)
     for i in range(count):
         out[i] = source[i]
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _shifted(address: Any, count: Any, scratch: Any) -> None:
     """A bf16 is the upper half of a float32."""
     words = carray(_pointer(scratch), count, np.uint32)
@@ -96,13 +97,13 @@ def _shifted(address: Any, count: Any, scratch: Any) -> None:
         words[i] = np.uint32(halves[i]) << np.uint32(16)
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _moved(address: Any, count: Any, to: Any) -> Any:
     _copied(address, count, to)
     return to
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _multiplied(first_scale: Any, first_code: Any, codec: Any, start: Any, count: Any, scratch: Any) -> None:
     """Block-wise integers: each element is one float32 product of its code and the scale of its block."""
     out = _floats(scratch, count)
@@ -132,13 +133,13 @@ def _multiplied(first_scale: Any, first_code: Any, codec: Any, start: Any, count
         here += some
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _signed(code: Any) -> Any:
     """Returns the number that is written in four bits, 0 to 7 and -8 to -1."""
     return np.float32(np.int32(np.int32(code ^ np.int32(8)) - np.int32(8)))
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _unaligned(typing_context: Any, address: Any) -> Any:
     """Reads a float32 at any address."""
 
@@ -149,7 +150,7 @@ def _unaligned(typing_context: Any, address: Any) -> Any:
     return types.float32(types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _accumulated(typing_context: Any, total: Any, term: Any) -> Any:
     """Adds float32 in whatever order suits the processor's vectors: for lengths, which no island computes again."""
 
@@ -159,7 +160,7 @@ def _accumulated(typing_context: Any, total: Any, term: Any) -> Any:
     return types.float32(types.float32, types.float32), generate
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _four_squares(at: Any, n: Any, found: Any) -> None:
     """Writes the sums of squares of four blocks."""
     a, b, c, d = _floats(at[0], n), _floats(at[1], n), _floats(at[2], n), _floats(at[3], n)
@@ -172,9 +173,9 @@ def _four_squares(at: Any, n: Any, found: Any) -> None:
     found[0], found[1], found[2], found[3] = p, q, r, s
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _squares(address: Any, n: Any, found: Any) -> Any:
-    """Returns ``found``, or the sum of squares where that left float32's range; not finite only if an element is not."""
+    """Returns ``found``, or the sum where that left float32's range; not finite only if an element is not."""
     if 1e-30 < found < np.inf:
         return np.float64(found)
     values, total = _floats(address, n), 0.0
@@ -183,7 +184,7 @@ def _squares(address: Any, n: Any, found: Any) -> Any:
     return total
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _added(out: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: Any, column: Any, i: Any) -> None:
     """Adds up to four contributions, from number ``i`` on, to a block: one pass over it for four of them."""
     n, last = out.size, i + count - 1
@@ -202,7 +203,7 @@ def _added(out: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: Any, column:
             out[j] = out[j] + w0 * a[j]
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any) -> Any:
     """Takes the outer step of a block; returns the largest magnitude of its new parameters, as the bits of a float."""
     n = merged.size
@@ -343,7 +344,7 @@ def _rounded(
     return largest
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
     """To nearest, ties to even; what is not finite stays so. Leaves what was written in ``scratch``."""
     words, halves = carray(_pointer(scratch), n, np.uint32), carray(_pointer(codes), n, np.uint16)
@@ -356,7 +357,7 @@ def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
         words[i] = np.uint32(upper << np.uint32(16))
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, most: Any, limits: Any) -> Any:
     """Writes the codes of a block as :func:`broker.wire.blockwise.quantise` does; returns its scale.
 
@@ -390,7 +391,7 @@ def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, most: Any, limits
     return scale
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _as_float(typing_context: Any, bits: Any) -> Any:
     """Returns the float32 of some bits."""
 
@@ -400,7 +401,7 @@ def _as_float(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-@register_jitable  # type: ignore[misc]
+@register_jitable
 def _largest(address: Any, n: Any) -> Any:
     """Returns the largest magnitude of some float32, as its bits: what is not finite is the largest."""
     bits, largest = carray(_pointer(address), n, np.int32), np.int32(0)
@@ -409,22 +410,36 @@ def _largest(address: Any, n: Any) -> Any:
     return np.int64(largest)
 
 
-def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
-    """Returns the function compiled, from the cache where there is one.
+def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
+    """Returns the function compiled, from numba's cache where there is one (beside this file, or in ~/.cache).
 
     A cache that cannot be written or read costs some seconds at the start of each process, and nothing else.
+
+    Args:
+        function: To compile.
+        signature: Of the only variant that there will be.
     """
-    options = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        return njit(signature, cache=True, **options)(function)  # type: ignore[no-any-return]
-    except (RuntimeError, OSError, EOFError, ValueError):  # no place for it, no space, a file cut short
-        return njit(signature, **options)(function)  # type: ignore[no-any-return]
+        return _made(njit(signature, cache=True, **options), function)
+    except (
+        RuntimeError,
+        OSError,
+        EOFError,
+        ValueError,
+        UnpicklingError,
+    ):  # no place for it, no space, a file cut short
+        return _made(njit(signature, **options), function)
+
+
+def _made(compiler: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    return compiler(function)  # type: ignore[no-any-return]
 
 
 _FLOATS = "float32[:,::1]"
-folded = _compiled(
+folded = compile_kernel(
     _folded,
     f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, boolean, int64[::1], float32[::1],"
     " float64[:,:,:], int64)",
 )
-rounded = _compiled(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32, float32[::1])")
+rounded = compile_kernel(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32, float32[::1])")

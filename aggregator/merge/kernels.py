@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.events import Part, Pieced
-from aggregator.merge.fragment_state import FragmentState
+from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.layout import Source
 from aggregator.merge.lengths import known, units_of
 from aggregator.merge.outer_step import OuterStep
 from aggregator.merge.passes import Doubles, Target, fold
-from aggregator.merge.resources import PLAIN, Resources, Spread, Vector
+from aggregator.merge.resources import PLAIN, Resources, Spread
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.events import Pieced
+from aggregator.merge.fragment_state import Vector
 from aggregator.merge.pieces import Pieces, elements_of
-from aggregator.merge.resources import Vector
 from broker.wire.messages import Codec, Encoded
 
 Longs = NDArray[np.int64]

@@ -34,7 +34,7 @@ def measure(tensor: TensorSpec, encoded: Encoded) -> Doubles:
         encoded: It has the shape of the tensor.
     """
     units = units_of(tensor)
-    found = fold([Source(encoded)], None, 0, units, tensor.size // units, Target(), in_turn)[0]
+    found: Doubles = fold([Source(encoded)], None, 0, units, tensor.size // units, Target(), in_turn)[0]
     if id(encoded) not in _known:
         weakref.finalize(encoded, _known.pop, id(encoded), None).atexit = False
     _known[id(encoded)] = found

@@ -1,7 +1,7 @@
 """The outer step: one Nesterov update of one fragment (DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1).
 
-It is ``optax.sgd(learning_rate, momentum, nesterov=True)``, which tests hold it against, computed on the way of a merge's
-last pass over memory (:mod:`aggregator.merge.passes`), while the merged pseudo-gradient is in the cache.
+It is ``optax.sgd(learning_rate, momentum, nesterov=True)``, against which it is tested. It is computed on the way of a
+merge's last pass over memory (:mod:`aggregator.merge.passes`), while the merged pseudo-gradient is in the cache.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.merge.fragment_state import FragmentState
+from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.layout import Source
 from aggregator.merge.passes import Target, fold
-from aggregator.merge.resources import PLAIN, Resources, Vector
+from aggregator.merge.resources import PLAIN, Resources
 from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Codec, Encoded
 

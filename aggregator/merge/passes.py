@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.merge.fragment_state import Vector
 from aggregator.merge.layout import (
     DELTA,
     MOMENTUM,
@@ -26,7 +27,7 @@ from aggregator.merge.layout import (
     address_of,
     table,
 )
-from aggregator.merge.resources import Spread, Vector, in_turn
+from aggregator.merge.resources import Spread, in_turn
 
 Doubles = NDArray[np.float64]
 
@@ -149,7 +150,7 @@ def is_warm() -> bool:
 
 
 def kernels() -> ModuleType:
-    """Returns the compiled kernels. They are imported here: it takes seconds and memory, and only an aggregator merges."""
+    """Returns the compiled kernels, imported here: it takes seconds and memory, and only an aggregator merges."""
     if not _loaded:
         from aggregator.merge import compiled
 

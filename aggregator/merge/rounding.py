@@ -1,7 +1,7 @@
 """Rounds the step from a version to the next for the wire, in one pass: what islands add, what they get, what is left.
 
-The same bytes as :func:`broker.wire.tensors.difference` and :func:`broker.wire.tensors.added` give, which islands use and
-which tests hold this against.
+The bytes are those that :func:`broker.wire.tensors.difference` and :func:`broker.wire.tensors.added` give: islands use
+these, and tests hold this against them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def round_step(
             return int(kernel(number, exact_at, base_at, params_at, scales_at, codes_at, count, most, smallest))
 
         largest = max(largest, *resources.spread(one, -(-tensor.size // PIECE)), 0)
-        checksum = xxhash.xxh3_64_intdigest(data)
+        checksum = xxhash.xxh3_64_intdigest(data.data)
         encoded.append(Encoded(codec=codec, shape=tensor.shape, checksum=checksum, data=data.data))
         offset += tensor.size
     return Rounded(params, exact, tuple(encoded), largest <= LARGEST_FINITE)

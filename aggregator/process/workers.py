@@ -96,7 +96,7 @@ class Workers:
         self._unsaved: SaveRun | None = None
         self._saving = False
         self._compute = ThreadPoolExecutor(1, "compute")
-        # Beside that one, which waits meanwhile: they sleep between merges, where those of a numeric library would spin.
+        # That one waits meanwhile. They sleep between merges, where those of a numeric library would spin.
         self._pieces = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "pieces")
         self._resources = Resources(self._spread, ReusedMemory().empty)
         self._disk = ThreadPoolExecutor(1, "disk")
