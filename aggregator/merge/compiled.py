@@ -185,10 +185,29 @@ def _squares(address: Any, n: Any, found: Any) -> Any:
 
 
 @register_jitable
-def _added(out: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: Any, column: Any, i: Any) -> None:
+def _lengths_of_two(n: Any, a: Any, b: Any, c: Any, d: Any, v: Any, w: Any, found: Any) -> None:
+    """Writes the squared lengths of two sums of four blocks, which themselves nobody needs."""
+    p, q, v0, v1, v2, v3, w0, w1, w2, w3 = np.float32(0), np.float32(0), v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3]
+    for j in range(n):
+        x = v0 * a[j] + v1 * b[j] + v2 * c[j] + v3 * d[j]
+        y = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+        p = _accumulated(p, x * x)
+        q = _accumulated(q, y * y)
+    found[0], found[1] = p, q
+
+
+@register_jitable
+def _added(out: Any, fresh: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: Any, column: Any, i: Any) -> None:
     """Adds up to four contributions, from number ``i`` on, to a block: one pass over it for four of them."""
     n, last = out.size, i + count - 1
     w0, w1, w2, w3 = w[i, column], w[min(i + 1, last), column], w[min(i + 2, last), column], w[last, column]
+    if count == 4 and fresh:
+        for j in range(n):
+            out[j] = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+        return
+    if fresh:
+        for j in range(n):
+            out[j] = np.float32(-0.0)  # to which anything can be added without a change
     if count == 4:
         for j in range(n):
             out[j] = out[j] + w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
@@ -243,8 +262,8 @@ def _folded(
         rows: In the piece.
         columns: Of each row in the piece.
         factors: float32 [k, rows], by which contributions are folded; [0, 0]: nothing is, this is about lengths.
-        weights: float32 [k, 1]: where a second fold is made beside the first, for its length alone; or [0, 0].
-        counted: Whether the squares of contributions are added.
+        weights: float32 [k, 1]: where a second fold is made beside the first, both for their lengths alone; or [0, 0].
+        counted: Which squares are added: 0 none, 1 those of folds, 2 those of contributions, too.
         places: int64 [6] (:mod:`.layout`), where the piece begins in the vectors of the fragment; 0: not there.
         rate: float32 [2]: learning rate and momentum.
         sums: float64 [k + 2, rows, chunks]: squares of each contribution, of what was folded, and beside it.
@@ -259,11 +278,12 @@ def _folded(
     memory = np.empty(8 * BLOCK, np.float32)
     scratch = np.int64(memory.ctypes.data)
     at, found = np.zeros(4, np.int64), np.zeros(4, np.float32)
-    nothing = np.float32(-0.0) if k else np.float32(0)  # to which anything can be added without a change
+    v, w = np.zeros(4, np.float32), np.zeros(4, np.float32)
     for row in range(rows):
         for start in range(0, columns, BLOCK):
             n, here = min(BLOCK, columns - start), row * columns + start
             exact = _floats(scratch + 28 * BLOCK, n)
+            done = False
             for i in range(0, k, 4):
                 some = min(4, k - i)
                 for j in range(4):
@@ -272,26 +292,34 @@ def _folded(
                     else:
                         at[j] = at[0]
                 a, b, c, d = _floats(at[0], n), _floats(at[1], n), _floats(at[2], n), _floats(at[3], n)
+                if folds == 2 and k <= 4:
+                    for j in range(k):
+                        v[j], w[j] = factors[j, row], weights[j, 0]
+                    _lengths_of_two(n, a, b, c, d, v, w, found)
+                    if min(found[0], found[1]) > 1e-30 and max(found[0], found[1]) < np.inf:
+                        sums[k, row, chunk] += np.float64(found[0])
+                        sums[k + 1, row, chunk] += np.float64(found[1])
+                        done = True
+                        continue
                 for f in range(folds):
                     out = _floats(scratch + 4 * (4 + f) * BLOCK, n)
-                    if i == 0:
-                        for j in range(n):
-                            out[j] = nothing
                     table, column = (factors, row) if f == 0 else (weights, 0)
-                    _added(out, some, a, b, c, d, table, column, i)
-                if counted:
+                    _added(out, i == 0, some, a, b, c, d, table, column, i)
+                if counted > 1:
                     _four_squares(at, n, found)
                     for j in range(some):
                         sums[i + j, row, chunk] += _squares(at[j], n, found[j])
+            if done:
+                continue
             out = _floats(scratch + 16 * BLOCK, n)
             if k == 0:
                 for j in range(n):
-                    out[j] = nothing
-            if folds:
+                    out[j] = 0
+            if folds and counted:
                 at[0] = at[2] = scratch + 16 * BLOCK
                 at[1] = at[3] = scratch + 4 * (3 + folds) * BLOCK
                 _four_squares(at, n, found)
-            for f in range(folds):
+            for f in range(folds if counted else 0):
                 sums[k + f, row, chunk] += _squares(at[f], n, found[f])
             if folds and places[DELTA]:
                 delta = _floats(places[DELTA] + 4 * here, n)
@@ -439,7 +467,7 @@ def _made(compiler: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 _FLOATS = "float32[:,::1]"
 folded = compile_kernel(
     _folded,
-    f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, boolean, int64[::1], float32[::1],"
+    f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, int64, int64[::1], float32[::1],"
     " float64[:,:,:], int64)",
 )
 rounded = compile_kernel(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32, float32[::1])")

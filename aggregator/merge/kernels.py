@@ -1,4 +1,4 @@
-"""Merges the contributions of one round into one vector, in blocks that fit the cache.
+"""Merges the contributions of one round: into one vector, or into the next version.
 
 Two rules, chosen per tensor by its :class:`broker.wire.fragments.Kind`, with w the token weights and lambda the
 staleness weights of the contributions (:mod:`aggregator.rules.staleness`):
@@ -16,9 +16,9 @@ oppose each other, full length along what little is left would be a step into no
 which is the RDA length itself for orthogonal contributions of one length, and falls to zero as they cancel.
 
 Contributions are never stacked: memory is the result, whatever the number of islands. The mean is one pass over the
-encoded payloads. RDA is two: lengths, then directions; what follows is a pass over the result alone, which scales it.
-The last pass takes the outer step on the way (:func:`merge_and_step`), so that the merged pseudo-gradient itself is not
-written. Codecs may differ from island to island, and the result is, to the last bit, that of the decoded tensors. Same
+encoded payloads. RDA is three: lengths, unless they were kept from inspection (:mod:`aggregator.merge.lengths`); the
+length of the direction, which is not written; and the fold by factors that hold all of it. The last pass takes the outer
+step on the way (:func:`merge_and_step`), so that the merged pseudo-gradient itself need not be written either. Codecs may differ from island to island, and the result is, to the last bit, that of the decoded tensors. Same
 payloads in the same order give the same bytes, on any number of threads (:mod:`aggregator.merge.passes`).
 """
 
@@ -159,10 +159,10 @@ def _merged(
                 strip.radial_directional(shares, weights, sums, capped=capped)
         else:  # the direction of a single contribution is its own, and its length too: nothing to average
             squares = [known(part.payload[index]) for part in parts]
-            by, counted = weights[: len(sources), None], any(each is None for each in squares)
+            by, counted = weights[: len(sources), None], 2 if any(each is None for each in squares) else 1
             found = fold(sources, by, offset, 1, tensor.size, target, spread, counted=counted)[:, 0]
             if not frozen:
-                lengths = found[:-2] if counted else np.array([each.sum() for each in squares if each is not None])
+                lengths = found[:-2] if counted == 2 else np.array([each.sum() for each in squares if each is not None])
                 sums.add(lengths, float(found[-2]), float(found[-2]))
         offset += tensor.size
     norms = np.sqrt(sums.parts)
@@ -207,14 +207,14 @@ class _Strip:
         # float32's range. unit(0) = 0, and a vector 1e20 times shorter than its peers counts as 0.
         counts = lengths > 1e-20 * radius
         factors = np.divide(weights[:, None] * radius, lengths, out=np.zeros_like(lengths), where=counts)
-        direction, mean = np.sqrt(self._pass(factors, Target(), counted=False, beside=weights)[k:])
+        direction, mean = np.sqrt(self._pass(factors, Target(), counted=1, beside=weights)[k:])
         cancelled = direction <= CANCELLED * radius * (weights[:, None] * counts).sum(axis=0)
         if capped:
             radius = np.minimum(radius, mean / math.sqrt(math.fsum(shares * shares)))
         factors *= np.divide(radius, direction, out=np.ones_like(direction), where=~cancelled)
         # The remaining direction is noise, the mean is not: equal directions of unequal length leave it behind.
         factors[:, cancelled] = weights[:, None]
-        self._pass(factors, self.target, counted=False)
+        self._pass(factors, self.target, counted=0)
         sums.add(
             squares.sum(axis=1),
             float(np.square(mean).sum()),
@@ -237,7 +237,7 @@ class _Strip:
         factors: Doubles | None,
         target: Target,
         *,
-        counted: bool = True,
+        counted: int = 2,
         beside: Doubles | None = None,
         sources: list[Source] | None = None,
     ) -> Doubles:

@@ -38,7 +38,7 @@ class OuterStep:
         """
         target = self.target(state, merged.size, resources, merged=merged)
         whole = Encoded(codec=Codec.F32, shape=merged.shape, checksum=0, data=np.ascontiguousarray(merged))
-        fold([Source(whole)], np.ones((1, 1)), 0, 1, merged.size, target, resources.spread, counted=False)
+        fold([Source(whole)], np.ones((1, 1)), 0, 1, merged.size, target, resources.spread, counted=0)
         return self.after(state, target)
 
     def target(

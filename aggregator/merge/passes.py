@@ -92,13 +92,13 @@ def fold(
     target: Target,
     spread: Spread,
     *,
-    counted: bool = True,
+    counted: int = 2,
     beside: Doubles | None = None,
     first_row: int = 0,
 ) -> Doubles:
     """Makes one pass over rows of a tensor; returns squared lengths, float64 [k + 2, rows].
 
-    These are of each contribution (if ``counted``), of what was folded, and of what was folded ``beside``.
+    These are of each contribution, of what was folded, and of what was folded ``beside``; 0 if not ``counted``.
 
     Args:
         sources: The tensor, as each of k contributions has it.
@@ -108,8 +108,8 @@ def fold(
         columns: Elements of a row.
         target: Takes what is folded: the merged pseudo-gradient, or the parameters after the outer step, or both.
         spread: Over threads.
-        counted: Whether the lengths of contributions are wanted.
-        beside: float64 [k]: of a second fold, of which nothing but the length is wanted.
+        counted: Which lengths are wanted: 0 none, 1 those of folds, 2 those of contributions, too.
+        beside: float64 [k]: of a second fold. Of both nothing but the length is wanted then.
         first_row: Of the tensor.
     """
     kernel = kernels().folded
