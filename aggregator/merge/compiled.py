@@ -16,6 +16,8 @@ alignment, is then one compilation of each kernel. Callers keep the arrays alive
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pickle import UnpicklingError
 from typing import Any, Final
 
@@ -24,17 +26,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-from aggregator.merge.layout import (
-    BF16,
-    DELTA,
-    F32,
-    INT8,
-    MOMENTUM,
-    NEW_MOMENTUM,
-    NEW_PARAMS,
-    PARAMS,
-    RESIDUAL,
-)
+from aggregator.merge.layout import BF16, DELTA, F32, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
 from broker.wire.lengths import BLOCK_ELEMENTS
 
 #: Elements: 16 KiB of float32: what is decoded and folded stays in the second-level cache. 2^10 and 2^11 were slower.
@@ -91,16 +83,11 @@ def _shifted(address: Any, count: Any, scratch: Any) -> None:
     """A bf16 is the upper half of a float32."""
     words = carray(_pointer(scratch), count, np.uint32)
     if address % 2:  # moved to where it can be read; the words are written from the front, behind what is read
-        address = _moved(address, 2 * count, scratch + 2 * count)
+        _copied(address, 2 * count, scratch + 2 * count)
+        address = scratch + 2 * count
     halves = carray(_pointer(address), count, np.uint16)
     for i in range(count):
         words[i] = np.uint32(halves[i]) << np.uint32(16)
-
-
-@register_jitable
-def _moved(address: Any, count: Any, to: Any) -> Any:
-    _copied(address, count, to)
-    return to
 
 
 @register_jitable
@@ -187,7 +174,8 @@ def _squares(address: Any, n: Any, found: Any) -> Any:
 @register_jitable
 def _lengths_of_two(n: Any, a: Any, b: Any, c: Any, d: Any, v: Any, w: Any, found: Any) -> None:
     """Writes the squared lengths of two sums of four blocks, which themselves nobody needs."""
-    p, q, v0, v1, v2, v3, w0, w1, w2, w3 = np.float32(0), np.float32(0), v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3]
+    p, q = np.float32(0), np.float32(0)
+    v0, v1, v2, v3, w0, w1, w2, w3 = v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3]
     for j in range(n):
         x = v0 * a[j] + v1 * b[j] + v2 * c[j] + v3 * d[j]
         y = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
@@ -339,11 +327,9 @@ def _rounded(
 
     Args:
         codec: Any but f32.
-        exact: Address of float32 [count]: the exact parameters; then what rounding has left out of them.
-        base: Address of float32 [count]: the version before.
-        params: Address of float32 [count]: takes the version.
-        scales: Address of the scales of the piece, or 0.
-        codes: Address of its elements.
+        exact: Address of the exact parameters; then of what rounding has left out of them.
+        base: Address of the version before; ``params``: of the version to be made; all float32 [count].
+        scales: Address of the scales of the piece, where it has some; ``codes``: of its elements.
         count: Of elements; the piece begins with a block of those that share a scale.
         most: The largest code.
         limits: float32 [2]: the smallest and the largest scale.
@@ -447,21 +433,11 @@ def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[...
         function: To compile.
         signature: Of the only variant that there will be.
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        return _made(njit(signature, cache=True, **options), function)
-    except (
-        RuntimeError,
-        OSError,
-        EOFError,
-        ValueError,
-        UnpicklingError,
-    ):  # no place for it, no space, a file cut short
-        return _made(njit(signature, **options), function)
-
-
-def _made(compiler: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    return compiler(function)  # type: ignore[no-any-return]
+    compiler: Callable[..., Any] = partial(njit, signature, nogil=True, error_model="numpy")
+    # There is no place for it, or no space, or a file is cut short.
+    with suppress(RuntimeError, OSError, EOFError, ValueError, UnpicklingError):
+        return compiler(cache=True)(function)  # type: ignore[no-any-return]
+    return compiler()(function)  # type: ignore[no-any-return]
 
 
 _FLOATS = "float32[:,::1]"

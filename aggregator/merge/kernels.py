@@ -17,9 +17,10 @@ which is the RDA length itself for orthogonal contributions of one length, and f
 
 Contributions are never stacked: memory is the result, whatever the number of islands. The mean is one pass over the
 encoded payloads. RDA is three: lengths, unless they were kept from inspection (:mod:`aggregator.merge.lengths`); the
-length of the direction, which is not written; and the fold by factors that hold all of it. The last pass takes the outer
-step on the way (:func:`merge_and_step`), so that the merged pseudo-gradient itself need not be written either. Codecs may differ from island to island, and the result is, to the last bit, that of the decoded tensors. Same
-payloads in the same order give the same bytes, on any number of threads (:mod:`aggregator.merge.passes`).
+length of the direction, which is not written; and the fold, by factors that hold all of it. The last pass takes the
+outer step on the way (:func:`merge_and_step`), so that the merged pseudo-gradient itself need not be written either.
+Codecs may differ from island to island, and the result is, to the last bit, that of the decoded tensors. Same payloads
+in the same order give the same bytes, on any number of threads (:mod:`aggregator.merge.passes`).
 """
 
 from __future__ import annotations
