@@ -11,10 +11,13 @@ from aggregator.merge.passes import is_warm
 from broker.wire.codec import verify
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
-from broker.wire.messages import Codec, Contribution, Encoded, Envelope, HostPart, Reason, Seed, kind_of
+from broker.wire.messages import Codec, Contribution, Envelope, HostPart, Reason, Seed, kind_of
 from broker.wire.tensors import check_payload, squared_norm
 
 _SEED_CODECS = frozenset({Codec.F32})  # version 0 is what every later one is measured from: nothing is rounded away
+
+#: Elements from which on the lengths of a tensor are kept for its merge; below, finding them takes less than the call.
+WORTH_KEEPING = 1 << 16
 
 
 def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection:
@@ -44,16 +47,13 @@ def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection
     # What is merged as it came has its lengths kept for that. Nobody waits here for a compilation: see `is_warm`.
     whole, total = isinstance(message, Contribution) and message.hosts == 1, 0.0
     for tensor, encoded in zip(tensors, message.payload, strict=True):
-        squares = _squares(tensor, encoded) if whole and is_warm() else squared_norm(encoded)
+        kept = whole and tensor.size >= WORTH_KEEPING and is_warm()
+        squares = float(measure(tensor, encoded).sum()) if kept else squared_norm(encoded)
         if not math.isfinite(squares):
             detail = f"{kind_of(message)}: {tensor.name} holds values that are not finite"
             return _flawed(Reason.NOT_FINITE, detail)
         total += squares
     return Inspection(norm=math.sqrt(total))
-
-
-def _squares(tensor: TensorSpec, encoded: Encoded) -> float:
-    return float(measure(tensor, encoded).sum()) if tensor.size else 0.0
 
 
 def _present(message: Contribution | Seed | HostPart, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
