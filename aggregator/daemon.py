@@ -16,14 +16,12 @@ from typing import Any
 from aggregator.config import AggregatorConfig
 from broker.process import flags, logs, settings
 
-#: One thread computes here, beside islands that train on the same machine in small deployments: thread pools that spin
-#: made a 1.85 ms kernel take 13 ms. The outer step is memory-bound and gains nothing from an accelerator.
+#: Merges have threads of their own, which sleep between them (:mod:`aggregator.process.workers`). Those of numeric
+#: libraries spin: beside islands that train on the same machine they made a 1.85 ms kernel take 13 ms.
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
 
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 
 from aggregator.events import Flaw, Inspection
+from aggregator.merge.lengths import measure
+from aggregator.merge.passes import is_warm
 from broker.wire.codec import verify
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
@@ -13,6 +15,9 @@ from broker.wire.messages import Codec, Contribution, Envelope, HostPart, Reason
 from broker.wire.tensors import check_payload, squared_norm
 
 _SEED_CODECS = frozenset({Codec.F32})  # version 0 is what every later one is measured from: nothing is rounded away
+
+#: Elements from which on the lengths of a tensor are kept for its merge; below, finding them takes less than the call.
+WORTH_KEEPING = 1 << 16
 
 
 def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection:
@@ -39,9 +44,11 @@ def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection
         check_payload(message.payload, tensors, codecs=_SEED_CODECS if seed else frozenset(Codec))
     except RemoteProtocolError as err:
         return _flawed(Reason(err.reason), f"{err.field} is {err.got}, expected {err.expected}")
-    total = 0.0
+    # What is merged as it came has its lengths kept for that. Nobody waits here for a compilation: see `is_warm`.
+    whole, total = isinstance(message, Contribution) and message.hosts == 1, 0.0
     for tensor, encoded in zip(tensors, message.payload, strict=True):
-        squares = squared_norm(encoded)
+        kept = whole and tensor.size >= WORTH_KEEPING and is_warm()
+        squares = float(measure(tensor, encoded).sum()) if kept else squared_norm(encoded)
         if not math.isfinite(squares):
             detail = f"{kind_of(message)}: {tensor.name} holds values that are not finite"
             return _flawed(Reason.NOT_FINITE, detail)

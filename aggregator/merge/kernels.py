@@ -1,4 +1,4 @@
-"""Merges the contributions of one round into one vector, in blocks that fit the cache.
+"""Merges the contributions of one round: into one vector, or into the next version.
 
 Two rules, chosen per tensor by its :class:`broker.wire.fragments.Kind`, with w the token weights and lambda the
 staleness weights of the contributions (:mod:`aggregator.rules.staleness`):
@@ -15,11 +15,12 @@ oppose each other, full length along what little is left would be a step into no
 
 which is the RDA length itself for orthogonal contributions of one length, and falls to zero as they cancel.
 
-Contributions are never stacked: memory is the result and a few blocks, whatever the number of islands. Each encoded
-payload is read once for ``mean`` and twice for ``rda`` (lengths first, then directions), and decoded block by block on
-the way; codecs may differ from island to island, and the result is, to the last bit, that of the decoded tensors.
-Contributions are folded in the order given, block by block, without a threaded BLAS call, so that the same payloads in
-the same order give the same bytes again.
+Contributions are never stacked: memory is the result, whatever the number of islands. The mean is one pass over the
+encoded payloads. RDA is three: lengths, unless they were kept from inspection (:mod:`aggregator.merge.lengths`); the
+length of the direction, which is not written; and the fold, by factors that hold all of it. The last pass takes the
+outer step on the way (:func:`merge_and_step`), so that the merged pseudo-gradient itself need not be written either.
+Codecs may differ from island to island, and the result is, to the last bit, that of the decoded tensors. Same payloads
+in the same order give the same bytes, on any number of threads (:mod:`aggregator.merge.passes`).
 """
 
 from __future__ import annotations
@@ -27,28 +28,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.events import Part, Pieced
-from aggregator.merge.pieces import Pieces, elements_of
+from aggregator.merge.fragment_state import FragmentState, Vector
+from aggregator.merge.layout import Source
+from aggregator.merge.lengths import known, units_of
+from aggregator.merge.outer_step import OuterStep
+from aggregator.merge.passes import Doubles, Target, fold
+from aggregator.merge.resources import PLAIN, Resources, Spread
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
-from broker.wire.tensors import Elements
 
-Vector = NDArray[np.float32]
-Doubles = NDArray[np.float64]
-
-#: Elements per block: 512 KiB of float32. Block, scratch and one input fit a 2 MiB second-level cache; of 2^13 to
-#: 2^17 the fastest measured, since each numpy call costs a microsecond.
-BLOCK = 1 << 17
-
-#: Elements per dot product. Fewer than the 10,000 from which OpenBLAS spreads one over threads: spinning threads are
-#: slow beside other work, and the rounding would depend on their number. Partial sums are added in float64.
-LANE = 1 << 13
+#: Elements of the units that go through all passes together: 8 MiB of float32 from each contribution, so that a pass
+#: finds some of what the one before it read in the third-level cache, and there are pieces for every thread.
+STRIP = 1 << 21
 
 #: Directions that cancel to less than this share of their terms are rounding noise (float32 leaves about 1e-7).
 CANCELLED = 1e-4
@@ -74,7 +70,24 @@ class MergedFragment:
     cosine: float | None
 
 
-def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part], *, capped: bool = True) -> MergedFragment:
+@dataclass(slots=True)
+class _Sums:
+    """Squared lengths so far."""
+
+    parts: Doubles
+    mean: float = 0.0
+    merged: float = 0.0
+
+    def add(self, parts: Doubles, mean: float, merged: float) -> None:
+        """Adds those of one tensor."""
+        self.parts += parts
+        self.mean += mean
+        self.merged += merged
+
+
+def merge_fragment(
+    tensors: Sequence[TensorSpec], parts: Sequence[Part], *, capped: bool = True, resources: Resources = PLAIN
+) -> MergedFragment:
     """Returns the merged pseudo-gradient of one fragment.
 
     Args:
@@ -82,163 +95,172 @@ def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part], *, capp
         parts: At least one, in the order to fold: payloads of one buffer per tensor, in any codec, with final
             weights.
         capped: Whether the length of an RDA is capped.
+        resources: Threads and memory.
 
     Raises:
         LocalProtocolError: If a payload does not fit the tensors, or a weight is negative or not finite: such
             contributions are refused at the door.
     """
+    delta = np.empty(sum(tensor.size for tensor in tensors), np.float32)
+    return _merged(tensors, parts, Target(delta=delta), capped, resources.spread)
+
+
+def merge_and_step(
+    tensors: Sequence[TensorSpec],
+    parts: Sequence[Part],
+    before: FragmentState,
+    outer_step: OuterStep,
+    *,
+    capped: bool = True,
+    kept: bool = False,
+    resources: Resources = PLAIN,
+) -> tuple[FragmentState, MergedFragment, bool]:
+    """Returns the fragment after the outer step by what :func:`merge_fragment` would return, to the last bit.
+
+    Args:
+        tensors: As there.
+        parts: As there.
+        before: The fragment, with a residual or without; it stays as it is.
+        outer_step: What to do with the merged pseudo-gradient.
+        capped: As there.
+        kept: Whether the merged pseudo-gradient is wanted, too; ``delta`` is empty otherwise.
+        resources: Threads and memory.
+
+    Returns:
+        The fragment with its exact parameters; the merge; and whether all parameters are finite.
+
+    Raises:
+        LocalProtocolError: As there; or the fragment has another size.
+    """
+    size = sum(tensor.size for tensor in tensors)
+    delta = np.empty(size, np.float32) if kept else None
+    target = outer_step.target(before, size, resources, delta=delta)
+    merged = _merged(tensors, parts, target, capped, resources.spread)
+    return outer_step.after(before, target), merged, target.finite
+
+
+def _merged(
+    tensors: Sequence[TensorSpec], parts: Sequence[Part], target: Target, capped: bool, spread: Spread
+) -> MergedFragment:
+    """Merges into a target."""
     _check(tensors, parts)
     total = math.fsum(part.token_weight for part in parts)
     shares = np.array([part.token_weight / total if total else 0.0 for part in parts])
     weights = shares * np.array([part.staleness_weight for part in parts])
-    delta = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
-    scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    squares, mean_square, norm_square = np.zeros(len(parts)), 0.0, 0.0
-    offset = 0
+    sums, offset = _Sums(np.zeros(len(parts))), 0
     for index, tensor in enumerate(tensors):
-        region = delta[offset : offset + tensor.size]
-        offset += tensor.size
-        if tensor.kind is Kind.FROZEN or not tensor.size:
+        frozen = tensor.kind is Kind.FROZEN
+        sources = [] if frozen else [Source(part.payload[index]) for part in parts]
+        if not tensor.size:
             continue
-        units = math.prod(tensor.shape[: tensor.unit_axes]) if tensor.kind is Kind.RDA else 1
-        columns = tensor.size // units
-        sources = [elements_of(part.payload[index]) for part in parts]
-        for rows in _strips(units, columns):
-            strip = _Strip(sources, rows.start * columns, region.reshape(units, columns)[rows], scratch)
-            mean, lengths = strip.weighted_mean(weights)
-            out = mean
-            if tensor.kind is not Kind.MEAN:
-                out = strip.radial_directional(shares, weights, mean, lengths, capped=capped)
-            squares += np.square(lengths).sum(axis=1)
-            mean_square += float(np.square(mean).sum())
-            norm_square += float(np.square(out).sum())
-    norms = np.sqrt(squares)
+        if tensor.kind is Kind.RDA and np.count_nonzero(shares) > 1:
+            units, squares = units_of(tensor), [known(part.payload[index]) for part in parts]
+            for rows in _strips(units, tensor.size // units):
+                strip = _Strip(sources, squares, offset, rows, tensor.size // units, target, spread)
+                strip.radial_directional(shares, weights, sums, capped=capped)
+        else:  # the direction of a single contribution is its own, and its length too: nothing to average
+            squares = [known(part.payload[index]) for part in parts]
+            by, counted = weights[: len(sources), None], 2 if any(each is None for each in squares) else 1
+            found = fold(sources, by, offset, 1, tensor.size, target, spread, counted=counted)[:, 0]
+            if not frozen:
+                lengths = found[:-2] if counted == 2 else np.array([each.sum() for each in squares if each is not None])
+                sums.add(lengths, float(found[-2]), float(found[-2]))
+        offset += tensor.size
+    norms = np.sqrt(sums.parts)
     return MergedFragment(
-        delta=delta,
-        norm=math.sqrt(norm_square),
-        mean_norm=math.sqrt(mean_square),
+        delta=np.empty(0, np.float32) if target.delta is None else target.delta,
+        norm=math.sqrt(sums.merged),
+        mean_norm=math.sqrt(sums.mean),
         norms=tuple(float(n) for n in norms),
-        cosine=_mean_cosine(weights * norms, mean_square),
+        cosine=_mean_cosine(weights * norms, sums.mean),
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Strip:
-    """Some whole units of one tensor, from every contribution: k rows of n elements each, in blocks.
+    """Some whole units of one tensor, from every contribution: rows of ``columns`` elements each.
 
-    Either one row longer than a block, or as many short rows as fill one, so that a stacked tensor of many small
-    units costs no more than a plain one. Either way a block is a range of the tensor's elements without gaps, whatever
-    the boundaries of units and of the blocks that share a scale.
-
-    Args:
-        sources: The tensor, as each contribution has it.
-        first: Element of the tensor with which the strip begins.
-        out: Where the result of the strip belongs, float32 [k, n].
-        scratch: Two blocks.
+    A stacked tensor of many small units costs no more than a plain one: they go through each pass together.
     """
 
-    def __init__(
-        self, sources: list[Elements | Pieces], first: int, out: Vector, scratch: tuple[Vector, Vector]
-    ) -> None:
-        self._sources = sources
-        self._first = first
-        self._out = out
-        self._tile, self._term = scratch
+    sources: list[Source]
+    squares: list[Doubles | None]  #: of all units of the tensor, where they are known
+    offset: int  #: element of the fragment with which the tensor begins
+    rows: slice
+    columns: int
+    target: Target
+    spread: Spread
 
-    def weighted_mean(self, weights: Doubles) -> tuple[Doubles, Doubles]:
-        """Writes the weighted mean to the output.
-
-        Args:
-            weights: ``w * lambda / sum(w)``, float64 [contributions].
-
-        Returns:
-            The lengths of its rows, float64 [k], and of the contributions' rows, float64 [contributions, k].
-        """
-        squares = np.zeros((len(self._sources), len(self._out)))
-        mean = self._fold(np.repeat(weights[:, None], len(self._out), axis=1), squares)
-        return mean, np.sqrt(squares)
-
-    def radial_directional(
-        self,
-        shares: Doubles,
-        weights: Doubles,
-        mean: Doubles,
-        lengths: Doubles,
-        *,
-        capped: bool,
-    ) -> Doubles:
-        """Replaces the weighted mean in the output by the RDA of each row; returns its lengths, float64 [k].
+    def radial_directional(self, shares: Doubles, weights: Doubles, sums: _Sums, *, capped: bool) -> None:
+        """Writes the RDA of each row.
 
         Args:
-            shares: ``w / sum(w)``, float64 [contributions].
-            weights: ``w * lambda / sum(w)``, float64 [contributions].
-            mean: Lengths of the weighted mean, float64 [k].
-            lengths: Lengths of the contributions, float64 [contributions, k].
+            shares: ``w / sum(w)``, float64 [k].
+            weights: ``w * lambda / sum(w)``, float64 [k].
+            sums: Lengths are added to it.
             capped: Whether lengths are limited where directions oppose each other.
         """
-        if np.count_nonzero(shares) < 2:
-            return mean  # the direction of a single contribution is its own, and its length too: nothing to average
+        k = len(self.sources)
+        squares = self._squares()
+        lengths = np.sqrt(squares)
         radius = weights @ lengths
         # Unit vectors are scaled by the radius on the way: directions of large and of tiny units alike then stay in
         # float32's range. unit(0) = 0, and a vector 1e20 times shorter than its peers counts as 0.
         counts = lengths > 1e-20 * radius
         factors = np.divide(weights[:, None] * radius, lengths, out=np.zeros_like(lengths), where=counts)
-        direction = self._fold(factors)
+        direction, mean = np.sqrt(self._pass(factors, Target(), counted=1, beside=weights)[k:])
         cancelled = direction <= CANCELLED * radius * (weights[:, None] * counts).sum(axis=0)
         if capped:
             radius = np.minimum(radius, mean / math.sqrt(math.fsum(shares * shares)))
-        scale = np.divide(radius, direction, out=np.ones_like(direction), where=~cancelled)
-        if cancelled.any():
-            # The remaining direction is noise, the mean is not: equal directions of unequal length leave it behind.
-            factors[:, cancelled], scale[cancelled] = weights[:, None], 1.0
-            self._fold(factors)
-        for start in range(0, self._out.shape[1], BLOCK):
-            block = self._out[:, start : start + BLOCK]
-            np.multiply(block, scale.astype(np.float32)[:, None], out=block)
-        return np.where(cancelled, mean, radius)
+        factors *= np.divide(radius, direction, out=np.ones_like(direction), where=~cancelled)
+        # The remaining direction is noise, the mean is not: equal directions of unequal length leave it behind.
+        factors[:, cancelled] = weights[:, None]
+        self._pass(factors, self.target, counted=0)
+        sums.add(
+            squares.sum(axis=1),
+            float(np.square(mean).sum()),
+            float(np.square(np.where(cancelled, mean, radius)).sum()),
+        )
 
-    def _fold(self, factors: Doubles, squares: Doubles | None = None) -> Doubles:
-        """Writes ``sum(factor * Delta)`` to the output, in the order of the contributions; returns its lengths [k].
+    def _squares(self) -> Doubles:
+        """Returns the squared lengths of rows, float64 [k, rows], by a pass over those for which they are not known."""
+        squares = np.empty((len(self.sources), self.rows.stop - self.rows.start))
+        unknown = [i for i, each in enumerate(self.squares) if each is None]
+        for i, each in enumerate(self.squares):
+            if each is not None:
+                squares[i] = each[self.rows]
+        if unknown:
+            squares[unknown] = self._pass(None, Target(), sources=[self.sources[i] for i in unknown])[: len(unknown)]
+        return squares
 
-        Args:
-            factors: float64 [contributions, k], applied in float32.
-            squares: Where given, the squared lengths of the contributions are added to it, same shape.
-        """
-        columns = self._out.shape[1]
-        factors32 = factors.astype(np.float32)[:, :, None]
-        sums = np.zeros(len(self._out))
-        for start in range(0, columns, BLOCK):
-            block = self._out[:, start : start + BLOCK]
-            term = self._term[: block.size].reshape(block.shape)
-            for i, source in enumerate(self._sources):
-                tile = source.read(self._first + start, self._tile[: block.size]).reshape(block.shape)
-                if squares is not None:
-                    squares[i] += _squares(tile)
-                if i == 0:
-                    np.multiply(tile, factors32[i], out=block)
-                else:
-                    np.multiply(tile, factors32[i], out=term)
-                    np.add(block, term, out=block)
-            sums += _squares(block)
-        return cast(Doubles, np.sqrt(sums))
+    def _pass(
+        self,
+        factors: Doubles | None,
+        target: Target,
+        *,
+        counted: int = 2,
+        beside: Doubles | None = None,
+        sources: list[Source] | None = None,
+    ) -> Doubles:
+        """Makes a pass over the strip: see :func:`aggregator.merge.passes.fold`."""
+        return fold(
+            self.sources if sources is None else sources,
+            factors,
+            self.offset,
+            self.rows.stop - self.rows.start,
+            self.columns,
+            target,
+            self.spread,
+            counted=counted,
+            beside=beside,
+            first_row=self.rows.start,
+        )
 
 
 def _strips(rows: int, columns: int) -> Iterator[slice]:
-    """Cuts units into strips: one long unit, or as many short ones as fill a block."""
-    height = max(1, BLOCK // columns)
+    """Cuts units into strips: one long unit, or as many short ones as fill it."""
+    height = max(1, STRIP // columns)
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
-
-
-def _squares(tile: Vector) -> Doubles:
-    """Returns the sum of squares of each row of [k, n], float64 [k]; not finite only if an element is not."""
-    rows, columns = tile.shape
-    whole = columns - columns % LANE
-    lanes = tile[:, :whole].reshape(rows, -1, LANE)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.vecdot(lanes, lanes).sum(axis=1, dtype=np.float64) + np.vecdot(tile[:, whole:], tile[:, whole:])
-    # Squares leave float32's range long before the elements do. Rare: exact zeros, and values nobody trains with.
-    for row in np.flatnonzero(~((sums > 1e-30) & (sums < np.inf))):
-        sums[row] = np.square(tile[row], dtype=np.float64).sum()
-    return cast(Doubles, sums)
 
 
 def _mean_cosine(lengths: Doubles, square_of_sum: float) -> float | None:

@@ -1,64 +1,100 @@
 """The outer step: one Nesterov update of one fragment (DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1).
 
-The optimizer is ``optax.sgd`` itself, jitted. A fragment is cut into chunks of one fixed size, and what is left into
-small ones, the last of them padded, for three reasons measured on 25 M parameters (benchmarks/merge.py): two
-compilations serve every fragment of every model, where one per size costs 45 ms each; XLA leaves chunks this small to
-the calling thread, so the step never competes with training for other cores; and the temporary memory is a chunk, not a
-fragment. It is also the faster way (94 ms against 161 ms for the whole vector, since a chunk's copies stay in the
-cache).
+It is ``optax.sgd(learning_rate, momentum, nesterov=True)``, against which it is tested. It is computed on the way of a
+merge's last pass over memory (:mod:`aggregator.merge.passes`), while the merged pseudo-gradient is in the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aggregator.merge.fragment_state import FragmentState, Vector
+from aggregator.merge.layout import Source
+from aggregator.merge.passes import Target, fold
+from aggregator.merge.resources import PLAIN, Resources
 from broker.wire.errors import ConfigError, LocalProtocolError
-
-Vector = NDArray[np.float32]
-
-#: Elements per jitted call: 512 KiB of float32.
-CHUNK = 1 << 17
-#: Of what is less than a whole chunk: a fragment of 15,000 elements takes 0.06 ms, as a whole one 0.3 ms.
-SMALL = CHUNK >> 3
-#: So many small ones take as long as a whole one.
-MOST_SMALL = 5
+from broker.wire.messages import Codec, Encoded
 
 
-class FragmentState(NamedTuple):
-    """One fragment of the global model at one version. The arrays are never written to once they are in here."""
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """Applies merged pseudo-gradients to fragments: see :func:`make_outer_step`."""
 
-    params: Vector  # float32 [elements of the fragment], tensors in manifest order
-    momentum: Vector  # float32, same shape: optax's trace
-    version: int  # merges applied
-    residual: Vector | None = None  # float32, same shape: the exact parameters less ``params``; None: there is none
+    learning_rate: float
+    momentum: float
 
-    @property
-    def exact(self) -> Vector:
-        """The parameters as the outer steps have led to them, before any was rounded for the wire."""
-        return self.params if self.residual is None else self.params + self.residual
+    def __call__(self, state: FragmentState, merged: Vector, resources: Resources = PLAIN) -> FragmentState:
+        """Returns the fragment after one outer step, with its exact parameters.
 
+        Args:
+            state: It stays as it is: its bytes may still be on their way to islands.
+            merged: float32 [elements of the fragment].
+            resources: Threads and memory.
 
-OuterStep = Callable[[FragmentState, Vector], FragmentState]
+        Raises:
+            LocalProtocolError: The arrays do not fit each other.
+        """
+        target = self.target(state, merged.size, resources, merged=merged)
+        whole = Encoded(codec=Codec.F32, shape=merged.shape, checksum=0, data=np.ascontiguousarray(merged))
+        fold([Source(whole)], np.ones((1, 1)), 0, 1, merged.size, target, resources.spread, counted=0)
+        return self.after(state, target)
 
+    def target(
+        self,
+        state: FragmentState,
+        size: int,
+        resources: Resources = PLAIN,
+        *,
+        merged: Vector | None = None,
+        delta: Vector | None = None,
+    ) -> Target:
+        """Returns new vectors beside those of a fragment, for a pass to write.
 
-def seeded(params: Vector) -> FragmentState:
-    """Returns version 0 of a fragment: the given parameters at rest."""
-    return FragmentState(params=params, momentum=np.zeros_like(params), version=0)
+        Args:
+            state: Before the step.
+            size: Elements of the fragment.
+            resources: The new vectors come from there.
+            merged: Is checked, too.
+            delta: Takes the merged pseudo-gradient itself, where it is wanted.
+
+        Raises:
+            LocalProtocolError: An array has another dtype or size.
+        """
+        named = {"params": state.params, "residual": state.residual, "momentum": state.momentum, "merged": merged}
+        for name, array in named.items():
+            if array is not None and (array.shape != (state.params.size,) or array.dtype != np.float32):
+                got, size = f"{array.dtype} of shape {array.shape}", state.params.size
+                raise LocalProtocolError(f"{name} of an outer step is {got}, must be float32 of shape ({size},)")
+        if size != state.params.size:
+            raise LocalProtocolError(
+                f"a pseudo-gradient of {size} elements does not fit {state.params.size} parameters"
+            )
+        return Target(
+            params=np.ascontiguousarray(state.params),
+            residual=None if state.residual is None else np.ascontiguousarray(state.residual),
+            momentum=np.ascontiguousarray(state.momentum),
+            new_params=resources.empty(size),
+            new_momentum=resources.empty(size),
+            delta=delta,
+            rate=(self.learning_rate, self.momentum),
+        )
+
+    def after(self, state: FragmentState, target: Target) -> FragmentState:
+        """Returns the fragment as passes have left it in a target."""
+        assert target.new_params is not None
+        assert target.new_momentum is not None
+        return FragmentState(params=target.new_params, momentum=target.new_momentum, version=state.version + 1)
 
 
 def make_outer_step(learning_rate: float, momentum: float) -> OuterStep:
     """Returns the function that applies a merged pseudo-gradient D to a fragment.
 
-    With learning rate eta and momentum mu:
+    With learning rate eta and momentum mu, each product and each sum rounded to float32 by itself:
         m <- D + mu * m;    params <- params - eta * (D + mu * m);    version <- version + 1
 
-    The function takes and returns numpy vectors, float32 and contiguous, and may be called from any thread. The old
-    state stays valid, since its bytes may still be on their way to islands. D is reference minus local, so it is
+    It takes and returns numpy vectors, and may be called from any thread. D is reference minus local, so it is
     descended. With momentum 0 it is plain SGD, and m is simply the last D.
 
     Raises:
@@ -68,56 +104,4 @@ def make_outer_step(learning_rate: float, momentum: float) -> OuterStep:
         raise ConfigError("outer_learning_rate", learning_rate, "must be above 0, 1 is usual")
     if not 0 <= momentum < 1:
         raise ConfigError("outer_momentum", momentum, "must be at least 0 and below 1, 0 is usual")
-    update = _jitted_update(learning_rate, momentum)
-
-    def outer_step(state: FragmentState, merged: Vector) -> FragmentState:
-        """Returns the fragment after one outer step; raises LocalProtocolError if the arrays do not fit each other."""
-        size = state.params.size
-        for name, array in (("params", state.params), ("momentum", state.momentum), ("merged", merged)):
-            if array.shape != (size,) or array.dtype != np.float32:
-                got = f"{array.dtype} of shape {array.shape}"
-                raise LocalProtocolError(f"{name} of an outer step is {got}, must be float32 of shape ({size},)")
-        params, trace = np.empty(size, np.float32), np.empty(size, np.float32)
-        for here in _chunks(size):
-            new_params, new_trace = update(*(_padded(array[here]) for array in (state.params, state.momentum, merged)))
-            params[here] = np.asarray(new_params)[: here.stop - here.start]
-            trace[here] = np.asarray(new_trace)[: here.stop - here.start]
-        return FragmentState(params=params, momentum=trace, version=state.version + 1)
-
-    return outer_step
-
-
-@cache
-def _jitted_update(learning_rate: float, momentum: float) -> Callable[..., tuple[Any, Any]]:
-    # Imported here: the store, the simulator and the tests of the core use FragmentState without a JAX runtime.
-    import jax
-    import optax
-
-    optimizer = optax.sgd(learning_rate, momentum=momentum, nesterov=True)
-
-    def update(params: jax.Array, trace: jax.Array, merged: jax.Array) -> tuple[Any, Any]:
-        # The state of sgd is (TraceState, the stateless scaling by the learning rate).
-        opt_state = (optax.TraceState(trace=trace), *optimizer.init(params)[1:])
-        updates, (trace_state, *_) = optimizer.update(merged, opt_state, params)
-        return optax.apply_updates(params, updates), trace_state.trace
-
-    # Donating lets the outputs take over the device copies of the first two arguments.
-    return jax.jit(update, donate_argnums=(0, 1))
-
-
-def _chunks(size: int) -> Iterator[slice]:
-    """Cuts a fragment into whole chunks, and what is left into small ones while these are faster than one more."""
-    whole = size - size % CHUNK
-    if size - whole > MOST_SMALL * SMALL:
-        whole = size
-    yield from (slice(start, min(start + CHUNK, size)) for start in range(0, whole, CHUNK))
-    yield from (slice(start, min(start + SMALL, size)) for start in range(whole, size, SMALL))
-
-
-def _padded(chunk: Vector) -> Vector:
-    """Returns the chunk, or a copy with zeros behind, of the size of a small or a whole one."""
-    if chunk.size in (CHUNK, SMALL):
-        return chunk
-    padded = np.zeros(SMALL if chunk.size < SMALL else CHUNK, np.float32)
-    padded[: chunk.size] = chunk
-    return padded
+    return OuterStep(learning_rate, momentum)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from aggregator.events import Merge, Plant
-from aggregator.merge.kernels import MergedFragment, merge_fragment
-from aggregator.merge.outer_step import FragmentState, OuterStep, Vector, seeded
+from aggregator.merge.fragment_state import FragmentState, seeded
+from aggregator.merge.kernels import MergedFragment, merge_and_step
+from aggregator.merge.outer_step import OuterStep
 from aggregator.merge.pieces import vector
+from aggregator.merge.resources import PLAIN, Resources
+from aggregator.merge.rounding import round_step
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded
-from broker.wire.tensors import added, difference, encode_vector, fragment_digest
+from broker.wire.tensors import encode_vector, fragment_digest
 
 
 class Made(NamedTuple):
@@ -41,7 +41,13 @@ def plant(tensors: Sequence[TensorSpec], action: Plant) -> Made:
 
 
 def merge(
-    tensors: Sequence[TensorSpec], action: Merge, before: FragmentState, outer_step: OuterStep
+    tensors: Sequence[TensorSpec],
+    action: Merge,
+    before: FragmentState,
+    outer_step: OuterStep,
+    *,
+    kept: bool = True,
+    resources: Resources = PLAIN,
 ) -> tuple[Made, MergedFragment]:
     """Returns the next version of a fragment, and the merged pseudo-gradient that led to it.
 
@@ -50,32 +56,26 @@ def merge(
         action: Contributions with their final weights, in the order to fold.
         before: The newest durable version; it stays as it is.
         outer_step: From :func:`aggregator.merge.outer_step.make_outer_step`.
+        kept: Whether the merged pseudo-gradient itself is wanted; its ``delta`` is empty otherwise, which is faster.
+        resources: Threads and memory.
 
     Raises:
         LocalProtocolError: The outcome is not finite, though every contribution was: ``before`` cannot be right. The
             process ends; a standby may have better.
     """
-    merged = merge_fragment(tensors, action.parts, capped=action.capped)
-    after = outer_step(before._replace(params=before.exact, residual=None), merged.delta)
+    after, merged, finite = merge_and_step(
+        tensors, action.parts, before, outer_step, capped=action.capped, kept=kept, resources=resources
+    )
     made = Made(after, "")
     if action.version_codec is not Codec.F32:
-        made = _rounded(tensors, after, before.params, action.version_codec)
-    if not math.isfinite(float(np.sum(made.state.params, dtype=np.float64))):  # which no sum of finite float32 leaves
+        # Receivers of the version before get this one by adding a rounded difference. What rounding leaves out stays.
+        step = round_step(tensors, after.params, before.params, action.version_codec, resources)
+        finite = step.finite
+        made = Made(after._replace(params=step.params, residual=step.residual), "", step.difference)
+    if not finite:
         what = f"version {after.version} of fragment {action.fragment_id}"
         raise LocalProtocolError(f"{what} would hold values that are not finite: nothing is made of them")
     return made._replace(digest=fragment_digest(made.state.params)), merged
-
-
-def _rounded(tensors: Sequence[TensorSpec], after: FragmentState, base: Vector, codec: Codec) -> Made:
-    """Returns the version that receivers of ``base`` get by adding a rounded difference, and that difference.
-
-    ``after`` has the exact parameters; what rounding leaves out of them stays, as the residual.
-    """
-    step = difference(after.params, base, [tensor.shape for tensor in tensors], codec)
-    params = added(base, step)
-    with np.errstate(over="ignore", invalid="ignore"):
-        residual = np.subtract(after.params, params, out=after.params)
-    return Made(after._replace(params=params, residual=residual), "", step)
 
 
 def payload_of(tensors: Sequence[TensorSpec], state: FragmentState) -> tuple[Encoded, ...]:

@@ -19,8 +19,8 @@ import zmq.asyncio
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
 from aggregator.merge import versions
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.inspection import inspect
-from aggregator.merge.outer_step import FragmentState
 from aggregator.process.broker_link import Link, Outgoing
 from aggregator.standby import replicas
 from aggregator.state.model_limits import HEADER_BYTES, misfit

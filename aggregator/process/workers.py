@@ -1,4 +1,4 @@
-"""Worker threads of the aggregator: merges in one, installed states and the disk in another.
+"""Worker threads of the aggregator: merges in one, their pieces in some, installed states and the disk in another.
 
 Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. A fragment has at most two
 states here: the *durable* one, which may be published, and a *pending* one, which replaces it once it is on disk in all
@@ -9,12 +9,11 @@ return what they made.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
-
-import numpy as np
 
 from aggregator.events import (
     Commit,
@@ -30,7 +29,10 @@ from aggregator.events import (
     SaveRun,
 )
 from aggregator.merge import versions
-from aggregator.merge.outer_step import CHUNK, SMALL, FragmentState, OuterStep, make_outer_step, seeded
+from aggregator.merge.fragment_state import FragmentState
+from aggregator.merge.outer_step import OuterStep, make_outer_step
+from aggregator.merge.passes import warm_up
+from aggregator.merge.resources import Resources, ReusedMemory
 from aggregator.merge.versions import Made
 from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
@@ -49,12 +51,14 @@ Deliver = Callable[[Event], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
+#: Threads that merge. Eight read faster than the memory of most machines can follow.
+MOST_THREADS = 8
+
+
 def warmed_up(recipe: Recipe) -> OuterStep:
-    """Returns the outer step, compiled, which takes seconds the first time in a process: a standby does it early."""
-    step = make_outer_step(*settle(recipe).outer_rule)
-    for size in (CHUNK, SMALL):  # chunks have two shapes: this compiles them
-        step(seeded(np.zeros(size, np.float32)), np.zeros(size, np.float32))
-    return step
+    """Returns the outer step, with all kernels loaded, which takes seconds in a process: a standby does it early."""
+    warm_up()
+    return make_outer_step(*settle(recipe).outer_rule)
 
 
 class Workers:
@@ -92,6 +96,9 @@ class Workers:
         self._unsaved: SaveRun | None = None
         self._saving = False
         self._compute = ThreadPoolExecutor(1, "compute")
+        # That one waits meanwhile. They sleep between merges, where those of a numeric library would spin.
+        self._pieces = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "pieces")
+        self._resources = Resources(self._spread, ReusedMemory().empty)
         self._disk = ThreadPoolExecutor(1, "disk")
         self._outer_step: OuterStep | None = None
 
@@ -101,7 +108,7 @@ class Workers:
         self._spawn(self.warm_up(recipe))
 
     async def warm_up(self, recipe: Recipe) -> None:
-        """Compiles the outer step, as far as it is settled: the first round would take seconds otherwise."""
+        """Loads the kernels of merges: the first round would take seconds otherwise."""
         await _in(self._compute, self._warm_up_now, recipe)
 
     def _warm_up_now(self, recipe: Recipe) -> None:
@@ -111,6 +118,7 @@ class Workers:
     def close(self) -> None:
         """Waits for what the threads are at; what is queued behind it is dropped, as by a crash."""
         self._compute.shutdown(cancel_futures=True)
+        self._pieces.shutdown()
         self._disk.shutdown(cancel_futures=True)
 
     def state_of(self, commit: Commit) -> FragmentState | None:
@@ -161,7 +169,8 @@ class Workers:
         """In the computing thread."""
         began_s = time.monotonic()
         assert self._outer_step is not None, "a merge came before the warm-up"
-        made, merged = versions.merge(tensors, action, before, self._outer_step)
+        kept = self._recorder is not None
+        made, merged = versions.merge(tensors, action, before, self._outer_step, kept=kept, resources=self._resources)
         log.debug(
             "round.merged",
             round=action.round_id,
@@ -174,6 +183,10 @@ class Workers:
         if self._recorder is not None:
             self._recorder.record(action, before, merged, made.state)
         return made
+
+    def _spread(self, call: Callable[[int], int], count: int) -> Iterable[int]:
+        """Runs the pieces of a merge in threads; their kernels hold no lock of the interpreter."""
+        return self._pieces.map(call, range(count))
 
     async def _computed(self, action: Plant | Merge, made: Made) -> None:
         p = action.fragment_id

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 
 from aggregator.events import Commit
-from aggregator.merge.outer_step import FragmentState
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import commit_from_map, commit_to_map
 from broker.wire.codec import verify_payload
 from broker.wire.errors import RemoteProtocolError

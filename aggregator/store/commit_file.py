@@ -31,7 +31,7 @@ import numpy as np
 import xxhash
 
 from aggregator.events import Commit
-from aggregator.merge.outer_step import FragmentState, Vector
+from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.state.records import commit_from_map, commit_to_map
 from broker.wire.errors import LocalProtocolError, Unavailable
 from broker.wire.schema import Unfit

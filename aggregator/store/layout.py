@@ -23,7 +23,7 @@ import msgpack
 import xxhash
 
 from aggregator.events import Commit
-from aggregator.merge.outer_step import Vector
+from aggregator.merge.fragment_state import Vector
 from aggregator.store.commit_file import FORMAT, Damaged, read_params
 from broker.wire.errors import Unavailable
 

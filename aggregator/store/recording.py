@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aggregator.events import Merge, Part
+from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.kernels import MergedFragment
-from aggregator.merge.outer_step import FragmentState, Vector
 from aggregator.merge.pieces import vector
 from broker.process import logs
 from broker.wire.errors import ConfigError

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from aggregator.events import Commit
 from aggregator.ledger.rolling_back import rolled_back
-from aggregator.merge.outer_step import FragmentState
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.rounds.recovery import renumbered
 from aggregator.store.commit_file import Damaged, read_commit, read_header, write_all, write_commit
 from aggregator.store.layout import (

@@ -74,6 +74,11 @@ def quantise(flat: Float32Array, codec: Codec) -> ByteArray:
     return data
 
 
+def scale_limits(codec: Codec) -> tuple[np.float32, np.float32, np.float32]:
+    """Returns the largest code of int8 or int4, and the smallest and the largest scale of a block that is not empty."""
+    return _LARGEST_CODE[codec], np.float32(_SMALLEST_SCALE), np.float32(_LARGEST_SCALE[codec])
+
+
 class Quantised:
     """Scales and codes as they were received, to be decoded a range at a time.
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.events import Commit
 from aggregator.ledger.ledger import tokens_trained
-from aggregator.merge.outer_step import Vector
+from aggregator.merge.fragment_state import Vector
 from aggregator.state.records import MANIFEST, RUN_ID, manifest_from_rows
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import read_newest, read_run, read_seed

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.events import Part
+from aggregator.merge.fragment_state import Vector, seeded
 from aggregator.merge.kernels import merge_fragment
-from aggregator.merge.outer_step import Vector, make_outer_step, seeded
+from aggregator.merge.outer_step import make_outer_step
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by, partition
 from broker.wire.ranges import StepRange

@@ -12,8 +12,9 @@ from typing import Any
 
 from aggregator.events import Commit, Inspection, Merge, Plant
 from aggregator.merge import versions
+from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.inspection import inspect
-from aggregator.merge.outer_step import FragmentState, OuterStep, Vector
+from aggregator.merge.outer_step import OuterStep
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Version
 from broker.wire.ranges import StepRange

@@ -22,8 +22,8 @@ MESSAGE_HEADER_BYTES = 270
 TENSOR_HEADER_BYTES = 75
 CONTRIBUTOR_BYTES = 200
 
-#: Memory of the processes without a model: Python and libraries, in the aggregator and the island mostly JAX.
-AGGREGATOR_BASE_BYTES, BROKER_BASE_BYTES = 236 << 20, 54 << 20
+#: Memory of the processes without a model: Python and libraries, in the aggregator mostly numba.
+AGGREGATOR_BASE_BYTES, BROKER_BASE_BYTES = 192 << 20, 54 << 20
 
 #: High-water marks of 4 in each direction, and one message that is copied each way.
 MESSAGES_IN_SOCKETS = 10

@@ -13,7 +13,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
-from aggregator.merge.outer_step import FragmentState
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
 from aggregator.store.commit_file import Damaged, read_commit
 from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions

@@ -57,12 +57,20 @@ def test_a_fleet_stands_beside_training_alone(capsys, tmp_path):
 
 
 def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_path):
-    found = {row["what"]: row for row in rows(merge, capsys, "--dir", str(tmp_path), "--islands", "2")}
+    printed = rows(merge, capsys, "--dir", str(tmp_path), "--islands", "2")
+    found = {row["what"]: row for row in printed if "threads" not in row}
     assert {"mean f32", "rda int4", "outer step", "commit"} <= found.keys()
     references = {name: row for name, row in found.items() if name.startswith(merge.REFERENCE)}
     assert [row["times_faster"] for row in references.values()] == [1.0, 1.0, 1.0]
     average = references["reference: numpy.average"]
     assert found["mean f32"]["times_faster"] == pytest.approx(average["ms"] / found["mean f32"]["ms"])
+    beside_memory = {(row["what"], row["threads"]): row for row in printed if "threads" in row}
+    for threads in (1, 2):
+        assert beside_memory[merge.READING, threads]["of_memory"] == 1.0
+        with_step = beside_memory["mean int8 + step", threads]
+        num_bytes = 100_000 * 16 + 2 * (100_000 + 4 * 391)  # two contributions, with a scale for each block of 256
+        assert with_step["gb_per_s"] == pytest.approx(num_bytes / with_step["ms"] / 1e6)
+        assert with_step["of_memory"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

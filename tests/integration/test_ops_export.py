@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from aggregator.events import Commit
-from aggregator.merge.outer_step import FragmentState
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import manifest_to_rows
 from aggregator.store.store import Store
 from broker.wire.errors import Unavailable

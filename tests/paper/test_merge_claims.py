@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from aggregator.events import Part
+from aggregator.merge.fragment_state import seeded
 from aggregator.merge.kernels import merge_fragment
-from aggregator.merge.outer_step import make_outer_step, seeded
+from aggregator.merge.outer_step import make_outer_step
 from aggregator.rules.staleness import Trained, merge_weights
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.events import Commit
-from aggregator.merge.outer_step import FragmentState
+from aggregator.merge.fragment_state import FragmentState
 from aggregator.standby.replicas import commit_of, payload_of, record_of, replica_of, run_message
 from aggregator.store.layout import versions
 from aggregator.store.ledger_file import LedgerFile

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.events import Part
-from aggregator.merge.kernels import BLOCK, merge_fragment
+from aggregator.merge.kernels import merge_fragment
+from aggregator.merge.passes import PIECE
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec, cut
 from broker.wire.messages import Codec
@@ -52,7 +53,7 @@ def twin_rda(deltas, w, lam):
 
 
 @pytest.mark.parametrize("codec", Codec)
-@pytest.mark.parametrize("size", [1, 1000, BLOCK - 1, BLOCK, 2 * BLOCK + 33])
+@pytest.mark.parametrize("size", [1, 1000, PIECE - 1, PIECE, 2 * PIECE + 33])
 def test_the_weighted_mean_equals_the_formula_for_every_size_and_codec(size, codec):
     deltas = [random(size, seed) for seed in range(4)]
     w, lam = [4.0, 1.0, 2.5, 3.0], [1.0, 0.5, 0.7, 1.0]
@@ -64,7 +65,7 @@ def test_the_weighted_mean_equals_the_formula_for_every_size_and_codec(size, cod
 
 
 @pytest.mark.parametrize("codec", Codec)
-@pytest.mark.parametrize("size", [8, 1000, BLOCK, 2 * BLOCK + 33])
+@pytest.mark.parametrize("size", [8, 1000, PIECE, 2 * PIECE + 33])
 def test_radial_directional_averaging_equals_the_formula_for_every_size_and_codec(size, codec):
     deltas = [random(size, seed, scale) for seed, scale in enumerate((1.0, 5.0, 0.2))]
     w, lam = [4.0, 1.0, 2.5], [1.0, 0.5, 0.7]
@@ -77,7 +78,7 @@ def test_radial_directional_averaging_equals_the_formula_for_every_size_and_code
 @pytest.mark.parametrize("kind", [Kind.MEAN, Kind.RDA])
 @pytest.mark.parametrize(
     ("shape", "unit_axes"),
-    [((7,), 0), ((1000, 7), 1), ((3, 100), 1), ((2, BLOCK + 3), 1), ((5, 3, 301), 2), ((2 * BLOCK + 301,), 0)],
+    [((7,), 0), ((1000, 7), 1), ((3, 100), 1), ((2, PIECE + 3), 1), ((5, 3, 301), 2), ((2 * PIECE + 301,), 0)],
 )
 @pytest.mark.parametrize(
     "codecs", [[Codec.BF16] * 3, [Codec.INT8] * 3, [Codec.INT4] * 3, [Codec.INT4, Codec.F32, Codec.INT8, Codec.BF16]]
@@ -94,7 +95,7 @@ def test_codecs_fold_as_their_decoded_tensors_do_to_the_last_bit_also_mixed(code
     assert (merged.norm, merged.norms, merged.cosine) == (expected.norm, expected.norms, expected.cosine)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (4, 2, 300), (2, BLOCK + 3), (1000, 7)])
+@pytest.mark.parametrize("shape", [(3, 5), (4, 2, 300), (2, PIECE + 3), (1000, 7)])
 def test_each_unit_of_a_stacked_tensor_is_merged_by_itself(shape):
     growth = np.arange(1, shape[0] + 1).reshape(-1, *[1] * (len(shape) - 1))
     deltas = [random(shape, seed) * growth for seed in (1, 2, 3)]
@@ -177,8 +178,8 @@ def test_the_cosine_tells_agreement_from_independence_from_opposition():
 
 
 def test_the_same_payloads_in_the_same_order_give_the_same_bytes():
-    parts = [part(random(BLOCK + 7, seed), w=seed + 1.0) for seed in range(3)]
-    first, second = (merge_fragment([spec((BLOCK + 7,))], parts) for _ in range(2))
+    parts = [part(random(PIECE + 7, seed), w=seed + 1.0) for seed in range(3)]
+    first, second = (merge_fragment([spec((PIECE + 7,))], parts) for _ in range(2))
     assert first.delta.tobytes() == second.delta.tobytes()
 
 
@@ -190,7 +191,7 @@ def test_memory_is_one_accumulator_whatever_the_number_of_contributions(codec):
     merge_fragment([spec((size,))], [shared] * 16)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4 * size + 3 * 4 * BLOCK
+    assert peak < 4 * size + 3 * 4 * PIECE
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ WEIGHTED = [{"w": 4.0, "lam": 1.0}, {"w": 1.0, "lam": 0.5}, {"w": 2.5, "lam": 0.
     [
         (spec((23, 301), Kind.MEAN), Codec.F32),
         (spec((23, 301), Kind.MEAN), Codec.BF16),
-        (spec((BLOCK + 33,), Kind.MEAN), Codec.F32),
+        (spec((PIECE + 33,), Kind.MEAN), Codec.F32),
         (spec((23, 301), Kind.RDA, unit_axes=1), Codec.F32),
         (spec((7, 3, 301), Kind.RDA, unit_axes=2), Codec.BF16),
     ],

@@ -5,7 +5,8 @@ import pytest
 
 from aggregator.events import Merge, Part
 from aggregator.merge import versions
-from aggregator.merge.outer_step import FragmentState, make_outer_step
+from aggregator.merge.fragment_state import FragmentState
+from aggregator.merge.outer_step import make_outer_step
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec

@@ -8,7 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 from aggregator.events import Merge, Part
 from aggregator.merge import versions
-from aggregator.merge.outer_step import make_outer_step, seeded
+from aggregator.merge.fragment_state import seeded
+from aggregator.merge.outer_step import make_outer_step
 from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec

@@ -360,7 +360,7 @@ def test_a_round_is_open_for_as_long_as_its_own_fragment_takes():
     assert found.staleness == pytest.approx((sum(journeys_s) / 8 / 0.1 + 1) / found.sync_interval_steps)
     planned = plan(asked, Mode.DECOUPLED).memory
     contributions = 4 * sum(up * min(1, each / 2.4) for up, each in zip(wire.ups, journeys_s, strict=True))
-    empty = 236 * 2**20
+    empty = 192 * 2**20
     assert planned["aggregator"].expected == pytest.approx(empty + 4 * (2 * 20 * N + 3 * 13 * N) + contributions)
     assert all(each.bound is None or each.expected <= each.bound for each in planned.values())
 
@@ -368,7 +368,7 @@ def test_a_round_is_open_for_as_long_as_its_own_fragment_takes():
 def test_of_several_aggregators_the_fullest_is_told():
     alone, shared = (plan(unequal(shards=n), Mode.DECOUPLED).memory["aggregator"].expected for n in (1, 8))
     largest = 4 * 13 * N
-    assert shared > 236 * 2**20 + 5 * largest  # the one that has the embedding, and nothing else
+    assert shared > 192 * 2**20 + 5 * largest  # the one that has the embedding, and nothing else
     assert shared < alone
 
 
@@ -487,7 +487,7 @@ def test_impossible_settings_are_refused_with_a_cure(changes, words):
         ({"latency_s": 1.0}, Mode.STREAMING, "an overlap of 5 steps hides it"),
         ({"price_per_hour": 1.0}, Mode.DECOUPLED, "give --accelerators as well"),
         ({"accelerator_gb": 80.0}, Mode.DECOUPLED, "give --accelerators as well"),
-        ({"host_gb": 0.1}, Mode.DECOUPLED, "is too little for the aggregator beside the broker: it takes 0.3"),
+        ({"host_gb": 0.1}, Mode.DECOUPLED, "is too little for the aggregator beside the broker: it takes 0.2"),
         ({"accelerators": 1, "accelerator_gb": 0.01}, Mode.DECOUPLED, "at least 2 a site"),
     ],
 )

@@ -120,7 +120,7 @@ class Fate(StrEnum):
     UNKNOWN = "unknown"  # never seen here, or lost with a restart: send (again)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Encoded:
     """One tensor on the wire.
 

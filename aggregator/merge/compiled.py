@@ -1,0 +1,449 @@
+"""The kernels of a merge, compiled by numba: decode, fold, outer step and rounding, block by block in the cache.
+
+Importing this module compiles them or loads them from numba's cache, so it is imported where they are first needed, in
+a worker thread. A kernel works on one piece, a range of a tensor without gaps: whole rows of ``columns`` elements, or
+a part of one row. It holds no lock of the interpreter, so pieces are computed side by side (:mod:`.pieces_of_work`).
+
+*Same bytes.* The sum of an element is ``((w0 * x0 + w1 * x1) + w2 * x2) + ..``, each product and each sum rounded to
+float32 by itself. Nothing here may be compiled with ``fastmath``: it would fuse and reorder them. A sum of squares is a
+tree over a block, whose shape follows from the number of elements alone, and blocks begin with rows and pieces. So no
+result depends on the number of threads, on the width of the processor's vectors, or on where a row lies.
+
+*Addresses.* Arrays come as their addresses: any number of contributions in any codec, read-only or not, at any
+alignment, is then one compilation of each kernel. Callers keep the arrays alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pickle import UnpicklingError
+from typing import Any, Final
+
+import numpy as np
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, register_jitable
+
+from aggregator.merge.layout import BF16, DELTA, F32, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
+from broker.wire.lengths import BLOCK_ELEMENTS
+
+#: Elements: 16 KiB of float32: what is decoded and folded stays in the second-level cache. 2^10 and 2^11 were slower.
+BLOCK: Final = 1 << 12
+_MAGNITUDE: Final = 0x7FFFFFFF
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """An address as a pointer to anything."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@register_jitable
+def _floats(address: Any, count: Any) -> Any:
+    return carray(_pointer(address), count, np.float32)
+
+
+@register_jitable
+def _bytes(address: Any, count: Any) -> Any:
+    return carray(_pointer(address), count, np.uint8)
+
+
+@register_jitable
+def _decoded(source: Any, at: Any, count: Any, scratch: Any) -> Any:
+    """Returns the address of elements of a contribution as float32: among its bytes, or ``scratch``, filled."""
+    address, codec, elements = source[0], source[1], source[2]
+    start = at - source[3]
+    if codec == F32:
+        if address % 4 == 0:
+            return address + 4 * start
+        _copied(address + 4 * start, 4 * count, scratch)
+    elif codec == BF16:
+        _shifted(address + 2 * start, count, scratch)
+    else:
+        blocks = (elements + BLOCK_ELEMENTS - 1) // BLOCK_ELEMENTS
+        _multiplied(address, address + 4 * blocks, codec, start, count, scratch)
+    return scratch
+
+
+@register_jitable
+def _copied(address: Any, count: Any, to: Any) -> None:
+    source, out = _bytes(address, count), _bytes(to, count)
+    for i in range(count):
+        out[i] = source[i]
+
+
+@register_jitable
+def _shifted(address: Any, count: Any, scratch: Any) -> None:
+    """A bf16 is the upper half of a float32."""
+    words = carray(_pointer(scratch), count, np.uint32)
+    if address % 2:  # moved to where it can be read; the words are written from the front, behind what is read
+        _copied(address, 2 * count, scratch + 2 * count)
+        address = scratch + 2 * count
+    halves = carray(_pointer(address), count, np.uint16)
+    for i in range(count):
+        words[i] = np.uint32(halves[i]) << np.uint32(16)
+
+
+@register_jitable
+def _multiplied(first_scale: Any, first_code: Any, codec: Any, start: Any, count: Any, scratch: Any) -> None:
+    """Block-wise integers: each element is one float32 product of its code and the scale of its block."""
+    out = _floats(scratch, count)
+    if codec == INT8:
+        codes = carray(_pointer(first_code + start), count, np.int8)
+        for i in range(count):
+            out[i] = np.float32(np.int32(codes[i]))
+    else:
+        odd = start % 2  # the second code of its byte
+        if odd:
+            out[0] = _signed(np.int32(_bytes(first_code + start // 2, 1)[0] >> 4))
+        pairs = (count - odd) // 2
+        octets, after = _bytes(first_code + start // 2 + odd, (count - odd + 1) // 2), _floats(scratch + 4 * odd, count)
+        for i in range(pairs):
+            octet = np.int32(octets[i])
+            after[2 * i] = _signed(np.int32(octet & np.int32(15)))
+            after[2 * i + 1] = _signed(np.int32(octet >> np.int32(4)))
+        if odd + 2 * pairs < count:
+            out[count - 1] = _signed(np.int32(octets[pairs] & 15))
+    here = 0
+    while here < count:
+        block = (start + here) // BLOCK_ELEMENTS
+        some = min((block + 1) * BLOCK_ELEMENTS - start, count) - here
+        scale, part = _unaligned(first_scale + 4 * block), _floats(scratch + 4 * here, some)
+        for i in range(some):
+            part[i] *= scale
+        here += some
+
+
+@register_jitable
+def _signed(code: Any) -> Any:
+    """Returns the number that is written in four bits, 0 to 7 and -8 to -1."""
+    return np.float32(np.int32(np.int32(code ^ np.int32(8)) - np.int32(8)))
+
+
+@intrinsic
+def _unaligned(typing_context: Any, address: Any) -> Any:
+    """Reads a float32 at any address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = context.get_value_type(types.float32)
+        return builder.load(builder.inttoptr(args[0], number.as_pointer()), align=1)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic
+def _accumulated(typing_context: Any, total: Any, term: Any) -> Any:
+    """Adds float32 in whatever order suits the processor's vectors: for lengths, which no island computes again."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(args[0], args[1], flags=("reassoc",))
+
+    return types.float32(types.float32, types.float32), generate
+
+
+@register_jitable
+def _four_squares(at: Any, n: Any, found: Any) -> None:
+    """Writes the sums of squares of four blocks."""
+    a, b, c, d = _floats(at[0], n), _floats(at[1], n), _floats(at[2], n), _floats(at[3], n)
+    p, q, r, s = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for i in range(n):
+        p = _accumulated(p, a[i] * a[i])
+        q = _accumulated(q, b[i] * b[i])
+        r = _accumulated(r, c[i] * c[i])
+        s = _accumulated(s, d[i] * d[i])
+    found[0], found[1], found[2], found[3] = p, q, r, s
+
+
+@register_jitable
+def _squares(address: Any, n: Any, found: Any) -> Any:
+    """Returns ``found``, or the sum where that left float32's range; not finite only if an element is not."""
+    if 1e-30 < found < np.inf:
+        return np.float64(found)
+    values, total = _floats(address, n), 0.0
+    for i in range(n):
+        total += np.float64(values[i]) * np.float64(values[i])
+    return total
+
+
+@register_jitable
+def _lengths_of_two(n: Any, a: Any, b: Any, c: Any, d: Any, v: Any, w: Any, found: Any) -> None:
+    """Writes the squared lengths of two sums of four blocks, which themselves nobody needs."""
+    p, q = np.float32(0), np.float32(0)
+    v0, v1, v2, v3, w0, w1, w2, w3 = v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3]
+    for j in range(n):
+        x = v0 * a[j] + v1 * b[j] + v2 * c[j] + v3 * d[j]
+        y = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+        p = _accumulated(p, x * x)
+        q = _accumulated(q, y * y)
+    found[0], found[1] = p, q
+
+
+@register_jitable
+def _added(out: Any, fresh: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: Any, column: Any, i: Any) -> None:
+    """Adds up to four contributions, from number ``i`` on, to a block: one pass over it for four of them."""
+    n, last = out.size, i + count - 1
+    w0, w1, w2, w3 = w[i, column], w[min(i + 1, last), column], w[min(i + 2, last), column], w[last, column]
+    if count == 4 and fresh:
+        for j in range(n):
+            out[j] = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+        return
+    if fresh:
+        for j in range(n):
+            out[j] = np.float32(-0.0)  # to which anything can be added without a change
+    if count == 4:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+    elif count == 3:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j] + w1 * b[j] + w2 * c[j]
+    elif count == 2:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j] + w1 * b[j]
+    else:
+        for j in range(n):
+            out[j] = out[j] + w0 * a[j]
+
+
+@register_jitable
+def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any) -> Any:
+    """Takes the outer step of a block; returns the largest magnitude of its new parameters, as the bits of a float."""
+    n = merged.size
+    before = _floats(places[PARAMS] + 4 * start, n)
+    if places[RESIDUAL]:
+        residual = _floats(places[RESIDUAL] + 4 * start, n)
+        for i in range(n):
+            exact[i] = before[i] + residual[i]
+        before = exact
+    momentum = _floats(places[MOMENTUM] + 4 * start, n)
+    params, trace = _floats(places[NEW_PARAMS] + 4 * start, n), _floats(places[NEW_MOMENTUM] + 4 * start, n)
+    for i in range(n):
+        m = merged[i] + mu * momentum[i]
+        trace[i] = m
+        params[i] = before[i] - eta * (merged[i] + mu * m)
+    return _largest(places[NEW_PARAMS] + 4 * start, n)
+
+
+def _folded(
+    sources: Any,
+    first: Any,
+    rows: Any,
+    columns: Any,
+    factors: Any,
+    weights: Any,
+    counted: Any,
+    places: Any,
+    rate: Any,
+    sums: Any,
+    chunk: Any,
+) -> Any:
+    """Makes one pass over a piece. All passes of a merge are this one, so that there is one kernel to compile.
+
+    Args:
+        sources: int64 [k, 4] (:mod:`.layout`); none of them leaves zeros.
+        first: Element of the tensor with which the piece begins.
+        rows: In the piece.
+        columns: Of each row in the piece.
+        factors: float32 [k, rows], by which contributions are folded; [0, 0]: nothing is, this is about lengths.
+        weights: float32 [k, 1]: where a second fold is made beside the first, both for their lengths alone; or [0, 0].
+        counted: Which squares are added: 0 none, 1 those of folds, 2 those of contributions, too.
+        places: int64 [6] (:mod:`.layout`), where the piece begins in the vectors of the fragment; 0: not there.
+        rate: float32 [2]: learning rate and momentum.
+        sums: float64 [k + 2, rows, chunks]: squares of each contribution, of what was folded, and beside it.
+        chunk: Of the row.
+
+    Returns:
+        The largest magnitude of a new parameter, as the bits of a float32.
+    """
+    k, folds, largest = sources.shape[0], 1 + (weights.shape[0] > 0), np.int64(0)
+    if factors.shape[0] < k:
+        folds = 0
+    memory = np.empty(8 * BLOCK, np.float32)
+    scratch = np.int64(memory.ctypes.data)
+    at, found = np.zeros(4, np.int64), np.zeros(4, np.float32)
+    v, w = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    for row in range(rows):
+        for start in range(0, columns, BLOCK):
+            n, here = min(BLOCK, columns - start), row * columns + start
+            exact = _floats(scratch + 28 * BLOCK, n)
+            done = False
+            for i in range(0, k, 4):
+                some = min(4, k - i)
+                for j in range(4):
+                    if j < some:
+                        at[j] = _decoded(sources[i + j], first + here, n, scratch + 4 * j * BLOCK)
+                    else:
+                        at[j] = at[0]
+                a, b, c, d = _floats(at[0], n), _floats(at[1], n), _floats(at[2], n), _floats(at[3], n)
+                if folds == 2 and k <= 4:
+                    for j in range(k):
+                        v[j], w[j] = factors[j, row], weights[j, 0]
+                    _lengths_of_two(n, a, b, c, d, v, w, found)
+                    if min(found[0], found[1]) > 1e-30 and max(found[0], found[1]) < np.inf:
+                        sums[k, row, chunk] += np.float64(found[0])
+                        sums[k + 1, row, chunk] += np.float64(found[1])
+                        done = True
+                        continue
+                for f in range(folds):
+                    out = _floats(scratch + 4 * (4 + f) * BLOCK, n)
+                    table, column = (factors, row) if f == 0 else (weights, 0)
+                    _added(out, i == 0, some, a, b, c, d, table, column, i)
+                if counted > 1:
+                    _four_squares(at, n, found)
+                    for j in range(some):
+                        sums[i + j, row, chunk] += _squares(at[j], n, found[j])
+            if done:
+                continue
+            out = _floats(scratch + 16 * BLOCK, n)
+            if k == 0:
+                for j in range(n):
+                    out[j] = 0
+            if folds and counted:
+                at[0] = at[2] = scratch + 16 * BLOCK
+                at[1] = at[3] = scratch + 4 * (3 + folds) * BLOCK
+                _four_squares(at, n, found)
+            for f in range(folds if counted else 0):
+                sums[k + f, row, chunk] += _squares(at[f], n, found[f])
+            if folds and places[DELTA]:
+                delta = _floats(places[DELTA] + 4 * here, n)
+                for j in range(n):
+                    delta[j] = out[j]
+            if folds and places[NEW_MOMENTUM]:
+                largest = max(largest, _stepped(out, places, here, rate[0], rate[1], exact))
+    return largest
+
+
+def _rounded(
+    codec: Any, exact: Any, base: Any, params: Any, scales: Any, codes: Any, count: Any, most: Any, limits: Any
+) -> Any:
+    """Rounds the step of a piece from ``base`` to ``exact``: writes it encoded, what it leads to, and what is left out.
+
+    That is ``base`` plus one float32 product, a sum of its own, as islands compute it: nothing may fuse the two.
+
+    Args:
+        codec: Any but f32.
+        exact: Address of the exact parameters; then of what rounding has left out of them.
+        base: Address of the version before; ``params``: of the version to be made; all float32 [count].
+        scales: Address of the scales of the piece, where it has some; ``codes``: of its elements.
+        count: Of elements; the piece begins with a block of those that share a scale.
+        most: The largest code.
+        limits: float32 [2]: the smallest and the largest scale.
+
+    Returns:
+        The largest magnitude of a parameter, as the bits of a float32.
+    """
+    memory, largest = np.empty(BLOCK_ELEMENTS, np.float32), np.int64(0)
+    scratch = np.int64(memory.ctypes.data)
+    for start in range(0, count, BLOCK_ELEMENTS):
+        n = min(BLOCK_ELEMENTS, count - start)
+        x, v, step = _floats(exact + 4 * start, n), _floats(base + 4 * start, n), _floats(scratch, n)
+        for i in range(n):
+            step[i] = x[i] - v[i]
+        if codec == BF16:
+            _to_bf16(scratch, codes + 2 * start, n)
+        else:
+            scale = _to_integers(codec, scratch, codes + (start if codec == INT8 else start // 2), n, most, limits)
+            _floats(scales + start // BLOCK_ELEMENTS * 4, 1)[0] = scale
+        new = _floats(params + 4 * start, n)
+        for i in range(n):
+            new[i] = v[i] + step[i]
+        for i in range(n):
+            x[i] = x[i] - new[i]
+        largest = max(largest, _largest(params + 4 * start, n))
+    return largest
+
+
+@register_jitable
+def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
+    """To nearest, ties to even; what is not finite stays so. Leaves what was written in ``scratch``."""
+    words, halves = carray(_pointer(scratch), n, np.uint32), carray(_pointer(codes), n, np.uint16)
+    for i in range(n):
+        word = words[i]
+        upper = np.uint32((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+        if (word & np.uint32(_MAGNITUDE)) > np.uint32(0x7F800000):
+            upper = np.uint32((word >> np.uint32(16)) | np.uint32(0x40))
+        halves[i] = np.uint16(upper)
+        words[i] = np.uint32(upper << np.uint32(16))
+
+
+@register_jitable
+def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, most: Any, limits: Any) -> Any:
+    """Writes the codes of a block as :func:`broker.wire.blockwise.quantise` does; returns its scale.
+
+    Leaves the product of code and scale in ``scratch``.
+    """
+    step, scale, divisor = _floats(scratch, n), np.float32(0), np.float32(1)
+    bits = _largest(scratch, n)
+    sound = bits < 0x7F800000
+    largest = _as_float(np.int32(bits))
+    if not sound:
+        scale = largest
+        for i in range(n):
+            step[i] = 0
+    elif bits:
+        scale = divisor = min(max(np.float32(largest / np.float32(most)), limits[0]), limits[1])
+    # Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves no negative zero.
+    for i in range(n):
+        step[i] = (step[i] / divisor + np.float32(12582912)) - np.float32(12582912)
+    if codec == INT8:
+        written = carray(_pointer(codes), n, np.int8)
+        for i in range(n):
+            written[i] = np.int8(np.int32(step[i]))
+    else:
+        octets = _bytes(codes, (n + 1) // 2)
+        for i in range(n // 2):
+            octets[i] = np.uint8((np.int32(step[2 * i]) & 15) | ((np.int32(step[2 * i + 1]) & 15) << 4))
+        if n % 2:
+            octets[n // 2] = np.uint8(np.int32(step[n - 1]) & 15)
+    for i in range(n):
+        step[i] *= scale
+    return scale
+
+
+@intrinsic
+def _as_float(typing_context: Any, bits: Any) -> Any:
+    """Returns the float32 of some bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), generate
+
+
+@register_jitable
+def _largest(address: Any, n: Any) -> Any:
+    """Returns the largest magnitude of some float32, as its bits: what is not finite is the largest."""
+    bits, largest = carray(_pointer(address), n, np.int32), np.int32(0)
+    for i in range(n):
+        largest = max(largest, np.int32(bits[i] & np.int32(_MAGNITUDE)))
+    return np.int64(largest)
+
+
+def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
+    """Returns the function compiled, from numba's cache where there is one (beside this file, or in ~/.cache).
+
+    A cache that cannot be written or read costs some seconds at the start of each process, and nothing else.
+
+    Args:
+        function: To compile.
+        signature: Of the only variant that there will be.
+    """
+    compiler: Callable[..., Any] = partial(njit, signature, nogil=True, error_model="numpy")
+    # There is no place for it, or no space, or a file is cut short.
+    with suppress(RuntimeError, OSError, EOFError, ValueError, UnpicklingError):
+        return compiler(cache=True)(function)  # type: ignore[no-any-return]
+    return compiler()(function)  # type: ignore[no-any-return]
+
+
+_FLOATS = "float32[:,::1]"
+folded = compile_kernel(
+    _folded,
+    f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, int64, int64[::1], float32[::1],"
+    " float64[:,:,:], int64)",
+)
+rounded = compile_kernel(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32, float32[::1])")
