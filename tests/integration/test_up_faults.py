@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 def test_an_interrupted_run_ends_every_process_and_reports_what_was_done(tmp_path):
     with Up(tmp_path / "run", "--islands", 2, "--tokens", 10_000_000, "--pace", 0.02, "--json") as up:
-        up.wait_for_progress()
+        merged = lambda: {each["island_id"] for row in up.ledger() for each in row["contributions"]}  # noqa: E731
+        wait_for(lambda: len(merged()) == 2, "something merged of both islands")
         report = end_by_signal(up, signal.SIGINT, up.signal_group)
     assert set(report["islands"]) == {"island-0", "island-1"}
     assert report["resume"].endswith(f" up --resume {tmp_path / 'run'}")
