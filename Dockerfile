@@ -36,6 +36,7 @@ ENV PATH=/opt/atoll/bin:$PATH \
     ATOLL_NO_VENV=1 \
     HOME=/tmp \
     JAX_COMPILATION_CACHE_DIR=/tmp/jax \
+    NUMBA_CACHE_DIR=/var/lib/atoll/numba \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 10001:10001
