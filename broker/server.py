@@ -401,10 +401,13 @@ class _Broker:
             self._go_on(peer)
 
     async def _end_stalled(self) -> None:
+        suspected: set[int] = set()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            for fd in self._flows.stalled(self._clock()):
+            stalled = set(self._flows.stalled(self._clock()))
+            for fd in stalled & suspected:  # where this process was held up, what waits is read between two looks
                 self._gate.end(Channel.BULK, fd, "it takes no note of what it is sent")
+            suspected = stalled
 
     def _ended(self, channel: Channel, fd: int) -> None:
         """A connection has ended."""

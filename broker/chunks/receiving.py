@@ -20,7 +20,7 @@ from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
 
 #: Beyond what has come the other end may send so much; more than any link that is known of has under way.
-CREDIT_BYTES = 64 << 20
+CREDIT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

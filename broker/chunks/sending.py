@@ -26,7 +26,7 @@ LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 32 << 10, 2 << 20
 #: Chunks under way at a time, once there is no more to find out.
 CHUNKS_UNDER_WAY = 4
 #: Bytes that may be under way at first, without any credit; and at most.
-FIRST_BYTES, MOST_UNDER_WAY_BYTES = 256 << 10, 64 << 20
+FIRST_BYTES, MOST_UNDER_WAY_BYTES = 128 << 10, 32 << 20
 #: A chunk that is not noted as received for so long has been swallowed, or so many times what others took; after each
 #: connection that helped nothing twice as long, but never longer than the last.
 STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 10.0, 4.0, 600.0

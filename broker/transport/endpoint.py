@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 #: A connection that took nothing is tried again after this, and that a message can go on is looked for as often.
 TRY_AGAIN_S, LOOK_S = 0.005, 1.0
+#: Chunks taken in between two turns of other tasks.
+AT_A_TIME = 4
 
 #: What is done with a message that cannot be read: its error, and what is known of its sender.
 OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
@@ -340,8 +342,8 @@ class Endpoint:
     def _take_in(self, chunked: Chunked) -> None:
         """Takes in what has come over the bulk connection, as long as there is room for messages; sends what may go."""
         now_s = time.monotonic()
-        while chunked.has_room:
-            frames = self._taken()
+        for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
+            frames = self._taken() if chunked.has_room else None
             if frames is None:
                 break
             # Asked behind the message: what came over a new connection is not taken for the old one's.
