@@ -1,7 +1,8 @@
-"""``up --profile data-parallel``: the synchronous baseline, by JAX collectives over as many processes as islands.
+"""``up --profile data-parallel``: the synchronous baseline, by JAX collectives.
 
-No broker, aggregator or Redis takes part. Task, data shares, pace, evaluation and report are those of any run. A
-process that dies ends the run, as in any job that is synchronous.
+On the CPU as many processes as islands form one mesh, each with the batch of an island. On accelerators one process has
+the batches of all, and divides them over its devices. No broker, aggregator or Redis takes part. Task, data shares,
+pace, evaluation and report are those of any run. A process that dies ends the run, as in any job that is synchronous.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.supervision import RestartPolicy
 from ops.run import daemons
+from ops.run.devices import merged
 from ops.run.display import Display
 from ops.run.judging import POLL_S, GaveUp, in_short, judge, keep, loss_unit
 from ops.run.local_plan import LocalPlan
@@ -34,7 +36,7 @@ def run(plan: LocalPlan, started_s: float, *, as_json: bool) -> int:
     judged: tuple[Metrics, Metrics] = ({}, {})
     counted: dict[str, Any] | None = None
     with Signals() as signals, Display() as display:
-        display.note(f"run {plan.run_id} in {plan.run_dir}: {plan.aggregator.islands} processes in one JAX mesh")
+        display.note(f"run {plan.run_id} in {plan.run_dir}: {_mesh(plan)}")
         ended_s = time.monotonic()
         try:
             try:
@@ -84,12 +86,32 @@ def _train(plan: LocalPlan, signals: Signals) -> None:
             time.sleep(POLL_S)
 
 
+def _mesh(plan: LocalPlan) -> str:
+    """Says what trains."""
+    islands = plan.aggregator.islands
+    if not plan.devices:
+        return f"{islands} processes in one JAX mesh"
+    (place,) = plan.devices
+    return f"one process with the batches of {islands} islands, on {place.platform.upper()} {','.join(place.devices)}"
+
+
+def _ranks(plan: LocalPlan) -> int:
+    """Returns the number of processes."""
+    return 1 if plan.devices else plan.aggregator.islands
+
+
 def _processes(plan: LocalPlan) -> list[ProcessSpec]:
-    environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
+    numeric = {} if plan.devices else one_thread_environment()
+    environment = daemons.our_environment(plan.redis_url) | numeric | compilation_cache()
+    for place in plan.devices:
+        environment = merged(environment, place)
     cpus = sorted(os.sched_getaffinity(0))
-    pace = plan.up.pace or (0.0,)
+    paces = plan.up.pace or (0.0,)
+    pace = (max(paces),) if plan.devices else paces  # a step takes as long as that of the slowest
+    ranks = _ranks(plan)
     shared = {
-        "count": plan.aggregator.islands,
+        "count": ranks,
+        "parts": plan.aggregator.islands // ranks,
         "seed": plan.aggregator.seed,
         "tokens": plan.aggregator.total_tokens,
         "coordinator": f"127.0.0.1:{plan.broker.port}",
@@ -106,19 +128,19 @@ def _processes(plan: LocalPlan) -> list[ProcessSpec]:
                 *("--rank", str(rank), "--pace", str(pace[rank % len(pace)]), *flags),
             ],
             environment=environment,
-            cpus=(cpus[rank % len(cpus)],),
+            cpus=() if plan.devices else (cpus[rank % len(cpus)],),
             ends_by_itself=True,
         )
-        for rank, island_id in enumerate(plan.island_ids)
+        for rank, island_id in enumerate(plan.island_ids[:ranks])
     ]
 
 
 def _counted(plan: LocalPlan) -> dict[str, Any]:
     """Returns what the processes have counted, in the form of an aggregator's report."""
-    paths = [plan.run_dir / f"rank-{rank}.json" for rank in range(plan.aggregator.islands)]
+    paths = [plan.run_dir / f"rank-{rank}.json" for rank in range(_ranks(plan))]
     islands = {
         island_id: json.loads(path.read_text(encoding="utf-8"))
-        for island_id, path in zip(plan.island_ids, paths, strict=True)
+        for island_id, path in zip(plan.island_ids, paths, strict=False)
     }
     for path in paths:
         path.unlink()

@@ -1,8 +1,8 @@
 """One process of a data-parallel run: the same task, with gradients averaged at every step by JAX collectives.
 
 The processes form one mesh. Parameters and optimizer state are the same everywhere. Each process brings the batch of
-its own data share, a part of one large batch. The task's jitted step runs on that, so XLA reduces the gradients over
-the processes before the update (gloo on CPU). Nobody can go on without the slowest.
+its own data share, or of several, a part of one large batch. The task's jitted step runs on that, so XLA reduces the
+gradients over the devices before the update (between processes by gloo on CPU). Nobody goes on without the slowest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ SAY_EVERY_S = 5.0
 ALONE = 6
 
 
-def train(task: Task, *, rank: int, count: int, seed: int, tokens: int, pace_s: float, out: Path) -> dict[str, Any]:
+def train(
+    task: Task, *, rank: int, count: int, seed: int, tokens: int, pace_s: float, out: Path, parts: int = 1
+) -> dict[str, Any]:
     """Trains until all processes together have trained so many tokens; returns what this one has counted.
 
     The first process leaves the model before and after as ``seed.safetensors`` and ``model.safetensors``.
@@ -46,6 +48,7 @@ def train(task: Task, *, rank: int, count: int, seed: int, tokens: int, pace_s: 
         tokens: Of the run.
         pace_s: Least seconds for a step.
         out: Directory.
+        parts: Data shares of each process; its devices divide their number.
 
     Raises:
         ConfigError: The task's parameters or batches are no arrays of JAX or numpy.
@@ -66,9 +69,11 @@ def train(task: Task, *, rank: int, count: int, seed: int, tokens: int, pace_s: 
     elements = sum(np.asarray(leaf).size for leaf in flatten(initial).values())
     _save(initial, out / "seed.safetensors", rank)
     params, opt_state = shared(initial), shared(state)
-    data = endless_batches(task, DataShare(index=rank, count=count, seed=seed))
-    steps = max(1, -(-tokens // (count * task.tokens_per_step)))
-    own_s = max(pace_s, alone_s := _alone_s(task, seed, rank, count))
+    shares = [DataShare(index=rank * parts + i, count=count * parts, seed=seed) for i in range(parts)]
+    data = [endless_batches(task, share) for share in shares]
+    steps = max(1, -(-tokens // (count * parts * task.tokens_per_step)))
+    alone_s = _alone_s(task, seed, rank, count) if count > 1 else 0.0  # else it waits for nobody
+    own_s = max(pace_s, alone_s)
     took_s: list[float] = []
     loss: Any = None
     multihost_utils.sync_global_devices("begin")
@@ -76,7 +81,9 @@ def train(task: Task, *, rank: int, count: int, seed: int, tokens: int, pace_s: 
     for step in range(steps):
         step_began_s = time.monotonic()
         time.sleep(own_s - alone_s)  # plays slower hardware
-        params, opt_state, loss = task.train(params, opt_state, split(next(data)), Schedule(step, steps))
+        params, opt_state, loss = task.train(
+            params, opt_state, split(_joined([next(each) for each in data])), Schedule(step, steps)
+        )
         jax.block_until_ready(loss)  # type: ignore[no-untyped-call]
         took_s.append(time.monotonic() - step_began_s)
         if time.monotonic() >= said_s + SAY_EVERY_S:
@@ -88,14 +95,19 @@ def train(task: Task, *, rank: int, count: int, seed: int, tokens: int, pace_s: 
     ring_bytes = round(steps * 2 * (1 - 1 / count) * 4 * elements)
     return {
         "inner_steps": steps,
-        "tokens": steps * task.tokens_per_step,
-        "sync_share": max(0.0, 1 - own_s * len(usual_s) / sum(usual_s)),
+        "tokens": steps * parts * task.tokens_per_step,
+        "sync_share": max(0.0, 1 - own_s * len(usual_s) / sum(usual_s)) if count > 1 else 0.0,
         "bytes_up": ring_bytes,
         "bytes_down": ring_bytes,
         "incarnations": 1,
         "train_s": time.monotonic() - began_s,
         "loss": float(loss),
     }
+
+
+def _joined(batches: list[Any]) -> Any:
+    """Returns the batches side by side, along their first axes."""
+    return batches[0] if len(batches) == 1 else jax.tree.map(lambda *each: np.concatenate(each), *batches)
 
 
 def _alone_s(task: Task, seed: int, rank: int, count: int) -> float:
@@ -119,7 +131,7 @@ def _save(params: Any, path: Path, rank: int) -> None:
 def main(arguments: list[str]) -> int:
     """Runs one process; its count is written to ``rank-N.json`` in the directory of ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("rank", int), ("count", int), ("seed", int), ("tokens", int), ("pace", float)):
+    for name, kind in (("rank", int), ("count", int), ("parts", int), ("seed", int), ("tokens", int), ("pace", float)):
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--coordinator", required=True, help="address of the first process, such as 127.0.0.1:7001")
     parser.add_argument("--task", required=True)
@@ -127,13 +139,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(arguments)
     logs.configure(f"island-{args.rank}")
-    jax.distributed.initialize(args.coordinator, args.count, args.rank)
+    if args.count > 1:
+        jax.distributed.initialize(args.coordinator, args.count, args.rank)
     try:
         task = load_task(args.task, settings.read_file(args.config).get("task", {}))
         counted = train(
             task,
             rank=args.rank,
             count=args.count,
+            parts=args.parts,
             seed=args.seed,
             tokens=args.tokens,
             pace_s=args.pace,
@@ -145,7 +159,8 @@ def main(arguments: list[str]) -> int:
     temporary = args.out / f"rank-{args.rank}.tmp"
     temporary.write_text(json.dumps(counted), encoding="utf-8")
     os.replace(temporary, args.out / f"rank-{args.rank}.json")
-    jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+    if args.count > 1:
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
     return 0
 
 

@@ -339,11 +339,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     for target in up.log_to:
         check_installed(target_of(target))
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
-        cure = "does not go with --profile data-parallel, whose processes train on the CPU: leave it out"
-        if up.platform not in (Platform.AUTO, Platform.CPU):
-            raise ConfigError("platform", str(up.platform), cure)
         if up.devices_per_island > 1:
-            raise ConfigError("devices_per_island", up.devices_per_island, cure)
+            cure = "does not go with --profile data-parallel, which takes all devices that its batch is divided over"
+            raise ConfigError("devices_per_island", up.devices_per_island, f"{cure}: leave it out")
         if up.metrics:
             cure = "does not go with --profile data-parallel, which has none of the processes that serve metrics"
             raise ConfigError("metrics", up.metrics, cure)

@@ -119,9 +119,9 @@ def _check_metrics_ports(plan: LocalPlan) -> None:
 
 def _with_devices(plan: LocalPlan) -> LocalPlan:
     """Looks for devices, and divides them among the islands."""
-    if plan.aggregator.profile is Profile.DATA_PARALLEL:
-        return plan  # its processes train on the CPU
     found = device_probe.find(plan.up.platform)
+    if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        return replace(plan, devices=devices.together(found, islands=plan.aggregator.islands), devices_note=found.note)
     each = plan.up.devices_per_island
     places = devices.placements(found, islands=plan.aggregator.islands, devices_per_island=each)
     return replace(plan, devices=places, devices_note=found.note)

@@ -48,6 +48,17 @@ def test_alone_it_takes_the_steps_of_a_plain_loop_and_leaves_both_models(tmp_pat
     np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], params["w"], rtol=1e-5)
 
 
+def test_with_the_batches_of_several_islands_a_step_is_that_of_all_of_them(tmp_path):
+    counted = train(task(), rank=0, count=1, parts=3, seed=3, tokens=STEPS * 3 * TOKENS, pace_s=0.0, out=tmp_path)
+    assert (counted["inner_steps"], counted["tokens"]) == (STEPS, STEPS * 3 * TOKENS)
+    params, _ = task().init(3)
+    for k in range(STEPS):
+        each = [np.random.default_rng([3, k * 3 + i]).normal(size=(TOKENS, 3)) for i in range(3)]
+        batch = np.concatenate(each).astype(np.float32)
+        params = jax.tree.map(lambda w, g: w - RATE * g, params, jax.grad(loss)(params, batch))
+    np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], params["w"], rtol=1e-5)
+
+
 def test_a_task_without_jax_is_refused_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match="must be one of jax_task"):
         train(numpy_task.task(), rank=0, count=1, seed=0, tokens=100, pace_s=0.0, out=tmp_path)

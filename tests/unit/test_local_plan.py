@@ -188,7 +188,6 @@ def test_an_island_of_several_cpu_devices_has_as_many_processors_while_there_are
     [
         (("--platform", "gqu"), "platform = 'gqu': must be one of auto, cpu, gpu, tpu"),
         (("--devices-per-island", "-1"), "devices_per_island = -1: must be at least 1, or 0"),
-        (("--profile", "data-parallel", "--platform", "gpu"), "platform = 'gpu': does not go with --profile data-par"),
         (("--profile", "data-parallel", "--devices-per-island", "2"), "devices_per_island = 2: does not go with --pro"),
     ],
 )
