@@ -133,6 +133,10 @@ class Inflow:
                 return message
         return None if flaw is None else Refused(flaw, header)
 
+    def give_up(self) -> None:
+        """Forgets what is here of a message that is not whole; what is left of it is thrown away as it comes."""
+        self._refused, self._frames, self._open = True, [], None
+
     def _begin(self, chunk: Chunk) -> None:
         self._transfer, self._total, self._offset = chunk.transfer, chunk.total, chunk.offset
         self._refused, self._frames, self._open = False, [], None
