@@ -37,8 +37,8 @@ LEAST_ROOM_BYTES, ROOM_SHARE = 4 << 30, 4
 def room_bytes(memory_bytes: int) -> int:
     """Returns the bytes that a machine has for one message, and for those that wait: a quarter of its memory.
 
-    4 GiB at least, however little there is. A fragment in float32 takes as much as half of a model in int8 with eight
-    fragments, and memory is taken as its bytes come. So whoever can hold a model has room for its fragments.
+    4 GiB at least, however little there is: memory is taken as bytes come. With eight fragments, one in float32 takes a
+    quarter of what the model takes in bfloat16. So whoever can hold that has room for its fragments.
 
     Args:
         memory_bytes: Of the machine; 0: not known, which counts as little.

@@ -23,9 +23,9 @@ from ops import run_directory
 from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links
-from ops.processes.cluster import are_free, free_ports
 from ops.planning.measuring import parameters_of
 from ops.planning.sharding import AUTO, shards_here
+from ops.processes.cluster import are_free, free_ports
 from ops.run import device_probe, devices, local_plan, resume
 from ops.run.local_plan import LocalPlan
 
