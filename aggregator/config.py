@@ -83,7 +83,9 @@ class AggregatorConfig(Recipe):
     suspect_after_s: float = changeable(2.0, "seconds of silence after which status calls an island suspect")
     dead_after_s: float = changeable(6.0, "seconds of silence after which no round waits for an island")
     shards: int = fixed(
-        1, "aggregators that share the fragments, each with its own store", subject="several aggregators"
+        1,
+        "aggregators that share the fragments, each with its own store; for up also auto: by model and machine",
+        subject="several aggregators",
     )
     shard: int = fixed(0, "number of this one, from 0; shard 0 admits islands and ends the run")
     failover: bool = process(
@@ -95,15 +97,19 @@ class AggregatorConfig(Recipe):
         1.0, "with failover: seconds that a version waits for a slow standby before that one is dropped"
     )
     held_bytes: int = changeable(
-        1 << 30, "bytes of waiting contributions before islands are told to send again", subject="limits"
+        0,
+        "bytes of waiting contributions before islands are told to send again; 0: by the model, the islands expected "
+        "and the memory here",
+        subject="limits",
     )
-    max_message_bytes: int = changeable(1 << 30, "largest message accepted")
+    max_message_bytes: int = changeable(0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB")
+    memory_bytes: int = process(0, "memory that these limits follow from; 0: what this machine, or container, has")
 
     def __post_init__(self) -> None:
         check_finite(self)
         Recipe.__post_init__(self)
         check_name("run_id", self.run_id)
-        for name in ("islands", "max_tokens_per_step", "held_bytes", "keep_versions"):
+        for name in ("islands", "max_tokens_per_step", "keep_versions"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
         if not 1 <= self.shards <= MAX_SHARDS:
@@ -136,7 +142,8 @@ class AggregatorConfig(Recipe):
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
             )
         counted = ("quarantine_s", "total_tokens", "seed", "share_takeover_s", "data_ahead_s", "keep_every")
-        for name in (*counted, "tape_segment_mb", "tape_segments"):
+        limits = ("held_bytes", "max_message_bytes", "memory_bytes")
+        for name in (*counted, "tape_segment_mb", "tape_segments", *limits):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.standby and not self.failover:

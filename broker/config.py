@@ -14,7 +14,7 @@ from broker.routing.events import RelayConfig
 from broker.routing.liveness import LivenessConfig
 from broker.wire.addresses import check_exposure, check_metrics_address
 from broker.wire.errors import ConfigError
-from broker.wire.headers import Limits
+from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole
 from broker.wire.names import check_name
 
@@ -49,11 +49,15 @@ class BrokerConfig:
 
     # One fragment of a large model is a message, and a model may be a single fragment.
     max_message_bytes: int = setting(
-        1024 * _MIB, "largest message accepted; a larger one ends its connection", subject="limits"
+        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", subject="limits"
     )
     max_header_bytes: int = setting(4 * _MIB, "largest message header, and largest small message, accepted")
-    peer_queue_bytes: int = setting(1024 * _MIB, "bytes of pseudo-gradients from one island that may wait here")
-    total_queue_bytes: int = setting(4096 * _MIB, "bytes of pseudo-gradients from all islands that may wait here")
+    peer_queue_bytes: int = setting(
+        0, "bytes of pseudo-gradients from one island that may wait here; 0: a quarter of those from all islands"
+    )
+    total_queue_bytes: int = setting(
+        0, "bytes of pseudo-gradients from all islands that may wait here; 0: a quarter of the memory, at least 4 GiB"
+    )
     max_peers: int = setting(10_000, "most islands, with processes about to join, at one time")
     forget_after_s: float = setting(60.0, "seconds of silence after which the broker forgets an island")
 
@@ -79,28 +83,38 @@ class BrokerConfig:
         if self.forget_after_s < self.liveness.dead_after_s:
             cure = f"must be at least dead_after_s ({self.liveness.dead_after_s:g})"
             raise ConfigError("forget_after_s", self.forget_after_s, cure)
-        if self.peer_queue_bytes < self.max_message_bytes:
-            cure = f"must be at least max_message_bytes ({self.max_message_bytes}), or a large message never fits"
-            raise ConfigError("peer_queue_bytes", self.peer_queue_bytes, cure)
+        for name in ("max_message_bytes", "peer_queue_bytes", "total_queue_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "must be a number of bytes, or 0: by the memory here")
+        largest = "max_message_bytes" if self.max_message_bytes else "max_header_bytes"
+        for name in ("peer_queue_bytes", "total_queue_bytes"):
+            if 0 < getattr(self, name) < getattr(self, largest):
+                cure = f"must be at least {largest} ({getattr(self, largest)}), or a large message never fits"
+                raise ConfigError(name, getattr(self, name), cure)
         if self.redis_url:
             redis_address.check(self.redis_url)
         self.limits()  # these check what concerns them
         self.relay()
 
-    def limits(self) -> Limits:
-        """Limits of the codec on the bulk channel."""
-        return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_message_bytes)
+    def limits(self, memory_bytes: int = 0) -> Limits:
+        """Limits of the codec on the bulk channel, on a machine with so much memory; 0: not known."""
+        message_bytes = self.max_message_bytes or max(room_bytes(memory_bytes), self.max_header_bytes)
+        return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=message_bytes)
 
     def control_limits(self) -> Limits:
         """Limits of the codec on the control channel: a header without buffers."""
         return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_header_bytes, max_buffers=1)
 
-    def relay(self) -> RelayConfig:
-        """The relay's share of these settings."""
+    def relay(self, memory_bytes: int = 0) -> RelayConfig:
+        """The relay's share of these settings, on a machine with so much memory; 0: not known."""
+        total_bytes = self.total_queue_bytes or max(
+            room_bytes(memory_bytes), self.peer_queue_bytes, self.max_message_bytes
+        )
+        peer_bytes = self.peer_queue_bytes or max(total_bytes // 4, self.max_message_bytes)
         return RelayConfig(
             run_id=self.run_id,
-            peer_queue_bytes=self.peer_queue_bytes,
-            total_queue_bytes=self.total_queue_bytes,
+            peer_queue_bytes=peer_bytes,
+            total_queue_bytes=total_bytes,
             max_peers=self.max_peers,
             forget_after_s=self.forget_after_s,
             leader_silent_s=self.liveness.dead_after_s,

@@ -52,9 +52,10 @@ from broker.routing.relay import (
     Unreachable,
 )
 from broker.transport.endpoint import configure_socket
+from broker.transport.memory import memory_bytes
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
-from broker.wire.headers import Buffer, Limits
+from broker.wire.headers import Buffer, Limits, partial_room_bytes
 from broker.wire.messages import Channel, Probe
 
 log = logs.get(__name__)
@@ -172,7 +173,8 @@ class _Broker:
     def __init__(self, config: BrokerConfig, registry: Registry, shown: Registry, context: zmq.asyncio.Context) -> None:
         self._config = config
         self._clock = clocks.monotonic
-        self._relay = Relay(config.relay())
+        memory = memory_bytes()
+        self._relay = Relay(config.relay(memory))
         self._reporter = Reporter(
             registry,
             self._relay,
@@ -184,13 +186,13 @@ class _Broker:
         self._desk = Desk(shown, self._handle, clock=self._clock)
         self._limits: dict[Channel, Limits] = {
             Channel.CONTROL: config.control_limits(),
-            Channel.BULK: config.limits(),
+            Channel.BULK: config.limits(memory),
         }
         self._sockets: dict[Channel, zmq.asyncio.Socket] = {}
         self._waiting_for: set[bytes] = set()  # bulk connections that are tried again in a moment
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
-        self._flows = Flows(self._put, self._limits[Channel.BULK])
+        self._flows = Flows(self._put, self._limits[Channel.BULK], partial_room_bytes(memory))
         self._gate = Gate(context, config.key, self._handle, self._ended)
 
     # --- sockets ---

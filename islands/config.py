@@ -10,7 +10,7 @@ from broker.process.settings import check_finite
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.errors import AtollError, ConfigError, RunEnded
 from broker.wire.fragments import FragmentManifest
-from broker.wire.headers import Limits
+from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Reason
 from broker.wire.names import check_name
@@ -54,7 +54,7 @@ class IslandConfig:
     join_timeout_s: float = setting(
         120.0, "seconds of silence after which the island gives up joining, or waiting for the end", subject="limits"
     )
-    max_message_bytes: int = setting(1 << 30, "largest message accepted")
+    max_message_bytes: int = setting(0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB")
 
     def __post_init__(self) -> None:
         check_finite(self)
@@ -83,8 +83,8 @@ class IslandConfig:
         return broker_addresses(self.broker)
 
     def limits(self) -> Limits:
-        """Limits of the codec."""
-        return Limits(max_message_bytes=self.max_message_bytes)
+        """Limits of the codec; :func:`islands.join` settles those that follow from the memory of its machine."""
+        return Limits(max_message_bytes=self.max_message_bytes or room_bytes(0))
 
     def check_room(self, manifest: FragmentManifest) -> None:
         """Checks that this island can send and receive the largest fragment: everybody else has room for it.

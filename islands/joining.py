@@ -12,7 +12,9 @@ from broker.process import clocks, logs
 from broker.process.demands import demands_of
 from broker.process.values import expanded
 from broker.transport.keys import own_name
+from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.headers import room_bytes
 from broker.wire.messages import Departure, Reason
 from islands import arguments
 from islands.arrays.partition import describe_kinds, tensor_specs
@@ -60,7 +62,7 @@ def join(
     donor_wait_s: float = 60.0,
     timeout_s: float = 120.0,
     broker_silent_s: float = 2.0,
-    max_message_bytes: int = 1 << 30,
+    max_message_bytes: int = 0,
     speaker_address: str = "",
     metrics_port: int = 0,
     metrics_host: str = "127.0.0.1",
@@ -102,7 +104,7 @@ def join(
         timeout_s: Silence of the run, or refusals that may end, after which joining is given up; also silence of the
             end, in :meth:`Island.close`.
         broker_silent_s: Silence of a broker after which the next one is tried.
-        max_message_bytes: Largest message accepted.
+        max_message_bytes: Largest message accepted; 0: a quarter of the memory of this machine, at least 4 GiB.
         speaker_address: Of an island of several hosts: the name or address under which the others reach process 0.
             Empty: the address from which that one reaches the broker.
         metrics_port: Port at which this process serves metrics for Prometheus; 0: none. Of an island of several hosts
@@ -129,7 +131,8 @@ def join(
         checkpoint_interval_s=arguments.number("checkpoint_interval_s", checkpoint_interval_s, _SECONDS),
         donor_wait_s=arguments.number("donor_wait_s", donor_wait_s, _SECONDS),
         join_timeout_s=arguments.number("timeout_s", timeout_s, _SECONDS),
-        max_message_bytes=arguments.whole("max_message_bytes", max_message_bytes, "must be a number of bytes"),
+        max_message_bytes=arguments.whole("max_message_bytes", max_message_bytes, "must be a number of bytes")
+        or room_bytes(memory_bytes()),
         metrics_port=arguments.whole("metrics_port", metrics_port, "must be the number of a port, or 0"),
         metrics_host=metrics_host,
     )

@@ -23,7 +23,7 @@ from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.inspection import inspect
 from aggregator.process.broker_link import Link, Outgoing
 from aggregator.standby import replicas
-from aggregator.state.model_limits import HEADER_BYTES, misfit
+from aggregator.state.model_limits import HEADER_BYTES, misfit, most_message_bytes
 from broker.process import logs
 from broker.process.release import refusal_detail
 from broker.transport.endpoint import Endpoint
@@ -31,7 +31,7 @@ from broker.transport.keys import client_keys
 from broker.wire.codec import Origin
 from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError, worth_repeating
 from broker.wire.fragments import FragmentManifest
-from broker.wire.headers import Limits
+from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole
 from broker.wire.messages import (
     AGGREGATOR,
@@ -83,8 +83,8 @@ class BrokerLinks:
         self._deliver = deliver
         self._sender = sender
         self._known = False  # whether anything of our run was heard
-        header_bytes = min(HEADER_BYTES, config.max_message_bytes)
-        limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
+        message_bytes = most_message_bytes(config) or room_bytes(0)
+        limits = Limits(max_header_bytes=min(HEADER_BYTES, message_bytes), max_message_bytes=message_bytes)
         keys = client_keys(config.key, KeyRole.AGGREGATOR)
         self._links = [
             Link(

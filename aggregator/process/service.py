@@ -37,6 +37,7 @@ from broker.metrics.serving import served
 from broker.process import logs
 from broker.process.settings import build
 from broker.registry.registry import Registry
+from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Phase
 
@@ -96,6 +97,7 @@ async def serve(
         ConfigError: A setting cannot work, such as a store that belongs to another run, or is not that of its run.
         Unavailable: The store cannot be used.
     """
+    given = {**given, "memory_bytes": given.get("memory_bytes") or memory_bytes()}
     directory = build(AggregatorConfig, {name: value for name, value in given.items() if name == "store"}).store
     config = settled(given, read_run(directory))
     if config.copy_to:

@@ -106,7 +106,7 @@ class Intake:
             max_staleness=run.config.max_staleness,
             tokens_per_step=run.most_tokens_per_step(member),
             most_steps=run.most_steps(member),
-            free_bytes=run.config.held_bytes - run.waiting_bytes(),
+            free_bytes=run.held_bytes() - run.waiting_bytes(),
             payload_bytes=event.payload_bytes,
             misplaced=misplaced,
             crowded=run.crowded(member.island_id, contribution),

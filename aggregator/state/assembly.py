@@ -94,7 +94,7 @@ class Assembly:
         same = [k for k in self._unfinished if (k.island_id, k.fragment_id) == (key.island_id, key.fragment_id)]
         for oldest in same[:-MOST_UNFINISHED]:
             del self._unfinished[oldest]
-        while self._unfinished and self.waiting_bytes > self._run.config.held_bytes - self._run.waiting_bytes():
+        while self._unfinished and self.waiting_bytes > self._run.held_bytes() - self._run.waiting_bytes():
             del self._unfinished[next(iter(self._unfinished))]
 
     def _whole(self, found: Unfinished) -> Received:

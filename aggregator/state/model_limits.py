@@ -1,6 +1,7 @@
 """Checks that a model fits the limits of the run, before its first island is let in. Pure.
 
-``atoll plan`` asks the same, so that what it recommends is let in.
+A limit that is not given follows from the model, or from the machine's memory. ``atoll plan`` asks the same, so that
+what it recommends is let in.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import msgpack
 from aggregator.config import AggregatorConfig
 from aggregator.state.records import manifest_to_rows
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition
-from broker.wire.headers import Limits
+from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition, shard_of
+from broker.wire.headers import Limits, room_bytes
 from broker.wire.messages import Recipe
 from broker.wire.schema import MAX_RECORD_BYTES, MAX_TEXT
 
 #: Of a message's size limit: what a header with thousands of contributions or tensors may take.
 HEADER_BYTES = 4 << 20
+#: A tensor is cut into sections of which one message of so many bytes holds each, unless the largest is given: small
+#: enough for even fragments. It does not follow from a machine, for the sections are the run's.
+SECTION_BYTES = 1 << 30
+#: Contributions that may wait: so many bytes at least, and at the most one part in so many of the memory.
+LEAST_HELD_BYTES, HELD_SHARE = 1 << 30, 2
 
 
 def least_message_bytes(elements: int) -> int:
@@ -38,7 +44,8 @@ def fragments_of(tensors: tuple[TensorSpec, ...], recipe: Recipe, config: Aggreg
         ValueError: See :func:`broker.wire.fragments.cut` and :func:`broker.wire.fragments.partition`; or a section
             would have too long a name.
     """
-    manifest = _packed(merged_by(tensors, str(recipe.merge)), recipe.fragments, config.max_message_bytes)
+    section_bytes = config.max_message_bytes or SECTION_BYTES
+    manifest = _packed(merged_by(tensors, str(recipe.merge)), recipe.fragments, section_bytes)
     for name, section in manifest.sections.items():
         if len(name) > MAX_TEXT:
             cure = "is cut, and no room is left in the names of its sections: rename it"
@@ -56,6 +63,26 @@ def least_held_bytes(elements: int, islands: int) -> int:
     return 4 * elements * islands
 
 
+def most_message_bytes(config: AggregatorConfig) -> int | None:
+    """Returns the largest message that is accepted; None where neither that nor the memory of the machine is known."""
+    return config.max_message_bytes or (room_bytes(config.memory_bytes) if config.memory_bytes else None)
+
+
+def most_held_bytes(config: AggregatorConfig, manifest: FragmentManifest | None) -> int:
+    """Returns the bytes of contributions that may wait here.
+
+    If that is not given: one contribution of each expected island to each fragment of this shard, in float32, but no
+    more than half of the memory; and one round of the largest fragment in any case, or no round could complete.
+    """
+    if config.held_bytes or manifest is None:
+        return config.held_bytes or LEAST_HELD_BYTES
+    own = [size for p, size in enumerate(manifest.sizes) if shard_of(p, config.shards) == config.shard]
+    every = least_held_bytes(sum(own), config.islands)
+    if config.memory_bytes:
+        every = min(every, config.memory_bytes // HELD_SHARE)
+    return max(LEAST_HELD_BYTES, every, least_held_bytes(max(own, default=0), config.islands))
+
+
 def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool = False) -> ConfigError | None:
     """Returns which setting is too small for a fragment of the run, and what would be enough; None if all fit.
 
@@ -66,18 +93,19 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
     """
     largest = max(manifest.sizes)
     message_bytes, round_bytes = least_message_bytes(largest), least_held_bytes(largest, config.islands)
-    if message_bytes > config.max_message_bytes:
+    limit = most_message_bytes(config)
+    if limit is not None and message_bytes > limit:
         if not begun:
             message_bytes = _enough(manifest, config.fragments, message_bytes)
             round_bytes = least_held_bytes(most_elements(message_bytes), config.islands)
         cure = f"must be at least {message_bytes} for the largest fragment: raise it at every broker (with "
         cure += "peer_queue_bytes and total_queue_bytes), aggregator and island"
-        if round_bytes > config.held_bytes:
+        if round_bytes > config.held_bytes > 0:
             cure += f", and held_bytes at the aggregator to {round_bytes}"
         if not begun:
-            cure += _or_smaller(manifest, config)
-        return ConfigError("max_message_bytes", config.max_message_bytes, cure)
-    if round_bytes > config.held_bytes:
+            cure += _or_smaller(manifest, config, limit)
+        return ConfigError("max_message_bytes", limit, cure)
+    if round_bytes > config.held_bytes > 0:
         cure = f"must be at least {round_bytes}, one round of the largest fragment, or no round could complete"
         return ConfigError("held_bytes", config.held_bytes, cure)
     most = max(map(len, manifest.fragments))
@@ -99,14 +127,14 @@ def _enough(manifest: FragmentManifest, fragments: int, message_bytes: int) -> i
     return message_bytes
 
 
-def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:
+def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig, limit: int) -> str:
     """Returns a cure for a largest message that is too large: more fragments, where these help, or smaller tensors."""
 
     def fits(parts: FragmentManifest) -> bool:
-        return least_message_bytes(max(parts.sizes)) <= config.max_message_bytes
+        return least_message_bytes(max(parts.sizes)) <= limit
 
     tensors = tuple(manifest.tensors().values())
-    most = most_elements(config.max_message_bytes)
+    most = most_elements(limit)
     few, many = config.fragments, config.sync_interval  # at most one fragment falls due per inner step
     if fits(partition(tensors, many, most)):
         while many - few > 1:
@@ -114,7 +142,7 @@ def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:
             few, many = (few, middle) if fits(partition(tensors, middle, most)) else (middle, many)
         return f"; or cut the model into {many} fragments or more (--fragments)"
     largest = max(tensors, key=lambda tensor: tensor.size)
-    if least_message_bytes(largest.size) > config.max_message_bytes:
+    if least_message_bytes(largest.size) > limit:
         axis = "has no axis to be cut along" if not largest.shape else "is cut along its first axis alone"
         return f"; more fragments do not help, for {largest.name} {axis}: make several of it in the model"
     return f"; or raise sync_interval = {many} as well, and take more fragments than that"

@@ -27,6 +27,7 @@ from aggregator.rules.step_clock import StepClock
 from aggregator.state.founding import Founding
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member, Members, PendingJoins
+from aggregator.state.model_limits import most_held_bytes
 from aggregator.state.records import manifest_to_rows
 from aggregator.state.round import Round
 from aggregator.state.routes import Routes
@@ -308,8 +309,12 @@ class Run:
         return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
 
     def waiting_bytes(self) -> int:
-        """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
+        """Bytes of the contributions that wait in open rounds or are held; at most :meth:`held_bytes`."""
         return sum(fragment.waiting_bytes for fragment in self.fragments.values())
+
+    def held_bytes(self) -> int:
+        """Bytes of contributions that may wait here."""
+        return most_held_bytes(self.config, self.manifest)
 
     def crowded(self, island_id: str, contribution: Contribution) -> str:
         """Says why no more of an island's contributions may wait on a fragment; empty if one more may.

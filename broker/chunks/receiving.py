@@ -122,7 +122,7 @@ class Inflow:
         if not self._refused:
             flaw = self._flaw(chunk, views, nbytes)
             if flaw is None:
-                self._keep(frames, views, chunk.rest)
+                flaw = self._kept(frames, views, chunk.rest)
         if flaw is not None:
             self._refused, self._frames, self._open = True, [], None
         self._offset += nbytes
@@ -132,6 +132,10 @@ class Inflow:
             if not self._refused:
                 return message
         return None if flaw is None else Refused(flaw, header)
+
+    def give_up(self) -> None:
+        """Forgets what is here of a message that is not whole; what is left of it is thrown away as it comes."""
+        self._refused, self._frames, self._open = True, [], None
 
     def _begin(self, chunk: Chunk) -> None:
         self._transfer, self._total, self._offset = chunk.transfer, chunk.total, chunk.offset
@@ -154,6 +158,15 @@ class Inflow:
             piece, rest = views[0].nbytes, chunk.rest if len(views) == 1 else 0
             if self._open.nbytes != piece + rest:
                 return _malformed(f"{piece} bytes of a frame, {rest} to come", f"{self._open.nbytes} together")
+        return None
+
+    def _kept(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> RemoteProtocolError | None:
+        """Adds the pieces of a chunk, or says that there is no memory for what they announce."""
+        try:
+            self._keep(frames, views, rest)
+        except MemoryError:
+            expected = "what the memory that is free here holds"
+            return RemoteProtocolError(Reason.OVERSIZE, field="message", got=self._total, expected=expected)
         return None
 
     def _keep(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> None:

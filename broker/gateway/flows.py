@@ -43,6 +43,9 @@ class _Flow:
     incoming: Inflow
     out: Outflow = field(default_factory=Outflow)
     key: str = ""  # the public key that it came under
+    heard_s: float = 0.0  # its latest chunk
+    counted_bytes: int = 0  # what is here of its message that is not whole, as counted for all flows
+    given_up: bool = False  # that message was; the connection is to be ended, so that it is sent again
     blocked: bool = False  # the relay waits for room
     owes_credit: bool = False
     owed: list[bytes] = field(default_factory=list)  # answers
@@ -54,13 +57,17 @@ class Flows:
     Args:
         put: Hands frames to a connection.
         limits: Of what comes.
+        most_bytes: Of all messages that are not whole, or 0: what the largest takes. Beyond that, what connections have
+            left that ended is forgotten, and then the message that has been silent the longest.
 
     Attributes:
         full: Connections that took nothing: to be tried again with :meth:`go_on` in a moment.
     """
 
-    def __init__(self, put: Callable[[bytes, Sequence[Buffer]], Put], limits: Limits) -> None:
+    def __init__(self, put: Callable[[bytes, Sequence[Buffer]], Put], limits: Limits, most_bytes: int = 0) -> None:
         self._put, self._limits = put, limits
+        self._most_bytes = max(most_bytes, limits.max_message_bytes)
+        self._partial_bytes = self._kept_bytes = 0
         self._flows: dict[bytes, _Flow] = {}
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
         self._kept: dict[str, Kept] = {}  # by public key
@@ -96,12 +103,38 @@ class Flows:
                 flow.out.resume(head)
             case heads.Ask():
                 kept = self._kept.get(key, Kept(0))
+                before = kept.nbytes
                 flow.owed.append(flow.incoming.answer(head, frames[1:], kept).packed())
                 flow.owes_credit = True
+                self._kept_bytes += kept.nbytes - before
+                self._count(flow, now_s)
             case heads.Chunk():
                 flow.owes_credit = True
-                return flow.incoming.take(head, frames[1:])
+                taken = flow.incoming.take(head, frames[1:])
+                self._count(flow, now_s)
+                return taken
         return None
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of messages that are not whole, also of those that connections have left which ended."""
+        return self._partial_bytes + self._kept_bytes
+
+    def _count(self, flow: _Flow, now_s: float) -> None:
+        """Counts what has come over a connection, and makes room where that is too much."""
+        flow.heard_s = now_s
+        self._recount(flow, flow.incoming.partial_bytes)
+        if self.partial_bytes > self._most_bytes:
+            self._kept, self._kept_bytes = {}, 0
+        while self._partial_bytes > self._most_bytes:
+            silent = min((each for each in self._flows.values() if each.counted_bytes), key=lambda each: each.heard_s)
+            silent.incoming.give_up()
+            silent.given_up = True
+            self._recount(silent, 0)
+
+    def _recount(self, flow: _Flow, nbytes: int) -> None:
+        self._partial_bytes += nbytes - flow.counted_bytes
+        flow.counted_bytes = nbytes
 
     def ended(self, fd: int, now_s: float) -> list[Unreachable]:
         """A connection has ended: what was on its way over it is lost, but for what came, for the next one."""
@@ -156,13 +189,11 @@ class Flows:
     def stalled(self, now_s: float) -> list[int]:
         """Returns the descriptors of connections over which nothing is noted any more: they are to be ended.
 
-        A byte that was damaged on the way may have the other end wait for a frame that nobody sends.
+        A byte that was damaged on the way may have the other end wait for a frame that nobody sends. So are those of
+        which a message was given up: their other end sends it again.
         """
-        return [
-            fd
-            for fd, peer in self._behind.items()
-            if peer in self._flows and self._flows[peer].out.silent_s(now_s) > self._flows[peer].out.patience_s
-        ]
+        flows = ((fd, self._flows[peer]) for fd, peer in self._behind.items() if peer in self._flows)
+        return [fd for fd, flow in flows if flow.given_up or flow.out.silent_s(now_s) > flow.out.patience_s]
 
     def _of(self, peer: bytes) -> _Flow:
         flow = self._flows.get(peer)
@@ -175,13 +206,17 @@ class Flows:
         self.full.discard(peer)
         if flow is None:
             return []
+        self._recount(flow, 0)
         for key in flow.out.cut_off():
             self._begun[key] = None
         while len(self._begun) > MOST_BEGUN:
             del self._begun[next(iter(self._begun))]
         cut_off = flow.incoming.cut_off()
         if cut_off is not None:
-            self._kept.setdefault(flow.key, Kept(self._limits.max_message_bytes)).keep(*cut_off, now_s)
+            kept = self._kept.setdefault(flow.key, Kept(self._limits.max_message_bytes))
+            before = kept.nbytes
+            kept.keep(*cut_off, now_s)
+            self._kept_bytes += kept.nbytes - before
         return [_failed(Unreachable, each.what) for each in flow.out.unsent() if isinstance(each.what, Send)]
 
 

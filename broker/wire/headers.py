@@ -30,6 +30,27 @@ _CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 _FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
 
 
+#: The least that machines of ours take as one message, and the part of their memory that they take at the most.
+LEAST_ROOM_BYTES, ROOM_SHARE = 4 << 30, 4
+
+
+def room_bytes(memory_bytes: int) -> int:
+    """Returns the bytes that a machine has for one message, and for those that wait: a quarter of its memory.
+
+    4 GiB at least, however little there is: memory is taken as bytes come. With eight fragments, one in float32 takes a
+    quarter of what the model takes in bfloat16. So whoever can hold that has room for its fragments.
+
+    Args:
+        memory_bytes: Of the machine; 0: not known, which counts as little.
+    """
+    return max(LEAST_ROOM_BYTES, memory_bytes // ROOM_SHARE)
+
+
+def partial_room_bytes(memory_bytes: int) -> int:
+    """Returns the bytes that a broker has for messages that are not whole, over all connections: half of its memory."""
+    return max(room_bytes(memory_bytes), memory_bytes // 2)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The size limits of a message in bytes; a larger one is refused as ``oversize``.

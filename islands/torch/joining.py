@@ -38,7 +38,7 @@ def join(
     donor_wait_s: float = 60.0,
     timeout_s: float = 120.0,
     broker_silent_s: float = 2.0,
-    max_message_bytes: int = 1 << 30,
+    max_message_bytes: int = 0,
     speaker_address: str = "",
     metrics_port: int = 0,
     metrics_host: str = "127.0.0.1",

@@ -16,6 +16,7 @@ from ops.planning.fleet import MOST, Fleet, Site, check_overlap
 from ops.planning.forecast import with_goodput
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
+from ops.planning.sharding import AUTO, shards_for
 from ops.planning.sizing import Model, parse_parameters, read_model
 from ops.planning.view import following, render, to_json
 from ops.terminal import Screen
@@ -59,7 +60,7 @@ class PlanSettings:
     sync_interval: int = setting(24, "inner steps between two merges")
     fragments: int | None = setting(None, "fragments of the model: 8 if not given, with --assume paper 24")
     overlap: int | None = setting(None, "inner steps until streaming waits for a version: 2 if not given")
-    shards: int = setting(1, "aggregators that share the fragments, each on a host of its own")
+    shards: int = setting(1, "aggregators that share the fragments, each on a host of its own; or auto: by the model")
     utilisation: float = setting(0.95, "share of time to compute; decoupled islands always compute")
     assume: Assume = setting(Assume.ATOLL, "what our programs send, or what published figures rest on")
 
@@ -127,11 +128,15 @@ def _model(args: argparse.Namespace) -> Model:
 
 def fleet_of(args: argparse.Namespace, model: Model) -> tuple[Fleet, Mode]:
     """Returns the fleet that flags, ``--fleet`` and the model's file describe, and the mode; flags win."""
-    asked = settings.from_sources(PlanSettings, model.defaults, args)
+    auto = args.shards == AUTO
+    flags_given = argparse.Namespace(**{**vars(args), "shards": None if auto else args.shards})
+    asked = settings.from_sources(PlanSettings, model.defaults, flags_given)
     paper, interval = asked.assume is Assume.PAPER, asked.sync_interval
     if paper and args.version_codec not in (None, str(asked.codec)):
         cure = f"does not count with --assume paper, which has one codec for both ways ({asked.codec}): leave one out"
         raise ConfigError("version_codec", args.version_codec, cure)
+    fragments = min(24 if paper else 8, max(interval, 1)) if asked.fragments is None else asked.fragments
+    host_bytes = None if asked.host_memory_gb is None else asked.host_memory_gb * 1e9
     fleet = Fleet(
         parameters=model.parameters,
         tensors=model.tensors,
@@ -139,9 +144,9 @@ def fleet_of(args: argparse.Namespace, model: Model) -> tuple[Fleet, Mode]:
         codec=asked.codec,
         version_codec=asked.version_codec or asked.codec,
         sync_interval_steps=interval,
-        fragments=min(24 if paper else 8, max(interval, 1)) if asked.fragments is None else asked.fragments,
+        fragments=fragments,
         overlap_steps=min(2, max(interval - 1, 0)) if asked.overlap is None else asked.overlap,
-        shards=asked.shards,
+        shards=shards_for(model.parameters, fragments=fragments, host_bytes=host_bytes) if auto else asked.shards,
         utilisation=asked.utilisation,
         assume=asked.assume,
         broker_gbps=asked.broker_bandwidth,

@@ -12,6 +12,7 @@ from aggregator.state.model_limits import least_held_bytes, least_message_bytes
 from broker.routing.directory import MAX_SHARDS
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec, shard_of
+from broker.wire.headers import room_bytes
 from broker.wire.messages import Codec
 from ops.planning.footprint import FragmentBytes, cut, wire_of
 from ops.planning.links import Assume, Load, Mode, required
@@ -75,7 +76,7 @@ class Fleet:
     utilisation: float = 0.95  # share of the time that accelerators should compute
     assume: Assume = Assume.ATOLL
     broker_gbps: float | None = None  # of the broker's link, in each direction; None: wide enough
-    max_message_bytes: int = _USUAL.max_message_bytes  # limit of the run, as are the next three
+    max_message_bytes: int = _USUAL.max_message_bytes  # limit of the run, as are the next three; 0: it follows
     held_bytes: int = _USUAL.held_bytes
     max_tokens_per_step: int = _USUAL.max_tokens_per_step
     max_staleness: int = _USUAL.max_staleness
@@ -226,7 +227,8 @@ def share_gbps(fleet: Fleet, load: Load) -> float:
 def limits_to_raise(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> dict[str, int]:
     """Returns setting -> what lets the islands of a mode of ours join, for each limit of the run that does not.
 
-    No codec helps: what an island supplies of version 0 is float32.
+    No codec helps: what an island supplies of version 0 is float32. A limit that is not given follows from the model,
+    or from the memory of hosts, and is told where that is known to be too little.
     """
     largest = max(wire_bytes(fleet, mode).elements)
     least = {
@@ -234,4 +236,13 @@ def limits_to_raise(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> dict[str, int]
         "held_bytes": least_held_bytes(largest, len(fleet.sites)),
         "max_tokens_per_step": max(site.tokens_per_step for site in fleet.sites),
     }
-    return {name: value for name, value in least.items() if value > getattr(fleet, name)}
+    limits = limits_of(fleet)
+    return {name: value for name, value in least.items() if name in limits and value > limits[name]}
+
+
+def limits_of(fleet: Fleet) -> dict[str, int]:
+    """Returns the limits of the run, as far as they are given, or follow from a host's memory that is known."""
+    given = {name: getattr(fleet, name) for name in ("max_message_bytes", "held_bytes", "max_tokens_per_step")}
+    if not given["max_message_bytes"] and fleet.host_gb is not None:
+        given["max_message_bytes"] = room_bytes(round(fleet.host_gb * 1e9))
+    return {name: value for name, value in given.items() if value}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ops.planning.fleet import Fleet, limits_to_raise, load_of, merging_steps
+from ops.planning.fleet import Fleet, limits_of, limits_to_raise, load_of, merging_steps
 from ops.planning.forecast import Forecast
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import FleetPlan
@@ -45,7 +45,7 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
         for name, value in limits_to_raise(fleet, chosen.mode).items():
             everywhere = name == "max_message_bytes"
             cure = "everywhere, or take more fragments" if everywhere else f"(--{name.replace('_', '-')})"
-            found.append(f"{name} is {getattr(fleet, name)}, and the islands need {value}: raise it {cure}.")
+            found.append(f"{name} is {limits_of(fleet)[name]}, and the islands need {value}: raise it {cure}.")
     return found
 
 

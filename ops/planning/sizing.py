@@ -165,7 +165,9 @@ def _of_run(path: Path) -> Model:
         "tokens_per_step": task.tokens_per_step,
     }
     limits = {
-        "max_message_bytes": min(each.max_message_bytes for each in (aggregator, island, broker)),
+        "max_message_bytes": min(
+            filter(None, (each.max_message_bytes for each in (aggregator, island, broker))), default=0
+        ),
         "held_bytes": aggregator.held_bytes,
         "max_tokens_per_step": aggregator.max_tokens_per_step,
         "max_staleness": aggregator.max_staleness,

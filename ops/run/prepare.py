@@ -15,6 +15,7 @@ from pathlib import Path
 from broker.process import user_files
 from broker.registry import redis_address
 from broker.registry.registry import Registry
+from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.masking import shown
 from broker.wire.messages import Profile
@@ -22,6 +23,8 @@ from ops import run_directory
 from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links
+from ops.planning.measuring import parameters_of
+from ops.planning.sharding import AUTO, shards_here
 from ops.processes.cluster import are_free, free_ports
 from ops.run import device_probe, devices, local_plan, resume
 from ops.run.local_plan import LocalPlan
@@ -95,10 +98,30 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
         raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
     again = last_port if last_port and are_free(range(last_port, last_port + ports)) else 0
     port = up.port or again or free_ports(ports)
-    plan = local_plan.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+
+    def resolved(shards: int | None) -> LocalPlan:
+        asked = argparse.Namespace(**{**vars(args), "shards": shards})
+        return local_plan.resolve(asked, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+
+    shards = getattr(args, "shards", None)
+    plan = resolved(None if shards == AUTO else shards)
+    if shards == AUTO:
+        plan = resolved(_shards(plan))
     _check_metrics_ports(plan)
     plan = _with_devices(plan)
     return plan if up.link is None else replace(plan, links=_links(plan, up.link))
+
+
+def _shards(plan: LocalPlan) -> int:
+    """Returns how many aggregators share the model of a plan on this machine."""
+    if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        return 1  # it has none
+    return shards_here(
+        parameters_of(local_plan.config_toml(plan)),
+        fragments=plan.aggregator.fragments,
+        memory_bytes=memory_bytes(),
+        cores=len(os.sched_getaffinity(0)),
+    )
 
 
 def _check_metrics_ports(plan: LocalPlan) -> None:

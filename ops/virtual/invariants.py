@@ -220,7 +220,7 @@ class Invariants:
         books = ledger.books()
         hold(4, balanced(books.trained, books.merged, books.wasted.values(), books.in_flight))
         waiting = aggregator.core.run.waiting_bytes()
-        if waiting > aggregator.core.run.config.held_bytes:
+        if waiting > aggregator.core.run.held_bytes():
             require(False, 9, f"{waiting} bytes wait")
 
     def _take_note_of_end(self, run: Run) -> None:

@@ -26,6 +26,10 @@ def founded(model, config):
     return fragments_of(model, replace(config, merge="rda"), config)
 
 
+#: The largest message where it is given.
+GIVEN = 1 << 30
+
+
 def said(model, config, **options):
     found = misfit(founded(model, config), config, **options)
     return "" if found is None else str(found)
@@ -34,6 +38,8 @@ def said(model, config, **options):
 def test_one_tensor_that_is_too_large_is_cut_and_let_in_where_its_sections_have_fragments_enough():
     """Of 300 M elements, 1.2 GB, more than the largest message."""
     model, config = tensors(300_000_000, 1000), AggregatorConfig(islands=2, fragments=4, held_bytes=2 << 30)
+    assert said(model, config) == ""
+    config = replace(config, max_message_bytes=GIVEN)
     assert said(model, config) == ""
     names = sorted(founded(model, config).tensors())
     assert names == ["layers/0/w#0of2", "layers/0/w#1of2", "layers/1/w"]
@@ -47,7 +53,7 @@ def test_one_tensor_that_is_too_large_is_cut_and_let_in_where_its_sections_have_
 def test_a_tensor_whose_rows_are_too_large_is_named_and_more_fragments_are_no_cure(shape):
     (other,) = tensors(1000)
     model = (replace(other, name="wide", shape=shape), other)
-    config = AggregatorConfig(islands=2)
+    config = AggregatorConfig(islands=2, max_message_bytes=GIVEN, held_bytes=1 << 30)
     text = said(model, config)
     assert "more fragments do not help, for wide is cut along its first axis alone: make several of it" in text
     assert "raise it at every broker (with peer_queue_bytes and total_queue_bytes), aggregator and island" in text

@@ -256,7 +256,9 @@ def test_diloco_moves_the_model_as_one_and_needs_the_memory_for_that():
         assert of_diloco.memory[name].expected >= 0.5 * in_one.memory[name].expected
     contributions = 4 * 2 * 10**9
     assert of_diloco.memory["aggregator"].expected > 5 * 4 * 10**9 + contributions
-    assert any("max_message_bytes" in note for note in notes(fleet(parameters=10**9), of_diloco))
+    assert any(
+        "max_message_bytes" in note for note in notes(fleet(parameters=10**9, max_message_bytes=1 << 30), of_diloco)
+    )
 
 
 @pytest.mark.parametrize("mode", [Mode.DP, Mode.DILOCO, Mode.STREAMING])

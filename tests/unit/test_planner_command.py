@@ -244,13 +244,9 @@ def test_a_fleet_file_and_flags_for_sites_do_not_mix(atoll, tmp_path):
     assert "leave the flag out" in atoll("--params", "1B", "--fleet", tmp_path / "fleet.toml", "--sites", 2)[2]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "step_s", "words"),
-    [(10**12, 10.0, "Merging every fragment once"), (10**12, 1000.0, "max_message_bytes")],
-)
-def test_where_nothing_can_be_chosen_the_plan_says_what_is_in_the_way(atoll, parameters, step_s, words):
-    asked = ("--params", parameters, "--sites", 8, "--step-time", step_s, "--sync-interval", 1000, "--bandwidth", 1e6)
+def test_where_nothing_can_be_chosen_the_plan_says_what_is_in_the_way(atoll):
+    asked = ("--params", 10**12, "--sites", 8, "--step-time", 10, "--sync-interval", 1000, "--bandwidth", 1e6)
     document = json.loads(atoll(*asked, "--json")[1])
     assert document["choice"] is None
-    assert words in " ".join(document["notes"])
+    assert "Merging every fragment once" in " ".join(document["notes"])
     assert atoll(*asked)[1].splitlines()[-1].startswith("next: no settings tried here are within")

@@ -20,6 +20,8 @@ from ops.planning.planner import plan
 from ops.planning.sizing import parse_parameters, read_model
 
 PARAMETERS = 4 * 10**9
+#: Limits that a run has been given.
+GIVEN = {"max_message_bytes": 1 << 30, "held_bytes": 1 << 30}
 
 
 def tensors_of(*large):
@@ -59,15 +61,17 @@ def refusal(asked, **settings):
 def test_messages_that_are_too_large_are_told_with_what_the_aggregator_asks_for(large, interval, version_codec):
     """Whatever the codecs: what an island supplies of version 0 is float32."""
     tensors = () if large is None else tensors_of(large)
-    asked = fleet(sync_interval_steps=interval, tensors=tensors, version_codec=version_codec)
+    asked = fleet(sync_interval_steps=interval, tensors=tensors, version_codec=version_codec, **GIVEN)
+    assert note_on("max_message_bytes", replace(asked, max_message_bytes=0)) is None
     needed = int(note_on("max_message_bytes", asked).split("the islands need ")[1].split(":")[0])
-    assert f"must be at least {needed}" in refusal(asked)
+    assert f"must be at least {needed}" in refusal(asked, max_message_bytes=1 << 30)
+    assert refusal(asked) == ""
     assert refusal(asked, max_message_bytes=needed) == ""
     assert note_on("max_message_bytes", replace(asked, max_message_bytes=needed)) is None
 
 
 def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_takes():
-    asked = fleet(parameters=10**9, sites=fleet().sites * 2)
+    asked = fleet(parameters=10**9, sites=fleet().sites * 2, **GIVEN)
     said = note_on("held_bytes", asked)
     assert said == "held_bytes is 1073741824, and the islands need 4000000000: raise it (--held-bytes)."
     assert "held_bytes = 1073741824: must be at least 4000000000" in refusal(asked, held_bytes=1 << 30)
@@ -81,7 +85,7 @@ def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_t
 @pytest.mark.parametrize(
     ("flags", "raised"),
     [
-        (("--params", "1B", "--sites", 8), " --held-bytes 4000000000"),
+        (("--params", "1B", "--sites", 8), " --fragments 8"),
         (("--params", "1M", "--tokens-per-step", "100M"), " --max-tokens-per-step 100000000"),
         (("--params", "1M"), " --fragments 8"),
     ],
