@@ -7,8 +7,8 @@ a part of one row. It holds no lock of the interpreter, so pieces are computed s
 *Same bytes.* The sum of an element is ``((w0 * x0 + w1 * x1) + w2 * x2) + ..``, each product and each sum rounded to
 float32 by itself. Nothing here may be compiled with ``fastmath``: it would fuse and reorder them. Blocks begin with
 rows and pieces, so no result depends on the number of threads or on where a row lies. Only the sums of squares of a
-block are added in the order that suits the processor's vectors (a fixed one was three times slower): lengths, and an RDA
-by way of them, are the same on one kind of processor; a mean, the outer step and what islands compute again on any.
+block are added in the order that suits the vectors of the processor (a fixed one was three times slower): lengths, and
+an RDA by way of them, are the same on one kind of processor; a mean and what islands compute again on any.
 
 *Addresses.* Arrays come as their addresses: any number of contributions in any codec, read-only or not, at any
 alignment, is then one compilation of each kernel. Callers keep the arrays alive.
