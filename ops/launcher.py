@@ -187,6 +187,7 @@ def build(environment: Path, lock: Path, links: Sequence[Path] = ()) -> None:
             _create(environment, with_pip=uv is None)
         _install(environment, lock, uv, links)
         write_stamp(environment, lock_digest(lock))
+        _compile(python, lock.parent)
     except OSError as err:
         raise LauncherError(f"cannot write {err.filename or environment} ({err.strerror}); {_cure_of(err)}") from err
     _say(f"ready after {time.monotonic() - started_s:.0f} s")
@@ -247,6 +248,16 @@ def _install(environment: Path, lock: Path, uv: str | None, links: Sequence[Path
             f"(PIP_INDEX_URL) and start again. It said: {_last_line(failed)}"
         )
     raise LauncherError(f"installing failed; correct it and start again. It said:\n{failed}")
+
+
+def _compile(python: Path, checkout: Path) -> None:
+    """Compiles what merges, which the first run would else wait for: it is kept beside the source.
+
+    Where that fails each aggregator compiles for itself.
+    """
+    if (checkout / "aggregator" / "merge" / "compiled.py").exists():
+        code = f"import sys; sys.path.insert(0, {os.fspath(checkout)!r}); from aggregator.merge import compiled"
+        _run("compiling the kernels of the merge", [os.fspath(python), "-c", code])
 
 
 def _requirements(lock: Path) -> Iterator[tuple[str, str]]:
