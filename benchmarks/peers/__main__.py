@@ -45,6 +45,8 @@ COLUMNS = (
 PEER, COORDINATOR, NAN = "peer", "coordinator", "nan"
 #: Of the end of the time after a fault: whether it trains then is whether it goes on.
 LAST_S = 5.0
+#: So much longer is looked at the loss of a coordinator: time-outs of a minute are usual there.
+COORDINATOR_TIMES = 3
 
 
 def observe(running_system: Running, system: System, fault: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def observe(running_system: Running, system: System, fault: str, args: argparse.
             running_system.kill(*system.coordinators)
         case "nan":
             running_system.poison(1)
-    running_system.rest(args.watch)
+    running_system.rest(args.watch * (COORDINATOR_TIMES if fault == COORDINATOR else 1))
     ends_s, lines = time.monotonic(), running_system.lines(0)
     return found | {
         "stall_s": reading.stall_s(lines, fault_s=fault_s, ends_s=ends_s),
@@ -182,7 +184,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--step", type=float, default=0.02, help="seconds of a step's pause (0.02)")
     parser.add_argument("--sync-interval", type=int, default=80, help="steps between two syncs of the model (80)")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured before the fault (20)")
-    parser.add_argument("--watch", type=float, default=30.0, help="seconds after the fault (30)")
+    parser.add_argument(
+        "--watch", type=float, default=30.0, help="seconds after a fault; three times that for a coordinator (30)"
+    )
     parser.add_argument("--environments", type=Path, help="where the others are installed (the user's cache)")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="where every run is kept, as JSON lines (.gz)")
     parser.add_argument("--dir", type=Path, default=None, help="where temporary stores are written")

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fleet import RUN
 from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, resting_bytes, rows_of, train
-from islands.session.session import Session
+from islands.session.session import Copies, Session
 
 TOKENS = 1000
 
@@ -28,7 +28,7 @@ class Watch:
         self._versions: tuple[int, ...] = ()
         begin = Session._begin_capture
 
-        def begin_capture(session: Session, fragment_id: int, copies: Any) -> None:
+        def begin_capture(session: Session, fragment_id: int, copies: Copies) -> None:
             self._captured[fragment_id] = self._boundary_s
             begin(session, fragment_id, copies)
 
@@ -56,7 +56,12 @@ class NumpyIsland:
         self._params = {f"w{i:02}": np.zeros((rows_of(args.parameters), COLUMNS), np.float32) for i in range(TENSORS)}
         lines.say("resting", bytes=resting_bytes())
         self._island = islands.join(
-            args.coordinator, self._params, run=RUN, island_id=f"peer-{args.number}", tokens_per_step=TOKENS, donor_wait_s=0.0
+            args.coordinator,
+            self._params,
+            run=RUN,
+            island_id=f"peer-{args.number}",
+            tokens_per_step=TOKENS,
+            donor_wait_s=0.0,
         )
         self._params = self._island.restore(self._params)[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def held_up_ms(lines: Sequence[Line], syncs: float, *, usual: bool, begins_s: fl
     if not took_s or not syncs:
         return None
     less_s = statistics.median(took_s) if usual else 0.0
-    return 1e3 * sum(max(0.0, each - less_s) for each in took_s) / syncs
+    return float(1e3 * sum(max(0.0, each - less_s) for each in took_s) / syncs)
 
 
 def stall_s(lines: Sequence[Line], *, fault_s: float, ends_s: float) -> float:
@@ -51,7 +52,7 @@ def stall_s(lines: Sequence[Line], *, fault_s: float, ends_s: float) -> float:
     times = [line["at_s"] for line in lines if line["kind"] == "step" and line["at_s"] <= ends_s]
     before = max((at_s for at_s in times if at_s <= fault_s), default=fault_s)
     after = [before, *[at_s for at_s in times if at_s > fault_s], ends_s]
-    return max(b - a for a, b in zip(after, after[1:], strict=False))
+    return float(max(b - a for a, b in itertools.pairwise(after)))
 
 
 def steps_per_s(lines: Sequence[Line], *, begins_s: float, ends_s: float) -> float:

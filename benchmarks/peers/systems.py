@@ -59,7 +59,12 @@ SYSTEMS = (
     System(name="atoll, whole", coordinators=("broker", "aggregator")),
     System(name="torchft", package="torchft", coordinators=("lighthouse",), step_in_call=True),
     System(
-        name="torchft, streaming", package="torchft", fragments=8, delay=4, coordinators=("lighthouse",), step_in_call=True
+        name="torchft, streaming",
+        package="torchft",
+        fragments=8,
+        delay=4,
+        coordinators=("lighthouse",),
+        step_in_call=True,
     ),
     System(name="hivemind", package="hivemind"),
 )
@@ -96,7 +101,9 @@ class Running:
             self._cluster.poll()
             if time.monotonic() > until_s:
                 end = last_lines(self._cluster.log_of("peer-0"))
-                raise Unavailable(f"{self._system.name}: {what} within {within_s:g} s; its log ends:\n{end}", definite=True)
+                raise Unavailable(
+                    f"{self._system.name}: {what} within {within_s:g} s; its log ends:\n{end}", definite=True
+                )
             time.sleep(POLL_S)
 
     def rest(self, seconds: float) -> None:

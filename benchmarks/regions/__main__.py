@@ -150,7 +150,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="small", help="size of the built-in model (small: 0.9 M parameters)")
     parser.add_argument("--batch", type=int, default=4, help="windows in a step of one region (4)")
     parser.add_argument("--context", type=int, default=64, help="tokens of a window (64)")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of both sides, constant after 50 steps (0.001)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-3, help="of both sides, constant after 50 steps (0.001)"
+    )
     parser.add_argument("--held-out-tokens", type=int, default=32_768, help="that are evaluated (32768)")
     parser.add_argument("--loss", type=float, default=2.3, help="held-out loss to be reached, nats per byte (2.3)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that Atoll trains (60)")

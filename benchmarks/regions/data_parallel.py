@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,9 +26,12 @@ from islands.tasks.inner_optimizer import adamw, warm_up_cosine
 from islands.tasks.task import DataShare, Schedule, load_task
 
 SAY_EVERY_S = 5.0
+MEET_WITHIN_S = 300.0
 
 
-def train(options: dict[str, Any], *, rank: int, count: int, loss: float, seconds: float, every: int, wire: str) -> None:
+def train(
+    options: dict[str, Any], *, rank: int, count: int, loss: float, seconds: float, every: int, wire: str, meeting: Path
+) -> None:
     """Trains until the held-out loss is reached or the time is over; the first process prints JSON lines.
 
     Args:
@@ -38,6 +42,7 @@ def train(options: dict[str, Any], *, rank: int, count: int, loss: float, second
         seconds: At most, without compiling and evaluating.
         every: Steps between two evaluations.
         wire: Number format of gradients in the all-reduce: ``float32`` or ``bfloat16``.
+        meeting: Directory in which processes say that they have compiled.
     """
     mesh = Mesh(np.array(jax.devices()), ("regions",))
     everywhere, by_region = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("regions"))  # type: ignore[no-untyped-call]
@@ -50,7 +55,7 @@ def train(options: dict[str, Any], *, rank: int, count: int, loss: float, second
     def averaged(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
         value, gradients = jax.value_and_grad(transformer.loss)(params, tokens, config)
         flat, unravel = ravel_pytree(gradients)
-        mean = jax.lax.pmean(flat.astype(wire), "regions").astype(jnp.float32)
+        mean = jax.lax.pmean(flat.astype(wire), "regions").astype(jnp.float32)  # type: ignore[no-untyped-call]
         return value[None], unravel(mean)
 
     # What comes out is the same everywhere; that the checker cannot see, which knows parameters as replicated.
@@ -84,6 +89,8 @@ def train(options: dict[str, Any], *, rank: int, count: int, loss: float, second
         return jax.make_array_from_process_local_data(by_region, tokens)  # type: ignore[no-untyped-call]
 
     compiled = jitted.lower(params, state, split(next(data)), jnp.float32(0)).compile()
+    task.evaluate(initial)  # compiles
+    _meet(meeting, rank, count)
     # Connections between all pairs, which the first step would otherwise make, stand when the clock begins.
     multihost_utils.sync_global_devices("begin")
     compiled(shared(initial), shared(optimizer.init(initial)), split(next(data)), jnp.float32(0))[2].block_until_ready()
@@ -112,12 +119,23 @@ def train(options: dict[str, Any], *, rank: int, count: int, loss: float, second
         off_s += time.monotonic() - off_began_s
 
 
+def _meet(meeting: Path, rank: int, count: int) -> None:
+    """Waits until all have compiled: gloo gives up on a partner that is half a minute late, and machines are busy."""
+    (meeting / f"compiled-{rank}").touch()
+    until_s = time.monotonic() + MEET_WITHIN_S
+    while not all((meeting / f"compiled-{other}").exists() for other in range(count)):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"not all {count} processes have compiled within {MEET_WITHIN_S:g} s")
+        time.sleep(0.05)
+
+
 def main() -> None:
     """Runs one region."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in (("rank", int), ("count", int), ("loss", float), ("seconds", float), ("every", int)):
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--wire", default="float32")
+    parser.add_argument("--meeting", type=Path, required=True)
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--options", type=json.loads, required=True)
     args = parser.parse_args()
@@ -131,6 +149,7 @@ def main() -> None:
         seconds=args.seconds,
         every=args.every,
         wire=args.wire,
+        meeting=args.meeting,
     )
     jax.distributed.shutdown()  # type: ignore[no-untyped-call]
 

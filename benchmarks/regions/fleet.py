@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -108,6 +107,7 @@ def atoll(
         Unavailable: A process died, or no step was made in time.
     """
     number = len(network.pids)
+    report_file = directory / "report.json"
     broker_address = f"tcp://{address(0)}:{BROKER_PORT}"
     broker = BrokerConfig(run_id=RUN, host=address(0), port=BROKER_PORT, insecure=True, redis_url="")
     aggregator = AggregatorConfig(
@@ -117,7 +117,7 @@ def atoll(
         redis_url="",
         store=directory / "store",
         tape=directory / "events.jsonl",
-        report=directory / "report.json",
+        report=report_file,
         islands=number,
         **recipe,
     )
@@ -164,7 +164,7 @@ def atoll(
         samples.append(_sample(directory, began_s, len(samples)))
         cluster.stop(within_s=STOP_WITHIN_S)
     steps = tuple(json.loads(path.read_text(encoding="utf-8"))["steps"] if path.exists() else 0 for path in said)
-    report = json.loads(aggregator.report.read_text(encoding="utf-8")) if _is_file(aggregator.report) else {}
+    report = json.loads(report_file.read_text(encoding="utf-8")) if report_file.is_file() else {}
     return Trained(samples=tuple(samples), steps=steps, seconds=spent_s, report=report)
 
 
@@ -186,7 +186,15 @@ def base(
     """
     environment = our_environment("") | one_thread_environment() | compilation_cache()
     flags = ["--count", str(len(network.pids)), "--loss", str(loss), "--seconds", str(seconds), "--every", str(every)]
-    flags += ["--coordinator", f"{address(0)}:{COORDINATOR_PORT}", "--options", json.dumps(dict(options)), "--wire", wire]
+    flags += [
+        "--coordinator",
+        f"{address(0)}:{COORDINATOR_PORT}",
+        "--options",
+        json.dumps(dict(options)),
+        "--wire",
+        wire,
+    ]
+    flags += ["--meeting", os.fspath(directory)]
     cpus = sorted(os.sched_getaffinity(0))
     specs = [
         ProcessSpec(
@@ -220,9 +228,7 @@ def losses_of(samples: tuple[Sample, ...], options: Mapping[str, Any]) -> list[d
 
     task = load_task("islands.language:task", dict(options))
     found = [float(task.evaluate(load_file_of(task, each.file))) for each in samples]  # type: ignore[arg-type]
-    return [
-        {"s": each.s, "tokens": each.tokens, "loss": loss} for each, loss in zip(samples, found, strict=True)
-    ]
+    return [{"s": each.s, "tokens": each.tokens, "loss": loss} for each, loss in zip(samples, found, strict=True)]
 
 
 def _begun(cluster: LocalCluster, said: list[Path]) -> float:
@@ -256,7 +262,3 @@ def _said_in(log: Path) -> list[dict[str, Any]]:
     """Returns the JSON lines of a process's log that are complete."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if log.exists() else []
     return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def _is_file(path: Path | None) -> bool:
-    return path is not None and path.is_file()

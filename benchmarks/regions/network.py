@@ -207,7 +207,10 @@ def main() -> None:
     started = [_start(region) for region in range(args.regions)]
     print(json.dumps({"pids": [process.pid for process, _, _ in started]}), flush=True)
     try:
-        _carry([device for _, device, _ in started], Core(args.regions, Shape.of(round_trip_ms=args.round_trip_ms, mbit=args.mbit)))
+        _carry(
+            [device for _, device, _ in started],
+            Core(args.regions, Shape.of(round_trip_ms=args.round_trip_ms, mbit=args.mbit)),
+        )
     finally:
         for process, _, channel in started:
             channel.close()
