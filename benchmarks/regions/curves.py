@@ -17,7 +17,7 @@ def seconds_to(curve: Sequence[Point], loss: float) -> float | None:
     before: Point | None = None
     for point in curve:
         if point["loss"] <= loss:
-            if before is None or before["loss"] <= point["loss"]:
+            if before is None or not before["loss"] > point["loss"]:  # as where it was no number
                 return float(point["s"])
             share = (before["loss"] - loss) / (before["loss"] - point["loss"])
             return float(before["s"] + share * (point["s"] - before["s"]))
