@@ -32,7 +32,7 @@ class Watch:
             self._captured[fragment_id] = self._boundary_s
             begin(session, fragment_id, copies)
 
-        Session._begin_capture = begin_capture  # type: ignore[method-assign]
+        Session._begin_capture = begin_capture  # type: ignore[assignment, method-assign]
 
     def boundary(self) -> None:
         """To be called before the island's step."""

@@ -98,7 +98,9 @@ class Running:
         """Waits; raises Unavailable with the end of the first peer's log if it does not come."""
         until_s = time.monotonic() + within_s
         while not reached():
-            self._cluster.poll()
+            for event in self._cluster.poll():
+                end = last_lines(self._cluster.log_of(event.process))
+                raise Unavailable(f"{self._system.name}: {event.detail}; its log ends:\n{end}", definite=True)
             if time.monotonic() > until_s:
                 end = last_lines(self._cluster.log_of("peer-0"))
                 raise Unavailable(
@@ -181,8 +183,9 @@ def running(
         for name, command in coordinators.items()
     ]
     module = f"benchmarks.peers.{system.package or 'atoll'}_peer"
+    delay = min(system.delay, load.interval // system.fragments - 1)  # a fragment is not sent before it was adopted
     flags = ["--coordinator", address, "--parameters", str(load.parameters), "--fragments", str(system.fragments)]
-    flags += ["--interval", str(load.interval), "--delay", str(system.delay), "--step-s", str(load.step_s)]
+    flags += ["--interval", str(load.interval), "--delay", str(delay), "--step-s", str(load.step_s)]
     for i, file in enumerate(files):
         own = ["--number", str(i), "--out", os.fspath(file)]
         command = [python or sys.executable, "-P", "-m", module, *own, *flags]

@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--options", type=json.loads, required=True)
     args = parser.parse_args()
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # type: ignore[no-untyped-call]
     jax.distributed.initialize(args.coordinator, args.count, args.rank)
     train(
         args.options,
