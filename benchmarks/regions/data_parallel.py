@@ -20,13 +20,13 @@ from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.regions.meeting import meet
 from islands.tasks import model as transformer
 from islands.tasks.corpus import load_corpus
 from islands.tasks.inner_optimizer import adamw, warm_up_cosine
 from islands.tasks.task import DataShare, Schedule, load_task
 
 SAY_EVERY_S = 5.0
-MEET_WITHIN_S = 300.0
 
 
 def train(
@@ -90,7 +90,7 @@ def train(
 
     compiled = jitted.lower(params, state, split(next(data)), jnp.float32(0)).compile()
     task.evaluate(initial)  # compiles
-    _meet(meeting, rank, count)
+    meet(meeting, rank, count)
     # Connections between all pairs, which the first step would otherwise make, stand when the clock begins.
     multihost_utils.sync_global_devices("begin")
     compiled(shared(initial), shared(optimizer.init(initial)), split(next(data)), jnp.float32(0))[2].block_until_ready()
@@ -117,16 +117,6 @@ def train(
         if bool(multihost_utils.broadcast_one_to_all(np.int32(done))):
             return
         off_s += time.monotonic() - off_began_s
-
-
-def _meet(meeting: Path, rank: int, count: int) -> None:
-    """Waits until all have compiled: gloo gives up on a partner that is half a minute late, and machines are busy."""
-    (meeting / f"compiled-{rank}").touch()
-    until_s = time.monotonic() + MEET_WITHIN_S
-    while not all((meeting / f"compiled-{other}").exists() for other in range(count)):
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"not all {count} processes have compiled within {MEET_WITHIN_S:g} s")
-        time.sleep(0.05)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from aggregator.config import AggregatorConfig
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, module_command
+from benchmarks.regions.meeting import meet
 from benchmarks.regions.network import Network, address
 from broker.config import BrokerConfig
 from broker.process import settings, toml
@@ -67,12 +68,16 @@ class Trained:
     report: Mapping[str, Any]
 
 
-def marked(*, inner: str, out: str, **options: Any) -> Task:
-    """Returns the task ``inner`` with its step compiled, which writes to ``out`` when it began and how far it is."""
+def marked(*, inner: str, out: str, number: int, count: int, **options: Any) -> Task:
+    """Returns the task ``inner`` with its step compiled, which writes to ``out`` when it began and how far it is.
+
+    It waits for the other islands to have compiled, as the processes of the base do.
+    """
     task = load_task(inner, options)
     # As in the base, where compiling is off the clock too.
     params, opt_state = task.init(0)
     task.train(params, opt_state, next(task.data(DataShare(index=0, count=1))), Schedule(0, 0))
+    meet(Path(out).parent, number, count)
     path, steps, first_s, said_s = Path(out), 0, 0.0, 0.0
 
     def train(params: Params, opt_state: OptState, batch: Batch, schedule: Schedule) -> tuple[Params, OptState, Any]:
@@ -139,7 +144,7 @@ def atoll(
     for i in range(number):
         config = directory / f"island-{i}.toml"
         island = {"run_id": RUN, "broker": broker_address, "insecure": True, "island_id": f"island-{i}"}
-        task = {"inner": "islands.language:task", "out": os.fspath(said[i]), **options}
+        task = {"inner": "islands.language:task", "out": os.fspath(said[i]), "number": i, "count": number, **options}
         tables = {"island": island | {"task": "benchmarks.regions.fleet:marked"}, "task": task}
         config.write_text(toml.dump(tables), encoding="utf-8")
         specs.append(
