@@ -201,7 +201,7 @@ def loss_plot(of: Chapter) -> bytes:
     """
     import numpy as np
 
-    with _drawing((6.2, 3.6)) as (figure, axes):
+    with drawing((6.2, 3.6)) as (figure, axes):
         for i, (name, runs) in enumerate(list(_lines(of).items())[:LINES]):
             points = min(len(run.curve) for run in runs)
             curves = np.array([run.curve[-points:] for run in runs])  # seeds, points, (tokens, seconds, loss)
@@ -214,13 +214,13 @@ def loss_plot(of: Chapter) -> bytes:
         axes.set(xlabel="tokens trained (millions)", ylabel="held-out loss", title=of.experiment.name)
         if axes.get_legend_handles_labels()[1]:
             axes.legend()
-        return _svg(figure)
+        return svg(figure)
 
 
 def claims_plot(found: Sequence[Finding]) -> bytes:
     """Returns a row for each claim: the difference with its interval, the margin, and what was published."""
     shown = [each for each in found if each.interval is not None]
-    with _drawing((8.6, 1.0 + 0.3 * max(1, len(shown)))) as (figure, axes):
+    with drawing((8.6, 1.0 + 0.3 * max(1, len(shown)))) as (figure, axes):
         axes.axvline(0, color="black", linewidth=0.8)
         for row, each in enumerate(shown):
             assert each.interval is not None
@@ -234,7 +234,7 @@ def claims_plot(found: Sequence[Finding]) -> bytes:
         axes.set_xlabel("candidate / baseline - 1 (%)\nbar: margin of the claim, cross: published")
         axes.set_yticks(range(len(shown)), [_short(_claim_of(each)) for each in shown])
         axes.set_ylim(max(1, len(shown)) - 0.5, -0.5)
-        return _svg(figure)
+        return svg(figure)
 
 
 def _short(text: str, most: int = 76) -> str:
@@ -254,7 +254,7 @@ def _lines(of: Chapter) -> dict[str, list[Record]]:
 
 
 @contextmanager
-def _drawing(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
+def drawing(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
     """Yields a figure with one pair of axes under our settings.
 
     Matplotlib is imported when a plot is drawn and not before, and without pyplot: no window, no global state.
@@ -268,7 +268,7 @@ def _drawing(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.subplots()
 
 
-def _svg(figure: Figure) -> bytes:
+def svg(figure: Figure) -> bytes:
     """Returns the figure without date and without the version of the program that drew it."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 

@@ -21,6 +21,9 @@ from benchmarks import (
     sync_share,
     wire_bytes,
 )
+from benchmarks.peers import __main__ as peers
+from benchmarks.regions import __main__ as drill
+from benchmarks.regions.network import regions
 from broker.wire.errors import Unavailable
 from ops.processes.cluster import free_ports
 
@@ -153,3 +156,31 @@ def test_strangers_say_that_a_broker_is_gone(capsys):
     assert strangers.main(["--quick", address]) == 1
     assert "error: no broker at 127.0.0.1:" in capsys.readouterr().err
     assert strangers.main(["--quick", "--at-once", "0", address]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_islands_stand_in_the_comparison_without_the_others(capsys, tmp_path):
+    (row,) = rows(peers, capsys, "--dir", str(tmp_path), "--environments", str(tmp_path / "none"))
+    assert (row["system"], row["runs"], row["parameters"]) == ("atoll", 1, 1_007_616)
+    assert row["sync_ms"] > 0
+    assert row["held_up_ms"] > 0
+    assert 0 <= row["peer_stall_s"] < 3  # the time that was looked at: so it stepped
+    assert not (tmp_path / "none").exists()  # nothing was installed
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_both_sides_of_the_drill_come_down_to_the_loss(capsys, tmp_path):
+    try:
+        with regions(1, round_trip_ms=80, mbit=100):
+            pass
+    except Unavailable as err:
+        pytest.skip(str(err))
+    raw = tmp_path / "raw.jsonl"
+    found = rows(drill, capsys, "--dir", str(tmp_path), "--raw", str(raw))
+    assert [row["side"] for row in found] == ["atoll", "data-parallel", "atoll"]
+    assert all(row["seconds"] > 0 and row["mb_up"] > 0 for row in found)
+    assert [len(json.loads(line)["curve"]) > 0 for line in raw.read_text().splitlines()] == [True] * 3
+    assert list(tmp_path.iterdir()) == [raw]

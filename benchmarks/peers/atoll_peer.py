@@ -1,0 +1,140 @@
+"""An island of Atoll in the same loop: in PyTorch where that is installed, else in numpy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fleet import RUN
+from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, resting_bytes, rows_of, train
+from islands.session.session import Copies, Session
+
+TOKENS = 1000
+
+
+class Watch:
+    """Notes when fragments are captured and adopted: a capture at the boundary before it was asked for, so the longest.
+
+    The one place where a benchmark reaches into an island: its own clock says nothing of single rounds.
+    """
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines, self._boundary_s = lines, time.monotonic()
+        self._captured: dict[int, float] = {}
+        self._versions: tuple[int, ...] = ()
+        begin = Session._begin_capture
+
+        def begin_capture(session: Session, fragment_id: int, copies: Copies) -> None:
+            self._captured[fragment_id] = self._boundary_s
+            begin(session, fragment_id, copies)
+
+        Session._begin_capture = begin_capture  # type: ignore[assignment, method-assign]
+
+    def boundary(self) -> None:
+        """To be called before the island's step."""
+        self._boundary_s = time.monotonic()
+
+    def adopted(self, versions: tuple[int, ...]) -> None:
+        """To be called after it."""
+        before, self._versions = self._versions, versions
+        for number, (old, new) in enumerate(zip(before, versions, strict=False)):
+            if new > old and number in self._captured:
+                self._lines.say("synced", fragment=number, capture_s=self._captured.pop(number), committed=True)
+
+
+class NumpyIsland:
+    """An island of plain arrays."""
+
+    def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
+        import islands
+
+        self._watch = Watch(lines)
+        self._params = {f"w{i:02}": np.zeros((rows_of(args.parameters), COLUMNS), np.float32) for i in range(TENSORS)}
+        lines.say("resting", bytes=resting_bytes())
+        self._island = islands.join(
+            args.coordinator,
+            self._params,
+            run=RUN,
+            island_id=f"peer-{args.number}",
+            tokens_per_step=TOKENS,
+            donor_wait_s=0.0,
+        )
+        self._params = self._island.restore(self._params)[0]
+
+    def change(self) -> None:
+        """Changes a row of every tensor."""
+        for name, each in self._params.items():
+            changed = each if each.flags.writeable else each.copy()
+            changed[0] -= 1e-3
+            self._params[name] = changed
+
+    def step(self) -> None:
+        """The island's step."""
+        self._watch.boundary()
+        self._params = dict(self._island.step(self._params, tokens=TOKENS))
+        self._watch.adopted(self._island.versions)
+
+    def poison(self) -> None:
+        """Makes all parameters NaN."""
+        self._params = {name: np.full_like(each, np.nan) for name, each in self._params.items()}
+
+    def finite(self) -> bool:
+        """Says whether the last element of every tensor is finite."""
+        return all(bool(np.isfinite(each[-1, -1])) for each in self._params.values())
+
+
+class TorchIsland:
+    """An island of a PyTorch model."""
+
+    def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
+        import torch
+
+        import islands.torch
+
+        self._torch: Any = torch
+        torch.set_num_threads(1)
+        self._watch = Watch(lines)
+        self._model = torch.nn.ParameterList([torch.zeros(rows_of(args.parameters), COLUMNS) for _ in range(TENSORS)])
+        self._optimizer = torch.optim.SGD(list(self._model), lr=1e-3)
+        for parameter in self._model:
+            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad[0] = 1.0
+        lines.say("resting", bytes=resting_bytes())
+        self._island = islands.torch.join(
+            args.coordinator,
+            self._model,
+            self._optimizer,
+            run=RUN,
+            island_id=f"peer-{args.number}",
+            tokens_per_step=TOKENS,
+            inner_optimizer="sgd",
+            donor_wait_s=0.0,
+        )
+
+    def change(self) -> None:
+        """A step of the inner optimizer."""
+        self._optimizer.step()
+
+    def step(self) -> None:
+        """The island's step."""
+        self._watch.boundary()
+        self._island.step(tokens=TOKENS)
+        self._watch.adopted(self._island.versions)
+
+    def poison(self) -> None:
+        """Makes all parameters NaN."""
+        with self._torch.no_grad():
+            for each in self._model:
+                each.fill_(float("nan"))
+
+    def finite(self) -> bool:
+        """Says whether the last element of every tensor is finite."""
+        return all(bool(self._torch.isfinite(each[-1, -1])) for each in self._model)
+
+
+if __name__ == "__main__":
+    train(TorchIsland if importlib.util.find_spec("torch") else NumpyIsland, __doc__)

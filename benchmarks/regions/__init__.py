@@ -1,0 +1,1 @@
+"""The four-region drill: regions that are network namespaces, with links of their own between them."""

@@ -1,0 +1,177 @@
+"""The four-region drill: Atoll against synchronous data-parallel training, over the same links, to the same loss.
+
+Each region is a network namespace with one shaped link: packets are held back for half of the round trip, pass at the
+rate of the link, and are dropped where its queue is full. The base is the same model, data and inner optimizer with one
+all-reduce of all gradients in each step, by JAX's own collectives (gloo) over TCP between the regions. Atoll has an
+island in each region, and its hub in the first. Both sides have the same processors, batch and tokens in a step of all
+regions; compiling and evaluating are off the clock of both. Atoll runs before and after the base. Linux only, with
+/dev/net/tun, as root or where users may make namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import output
+from benchmarks.output import Column, Printer, median
+from benchmarks.regions import curves, fleet
+from benchmarks.regions.network import regions
+from broker.wire.errors import Unavailable
+
+COLUMNS = (
+    Column(key="side", title="side"),
+    Column(key="parameters", title="model"),
+    Column(key="mbit", title="Mbit/s", form="g"),
+    Column(key="loss", title="held-out loss", form=".2f"),
+    Column(key="seconds", title="seconds to it", form=",.1f"),
+    Column(key="step_ms", title="ms per step", form=",.0f"),
+    Column(key="steps", title="steps of a region", form=",.0f"),
+    Column(key="mb_up", title="MB up, busiest region", form=",.1f"),
+    Column(key="speed", title="x faster", form=",.1f"),
+)
+
+
+def run_atoll(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Returns the row and curve of one run with Atoll."""
+    with regions(args.regions, round_trip_ms=args.round_trip_ms, mbit=args.mbit) as network:
+        trained = fleet.atoll(
+            network,
+            directory,
+            options_of(args),
+            seconds=args.seconds,
+            sample_s=args.seconds / args.samples,
+            codec=args.codec,
+            sync_interval=args.sync_interval,
+        )
+        counted = network.counted()
+    curve = fleet.losses_of(trained.samples, options_of(args))
+    steps = median(trained.steps)
+    return row_of("atoll", args, curve, steps=steps, spent_s=trained.seconds, counted=counted)
+
+
+def run_base(args: argparse.Namespace, directory: Path, printer: Printer) -> dict[str, Any]:
+    """Returns the row and curve of one data-parallel run."""
+
+    def heard(said: dict[str, Any]) -> None:
+        if "loss" in said:
+            printer.say(f"  base: {said['s']:.0f} s, step {said['steps']}, loss {said['loss']:.3f}")
+
+    with regions(args.regions, round_trip_ms=args.round_trip_ms, mbit=args.mbit) as network:
+        said = fleet.base(
+            network,
+            directory,
+            options_of(args),
+            loss=args.loss,
+            seconds=args.base_seconds,
+            every=args.every,
+            wire=args.wire,
+            heard=heard,
+        )
+        counted = network.counted()
+    curve = [each for each in said if "loss" in each]
+    if not curve:
+        raise Unavailable("the base evaluated nothing: see --every", definite=True)
+    return row_of("data-parallel", args, curve, steps=curve[-1]["steps"], spent_s=curve[-1]["s"], counted=counted)
+
+
+def row_of(
+    side: str,
+    args: argparse.Namespace,
+    curve: list[dict[str, Any]],
+    *,
+    steps: float,
+    spent_s: float,
+    counted: dict[str, Any],
+) -> dict[str, Any]:
+    """Returns the row of one run, with its curve."""
+    return {
+        "side": side,
+        "parameters": args.model,
+        "mbit": args.mbit,
+        "round_trip_ms": args.round_trip_ms,
+        "batch_tokens": args.batch * args.context,
+        "wire": args.wire if side == "data-parallel" else args.codec,
+        "loss": args.loss,
+        "seconds": curves.seconds_to(curve, args.loss),
+        "steps": steps,
+        "step_ms": 1e3 * spent_s / max(1.0, steps),
+        "mb_up": max(counted["up_bytes"]) / 1e6,
+        "counted": counted,
+        "curve": curve,
+    }
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of the language task, the same on both sides."""
+    return {
+        "model": args.model,
+        "batch": args.batch,
+        "context": args.context,
+        "learning_rate": args.learning_rate,
+        "held_out_tokens": args.held_out_tokens,
+    }
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Runs both sides in turn; prints a line for each run."""
+    printer = Printer(COLUMNS, as_json=args.json)
+    found: list[dict[str, Any]] = []
+    sides = ["atoll", *["data-parallel", "atoll"] * args.repetitions]
+    for number, side in enumerate(sides, start=1):
+        printer.say(f"run {number} of {len(sides)}: {side}")
+        with tempfile.TemporaryDirectory(prefix="atoll-regions-", dir=args.dir) as name:
+            row = run_atoll(args, Path(name)) if side == "atoll" else run_base(args, Path(name), printer)
+        found.append(row)
+    base_s = median(each["seconds"] for each in found if each["side"] != "atoll" and each["seconds"] is not None)
+    for row in found:
+        faster = base_s / row["seconds"] if row["seconds"] is not None and base_s == base_s else None
+        printer.add({**{key: value for key, value in row.items() if key != "curve"}, "speed": faster})
+    printer.close()
+    if args.raw is not None:
+        curves.keep(args.raw, found)
+    if args.plot is not None:
+        title = f"{args.regions} regions, {args.round_trip_ms:g} ms round trip, {args.mbit:g} Mbit/s"
+        lines = {f"{each['side']} {i}": each["curve"] for i, each in enumerate(found, start=1)}
+        curves.draw(args.plot, lines, loss=args.loss, title=title)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark; returns its exit status."""
+    parser = output.parser_of("regions", __doc__, "--mbit 50 --loss 2.3 --raw drill.jsonl.gz --plot drill.svg")
+    output.add_arguments(parser)
+    parser.add_argument("--regions", type=int, default=4, help="regions (4)")
+    parser.add_argument("--round-trip-ms", type=float, default=80.0, help="between any two of them (80)")
+    parser.add_argument("--mbit", type=float, default=50.0, help="rate of each region's link, each way (50)")
+    parser.add_argument("--model", default="small", help="size of the built-in model (small: 0.9 M parameters)")
+    parser.add_argument("--batch", type=int, default=4, help="windows in a step of one region (4)")
+    parser.add_argument("--context", type=int, default=64, help="tokens of a window (64)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-3, help="of both sides, constant after 50 steps (0.001)"
+    )
+    parser.add_argument("--held-out-tokens", type=int, default=32_768, help="that are evaluated (32768)")
+    parser.add_argument("--loss", type=float, default=2.3, help="held-out loss to be reached, nats per byte (2.3)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that Atoll trains (60)")
+    parser.add_argument("--samples", type=int, default=20, help="models of Atoll's run that are judged afterwards (20)")
+    parser.add_argument("--base-seconds", type=float, default=1800.0, help="that the base trains at most (1800)")
+    parser.add_argument("--every", type=int, default=25, help="steps of the base between two evaluations (25)")
+    parser.add_argument("--wire", choices=("float32", "bfloat16"), default="float32", help="gradients of the base")
+    parser.add_argument("--codec", default="int4", help="of Atoll's pseudo-gradients and versions (int4)")
+    parser.add_argument("--sync-interval", type=int, default=24, help="inner steps between two merges (24)")
+    parser.add_argument("--repetitions", type=int, default=1, help="of base and Atoll, after a first one of Atoll (1)")
+    parser.add_argument("--raw", type=Path, metavar="FILE", help="where every curve is kept, as JSON lines (.gz)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where the curves are drawn, as SVG")
+    parser.add_argument("--dir", type=Path, default=None, help="where temporary stores are written")
+    args = parser.parse_args(arguments)
+    if args.quick:
+        args.model, args.batch, args.regions, args.mbit, args.loss = "tiny", 2, 2, 200.0, 5.4
+        args.seconds, args.samples, args.every, args.base_seconds, args.held_out_tokens = 4.0, 4, 5, 30.0, 4096
+    return output.guarded(measure, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

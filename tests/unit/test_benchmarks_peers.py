@@ -1,0 +1,116 @@
+"""The comparison with others: what their lines come to, and how their environments are made."""
+
+import subprocess
+
+import pytest
+
+from benchmarks.peers import __main__ as command
+from benchmarks.peers import environments, reading
+from benchmarks.peers.systems import SYSTEMS
+from broker.wire.errors import Unavailable
+
+
+def step(at_s, took_s=0.001, finite=True):
+    return {"kind": "step", "at_s": at_s, "took_s": took_s, "finite": finite}
+
+
+def synced(at_s, capture_s, fragment=0, committed=True):
+    return {"kind": "synced", "at_s": at_s, "capture_s": capture_s, "fragment": fragment, "committed": committed}
+
+
+ALL = {"begins_s": 0.0, "ends_s": 100.0}
+
+
+def test_a_sync_is_the_median_of_each_fragment_one_after_another():
+    lines = [synced(1.1, 1.0), synced(2.3, 2.0), synced(3.2, 3.0), synced(1.5, 1.0, fragment=1)]
+    assert reading.sync_ms(lines, **ALL) == pytest.approx(200 + 500)
+    assert reading.whole_syncs(lines, 2, **ALL) == 2
+
+
+def test_a_sync_that_was_given_up_or_began_before_does_not_count():
+    lines = [synced(1.1, 1.0, committed=False), synced(5.1, 4.0)]
+    assert reading.sync_ms(lines, begins_s=4.5, ends_s=9.0) is None
+    assert reading.whole_syncs(lines[:1], 1, **ALL) == 0
+
+
+def test_training_is_held_up_by_calls_or_by_what_they_take_beyond_a_usual_one():
+    lines = [step(1, 0.010), step(2, 0.010), step(3, 0.210)]
+    assert reading.held_up_ms(lines, 2, usual=False, **ALL) == pytest.approx(115)
+    assert reading.held_up_ms(lines, 2, usual=True, **ALL) == pytest.approx(100)
+    assert reading.held_up_ms(lines, 0, usual=True, **ALL) is None
+    assert reading.held_up_ms([], 2, usual=True, **ALL) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "stall"),
+    [
+        ((1, 2, 3, 4, 5), 5),  # none until the end
+        ((1, 2, 3, 4, 7, 8, 9), 3),  # from the last step before the fault
+        ((1, 2, 3, 4, 4.5, 5.5, 6, 7, 8, 9, 10), 1),
+        ((), 6),
+    ],
+)
+def test_a_stall_is_the_longest_time_without_a_step_after_a_fault(times, stall):
+    assert reading.stall_s([step(at_s) for at_s in times], fault_s=4.0, ends_s=10.0) == stall
+
+
+def test_parameters_are_finite_if_they_are_after_every_step():
+    lines = [step(1), step(2, finite=False), step(3)]
+    assert not reading.finite(lines, **ALL)
+    assert reading.finite(lines, begins_s=2.5, ends_s=9.0)
+    assert reading.steps_per_s(lines, begins_s=0.0, ends_s=2.0) == 1.0
+
+
+def run(fault, **more):
+    before = {"sync_ms": 300.0, "held_up_ms": 2.0, "mb": None, "peer_bytes": 4000, "coordinator_bytes": None}
+    return {"fault": fault, **before, "stall_s": 0.5, "steps_per_s_after": 0.0, "finite": True, **more}
+
+
+def test_a_row_has_medians_of_all_runs_and_what_each_fault_did():
+    runs = [run("peer", sync_ms=100.0), run("coordinator", stall_s=75.0), run("nan", finite=False)]
+    row = command.row_of(SYSTEMS[0], 1000, runs)
+    assert (row["runs"], row["sync_ms"], row["mb"], row["models"]) == (3, 300.0, None, 1.0)
+    assert (row["peer_stall_s"], row["coordinator_stall_s"], row["goes_on"], row["nan"]) == (0.5, 75.0, "no", "yes")
+    alone = command.row_of(SYSTEMS[0], 1000, runs[:1])
+    assert (alone["coordinator_stall_s"], alone["goes_on"], alone["nan"]) == (None, None, None)
+
+
+def test_an_environment_is_made_once_and_one_that_does_not_install_is_said_with_the_end_of_what_pip_said(
+    tmp_path, monkeypatch
+):
+    ran, status = [], [0]
+
+    def fake_run(argv, **_):
+        ran.append(argv)
+        (tmp_path / "peers").mkdir(exist_ok=True)
+        home = next((each for each in argv if "peers" in each and "bin" not in each), None)
+        if "venv" in argv:
+            (tmp_path / "peers" / home.rpartition("/")[2]).mkdir()
+        return subprocess.CompletedProcess(argv, status[0] if "pip" in argv else 0, "", "ERROR: No matching torchft")
+
+    monkeypatch.setattr(environments.subprocess, "run", fake_run)
+    status[0] = 1
+    with pytest.raises(Unavailable, match="torchft does not install here: ERROR: No matching torchft"):
+        environments.python_of("torchft", tmp_path, lambda _: None)
+    status[0] = 0
+    python = environments.python_of("torchft", tmp_path, lambda _: None)
+    assert python.endswith("/bin/python")
+    assert len(ran) == 4  # made anew after the failure
+    assert environments.python_of("torchft", tmp_path, lambda _: None) == python
+    assert len(ran) == 4
+    assert not any("://" in word for argv in ran for word in argv)  # pip's own settings say from where
+
+
+def test_requirements_are_pinned():
+    for name in {each.package for each in SYSTEMS} - {""}:
+        lines = (environments.HERE / f"requirements-{name}.txt").read_text().splitlines()
+        assert all("==" in line for line in lines if line and not line.startswith("#"))
+        assert any(name in line for line in lines[1:])
+
+
+def test_help_has_an_example_and_every_system(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    text = capsys.readouterr().out
+    assert "python -m benchmarks.peers --system atoll" in text
+    assert all(each.package in text for each in SYSTEMS)
