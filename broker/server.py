@@ -294,7 +294,7 @@ class _Broker:
         limits = self._limits[channel]
         intake = Intake(
             self._sockets[channel],
-            most_frames=limits.max_buffers + 1,
+            most_frames=limits.max_buffers + 2,  # a header, and the head of a chunk
             flooded=lambda frame: self._gate.show_out(channel, frame, "a message of far too many frames"),
         )
         while True:

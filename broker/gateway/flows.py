@@ -72,6 +72,7 @@ class Flows:
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
         self._kept: dict[str, Kept] = {}  # by public key
         self._begun: dict[int, None] = {}  # payloads that connections which ended have sent in part, the latest last
+        self._untold: list[Unreachable] = []  # what the relay is yet to hear
         self.full: set[bytes] = set()
 
     # --- in ---
@@ -85,7 +86,7 @@ class Flows:
             A message that is whole, or why what came is not taken in; None for what is no message yet, or none.
         """
         if fd is not None and self._behind.get(fd) != peer:
-            self.ended(fd, now_s)
+            self._untold += self.ended(fd, now_s)  # its end has not been seen yet
             self._behind[fd] = peer
         first = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
         if not heads.is_head(first):
@@ -146,7 +147,7 @@ class Flows:
     def send(self, send: Send, now_s: float) -> list[Blocked | Unreachable]:
         """Takes a message in, and sends what may go; returns what could not be."""
         flow, urgent = self._of(send.peer), is_urgent(send.envelope.message)
-        if len(flow.out) >= MOST_WAITING and not urgent:
+        if len(flow.out) >= (2 * MOST_WAITING if urgent else MOST_WAITING):
             flow.blocked = True
             return [_failed(Blocked, send)]
         payload = getattr(send.envelope.message, "payload", ())
@@ -158,8 +159,10 @@ class Flows:
         """Sends what may go over a connection: credit, then messages; returns what has become of messages."""
         flow = self._flows.get(peer)
         self.full.discard(peer)
+        events: list[Blocked | Unreachable | Delivered | Room] = [*self._untold]
+        self._untold = []
         if flow is None:
-            return []
+            return events
         while flow.owed and self._put(peer, [flow.owed[0]]) is not Put.FULL:
             del flow.owed[0]
         if flow.owes_credit:
@@ -168,7 +171,7 @@ class Flows:
         while (step := flow.out.next()) is not None:
             outcome = self._put(peer, step.frames)
             if outcome is Put.GONE:
-                return list(self._lost(peer, now_s))
+                return [*events, *self._lost(peer, now_s)]
             if outcome is Put.FULL:
                 self.full.add(peer)
                 break
@@ -176,7 +179,7 @@ class Flows:
         if flow.owes_credit or flow.owed:
             self.full.add(peer)
         sent = [each.what for each in flow.out.delivered()]
-        events: list[Blocked | Unreachable | Delivered | Room] = [
+        events += [
             Delivered(channel=Channel.BULK, peer=peer, envelope=each.envelope)
             for each in sent
             if isinstance(each, Send)

@@ -183,3 +183,15 @@ def test_a_descriptor_that_another_connection_has_now_ends_the_one_before(line):
     line.flows.send(version(1), 0.0)
     line.flows.take(b"other", 7, [b"\x80"], 0.0)
     assert line.flows.stalled(1000.0) == []
+    (gone,) = line.flows.go_on(b"other", 0.0)
+    assert isinstance(gone, Unreachable)
+    assert gone.envelope.sequence == 1
+    assert line.flows.go_on(b"other", 0.0) == []
+
+
+def test_what_is_urgent_does_not_pile_up_for_who_reads_nothing(line):
+    line.outcome = Put.FULL
+    probed = m.Probed(answers=1, release="0.1.0", clock_s=0.0, payload=())
+    sends = [Send(channel=Channel.BULK, peer=PEER, envelope=envelope(number, probed)) for number in range(100)]
+    failures = [event for send in sends for event in line.flows.send(send, 0.0)]
+    assert len(failures) == 100 - 2 * MOST_WAITING
