@@ -20,8 +20,8 @@ def memory_bytes() -> int:
 def _own(listing: Path) -> str:
     """Returns the path of this process's control group, version 2; the root where there is none."""
     try:
-        lines = listing.read_text().splitlines()
-    except OSError:
+        lines = listing.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
         return "/"
     return next((line[3:] for line in lines if line.startswith("0::")), "/")
 
@@ -33,7 +33,7 @@ def _limits(root: Path, own: str) -> list[int]:
     found = []
     for file in (*files, root / "memory" / "memory.limit_in_bytes"):
         try:
-            found.append(int(file.read_text()))
+            found.append(int(file.read_text(encoding="ascii")))
         except (OSError, ValueError):  # no such file, or the word "max"
             continue
     return [each for each in found if each > 0]
