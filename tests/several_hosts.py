@@ -120,8 +120,8 @@ class Merges:
     def __exit__(self, *_):
         workers.versions.merge = self._merge
 
-    def _record(self, tensors, action, before, outer_step):
-        made, merged = self._merge(tensors, action, before, outer_step)
+    def _record(self, tensors, action, before, *how, **more):
+        made, merged = self._merge(tensors, action, before, *how, **more)
         self.made.append((tensors, action, before, made.state))
         return made, merged
 
