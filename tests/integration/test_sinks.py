@@ -120,7 +120,8 @@ def board(tmp_path_factory):
     config = folder / "run.toml"
     config.write_text(f'[island]\nlog_to = "tensorboard:{islands}"\n')
     run_dir = folder / "run"
-    flags = ["--config", config, "--islands", 2, "--tokens", 60_000, "--pace", 0.04, "--evaluate-every", 10_000]
+    flags = ["--config", config, "--islands", 2, "--tokens", 60_000, "--pace", 0.08, "--evaluate-every", 10_000]
+    flags += ["--sync-interval", 12]  # many versions also where the first merges are late
     with Up(run_dir, *flags, "--log-to", f"tensorboard:{fleet}", f"tensorboard:{bad}") as up:
         wait_for(lambda: (run_dir / "redis-url").exists() and up.versions(), "versions", evidence=lambda: up.err)
         url, _ = (run_dir / "redis-url").read_text().split()
