@@ -26,6 +26,7 @@ from aggregator.process.leader import Leader
 from aggregator.process.lease import LeaseKey
 from aggregator.process.metrics import AggregatorSnapshot, families_of
 from aggregator.process.term import Term
+from aggregator.process.workers import load_kernels_early
 from aggregator.state.run_settings import settled
 from aggregator.store.layout import read_run
 from aggregator.store.loading import load_for
@@ -102,6 +103,7 @@ async def serve(
     config = settled(given, read_run(directory))
     if config.copy_to:
         Bucket.open(config.copy_to)  # a standby must not find out when it is to lead
+    load_kernels_early()
     with ExitStack() as stack:
         tape = None
         if config.tape is not None:

@@ -9,7 +9,9 @@ return what they made.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +61,19 @@ def warmed_up(recipe: Recipe) -> OuterStep:
     """Returns the outer step, with all kernels loaded, which takes seconds in a process: a standby does it early."""
     warm_up()
     return make_outer_step(*settle(recipe).outer_rule)
+
+
+def load_kernels_early() -> None:
+    """Begins to load the kernels, in a thread that nobody waits for: the first island takes longer to start than that.
+
+    What goes wrong is said where they are needed (:func:`warmed_up`).
+    """
+
+    def load() -> None:
+        with contextlib.suppress(Exception):
+            warm_up()
+
+    threading.Thread(target=load, name="kernels", daemon=True).start()
 
 
 class Workers:
