@@ -46,7 +46,7 @@ def misplaced(keys: Collection[str], shards: int) -> str:
 
 
 def fits(own: CompleteSet, leader: CompleteSet) -> bool:
-    """Whether a shard's copy is of the same run as shard 0's, and goes by nothing that is not in that one."""
+    """Whether a shard's copy can be restored beside one of shard 0: of the same run, made under no newer roster."""
     return own.run_id == leader.run_id and own.roster <= leader.roster
 
 

@@ -1,4 +1,4 @@
-"""What the compiled kernels are given: which contribution lies where, and where results go. Pure."""
+"""Describes contributions and results to the compiled kernels: addresses, codecs and offsets in one table. Pure."""
 
 from __future__ import annotations
 

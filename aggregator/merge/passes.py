@@ -145,7 +145,7 @@ def warm_up() -> None:
 
 
 def is_warm() -> bool:
-    """Whether the kernels are there."""
+    """Whether the kernels are loaded, so that using them takes no seconds."""
     return bool(_loaded)
 
 

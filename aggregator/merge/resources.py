@@ -29,7 +29,7 @@ def fresh(size: int) -> Vector:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a merge may use: ``spread`` runs its pieces, ``empty`` returns vectors for its results."""
+    """The threads and memory of a merge: ``spread`` runs its pieces, ``empty`` returns vectors for its results."""
 
     spread: Spread = in_turn
     empty: Callable[[int], Vector] = fresh

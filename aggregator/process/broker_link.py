@@ -142,11 +142,6 @@ class Link:
         """Returns what the bulk connection has carried; None without one."""
         return self.endpoints[Channel.BULK].carried
 
-    def renew(self) -> None:
-        """Makes the bulk connection anew. Versions that wait for it are published again by the core."""
-        self._versions.clear()
-        self.endpoints[Channel.BULK].renew()
-
     async def send_bulk(self) -> None:
         """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost.
 

@@ -22,15 +22,13 @@ from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import LocalCluster
 from ops.processes.numeric import one_thread_environment
-from ops.processes.supervision import RestartPolicy
+from ops.processes.supervision import ONE_LIFE
 from ops.run.daemons import ON_CPU, our_command, our_environment
 
 PORT = 29_510
 START_WITHIN_S = 150.0
 POLL_S = 0.1
 PEERS = 2
-#: Nothing is healed by us: what a system does about a loss is what is looked at.
-_ONE_LIFE = RestartPolicy(young_deaths=1, settled_after_s=float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +188,7 @@ def running(
         own = ["--number", str(i), "--out", os.fspath(file)]
         command = [python or sys.executable, "-P", "-m", module, *own, *flags]
         specs.append(ProcessSpec(name=f"peer-{i}", command=place(command), environment=environment))
-    with LocalCluster(directory / "logs", policy=_ONE_LIFE) as cluster:
+    with LocalCluster(directory / "logs", policy=ONE_LIFE) as cluster:
         found = Running(system, cluster, files, network)
         if system.package == "hivemind":  # the second one needs the first one's address
             cluster.start(specs[:1])

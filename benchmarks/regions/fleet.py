@@ -30,7 +30,7 @@ from ops.inspect.global_model import read_model, stores_of
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
-from ops.processes.supervision import RestartPolicy
+from ops.processes.supervision import ONE_LIFE
 from ops.run.daemons import ON_CPU, our_command, our_environment
 
 BROKER_PORT, COORDINATOR_PORT = 7001, 7101
@@ -38,8 +38,6 @@ START_WITHIN_S = 120.0
 STOP_WITHIN_S = 10.0
 POLL_S = 0.1
 SAID_EVERY_S = 1.0
-#: A process that ends before it should is a failed measurement, not something to be healed.
-_ONE_LIFE = RestartPolicy(young_deaths=1, settled_after_s=float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +156,7 @@ def atoll(
         )
     samples: list[Sample] = []
     (directory / "logs").mkdir(exist_ok=True)
-    with LocalCluster(directory / "logs", policy=_ONE_LIFE) as cluster:
+    with LocalCluster(directory / "logs", policy=ONE_LIFE) as cluster:
         cluster.start(specs)
         began_s = _begun(cluster, said)
         while (spent_s := time.monotonic() - began_s) < seconds:
@@ -213,7 +211,7 @@ def base(
     ]
     said: list[dict[str, Any]] = []
     (directory / "logs").mkdir(exist_ok=True)
-    with LocalCluster(directory / "logs", policy=_ONE_LIFE) as cluster:
+    with LocalCluster(directory / "logs", policy=ONE_LIFE) as cluster:
         cluster.start(specs)
         log = cluster.log_of("region-0")
         while cluster.running():

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
-from broker.wire.messages import Contribution, Encoded, Envelope, HostPart, Seed, Stored, Version
-from broker.wire.tensors import payload_bytes
+from broker.wire.messages import Contribution, Envelope, HostPart, Seed, Stored, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +188,6 @@ class Queued:
 
     envelope: Envelope
     size_bytes: int
-
-    @property
-    def least_bytes(self) -> int:
-        """Returns the smallest size on the wire, in bytes: headers are packed anew, and may have been longer before."""
-        payload = getattr(self.envelope.message, "payload", None)
-        if not isinstance(payload, tuple) or not all(isinstance(each, Encoded) for each in payload):
-            return self.size_bytes  # virtual time has stand-ins for buffers, and a size for them
-        return payload_bytes(payload)
 
     @property
     def identity(self) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ chaos test) is restarted for ever, one that cannot start is given up within seco
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 
@@ -32,6 +33,10 @@ class RestartPolicy:
     max_delay_s: float = 5.0
     settled_after_s: float = 10.0
     young_deaths: int = 5
+
+
+#: The first death of a process ends everything: of a synchronous job, or of a measurement, nothing is healed.
+ONE_LIFE = RestartPolicy(young_deaths=1, settled_after_s=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

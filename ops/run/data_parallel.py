@@ -18,16 +18,13 @@ from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
-from ops.processes.supervision import RestartPolicy
+from ops.processes.supervision import ONE_LIFE
 from ops.run import daemons
 from ops.run.devices import merged
 from ops.run.display import Display
 from ops.run.judging import POLL_S, GaveUp, in_short, judge, keep, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, RunFacts, build_report
-
-#: A synchronous job does not survive the death of a part of it.
-ONE_LIFE = RestartPolicy(young_deaths=1, settled_after_s=float("inf"))
 
 
 def run(plan: LocalPlan, started_s: float, *, as_json: bool) -> int:

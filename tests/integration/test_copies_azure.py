@@ -1,15 +1,14 @@
 """Copies at a server process that speaks Azure's blob storage, and back; skipped where none is installed."""
 
-import os
-
 import pytest
 
-from aggregator.copies.bucket import AlreadyThere, Bucket
+from aggregator.copies.bucket import Bucket
 from aggregator.copies.restoring import restore, sets_there
 from aggregator.store.layout import commit_path
 from broker.wire.errors import ConfigError, Unavailable
 from tests.azure_server import CREDENTIALS, SERVER, WHY_NOT, azure_server
 from tests.integration.test_copies import FRAGMENTS, NOW_S, Hub
+from tests.object_check import takes_and_gives_objects
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 needs_azure = pytest.mark.skipif(SERVER is None, reason=WHY_NOT)
@@ -43,19 +42,7 @@ def test_a_store_comes_back_from_azure_bit_by_bit_and_objects_of_every_size_do(a
     finally:
         hub.opened.close()
 
-    bucket = Bucket.open(azure.url("a/b"))
-    large = tmp_path / "large"
-    large.write_bytes(os.urandom(20 << 20))  # in three parts
-    bucket.put("objects/large", large)
-    bucket.put("objects/empty", b"")
-    bucket.put("claims/1", b"x", new=True)
-    with pytest.raises(AlreadyThere):
-        bucket.put("claims/1", b"y", new=True)
-    assert bucket.list() == {"claims/1": 1, "objects/empty": 0, "objects/large": 20 << 20}
-    assert bucket.read("objects/large") == large.read_bytes()
-    bucket.delete(["claims/1", "claims/2"])
-    with pytest.raises(FileNotFoundError):
-        bucket.read("claims/1")
+    takes_and_gives_objects(Bucket.open(azure.url("a/b")), tmp_path)
 
     nowhere = Bucket.open(azure.url("x").replace("atoll-test", "nobody-made-it"))
     for attempt in (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.copies.bucket import AlreadyThere, Bucket
+from aggregator.copies.bucket import Bucket
 from aggregator.copies.restoring import chosen, sets_by_shard, sets_there
 from aggregator.store.layout import commit_path
 from broker.wire.errors import Unavailable
@@ -29,6 +29,7 @@ from tests.local_run import (
     ops,
     wait_for,
 )
+from tests.object_check import takes_and_gives_objects
 from tests.s3_server import CREDENTIALS, SERVER, WHY_NOT, s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -256,21 +257,7 @@ def test_islands_that_outlive_their_hub_and_are_ahead_of_its_copy_go_on_and_thei
 
 @needs_s3
 def test_a_server_that_speaks_s3_takes_and_gives_objects_of_every_size(s3, tmp_path):
-    bucket = Bucket.open(s3.url("a/b"))
-    large = tmp_path / "large"
-    large.write_bytes(os.urandom(20 << 20))  # in three parts
-    bucket.put("objects/large", large)
-    bucket.put("objects/empty", b"")
-    bucket.put("claims/1", b"x", new=True)
-    with pytest.raises(AlreadyThere):
-        bucket.put("claims/1", b"y", new=True)
-    assert bucket.list() == {"claims/1": 1, "objects/empty": 0, "objects/large": 20 << 20}
-    assert bucket.list("claims/") == {"claims/1": 1}
-    assert bucket.read("objects/large") == large.read_bytes()
-    bucket.delete(["claims/1", "claims/2"])
-    assert bucket.list("claims/") == {}
-    with pytest.raises(FileNotFoundError):
-        bucket.read("claims/1")
+    takes_and_gives_objects(Bucket.open(s3.url("a/b")), tmp_path)
     with pytest.raises(Unavailable, match=r"NoSuchBucket.*make the bucket"):
         Bucket.open(s3.url("x").replace("atoll-test", "nobody-made-it")).list()
     with pytest.raises(Unavailable, match=r"NoSuchBucket.*make the bucket"):
