@@ -237,7 +237,9 @@ def _install(environment: Path, lock: Path, uv: str | None, links: Sequence[Path
     failed: str | None = "there is no uv"
     if os.access(installer, os.X_OK):
         folders = [part for folder in links for part in ("--find-links", os.fspath(folder))]
-        failed = _run(title, [installer, "pip", "install", "--python", python, *folders, *pinned])
+        # Where Python writes no bytecode (PYTHONDONTWRITEBYTECODE), each process would compile its packages again.
+        compiled = ["--compile-bytecode"] if sys.dont_write_bytecode else []
+        failed = _run(title, [installer, "pip", "install", "--python", python, *compiled, *folders, *pinned])
     if failed is not None and (environment / "bin" / "pip").exists():  # pip has its own configuration: mirrors, proxies
         failed = _run(f"{title} with pip", [*pip, "-r", os.fspath(lock)])
     if failed is None:
