@@ -2,7 +2,7 @@
 
 Importing this module compiles them or loads them from numba's cache, so it is imported where they are first needed, in
 a worker thread. A kernel works on one piece, a range of a tensor without gaps: whole rows of ``columns`` elements, or
-a part of one row. It holds no lock of the interpreter, so pieces are computed side by side (:mod:`.pieces_of_work`).
+a part of one row. It holds no lock of the interpreter, so pieces are computed side by side (:mod:`.passes`).
 
 *Same bytes.* The sum of an element is ``((w0 * x0 + w1 * x1) + w2 * x2) + ..``, each product and each sum rounded to
 float32 by itself. Nothing here may be compiled with ``fastmath``: it would fuse and reorder them. Blocks begin with
@@ -11,7 +11,8 @@ block are added in the order that suits the vectors of the processor (a fixed on
 an RDA by way of them, are the same on one kind of processor; a mean and what islands compute again on any.
 
 *Addresses.* Arrays come as their addresses: any number of contributions in any codec, read-only or not, at any
-alignment, is then one compilation of each kernel. Callers keep the arrays alive.
+alignment, is then one compilation of each kernel. Callers keep the arrays alive, scratch too: numba frees an array
+after its last mention, which is where its address was taken.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from broker.wire.lengths import BLOCK_ELEMENTS
 
 #: Elements: 16 KiB of float32: what is decoded and folded stays in the second-level cache. 2^10 and 2^11 were slower.
 BLOCK: Final = 1 << 12
+SCRATCH: Final = 8 * BLOCK
 _MAGNITUDE: Final = 0x7FFFFFFF
 
 
@@ -242,6 +244,7 @@ def _folded(
     rate: Any,
     sums: Any,
     chunk: Any,
+    scratch: Any,
 ) -> Any:
     """Makes one pass over a piece. All passes of a merge are this one, so that there is one kernel to compile.
 
@@ -257,6 +260,7 @@ def _folded(
         rate: float32 [2]: learning rate and momentum.
         sums: float64 [k + 2, rows, chunks]: squares of each contribution, of what was folded, and beside it.
         chunk: Of the row.
+        scratch: Address of float32 [SCRATCH].
 
     Returns:
         The largest magnitude of a new parameter, as the bits of a float32.
@@ -264,8 +268,6 @@ def _folded(
     k, folds, largest = sources.shape[0], 1 + (weights.shape[0] > 0), np.int64(0)
     if factors.shape[0] < k:
         folds = 0
-    memory = np.empty(8 * BLOCK, np.float32)
-    scratch = np.int64(memory.ctypes.data)
     at, found = np.zeros(4, np.int64), np.zeros(4, np.float32)
     v, w = np.zeros(4, np.float32), np.zeros(4, np.float32)
     for row in range(rows):
@@ -320,7 +322,7 @@ def _folded(
 
 
 def _rounded(
-    codec: Any, exact: Any, base: Any, params: Any, scales: Any, codes: Any, count: Any, most: Any, limits: Any
+    codec: Any, exact: Any, base: Any, params: Any, scales: Any, codes: Any, count: Any, limits: Any, scratch: Any
 ) -> Any:
     """Rounds the step of a piece from ``base`` to ``exact``: writes it encoded, what it leads to, and what is left out.
 
@@ -332,14 +334,13 @@ def _rounded(
         base: Address of the version before; ``params``: of the version to be made; all float32 [count].
         scales: Address of the scales of the piece, where it has some; ``codes``: of its elements.
         count: Of elements; the piece begins with a block of those that share a scale.
-        most: The largest code.
-        limits: float32 [2]: the smallest and the largest scale.
+        limits: float32 [3]: the largest code, the smallest and the largest scale.
+        scratch: Address of float32 [SCRATCH].
 
     Returns:
         The largest magnitude of a parameter, as the bits of a float32.
     """
-    memory, largest = np.empty(BLOCK_ELEMENTS, np.float32), np.int64(0)
-    scratch = np.int64(memory.ctypes.data)
+    largest = np.int64(0)
     for start in range(0, count, BLOCK_ELEMENTS):
         n = min(BLOCK_ELEMENTS, count - start)
         x, v, step = _floats(exact + 4 * start, n), _floats(base + 4 * start, n), _floats(scratch, n)
@@ -348,7 +349,7 @@ def _rounded(
         if codec == BF16:
             _to_bf16(scratch, codes + 2 * start, n)
         else:
-            scale = _to_integers(codec, scratch, codes + (start if codec == INT8 else start // 2), n, most, limits)
+            scale = _to_integers(codec, scratch, codes + (start if codec == INT8 else start // 2), n, limits)
             _floats(scales + start // BLOCK_ELEMENTS * 4, 1)[0] = scale
         new = _floats(params + 4 * start, n)
         for i in range(n):
@@ -373,11 +374,8 @@ def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
 
 
 @register_jitable
-def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, most: Any, limits: Any) -> Any:
-    """Writes the codes of a block as :func:`broker.wire.blockwise.quantise` does; returns its scale.
-
-    Leaves the product of code and scale in ``scratch``.
-    """
+def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> Any:
+    """Writes a block's codes as :func:`broker.wire.blockwise.quantise` does; returns its scale. ``scratch``: decoded."""
     step, scale, divisor = _floats(scratch, n), np.float32(0), np.float32(1)
     bits = _largest(scratch, n)
     sound = bits < 0x7F800000
@@ -387,7 +385,7 @@ def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, most: Any, limits
         for i in range(n):
             step[i] = 0
     elif bits:
-        scale = divisor = min(max(np.float32(largest / np.float32(most)), limits[0]), limits[1])
+        scale = divisor = min(max(np.float32(largest / limits[0]), limits[1]), limits[2])
     # Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves no negative zero.
     for i in range(n):
         step[i] = (step[i] / divisor + np.float32(12582912)) - np.float32(12582912)
@@ -445,6 +443,6 @@ _FLOATS = "float32[:,::1]"
 folded = compile_kernel(
     _folded,
     f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, int64, int64[::1], float32[::1],"
-    " float64[:,:,:], int64)",
+    " float64[:,:,:], int64, int64)",
 )
-rounded = compile_kernel(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32, float32[::1])")
+rounded = compile_kernel(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32[::1], int64)")

@@ -112,7 +112,7 @@ def fold(
         beside: float64 [k]: of a second fold. Of both nothing but the length is wanted then.
         first_row: Of the tensor.
     """
-    kernel = kernels().folded
+    kernel, size = kernels().folded, kernels().SCRATCH
     k = len(sources)
     cut = _pieces(rows, columns)
     sums = np.zeros((k + 2, rows, -(-columns // PIECE)))
@@ -127,9 +127,13 @@ def fold(
         of = slice(piece.row, piece.row + piece.rows)
         here = np.where(places, places + 4 * (offset + first), 0)
         by = by32 if by32 is _NONE else np.ascontiguousarray(by32[:, of])
-        return int(
-            kernel(lines, first, piece.rows, piece.columns, by, beside32, counted, here, rate, sums[:, of], piece.chunk)
+        into, scratch = sums[:, of], np.empty(size, np.float32)
+        at = address_of(scratch)
+        found = kernel(
+            lines, first, piece.rows, piece.columns, by, beside32, counted, here, rate, into, piece.chunk, at
         )
+        del scratch, kept  # until here they were at work
+        return int(found)
 
     if len(cut) == 1:
         largest = one(0)

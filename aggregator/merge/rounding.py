@@ -44,11 +44,8 @@ def round_step(
         resources: Threads and memory.
     """
     params, offset, largest, encoded = resources.empty(exact.size), 0, 0, []
-    smallest, most = np.zeros(2, np.float32), np.float32(0)
-    if codec.blockwise:
-        most, *limits = scale_limits(codec)
-        smallest = np.array(limits, np.float32)
-    base, kernel, number = np.ascontiguousarray(base), kernels().rounded, NUMBERS[codec]
+    limits = np.array(scale_limits(codec) if codec.blockwise else [], np.float32)
+    base, kernel, number, room = np.ascontiguousarray(base), kernels().rounded, NUMBERS[codec], kernels().SCRATCH
     starts = [address_of(vector) for vector in (exact, base, params)]
     for tensor in tensors:
         data = np.empty(encoded_bytes(codec, tensor.size), np.uint8)
@@ -63,7 +60,11 @@ def round_step(
             exact_at, base_at, params_at = (address + 4 * at for address in here)
             scales_at = scales + at // BLOCK_ELEMENTS * SCALE_BYTES
             codes_at = codes + encoded_bytes(codec, at) - (block_count(at) * SCALE_BYTES if codec.blockwise else 0)
-            return int(kernel(number, exact_at, base_at, params_at, scales_at, codes_at, count, most, smallest))
+            scratch = np.empty(room, np.float32)
+            places = exact_at, base_at, params_at, scales_at, codes_at
+            found = kernel(number, *places, count, limits, address_of(scratch))
+            del scratch  # until here it was at work
+            return int(found)
 
         largest = max(largest, *resources.spread(one, -(-tensor.size // PIECE)), 0)
         checksum = xxhash.xxh3_64_intdigest(data.data)
