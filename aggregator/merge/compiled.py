@@ -375,7 +375,7 @@ def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
 
 @register_jitable
 def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> Any:
-    """Writes a block's codes as :func:`broker.wire.blockwise.quantise` does; returns its scale. ``scratch``: decoded."""
+    """Writes codes as :func:`broker.wire.blockwise.quantise` does; returns the scale. ``scratch`` is then decoded."""
     step, scale, divisor = _floats(scratch, n), np.float32(0), np.float32(1)
     bits = _largest(scratch, n)
     sound = bits < 0x7F800000

@@ -21,6 +21,11 @@ from broker.wire.tensors import encode_tensor
 
 TENSORS = (TensorSpec(name="w", shape=(512, 512), dtype="float32", kind=Kind.RDA),)
 SIZE = TENSORS[0].size
+PROGRAM = """
+from tests.unit.test_merge_memory import merged_and_rounded
+found, spoilt = merged_and_rounded()
+print(f"{len(found)} results, {spoilt} spoilt")
+"""
 
 
 def parts(codec):
@@ -77,10 +82,5 @@ def merged_and_rounded():
 def test_nothing_but_the_results_is_written_while_other_threads_take_memory():
     # As aggregators run it (ops.processes.numeric): one arena for all threads, so that what is freed is soon another's.
     env = os.environ | {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0"}
-    ran = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout.strip()) == (0, "2 results, 0 spoilt"), ran.stderr
-
-
-if __name__ == "__main__":
-    found, spoilt = merged_and_rounded()
-    print(f"{len(found)} results, {spoilt} spoilt")  # noqa: T201
