@@ -19,7 +19,8 @@ from aggregator.rules.staleness import Trained, mean_staleness, merge_weights, m
 from aggregator.state.fragment import Fragment
 from aggregator.state.round import Round
 from aggregator.state.run import Run
-from broker.wire.messages import Merged, Pacing, Phase
+from broker.chunks.choices import VersionCodec
+from broker.wire.messages import Codec, Merged, Pacing, Phase
 
 #: Time for islands that a broker's outage cut off to come back in, in heartbeats: measured are up to 2.7.
 HEARTBEATS_TO_SETTLE = 3
@@ -38,6 +39,7 @@ class Rounds:
         self._settles = False  # and none of their rounds has closed since they were cut off
         self._trusted_of: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()  # responsive, in quarantine
         self._trusted: frozenset[str] = frozenset()  # the first without the second
+        self._versions: VersionCodec | None = None  # until there is a manifest
         if run.phase is Phase.RUNNING:
             self._settle(HEARTBEATS_TO_RETURN)
 
@@ -143,9 +145,21 @@ class Rounds:
             fragment_version=version,
             parts=parts,
             capped=run.config.caps,
-            version_codec=run.config.codec_of_versions,
+            version_codec=self._version_codec(round_.fragment_id),
         )
         run.emit(merge)
+
+    def _version_codec(self, p: int) -> Codec:
+        """Returns the number format of the next version of a fragment, which follows the links down."""
+        run = self._run
+        if self._versions is None:
+            assert run.manifest is not None
+            self._versions = VersionCodec(run.config, run.manifest.sizes, run.moving, run.manifest.moving)
+        beats = (member.heartbeat for member in run.members.live(run.now_s))
+        down = self._versions.merges(p, beats, run.now_s)
+        if down is not None:
+            run.note("versions.adapted", codec=str(self._versions.codec), down=down)
+        return self._versions.codec
 
     def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
         """Fixes the weights of a closing round."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.chunks.heads import Ask, Chunk, Credit, Resume
+from broker.chunks.meter import SendingMeter
 from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
 
@@ -94,6 +95,10 @@ class _Pace:
     def chunk_bytes(self) -> int:
         return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
 
+    def first_sent_s(self, received: int) -> float | None:
+        """Returns when the first chunk was sent of those that come to be noted with so many bytes; None: none does."""
+        return self.under_way[0][1] if self.under_way and self.under_way[0][0] <= received else None
+
     def noted(self, received: int, given: int, now_s: float) -> None:
         """The other end has so many bytes, of so many that were given to the connection."""
         took_s = None
@@ -116,13 +121,17 @@ class _Pace:
 class Outflow:
     """The messages that go out over one connection.
 
+    Args:
+        meter: Is told what is noted as received, if somebody wants to know the link.
+
     Attributes:
         given_bytes: Handed to the connection in chunks.
         received_bytes: Of these, noted by the other end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meter: SendingMeter | None = None) -> None:
         self.given_bytes = self.received_bytes = 0
+        self._meter = meter
         self._delivered: list[Transfer] = []
         self._limit_bytes = FIRST_BYTES
         self._number = 0
@@ -234,7 +243,11 @@ class Outflow:
 
     def credited(self, credit: Credit, now_s: float) -> None:
         """The other end has said what it has, and how much more it takes; nobody has more than was sent."""
-        self.received_bytes = max(self.received_bytes, min(credit.received, self.given_bytes))
+        before = self.received_bytes
+        self.received_bytes = max(before, min(credit.received, self.given_bytes))
+        sent_s = self._pace.first_sent_s(self.received_bytes)
+        if self._meter is not None and sent_s is not None:
+            self._meter.noted(self.received_bytes - before, sent_s, now_s)
         self._limit_bytes = max(self._limit_bytes, credit.limit)
         self._pace.noted(self.received_bytes, self.given_bytes, now_s)
         while self._handed_over and self._handed_over[0][0] <= self.received_bytes:

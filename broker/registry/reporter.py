@@ -60,6 +60,7 @@ class MembersSeen:
                     bytes_down=beat.bytes_down,
                     stopped=beat.stopped,
                     optimizer=beat.optimizer,
+                    link=None if beat.link is None else dataclasses.asdict(beat.link),
                 )
             case Leave() as leave:
                 record = MemberRecord(

@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from broker.chunks.meter import Link
+
 #: An island's first pause before a contribution, a seed or a Want that nothing was heard of is sent again.
 RESEND_S = 2.0
 #: An aggregator's, of versions: brokers and standbys say every second what they have.
@@ -39,6 +41,7 @@ class Carried(NamedTuple):
     up: int  #: the other end has noted them
     waiting: int = 0  #: to go up, or to be noted
     connection: int = 0  #: its number
+    link: Link = Link()  #: as far as it is known
 
 
 @dataclass(slots=True)

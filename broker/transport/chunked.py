@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from broker.chunks import heads
 from broker.chunks.kept import Kept
+from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import LONGEST_STALL_S, Outflow, Transfer
 from broker.routing.resending import Carried
@@ -41,6 +42,7 @@ class Chunked:
         self._kept = Kept(limits.max_message_bytes)
         self._begun: set[int] = set()  # payloads that other connections have sent in part
         self._stalls = 0  # connections over which nothing came to be noted, one after the other
+        self._up, self._down = SendingMeter(), ReceivingMeter()  # of whatever connection there is
         self._begin()
         self.arrived: deque[list[Buffer] | Refused] = deque()
         self.full = False
@@ -48,8 +50,13 @@ class Chunked:
     def carried(self, connection: int) -> Carried:
         """Returns what the connection of now has carried up."""
         if connection != self._connection:
-            return Carried(0, 0, connection)
-        return Carried(self._out.received_bytes, self._out.waiting_bytes, connection)
+            return Carried(0, 0, connection, self.link)
+        return Carried(self._out.received_bytes, self._out.waiting_bytes, connection, self.link)
+
+    @property
+    def link(self) -> Link:
+        """The link, as its chunks have shown it."""
+        return Link(self._up.bytes_per_s, self._down.bytes_per_s, self._up.round_trip_s)
 
     @property
     def has_room(self) -> bool:
@@ -100,6 +107,8 @@ class Chunked:
             case heads.Ask():
                 self._owed += [self._in.answer(head, frames[1:], self._kept).packed()]
             case heads.Chunk():
+                nbytes = sum(memoryview(each).nbytes for each in frames[1:])
+                self._down.arrived(nbytes, now_s, goes_on=head.offset > 0)
                 found = self._in.take(head, frames[1:])
                 if found is not None:
                     self.arrived.append(found)
@@ -131,6 +140,6 @@ class Chunked:
         self._begin()
 
     def _begin(self) -> None:
-        self._out, self._in = Outflow(), Inflow(self._limits)
+        self._out, self._in = Outflow(self._up), Inflow(self._limits)
         self._owed: list[bytes] = []  # answers
         self._owes_credit = False

@@ -35,6 +35,7 @@ class MemberRecord:
     left: bool = False
     optimizer: str = ""  # what its inner optimizer started from, as :class:`broker.wire.messages.StateSource` spells it
     heard_ago_s: float = 0.0
+    link: Mapping[str, Any] | None = None  # as :class:`broker.wire.messages.LinkUse`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.routing.resending import Carried
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Departure, Envelope, Message, Payload, Place, StateSource, Version
+from broker.wire.messages import Codec, Departure, Envelope, Message, Payload, Place, StateSource, Version
 from islands.protocol.data_shares import TrainedBatch
 
 # --- in -------------------------------------------------------------------------------------------------------
@@ -204,13 +204,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """Encode reference minus copy, for the copy taken at ``step``; advance the reference.
+    """Encode reference minus copy, for the copy taken at ``step``, as ``codec``; advance the reference.
 
     Completion: :class:`Captured`.
     """
 
     fragment_id: int
     step: int
+    codec: Codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

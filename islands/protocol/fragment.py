@@ -71,6 +71,7 @@ class Fragment:
     without_base: bool = False  #: differences cannot be added here: a whole version is wanted
     overwrite: bool = False  #: adopt the next version with keep = 0
     asked: int | None = None  #: the open round to answer
+    rounds_since: int = 0  #: begun since the last one that it took part in
     capturing_for: int = 0  #: the round that what is captured answers; 0: none, it is handed over unasked
     flushing: bool = False  #: rounds of it are the last ones
     answered: int = 0  #: the last round answered

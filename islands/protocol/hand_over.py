@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
+from broker.chunks.choices import LinkChoice
+from broker.chunks.meter import Link
 from broker.routing.resending import Backoff, Carried, Patience
 from broker.wire.fragments import shard_of
 from broker.wire.messages import (
@@ -57,6 +59,7 @@ class HandOver:
         self._fleet = fleet
         member.blocks = self.blocks
         self._patience = Patience()
+        self._chosen: LinkChoice | None = None
         self._trail = Trail()
         self._cursors: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> the batch after the last one trained
         self._at_hand = 0  # the share or block that was trained last
@@ -146,7 +149,10 @@ class HandOver:
 
         ``carried`` as in :meth:`resolve`.
         """
-        open_rounds = {r.fragment_id: r.round_id for r in state.rounds}
+        assert self._training.manifest is not None
+        sizes, open_rounds = self._training.manifest.sizes, {r.fragment_id: r.round_id for r in state.rounds}
+        if carried is not None:
+            self._look_at(carried.link, now_s, actions)
         if state.seed and state.epoch > self._seeds_for.get(state.shard, -1):
             self._seeds_for[state.shard] = state.epoch
             for p in state.seed:
@@ -159,6 +165,9 @@ class HandOver:
             if round_id is None or round_id < fragment.answered:
                 fragment.asked = None
             elif round_id > fragment.answered:
+                if fragment.asked != round_id:
+                    self._link.asked(sizes[p], now_s)
+                    fragment.rounds_since += 1
                 fragment.asked = round_id
             elif fragment.nothing_at_s is not None and now_s >= fragment.nothing_at_s + NOTHING_AGAIN_S:
                 fragment.asked = round_id  # the last answer, "nothing", seems lost
@@ -208,7 +217,7 @@ class HandOver:
             if fragment.stage is Stage.IDLE and fragment.copy is not None and fragment.copy.step > fragment.handed.step:
                 self._answer(p, fragment, fragment.copy, now_s, actions)
             return  # else it has not come to the step yet
-        if fragment.congested and not self._training.stopped:
+        if (fragment.congested or self._leaves_out(fragment)) and not self._training.stopped:
             self._pass(p, fragment, now_s, actions)
         elif fragment.copy is not None and fragment.answerable(self._training.at):
             self._answer(p, fragment, fragment.copy, now_s, actions)
@@ -242,7 +251,31 @@ class HandOver:
         )
         fragment.handed = copy
         fragment.doing.take("capture")
-        actions.append(Capture(fragment_id=p, step=copy.step))
+        fragment.rounds_since = 0
+        actions.append(Capture(fragment_id=p, step=copy.step, codec=self._link.codec))
+
+    def _leaves_out(self, fragment: Fragment) -> bool:
+        """Whether the link leaves no room for this round; its steps are in the next contribution."""
+        return not fragment.flushing and fragment.rounds_since < self._link.rounds
+
+    def _look_at(self, link: Link, now_s: float, actions: list[Action]) -> None:
+        """Chooses what is sent from now on, by what is known of the link."""
+        if self._link.look(link, now_s):
+            use = self._link.use
+            facts = {"codec": str(use.codec), "share": use.share, "up": use.up, "round_trip_s": use.round_trip_s}
+            actions.append(Note(name="link.adapted", fields=facts))
+            for p, each in self._training.fragments.items():  # not all of them leave out the same rounds
+                each.rounds_since = p % self._link.rounds
+        self._member.link = self._link.use
+
+    @property
+    def _link(self) -> LinkChoice:
+        """What is sent over the link, from the recipe on."""
+        if self._chosen is None:
+            settings, fragments = self._training.settings, self._training.fragments
+            assert settings is not None
+            self._chosen = LinkChoice(settings.recipe, len(fragments), shares=not self._several_hosts)
+        return self._chosen
 
     def _pass(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
         """Answers an open round with "nothing": it need not wait for this island."""

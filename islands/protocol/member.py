@@ -11,7 +11,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from broker.routing.resending import Backoff
-from broker.wire.messages import AGGREGATOR, Departure, Heartbeat, Join, Leave, Outstanding, Reason, Refused, Welcome
+from broker.wire.messages import (
+    AGGREGATOR,
+    Departure,
+    Heartbeat,
+    Join,
+    Leave,
+    LinkUse,
+    Outstanding,
+    Reason,
+    Refused,
+    Welcome,
+)
 from broker.wire.schema import MAX_OUTSTANDING
 from islands.protocol.broker_choice import BrokerChoice
 from islands.protocol.events import Action, Fail, Note, Send, Vitals
@@ -36,6 +47,7 @@ class Member:
         nonce: Random, different in each life.
         vitals: What heartbeats report besides.
         blocks: Returns what they say of blocks of data: the one at hand, and those that are needed no more.
+        link: What they say of the link; None: nothing.
     """
 
     def __init__(
@@ -51,6 +63,7 @@ class Member:
         self._training = training
         self._choice = choice
         self.blocks: Callable[[], tuple[int, tuple[int, ...]]] = lambda: (0, ())
+        self.link: LinkUse | None = None
         self.join = join
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
@@ -173,6 +186,7 @@ class Member:
             optimizer=training.optimizer,
             block=block,
             released=released,
+            link=self.link,
         )
         self._choice.asked(now_s)
         actions.append(Send(to=AGGREGATOR, message=beat))

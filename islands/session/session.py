@@ -288,7 +288,7 @@ class Session(CommunicationThread):
                     # Taken out now: by the time the task runs, a later boundary may have put another one there.
                     copies = self._copies.pop(action.fragment_id)
                     assert copies.step == action.step, "a capture names a copy that is gone"
-                    self._begin_capture(action.fragment_id, copies)
+                    self._begin_capture(action.fragment_id, copies, action.codec)
                 case events.Prepare():
                     self._spawn(self._prepare(action))
                 case events.EncodeSeed():
@@ -407,12 +407,11 @@ class Session(CommunicationThread):
         hosts = self._hosts.num_hosts
         self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload, hosts=hosts, places=places))
 
-    def _begin_capture(self, fragment_id: int, copies: Copies) -> None:
-        steps, settings = self._core.fragments[fragment_id].capturing, self._core.settings
+    def _begin_capture(self, fragment_id: int, copies: Copies, codec: Codec) -> None:
+        steps = self._core.fragments[fragment_id].capturing
         assert steps is not None
-        assert settings is not None
-        self._hosts.capture(fragment_id, copies.boundary, steps, settings.recipe.codec)
-        self._spawn(self._capture(fragment_id, copies.leaves, settings.recipe.codec))
+        self._hosts.capture(fragment_id, copies.boundary, steps, codec)
+        self._spawn(self._capture(fragment_id, copies.leaves, codec))
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> None:
         payload, places = await self._array_work.capture(fragment_id, copies, codec)

@@ -25,6 +25,7 @@ class IslandStatus:
 
     Attributes:
         broker: The one it was last heard by.
+        link: What it knows of its link and sends over it (:class:`broker.wire.messages.LinkUse`), once it has said so.
         optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
         refusals: Reason -> its messages that brokers and aggregator refused.
     """
@@ -42,6 +43,7 @@ class IslandStatus:
     refusals: Mapping[str, int]
     broker: str = ""
     optimizer: str = ""
+    link: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,4 +234,5 @@ def _island(
         optimizer=str(member.get("optimizer", "")),
         refusals=dict(sorted(refusals.items())),
         broker=str(member.get("broker", "")),
+        link=member.get("link"),
     )

@@ -108,6 +108,7 @@ def island_table(status: Status) -> Fitted:
         Column("sync", rank=7),
         Column("up", rank=8),
         Column("down", rank=9),
+        Column("sends", number=False, wraps=True, rank=8),
         Column("optimizer", number=False, wraps=True, rank=10),
         Column("refused", number=False, wraps=True, rank=4),
     )
@@ -125,6 +126,7 @@ def island_table(status: Status) -> Fitted:
                 "-" if each.sync_share is None else f"{each.sync_share:.2%}",
                 size(each.bytes_up),
                 size(each.bytes_down),
+                _sent(each.link),
                 each.optimizer or "-",
                 _counts(each.refusals),
             )
@@ -135,6 +137,18 @@ def island_table(status: Status) -> Fitted:
 
 def _state(state: Liveness, stopped: bool) -> Text:
     return Text("stopped", "dim") if stopped and state is not Liveness.LEFT else Text(state, _STYLES[state])
+
+
+def _sent(link: Mapping[str, Any] | None) -> str:
+    """What an island sends over its link, and how fast that is: "int8 at 1.2 MB/s, 81 ms"."""
+    if link is None:
+        return "-"
+    words = str(link["codec"])
+    if link["share"] < 1:
+        words += f" in 1 of {round(1 / link['share'])} rounds"
+    if link["up"] is not None:
+        words += f" at {size(link['up'])}/s"
+    return words if link["round_trip_s"] is None else f"{words}, {1000 * link['round_trip_s']:.0f} ms"
 
 
 def _fragment_table(status: Status) -> Fitted:

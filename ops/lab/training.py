@@ -113,11 +113,11 @@ class TrainingIsland:
         """Drops the copy of a fragment: nobody will ask for it."""
         self._copies.pop(fragment_id, None)
 
-    def capture(self, fragment_id: int, steps: StepRange) -> Payload:
+    def capture(self, fragment_id: int, steps: StepRange, codec: Codec) -> Payload:
         """Returns reference minus copy, encoded."""
         copies = [placement.to_host(leaf) for leaf in self._copies.pop(fragment_id)]
         reference = self._references[fragment_id]
-        return reference.capture(copies, self._rule.codec, feedback=self._rule.feedback)
+        return reference.capture(copies, codec, feedback=self._rule.feedback)
 
     def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> None:
         """Computes what installing adds."""

@@ -130,6 +130,8 @@ class SimAggregator:
                 case agg.Plant():
                     self.order(action.fragment_id, 0, self.work.plant(action))
                 case agg.Merge():
+                    made = action.fragment_id, action.fragment_version
+                    self.simulation.network.version_codecs[made] = action.version_codec
                     self.simulation.invariants.merging(action)
                     self.order(action.fragment_id, action.fragment_version, self.work.merge(action))
                 case agg.Persist():

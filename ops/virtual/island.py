@@ -171,7 +171,7 @@ class SimIsland:
                     assert self.copies[action.fragment_id] == action.step, "a capture names a copy that is gone"
                     steps = self.core.fragments[action.fragment_id].capturing
                     assert steps is not None
-                    payload = self.work.capture(action.fragment_id, steps)
+                    payload = self.work.capture(action.fragment_id, steps, action.codec)
                     done = ie.Captured(fragment_id=action.fragment_id, payload=payload)
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, done))
                 case ie.Prepare():
@@ -203,7 +203,7 @@ class SimIsland:
                     self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
                     self.begin(action.source)
                 case ie.Note():
-                    if action.name == "broker.left":
+                    if action.name in ("broker.left", "link.adapted"):
                         self.simulation.note(queue.now_s, self.address, action.name, action.fields)
         if self.core.startable and not self.training and not self.searching and self.alive:
             if plan.donor_wait_s:

@@ -6,6 +6,7 @@ from functools import partial
 
 from aggregator import events as agg
 from aggregator.standby.replication_events import Followed, Outranked
+from broker.chunks.meter import Link
 from broker.routing.relay import Delivered, Unreachable
 from broker.routing.relay import Received as RelayReceived
 from broker.routing.relay import Send as RelaySend
@@ -39,6 +40,7 @@ class Network:
         self._simulation = simulation
         self._plan = simulation.plan
         self._queue = simulation.queue
+        self.version_codecs: dict[tuple[int, int], m.Codec] = {}  # (fragment, version) -> its number format
         self._senders: dict[tuple[str, str, m.Channel], Sender] = {}
         self._partitions: dict[str, list[Fault]] = {}
         for fault in self._plan.faults:
@@ -191,7 +193,10 @@ class Network:
         up = self._senders.setdefault((process.address, "up", m.Channel.BULK), Sender())
         carried = up.carried_bytes(self._queue.now_s, self._link_of(process).bytes_per_s)
         number = process.bulk_number if isinstance(process, SimIsland) else process.bulk_numbers[broker]
-        return Carried(carried, round(up.given_bytes) - carried, number)
+        link = self._link_of(process)
+        rate = link.bytes_per_s or None
+        known = Link(rate, rate, 2 * link.delay_s[0]) if self._plan.links_measured else Link()
+        return Carried(carried, round(up.given_bytes) - carried, number, known)
 
     def _link_of(self, process: Process) -> LinkModel:
         """Returns the model of a process's own link."""
@@ -209,8 +214,11 @@ class Network:
             manifest = self._simulation.disk.manifest if self._simulation.leaders else None
             if manifest is None or message.fragment_id >= len(manifest):
                 return 0
+            if isinstance(message, m.Contribution) and self._plan.links_measured:
+                return encoded_bytes(message.payload.codec, manifest.sizes[message.fragment_id])
             differs = isinstance(message, m.Version) and message.base is not None
-            codec = self._plan.config.codec_of_versions if differs else m.Codec.F32
+            version = message.fragment_id, getattr(message, "fragment_version", -1)
+            codec = self.version_codecs.get(version, m.Codec.F32) if differs else m.Codec.F32
             return encoded_bytes(codec, manifest.sizes[message.fragment_id])
         if isinstance(message, m.StatePart):
             return min(message.state_bytes, PART_BYTES)

@@ -129,6 +129,7 @@ class SimulationPlan:
     islands: tuple[IslandPlan, ...]
     config: AggregatorConfig
     link: LinkModel = field(default_factory=LinkModel)
+    links_measured: bool = False  # islands know the rates of their links; what they send is in their number format
     merge_s: tuple[float, float] = (0.001, 0.01)
     persist_s: tuple[float, float] = (0.001, 0.02)
     persist_failure: float = 0.0

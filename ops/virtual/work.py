@@ -13,7 +13,7 @@ from typing import Protocol
 
 from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
 from broker.wire.fragments import FragmentManifest, TensorSpec
-from broker.wire.messages import Envelope, Payload, Reason, Version
+from broker.wire.messages import Codec, Envelope, Payload, Reason, Version
 from broker.wire.ranges import StepRange
 from islands.protocol.core import Island
 from islands.protocol.data_shares import DataShare
@@ -47,7 +47,7 @@ class IslandWork(Protocol):
     def forget(self, fragment_id: int) -> None:
         """Drops the copy of a fragment, if there is one: nobody will ask for it."""
 
-    def capture(self, fragment_id: int, steps: StepRange) -> Payload:
+    def capture(self, fragment_id: int, steps: StepRange, codec: Codec) -> Payload:
         """Returns the pseudo-gradient of the copy, and moves the reference by what was encoded."""
 
     def prepare(self, version: Version, keep: float, *, mixes: bool = False) -> None:
@@ -116,6 +116,7 @@ class Claim:
     incarnation: int
     fragment_id: int
     steps: StepRange
+    codec: Codec
     inspection: Inspection
 
 
@@ -160,7 +161,7 @@ class CountingIsland:
     def forget(self, fragment_id: int) -> None:
         """There is nothing to drop."""
 
-    def capture(self, fragment_id: int, steps: StepRange) -> Payload:
+    def capture(self, fragment_id: int, steps: StepRange, codec: Codec) -> Payload:
         """Returns a :class:`Claim`."""
         assert self.core is not None
         return Claim(
@@ -168,6 +169,7 @@ class CountingIsland:
             incarnation=self.core.incarnation,
             fragment_id=fragment_id,
             steps=steps,
+            codec=codec,
             inspection=Inspection(norm=float(steps.steps)),
         )
 

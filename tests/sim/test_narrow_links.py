@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections import Counter
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -218,3 +219,68 @@ def test_a_site_that_is_far_away_is_merged_and_nobody_waits_for_it() -> None:
     assert sum(far.aggregator.core.run.versions) >= 0.95 * sum(near.aggregator.core.run.versions)
     assert all(merged_share(far, f"island-{i}") == 1.0 for i in range(3))
     assert merged_share(far, "island-3") >= 0.85
+
+
+# --- links that change ----------------------------------------------------------------------------------------------
+
+#: What the model in bf16 takes of a wide link in each interval; of one a twentieth as wide it takes more than there is.
+PART = 0.08
+NARROW_S = range(100, 220)
+
+
+@cache
+def changing(*, adapt: bool = True) -> Simulation:
+    """Four islands; the link of the last becomes 20 times narrower for two minutes."""
+    config = AggregatorConfig(
+        islands=4,
+        total_tokens=STEPS * 400,
+        fragments=FRAGMENTS,
+        sync_interval=INTERVAL,
+        adapt=adapt,
+        dead_after_s=60.0,
+        suspect_after_s=20.0,
+    )
+    wide = LinkModel(delay_s=(0.04, 0.05), bytes_per_s=MODEL_BYTES / 2 / INTERVAL / PART)
+    islands = tuple(IslandPlan(island_id=f"island-{i}", step_time_s=1.0, jitter=0.02, link=wide) for i in range(4))
+    plan = SimulationPlan(seed=1, islands=islands, config=config, links_measured=True)
+    simulation = Simulation(plan, watching=False)
+
+    def become(link: LinkModel) -> None:
+        island = simulation.islands["island-3"]
+        island.plan = replace(island.plan, link=link)
+
+    narrow = replace(wide, bytes_per_s=wide.bytes_per_s / 20)
+    simulation.queue.after(NARROW_S.start, partial(become, narrow))
+    simulation.queue.after(NARROW_S.stop, partial(become, wide))
+    assert simulation.run(5 * STEPS), "it does not end"
+    simulation.invariants.at_end(simulation)
+    return simulation
+
+
+def presence(simulation: Simulation, seconds: range) -> float:
+    """The share of the versions of some time that the last island is in."""
+    versions = [
+        literal_eval(fields)["contributions"]
+        for at_s, _, name, fields in simulation.trace
+        if name == "version.committed" and seconds.start <= at_s < seconds.stop
+    ]
+    present = [any(each["island"] == "island-3" for each in version) for version in versions]
+    return sum(present) / len(present)
+
+
+def test_a_link_that_becomes_a_twentieth_is_met_by_narrower_numbers_and_they_come_back() -> None:
+    simulation = changing()
+    told = [
+        (at_s, literal_eval(fields)["codec"]) for at_s, who, name, fields in simulation.trace if name == "link.adapted"
+    ]
+    (narrower_s, narrower), (wider_s, wider) = told
+    assert (narrower, wider) == ("int4", "bf16")
+    assert NARROW_S.start < narrower_s < NARROW_S.start + INTERVAL
+    assert NARROW_S.stop < wider_s < NARROW_S.stop + 30
+
+
+def test_its_island_stays_in_the_versions_and_all_is_merged() -> None:
+    simulation = changing()
+    assert presence(simulation, NARROW_S) > 0.5
+    assert merged_share(simulation) > 0.999
+    assert presence(changing(adapt=False), NARROW_S) < presence(simulation, NARROW_S)

@@ -92,6 +92,10 @@ class Recipe:
         None, "number format of versions on the wire: f32 whole, others as differences (default: as codec)"
     )
 
+    adapt: bool = changeable(
+        True, "narrower number formats, and fewer rounds of an island, where links are too slow for these"
+    )
+
     def __post_init__(self) -> None:
         for name in ("fragments", "sync_interval", "rounds_in_flight", "max_staleness"):
             if getattr(self, name) < 1:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from broker.wire.messages.values import (
     Block,
     Channel,
+    Codec,
     DataRange,
     Fate,
     Payload,
@@ -57,6 +58,25 @@ FASTEST_STEP_S, SLOWEST_STEP_S = 1e-6, 1e5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """An island's link, as the chunks on it have shown it, and what it sends over that.
+
+    Attributes:
+        up: Bytes per second that the link takes; None: not known.
+        down: Bytes per second that come over it; None: not known.
+        round_trip_s: From a chunk to the note of it, over the idle link; None: not known.
+        codec: Of the pseudo-gradients that it sends.
+        share: Of the rounds, in which it takes part.
+    """
+
+    up: float | None
+    down: float | None
+    round_trip_s: float | None
+    codec: Codec
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.
 
@@ -64,7 +84,7 @@ class Heartbeat:
     tokens that adoptions with keep = 0 dropped, over this incarnation; ``optimizer`` says what its inner optimizer
     started from. ``block`` is the number of the block of data that it trains, 0 for none: those with higher numbers it
     has not begun. ``released`` lists blocks that it has by the last :class:`FleetState`, and needs no more: they are
-    trained, and what became of that is known.
+    trained, and what became of that is known. ``link`` is the way to its broker; None: it says nothing of it.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -83,6 +103,7 @@ class Heartbeat:
     optimizer: StateSource = StateSource.PENDING
     block: int = 0
     released: tuple[int, ...] = ()
+    link: LinkUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

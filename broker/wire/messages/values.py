@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.wire.ranges import StepRange
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class Channel(StrEnum):

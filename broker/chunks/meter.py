@@ -1,0 +1,100 @@
+"""Measures a link by the chunks that pass it: bytes per second each way, and the round trip. Pure.
+
+What counts is the time between two chunks that follow each other, as they arrive or are noted as received: the link was
+busy in between. A sender that waits for notes, or a machine that is busy, can only make a link look slower than it is.
+So a rate is the median of a few samples, and what nobody has measured is not known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
+from typing import Final, NamedTuple
+
+#: A sample is of so many bytes, or of so many seconds, whichever comes first.
+SAMPLE_BYTES: Final = 32 << 10
+SAMPLE_S: Final = 0.5
+#: Samples of which the median is the rate: three of a link that has changed are enough.
+SAMPLES: Final = 5
+#: Round trips of which the shortest counts.
+ROUND_TRIPS: Final = 16
+#: Of the time of a chunk that was alone on its way, at least so much is the link's rate and not its length.
+LEAST_PART: Final = 0.25
+
+
+class Link(NamedTuple):
+    """A link, as far as it is known; None: not yet."""
+
+    up: float | None = None  #: bytes/s
+    down: float | None = None  #: bytes/s
+    round_trip_s: float | None = None
+
+
+class RateMeter:
+    """The rate of one direction."""
+
+    def __init__(self) -> None:
+        self._nbytes, self._took_s = 0, 0.0
+        self._samples: deque[float] = deque(maxlen=SAMPLES)
+
+    def moved(self, nbytes: int, took_s: float) -> None:
+        """Takes in that so many bytes have passed in a time in which the link had nothing else to do."""
+        self._nbytes, self._took_s = self._nbytes + nbytes, self._took_s + max(0.0, took_s)
+        if self._took_s and (self._nbytes >= SAMPLE_BYTES or self._took_s >= SAMPLE_S):
+            self._samples.append(self._nbytes / self._took_s)
+            self._nbytes, self._took_s = 0, 0.0
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The rate; None until it was measured a few times."""
+        return median_low(self._samples) if len(self._samples) > SAMPLES // 2 else None
+
+
+class SendingMeter:
+    """Rate and round trip of the direction in which chunks are sent, by when each is noted as received."""
+
+    def __init__(self) -> None:
+        self._rate = RateMeter()
+        self._round_trips_s: deque[float] = deque(maxlen=ROUND_TRIPS)
+        self._noted_s = 0.0
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The rate; None if it is not known."""
+        return self._rate.bytes_per_s
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest time, lately, from sending a chunk over an idle link to the note of it; None before the first.
+
+        On a narrow link most of it is what the chunk itself takes.
+        """
+        return min(self._round_trips_s, default=None)
+
+    def noted(self, nbytes: int, sent_s: float, now_s: float) -> None:
+        """So many bytes are noted as received, of which the first were sent at a time."""
+        took_s = now_s - max(sent_s, self._noted_s)
+        if sent_s >= self._noted_s:  # nothing was under way before
+            self._round_trips_s.append(took_s)
+            took_s = max(LEAST_PART * took_s, took_s - min(self._round_trips_s))
+        self._noted_s = now_s
+        self._rate.moved(nbytes, took_s)
+
+
+class ReceivingMeter:
+    """The rate of the direction in which chunks come, by when each one of a message arrives after the one before."""
+
+    def __init__(self) -> None:
+        self._rate = RateMeter()
+        self._arrived_s = 0.0
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The rate; None if it is not known."""
+        return self._rate.bytes_per_s
+
+    def arrived(self, nbytes: int, now_s: float, *, goes_on: bool) -> None:
+        """A chunk has arrived; with ``goes_on`` it continues the message of the chunk before."""
+        if goes_on:
+            self._rate.moved(nbytes, now_s - self._arrived_s)
+        self._arrived_s = now_s
