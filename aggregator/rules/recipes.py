@@ -50,6 +50,7 @@ _ANCESTOR: Final[dict[str, Any]] = {
     "outlier_factor": 0.0,
     "codec": Codec.F32,
     "version_codec": Codec.F32,
+    "adapt": False,
 }
 
 #: Settings of each profile, where they are not the defaults of :class:`Recipe`. The paper's are those of Decoupled
@@ -76,6 +77,7 @@ PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
         "outlier_factor": 0.0,
         "codec": Codec.BF16,
         "version_codec": Codec.F32,
+        "adapt": False,
     },
     Profile.DILOCO: _ANCESTOR
     | {
@@ -108,6 +110,7 @@ REASONS: Final[Mapping[str, str]] = {
     "hold": "what comes late is still worth something",
     "outlier_factor": "one broken island must not poison the others",
     "version_codec": "differences take half the bytes or fewer, and what rounding leaves out of one is in the next",
+    "adapt": "a link that becomes narrow costs bits, not rounds",
 }
 
 

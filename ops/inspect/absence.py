@@ -67,6 +67,7 @@ class Known:
     left_at_s: float = 0.0
     quarantined: str = ""  #: for what, until ``quarantined_until_s``
     quarantined_until_s: float = -math.inf
+    link: Line = field(default_factory=dict)  #: as its last heartbeat says
 
 
 @dataclass(slots=True)
@@ -81,6 +82,8 @@ class RoundStory:
         late: Island -> seconds after the closing at which its answer came.
         caught_up: Island -> version that took its late answer in.
         beheaded: The tape has lost the beginning of the life: islands that it had not heard since are not known.
+        nothing: Islands that answered "nothing", and why, as far as it is known.
+        codecs: Island and first step of contributions to the fragment that came lately -> their number format.
     """
 
     round_id: int
@@ -90,7 +93,8 @@ class RoundStory:
     flush: bool
     asked: frozenset[str]
     unasked: dict[str, Why]
-    nothing: set[str] = field(default_factory=set)
+    nothing: dict[str, str] = field(default_factory=dict)
+    codecs: Mapping[tuple[str, int], str] = field(default_factory=dict)
     refused: dict[str, Why] = field(default_factory=dict)
     closed_at_s: float | None = None
     reason: str = ""
@@ -115,7 +119,7 @@ class RoundStory:
         if island in self.refused:
             return self.refused[island]
         if island in self.nothing:
-            return AbsenceReason.NOTHING, "it had no step since its last hand-over"
+            return AbsenceReason.NOTHING, self.nothing[island]
         if island in self.joined:
             after_s = self.joined[island] - self.opened_at_s
             return AbsenceReason.NOT_JOINED, f"it joined {after_s:.1f} s after the opening"
@@ -153,6 +157,7 @@ class Storyteller:
         self._known: dict[str, Known] = {}
         self._rounds: dict[int, RoundStory] = {}  # open, or on their way to a version
         self._segments = SegmentCount()
+        self._codecs: dict[int, dict[tuple[str, int], str]] = {}  # fragment -> those of what came since its version
         self._last: Line = {}  # the event that the notes before us follow from
 
     def take(self, line: Line) -> None:
@@ -205,8 +210,12 @@ class Storyteller:
         body = line["body"]
         if line["kind"] == "heartbeat":
             known.ready, known.left = all(version >= 0 for version in body["versions"]), None
+            known.link = body.get("link") or {}
         elif line["kind"] == "nothing" and body["round_id"] in self._rounds:
-            self._rounds[body["round_id"]].nothing.add(line["sender"])
+            self._rounds[body["round_id"]].nothing[line["sender"]] = _nothing(known.link)
+        elif line["kind"] == "contribution" and line.get("buffers"):
+            codecs = self._codecs.setdefault(body["fragment_id"], {})
+            codecs[line["sender"], body["steps"]["from_step"]] = line["buffers"][0][0]
 
     def _note(self, name: str, fields: Line, now_s: float) -> None:
         match name:
@@ -322,6 +331,8 @@ class Storyteller:
 
     def _committed(self, fields: Line) -> None:
         story = self._rounds.pop(fields["round"], None)
+        codecs = self._codecs.get(fields["fragment"], {})
+        merged = {key: codecs.pop(key, "") for key in map(_key, fields["contributions"])}
         found = self.found
         if found is not None and found.fragment == fields["fragment"]:
             for each in fields["contributions"]:
@@ -329,10 +340,21 @@ class Storyteller:
                     found.caught_up.setdefault(each["island"], fields["version"])
         if story is None:
             return
-        story.version, story.committed = fields["version"], fields
+        story.version, story.committed, story.codecs = fields["version"], fields, merged
         target = self._target
         fits = story.round_id == target.round_id or (
             story.fragment == target.fragment and target.version in (None, story.version)
         )
         if fits:
             self.found = story
+
+
+def _key(contribution: Line) -> tuple[str, int]:
+    return contribution["island"], contribution["steps"][0]
+
+
+def _nothing(link: Line) -> str:
+    """Says why an island may have answered "nothing"."""
+    if link.get("share", 1.0) < 1:
+        return f"its link carries {link['codec']} in 1 of {round(1 / link['share'])} rounds"
+    return "it had no step since its last hand-over"

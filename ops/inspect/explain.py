@@ -49,6 +49,7 @@ class Contributor:
         share: Its merge weight: share of the step after staleness; the sum over a version is at most 1.
         staleness: In versions.
         fresh: It answered this very round; otherwise it had come too late for an earlier one, and was held.
+        codec: Its number format on the wire; empty if the tape does not tell.
     """
 
     island: str
@@ -59,6 +60,7 @@ class Contributor:
     token_weight: float
     staleness: float
     fresh: bool
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +310,7 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
             token_weight=each["token_weight"],
             staleness=each["staleness"],
             fresh=each["fresh"],
+            codec="" if story is None else story.codecs.get((each["island_id"], each["steps"]["from_step"]), ""),
         )
         for each in row["contributions"]
     )
@@ -398,11 +401,13 @@ def render(found: Explanation) -> str:
                 f"{each.tokens:,}",
                 f"{each.share:.1%}",
                 f"{each.staleness:.2f}",
+                each.codec or "-",
                 "fresh" if each.fresh else "held: it came too late for an earlier round",
             )
             for each in sorted(found.contributors, key=lambda each: (each.island, each.steps))
         ]
-        lines += ["", _table(("in it", "steps", "tokens", "weight", "staleness", ""), rows, numbers=(1, 2, 3, 4))]
+        columns = ("in it", "steps", "tokens", "weight", "staleness", "sent as", "")
+        lines += ["", _table(columns, rows, numbers=(1, 2, 3, 4))]
     if found.absent:
         lines += ["", _table(("not in it", "why", ""), [(each.island, each.why, each.detail) for each in found.absent])]
     elif found.absent is not None and not found.from_redis:

@@ -13,6 +13,7 @@ from broker.wire.records import KeptVersion
 from ops import cli
 from ops.inspect import explain
 from ops.inspect.absence import AbsenceReason, Storyteller, Target
+from tests.aggregator_hand import beat
 from tests.taped import STEPS_PER_ROUND, Taped
 
 
@@ -72,6 +73,17 @@ def test_an_island_with_nothing_new_says_so():
     assert absences(taped.tape, Target(fragment=0))["b"].why is AbsenceReason.NOTHING
 
 
+def test_an_island_that_leaves_rounds_out_for_its_link_is_told_from_one_that_had_no_step():
+    taped = fleet("a", "b")
+    taped.beat(STEPS_PER_ROUND, "a")
+    link = m.LinkUse(up=2e4, down=None, round_trip_s=None, codec=m.Codec.INT4, share=0.25)
+    fields = {"step_time_s": 0.1, "versions": taped.core.run.versions, "overwritten_tokens": (0,), "link": link}
+    taped.say("b", beat(STEPS_PER_ROUND, **fields))
+    taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
+    taped.offer("a", 1)
+    assert absences(taped.tape, Target(fragment=0))["b"].detail == "its link carries int4 in 1 of 4 rounds"
+
+
 def test_a_refusal_comes_with_its_reason():
     taped = fleet("a", "b")
     taped.beat(STEPS_PER_ROUND, "a", "b")
@@ -89,7 +101,7 @@ def kept_out(until_s, *more):
         tape.append(note(1.0, "island.joined", island=island, incarnation=1))
         tape.append(heartbeat(1.1, island))
     tape.append(note(10.0, "island.quarantined", island="b", reason="implausible", for_s=until_s - 10.0))
-    committed = {"fragment": 0, "version": 1, "round": 5, "contributions": [{"island": "a", "fresh": True}]}
+    committed = {"fragment": 0, "version": 1, "round": 5, "contributions": [{"island": "a", "steps": [0, 4], "fresh": True}]}
     return [
         *tape,
         *more,
@@ -230,8 +242,8 @@ def test_the_command_shows_weights_and_staleness(run_dir, capsys):
     assert "version 1 of fragment 0: 2 islands, 80 tokens" in said
     assert "closed" in said
     assert [line.split() for line in said.splitlines() if line.startswith(("a ", "b "))] == [
-        ["a", "0-4", "40", "50.0%", "0.00", "fresh"],
-        ["b", "0-4", "40", "50.0%", "0.00", "fresh"],
+        ["a", "0-4", "40", "50.0%", "0.00", "f32", "fresh"],
+        ["b", "0-4", "40", "50.0%", "0.00", "f32", "fresh"],
     ]
     assert "every island that was known is in it" in said
 
