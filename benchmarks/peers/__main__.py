@@ -27,6 +27,7 @@ from benchmarks.peers import environments, reading
 from benchmarks.peers.loop import COLUMNS as WIDTH
 from benchmarks.peers.loop import TENSORS, rows_of
 from benchmarks.peers.systems import SYSTEMS, Load, Running, System, running
+from benchmarks.regions.curves import keep
 from benchmarks.regions.network import Network, regions
 from broker.wire.errors import Unavailable
 
@@ -158,6 +159,8 @@ def measure(args: argparse.Namespace) -> int:
                             raise
                         printer.say(f"{system.name} did not run: {err}")
                         raw.append({"system": system.name, "fault": fault, "failure": str(err)})
+                if args.raw is not None:  # what is there so far: the whole takes long
+                    keep(args.raw, raw + [each for runs in found.values() for each in runs])
         total = rows_of(parameters) * WIDTH * TENSORS
         for system in systems:
             if found[system.name]:
@@ -165,8 +168,6 @@ def measure(args: argparse.Namespace) -> int:
             raw += [each | {"parameters": total} for each in found[system.name]]
     printer.close()
     if args.raw is not None:
-        from benchmarks.regions.curves import keep
-
         keep(args.raw, raw)
     for each in raw:
         if each.get("failure"):

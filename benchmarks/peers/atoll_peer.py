@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.fleet import RUN
 from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, resting_bytes, rows_of, train
+from broker.wire.messages import Codec
 from islands.session.session import Copies, Session
 
 TOKENS = 1000
@@ -28,9 +29,9 @@ class Watch:
         self._versions: tuple[int, ...] = ()
         begin = Session._begin_capture
 
-        def begin_capture(session: Session, fragment_id: int, copies: Copies) -> None:
+        def begin_capture(session: Session, fragment_id: int, copies: Copies, codec: Codec) -> None:
             self._captured[fragment_id] = self._boundary_s
-            begin(session, fragment_id, copies)
+            begin(session, fragment_id, copies, codec)
 
         Session._begin_capture = begin_capture  # type: ignore[assignment, method-assign]
 

@@ -16,7 +16,7 @@ from ops.planning.fleet import MOST, Fleet, Site, check_overlap
 from ops.planning.forecast import with_goodput
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
-from ops.planning.sharding import AUTO, shards_for
+from ops.planning.sharding import is_auto, shards_for
 from ops.planning.sizing import Model, parse_parameters, read_model
 from ops.planning.view import following, render, to_json
 from ops.terminal import Screen
@@ -128,7 +128,7 @@ def _model(args: argparse.Namespace) -> Model:
 
 def fleet_of(args: argparse.Namespace, model: Model) -> tuple[Fleet, Mode]:
     """Returns the fleet that flags, ``--fleet`` and the model's file describe, and the mode; flags win."""
-    auto = args.shards == AUTO
+    auto = is_auto(args.shards)
     flags_given = argparse.Namespace(**{**vars(args), "shards": None if auto else args.shards})
     asked = settings.from_sources(PlanSettings, model.defaults, flags_given)
     paper, interval = asked.assume is Assume.PAPER, asked.sync_interval

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from broker.process.values import whole_number
 from broker.routing.directory import MAX_SHARDS
+from broker.wire.errors import ConfigError
 from ops.planning.footprint import AGGREGATOR_BASE_BYTES
 
 #: The word for a number that follows from model and machine.
@@ -14,6 +16,22 @@ PARAMETERS_EACH = 10**9
 #: An aggregator's memory: parameters, momentum and what versions leave over, in float32, and as much of the fragment
 #: that it merges, with the version that it makes of it (:func:`ops.planning.footprint.aggregator_memory`).
 BYTES_PER_PARAMETER, BYTES_PER_MERGED = 12, 16
+
+
+def is_auto(shards: object) -> bool:
+    """Returns whether a number of aggregators, as a flag or a file gives it, is left to us.
+
+    Raises:
+        ConfigError: It is another word.
+    """
+    if shards == AUTO:
+        return True
+    if isinstance(shards, str):
+        try:
+            whole_number(shards)
+        except ValueError:
+            raise ConfigError("shards", shards, f"must be a whole number, or {AUTO}: by the model") from None
+    return False
 
 
 def shards_for(parameters: int, *, fragments: int, host_bytes: float | None = None) -> int:

@@ -24,7 +24,7 @@ from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links
 from ops.planning.measuring import parameters_of
-from ops.planning.sharding import AUTO, shards_here
+from ops.planning.sharding import is_auto, shards_here
 from ops.processes.cluster import are_free, free_ports
 from ops.run import device_probe, devices, local_plan, resume
 from ops.run.local_plan import LocalPlan
@@ -104,8 +104,9 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
         return local_plan.resolve(asked, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
 
     shards = getattr(args, "shards", None)
-    plan = resolved(None if shards == AUTO else shards)
-    if shards == AUTO:
+    auto = is_auto(shards)
+    plan = resolved(None if auto else shards)
+    if auto:
         plan = resolved(_shards(plan))
     _check_metrics_ports(plan)
     plan = _with_devices(plan)

@@ -34,7 +34,7 @@ from ops.inspect.run_status import Status, status_of
 from ops.inspect.shards import one_report
 from ops.inspect.status import ADDRESS_FILE
 from ops.links import placing
-from ops.planning.sharding import AUTO
+from ops.planning.sharding import is_auto
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     """Shows the settings that decide learning, and starts nothing."""
     url = "redis://127.0.0.1:6379"  # of no concern here, as are directory and port
-    if args.shards == AUTO:
+    if is_auto(args.shards):
         args.shards = None  # how many share the fragments decides nothing of learning
     plan = local_plan.resolve(args, run_dir=Path("run").absolute(), port=1024, redis_url=url, redis_port=None)
     rows = explained.explained(plan.aggregator)

@@ -101,7 +101,8 @@ def kept_out(until_s, *more):
         tape.append(note(1.0, "island.joined", island=island, incarnation=1))
         tape.append(heartbeat(1.1, island))
     tape.append(note(10.0, "island.quarantined", island="b", reason="implausible", for_s=until_s - 10.0))
-    committed = {"fragment": 0, "version": 1, "round": 5, "contributions": [{"island": "a", "steps": [0, 4], "fresh": True}]}
+    merged = {"island": "a", "steps": [0, 4], "fresh": True}
+    committed = {"fragment": 0, "version": 1, "round": 5, "contributions": [merged]}
     return [
         *tape,
         *more,

@@ -80,3 +80,9 @@ def test_up_resolves_auto_to_a_number_and_writes_that(tmp_path):
     plan = prepare(parser.parse_args([*words, "--platform", "cpu"]))
     assert plan.aggregator.shards == 1
     assert "shards = 1" in plan.config_file.read_text()
+
+
+@pytest.mark.parametrize("command", ["up", "plan --params 5B --sites 8"])
+def test_a_word_that_is_neither_names_the_one_there_is(command, capsys):
+    assert cli.main([*command.split(), "--shards", "autp"]) == 2
+    assert "shards = 'autp': must be a whole number, or auto: by the model" in capsys.readouterr().err
