@@ -129,7 +129,7 @@ def event_line(event: Event, now_s: float) -> dict[str, Any]:
         "broker": event.broker,
         "flaw": None if event.flaw is None else [event.flaw.reason, event.flaw.detail],
         "norm": event.norm,
-        "carried": None if event.carried is None else list(event.carried),
+        "carried": None if event.carried is None else list(event.carried[:3]),  # nothing is decided by the link
     }
 
 
