@@ -24,7 +24,7 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
-from broker.chunks.receiving import Refused
+from broker.chunks.receiving import CREDIT_BYTES, Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.gateway.arrivals import event_of, refused, verified
 from broker.gateway.flows import Flows, Put
@@ -236,8 +236,10 @@ class _Broker:
 
     def _watch(self, ports: dict[Channel, int]) -> None:
         for channel, port in ports.items():
-            # As many bytes as ZeroMQ takes for one frame, and some for frames' own headers.
+            # As many bytes as ZeroMQ takes for one frame, and some for frames' own headers. And what may wait to be
+            # read here while others are served: a peer sends as much as it has credit for.
             most_bytes = int(self._sockets[channel].get(zmq.MAXMSGSIZE)) * 9 // 8
+            most_bytes += CREDIT_BYTES if channel is Channel.BULK else 0
             self._gate.watch(channel, self._sockets[channel], port, most_bytes=most_bytes)
 
     def close(self) -> None:

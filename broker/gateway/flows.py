@@ -7,6 +7,7 @@ there is room again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -28,6 +29,8 @@ T = TypeVar("T", Blocked, Unreachable)
 MOST_WAITING = 4
 #: Payloads that are remembered to have been begun: one is asked about in vain where it is another connection's.
 MOST_BEGUN = 256
+#: Connections that have ended are remembered, so many: what ZeroMQ had taken in of one may be read after its end.
+MOST_GONE = 4096
 
 
 class Put(Enum):
@@ -70,6 +73,10 @@ class Flows:
         self._partial_bytes = self._kept_bytes = 0
         self._flows: dict[bytes, _Flow] = {}
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
+        self._overtaken: Counter[int] = (
+            Counter()
+        )  # descriptors that others have, while an end is yet to be told
+        self._gone: dict[bytes, None] = {}  # routing ids of connections that have ended, the latest last
         self._kept: dict[str, Kept] = {}  # by public key
         self._begun: dict[int, None] = {}  # payloads that connections which ended have sent in part, the latest last
         self._untold: list[Unreachable] = []  # what the relay is yet to hear
@@ -85,11 +92,16 @@ class Flows:
         Returns:
             A message that is whole, or why what came is not taken in; None for what is no message yet, or none.
         """
-        if fd is not None and self._behind.get(fd) != peer:
-            self._untold += self.ended(fd, now_s)  # its end has not been seen yet
-            self._behind[fd] = peer
         first = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
-        if not heads.is_head(first):
+        chunked = heads.is_head(first)
+        if peer in self._gone:  # what was still to be read of a connection when its end was told
+            return None if chunked else frames
+        if fd is not None and (known := self._behind.get(fd)) != peer:
+            if known is not None:  # its end has not been told yet
+                self._overtaken[fd] += 1
+                self._untold += self._lost(known, now_s)
+            self._behind[fd] = peer
+        if not chunked:
             return frames
         try:
             head = heads.read(first)
@@ -139,6 +151,9 @@ class Flows:
 
     def ended(self, fd: int, now_s: float) -> list[Unreachable]:
         """A connection has ended: what was on its way over it is lost, but for what came, for the next one."""
+        if self._overtaken[fd]:
+            self._overtaken[fd] -= 1
+            return []
         peer = self._behind.pop(fd, None)
         return [] if peer is None else self._lost(peer, now_s)
 
@@ -207,6 +222,9 @@ class Flows:
     def _lost(self, peer: bytes, now_s: float) -> list[Unreachable]:
         flow = self._flows.pop(peer, None)
         self.full.discard(peer)
+        self._gone[peer] = None
+        while len(self._gone) > MOST_GONE:
+            del self._gone[next(iter(self._gone))]
         if flow is None:
             return []
         self._recount(flow, 0)

@@ -26,7 +26,6 @@ class Line:
         self.came = []
 
     def _put(self, peer, frames):
-        assert peer == PEER
         if self.outcome is Put.TAKEN:
             self.frames.append([bytes(memoryview(each)) for each in frames])
         return self.outcome
@@ -141,14 +140,15 @@ def test_what_a_connection_cut_off_on_its_way_in_is_asked_for_and_goes_on(line):
     assert out.cut_off() == [1]
     line.flows.ended(7, 1.0)
     for key, there in (("his", False), ("hers", True)):
+        peer = key.encode()
         line.frames.clear()
         out = Outflow()
         out.put(encode(version(6, 8 << 20).envelope), key=1, asks=True)
         step = out.next()
-        line.flows.take(PEER, 8, [bytes(memoryview(each)) for each in step.frames], 2.0, key)
+        line.flows.take(peer, 8, [bytes(memoryview(each)) for each in step.frames], 2.0, key)
         out.sent(step, 2.0)
         assert out.next() is None  # until it is answered
-        line.flows.go_on(PEER, 2.0)
+        line.flows.go_on(peer, 2.0)
         answer = heads.read(line.frames[0][0])
         assert (answer.offset > 4 << 20) == there
         out.resume(answer)
@@ -162,6 +162,39 @@ def test_what_a_connection_cut_off_on_its_way_out_asks_over_the_next_one(line):
     line.frames.clear()
     line.flows.send(version(2, 8 << 20), 1.0)
     assert isinstance(heads.read(line.frames[0][0]), heads.Ask)
+
+
+def chunks(number=1):
+    """Those of a message, without credit."""
+    out = Outflow()
+    out.put(encode(version(number, FIRST_BYTES // 2).envelope))
+    while (step := out.next()) is not None:
+        out.sent(step, 0.0)
+        yield [bytes(memoryview(each)) for each in step.frames]
+
+
+def test_what_is_read_of_a_connection_after_its_end_is_nothing(line):
+    first, *rest = chunks()
+    line.flows.take(PEER, 7, first, 0.0)
+    line.flows.ended(7, 1.0)
+    assert [line.flows.take(PEER, 7, each, 1.0) for each in rest] == [None] * len(rest)
+    assert rest
+    assert line.flows.partial_bytes == 0
+
+
+def test_a_descriptor_may_be_anothers_before_an_end_is_told_and_that_is_not_the_others_end(line):
+    line.flows.send(version(1), 0.0)
+    first, *rest = chunks()
+    line.flows.take(b"next", 7, first, 1.0)  # the one behind 7 has ended, then
+    (gone,) = (event for event in line.flows.go_on(b"next", 1.0) if isinstance(event, Unreachable))
+    assert gone.envelope.sequence == 1
+    assert line.flows.ended(7, 1.1) == []
+    found = [line.flows.take(b"next", 7, each, 1.2) for each in rest]
+    assert decode(found[-1]).sequence == 1
+    line.flows.take(b"next", 7, next(chunks(2)), 1.3)
+    assert line.flows.partial_bytes > 0
+    line.flows.ended(7, 1.4)
+    assert line.flows.take(b"next", 7, next(chunks(3)), 1.5) is None
 
 
 def test_chunks_that_are_wrong_are_refused_and_say_whose_they_were(line):
