@@ -140,15 +140,15 @@ def _state(state: Liveness, stopped: bool) -> Text:
 
 
 def _sent(link: Mapping[str, Any] | None) -> str:
-    """What an island sends over its link, and how fast that is: "int8 at 1.2 MB/s, 81 ms"."""
+    """What an island sends over its link, and how fast that is: "int8 (1.2 MB/s or more, 81 ms)"."""
     if link is None:
         return "-"
     words = str(link["codec"])
     if link["share"] < 1:
         words += f" in 1 of {round(1 / link['share'])} rounds"
-    if link["up"] is not None:
-        words += f" at {size(link['up'])}/s"
-    return words if link["round_trip_s"] is None else f"{words}, {1000 * link['round_trip_s']:.0f} ms"
+    known = [] if link["up"] is None else [f"{size(link['up'])}/s or more"]
+    known += [] if link["round_trip_s"] is None else [f"{1000 * link['round_trip_s']:.0f} ms"]
+    return f"{words} ({', '.join(known)})" if known else words
 
 
 def _fragment_table(status: Status) -> Fitted:
