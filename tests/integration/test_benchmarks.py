@@ -14,6 +14,7 @@ from benchmarks import (
     lab_overhead,
     merge,
     metrics_cost,
+    narrowing,
     output,
     profiles,
     round_latency,
@@ -91,6 +92,20 @@ def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_link_is_narrow_in_the_middle_of_the_drill_and_its_island_in_versions_throughout(capsys, tmp_path):
+    before, narrow, after = rows(narrowing, capsys, "--dir", str(tmp_path))
+    assert [row["phase"] for row in (before, narrow, after)] == ["before", "narrow", "after"]
+    assert narrow["mbit"] == before["mbit"] / 20 == after["mbit"] / 20
+    assert narrow["up_fill"] > before["up_fill"] > 0
+    assert narrow["down_fill"] > before["down_fill"] > 0
+    assert before["contributions"].keys() == {"bf16"}
+    assert before["share"] > 0
+    assert set(before["stalls_ms"]) == {"island-0", "island-1", "island-2"}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_core_is_measured_with_rounds_open(capsys):
     few, more = rows(core_heartbeats, capsys)
     assert (few["islands"], more["islands"], few["ratio"]) == (4, 8, 1.0)
@@ -123,6 +138,7 @@ def test_a_heartbeat_of_more_islands_stands_beside_one_of_few(capsys, tmp_path):
         lab_overhead,
         merge,
         metrics_cost,
+        narrowing,
         profiles,
         round_latency,
         sync_share,
