@@ -73,9 +73,7 @@ class Flows:
         self._partial_bytes = self._kept_bytes = 0
         self._flows: dict[bytes, _Flow] = {}
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
-        self._overtaken: Counter[int] = (
-            Counter()
-        )  # descriptors that others have, while an end is yet to be told
+        self._overtaken: Counter[int] = Counter()  # descriptors that others have, while an end is yet to be told
         self._gone: dict[bytes, None] = {}  # routing ids of connections that have ended, the latest last
         self._kept: dict[str, Kept] = {}  # by public key
         self._begun: dict[int, None] = {}  # payloads that connections which ended have sent in part, the latest last

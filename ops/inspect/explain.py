@@ -314,9 +314,7 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
         )
         for each in row["contributions"]
     )
-    took_s = None
-    if story is not None and story.closed_at_s is not None:
-        took_s = round(story.closed_at_s - story.opened_at_s, 4)
+    closed_s = None if story is None else story.closed_at_s
     return Explanation(
         fragment=row["fragment_id"],
         version=row["fragment_version"],
@@ -325,7 +323,7 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
         digest=row["digest"],
         flush=story is not None and story.flush,
         closed="" if story is None else story.reason,
-        took_s=took_s,
+        took_s=None if story is None or closed_s is None else round(closed_s - story.opened_at_s, 4),
         contributors=contributors,
         absent=None if story is None else tuple(story.absences()),
     )
@@ -380,6 +378,8 @@ def _newest(ledgers: Sequence[Path]) -> str:
 
 # --- output -----------------------------------------------------------------------------------------------------
 
+_COLUMNS = ("in it", "steps", "tokens", "weight", "staleness", "sent as", "")
+
 
 def render(found: Explanation) -> str:
     """Returns the explanation as text for people."""
@@ -406,8 +406,7 @@ def render(found: Explanation) -> str:
             )
             for each in sorted(found.contributors, key=lambda each: (each.island, each.steps))
         ]
-        columns = ("in it", "steps", "tokens", "weight", "staleness", "sent as", "")
-        lines += ["", _table(columns, rows, numbers=(1, 2, 3, 4))]
+        lines += ["", _table(_COLUMNS, rows, numbers=(1, 2, 3, 4))]
     if found.absent:
         lines += ["", _table(("not in it", "why", ""), [(each.island, each.why, each.detail) for each in found.absent])]
     elif found.absent is not None and not found.from_redis:

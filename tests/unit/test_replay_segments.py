@@ -1,6 +1,7 @@
 """Replay, explain and the check of invariants on a tape in segments: whole, with dropped ones, with stolen ones."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -172,7 +173,9 @@ def test_explain_tells_the_same_of_what_is_there_and_what_is_gone_of_the_rest(re
     gone = gone_of(run_dir / "events.jsonl").sentence()
     for version in range(1, 7):
         ours, theirs = told(run_dir, version), told(whole, version)
-        assert ours.contributors == theirs.contributors
+        assert [replace(each, codec="") for each in ours.contributors] == [
+            replace(each, codec="") for each in theirs.contributors
+        ]
         if ours.gone:
             assert ours.gone == gone
             assert version <= 2
