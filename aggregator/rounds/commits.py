@@ -94,13 +94,14 @@ class Commits:
             return
         fragment.flushed = round_.flush
         run.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
-        run.interval.writing.done(fragment.write_asked_at_s, run.now_s)
+        if not run.config.failover:  # on their way to standbys several versions are at a time
+            run.interval.writing.done(fragment.write_asked_at_s, run.now_s)
         self._publishing.publish(event.fragment_id, merged=True)
         self._note_commit(commit, round_)
         self._follow_the_slower_stage()
 
     def _follow_the_slower_stage(self) -> None:
-        """Rounds open as far apart as merging and writing take, where the schedule is this aggregator's to choose."""
+        """Rounds open as far apart as merging or writing takes, where the schedule is this aggregator's to choose."""
         run = self._run
         if run.config.pacing is not Pacing.ADAPTIVE or run.phase is not Phase.RUNNING:
             return

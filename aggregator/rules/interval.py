@@ -13,8 +13,9 @@ from aggregator.rules.averages import MovingAverage
 
 #: The interval is so much longer than the slower stage needs.
 HEADROOM = 1.25
-#: It becomes longer once so much more than it is needed, and shorter once less than that part of it would do.
-LENGTHEN, SHORTEN = 1.1, 0.7
+#: It becomes longer once more than that part of it is needed, or what piled up would stay for good. It becomes shorter
+#: once less than that part would do, headroom included.
+LENGTHEN, SHORTEN = 0.9, 0.7
 #: It is at most so many times that of the recipe.
 MOST = 64
 #: Samples of a stage before it is believed.
@@ -51,7 +52,7 @@ def next_interval(recipe_steps: int, present_steps: int, needed_steps: float) ->
         needed_steps: That the slowest stage takes for all rounds of an interval.
     """
     wanted_steps = HEADROOM * needed_steps
-    if LENGTHEN * present_steps < needed_steps or wanted_steps < SHORTEN * present_steps:
+    if needed_steps > LENGTHEN * present_steps or wanted_steps < SHORTEN * present_steps:
         return math.ceil(min(max(recipe_steps, wanted_steps), MOST * recipe_steps))
     return present_steps
 
@@ -67,7 +68,7 @@ class Interval:
         recipe_steps: As given.
         steps: In force.
         merging: From the end of a round to the new parameters.
-        writing: From there until they are durable wherever they must be.
+        writing: From there until they are durable, on this aggregator's disk.
         because: Why it differs from the recipe; empty where it does not.
     """
 
