@@ -1,4 +1,4 @@
-"""The sync interval in force: H of the recipe, or longer where a stage of the aggregator is slower (design, section 4.1).
+"""The sync interval in force: H of the recipe, or longer where the aggregator is slower than that (design, 4.1).
 
 Versions of one aggregator are merged one after the other, and so they are made durable. If a stage takes longer for one
 than rounds are apart, those that close wait before it, each longer than the last: what they merge is stale when its

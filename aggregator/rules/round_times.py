@@ -82,7 +82,8 @@ class RoundTimes:
             sync_s=self._sync_s.get(),
         )
         # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
-        arrivals_s = min(self.arrivals_p90_s() + step_s, self.interval_steps / 2 * step_s) if c.grace_by_arrivals else 0.0
+        half_s = self.interval_steps / 2 * step_s
+        arrivals_s = min(self.arrivals_p90_s() + step_s, half_s) if c.grace_by_arrivals else 0.0
         return Waits(quorum=c.quorum or c.islands, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
 
     def rounds_allowed(self, num_fragments: int, step_s: float) -> int:

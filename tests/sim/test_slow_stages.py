@@ -16,7 +16,8 @@ from ops.virtual.simulation import Simulation
 from tests.sim.test_replay import ShadowedAggregator
 from tests.sim.test_simulation import LIMIT_S, steady
 
-SLOW_S, QUICK_S = (0.28, 0.32), (0.001, 0.01)
+SLOW_S: Any = (0.28, 0.32)
+QUICK_S: Any = (0.001, 0.01)
 
 
 def changes_of(simulation: Simulation) -> list[tuple[str, dict[str, Any]]]:

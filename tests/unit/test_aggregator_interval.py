@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.process import summary
 from aggregator.rules.interval import HEADROOM, LEARNED, LENGTHEN, MOST, SHORTEN, Interval, SerialStage, next_interval
 from broker.wire.messages import Pacing
 from tests.aggregator_hand import Desk, notes
@@ -127,6 +128,7 @@ def test_while_merges_are_slow_rounds_open_as_far_apart_as_they_take_and_then_as
     assert train(desk, 20.0, merge_s=0.05) <= 1
     assert desk.run.interval.steps == 8
     assert not notes(desk.take(), "interval.changed"), "merges are quick, and nothing happens"
+    assert summary.totals(desk.run, desk.now_s).interval == {}
     assert train(desk, 60.0, merge_s=0.5) <= 2, "rounds do not pile up"
     changes = notes(desk.take(), "interval.changed")
     assert [each["was"] for each in changes] == [8, *(each["steps"] for each in changes[:-1])]
@@ -135,6 +137,8 @@ def test_while_merges_are_slow_rounds_open_as_far_apart_as_they_take_and_then_as
     assert 4 * 0.5 * 10 / LENGTHEN <= desk.run.interval.steps <= HEADROOM * 4 * 0.55 * 10 + 1
     assert changes[-1]["because"].startswith("merging takes 0.")
     assert desk.run.pacer.spacing_steps == desk.run.interval.steps / 4
+    told = {"steps": changes[-1]["steps"], "because": changes[-1]["because"]}
+    assert summary.totals(desk.run, desk.now_s).interval == told
     assert train(desk, 40.0, merge_s=0.05) <= 1
     changes = notes(desk.take(), "interval.changed")
     assert [each["steps"] for each in changes][-1] == desk.run.interval.steps == 8
