@@ -69,3 +69,13 @@ def test_an_aggregator_that_comes_back_begins_with_the_interval_of_the_recipe_an
     simulation.invariants.at_end(simulation)
     firsts = {who: said["was"] for who, said in reversed(changes_of(simulation))}
     assert firsts == {"aggregator/0": 24, "aggregator/1": 24}
+
+
+def test_versions_that_are_made_durable_in_several_places_at_a_time_are_not_timed() -> None:
+    """With standbys: what is on its way to one does not keep the next from setting out."""
+    plan = replace(steady(2, fragments=8, total_tokens=120_000, data_ahead_s=0, failover=True), standbys=1)
+    simulation = Simulation(replace(plan, persist_s=SLOW_S))
+    assert simulation.run(LIMIT_S)
+    simulation.invariants.at_end(simulation)
+    assert simulation.aggregator.core.run.ledger.participation().rounds.total() > 50
+    assert changes_of(simulation) == []
