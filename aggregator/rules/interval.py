@@ -20,13 +20,17 @@ LENGTHEN, SHORTEN = 0.9, 0.7
 MOST = 64
 #: Samples of a stage before it is believed.
 LEARNED = 8
+#: Weight of one sample: a disk that others use takes now a tenth of the average, now its tenfold.
+RATE = 0.1
+#: After a change the rounds of so many intervals go by before it becomes longer again, and before it becomes shorter.
+REST_LONGER, REST_SHORTER = 1, 4
 
 
 class SerialStage:
     """Measures how long a stage takes that does one piece of work after the other, without the wait for its turn."""
 
     def __init__(self) -> None:
-        self._average = MovingAverage()
+        self._average = MovingAverage(RATE)
         self._samples = 0
         self._done_at_s: float | None = None  # the piece before
 
@@ -77,18 +81,24 @@ class Interval:
         self._rounds = rounds
         self.merging, self.writing = SerialStage(), SerialStage()
         self.because = ""
+        self._since = 0  # rounds, the last change
 
     def follow(self, step_s: float) -> str:
-        """Adapts the interval to what the stages take at a median inner step of ``step_s``; says why, if it changes."""
+        """Adapts the interval to what the stages take at a median inner step of ``step_s``; says why, if it changes.
+
+        Asked once for each round.
+        """
+        self._since += 1
         if not step_s:
             return ""
         merging_s, writing_s = self.merging.service_s, self.writing.service_s
         service_s, what = max((merging_s, "merging"), (writing_s, "writing"))
         needed_steps = self._rounds * service_s / step_s
         steps = next_interval(self.recipe_steps, self.steps, needed_steps)
-        if steps == self.steps:
+        rest = self._rounds * (REST_LONGER if steps > self.steps else REST_SHORTER)
+        if steps == self.steps or self._since <= rest:
             return ""
-        self.steps = steps
+        self.steps, self._since = steps, 0
         why = f"{what} takes {service_s:.2g} s a round, and {self._rounds} rounds {needed_steps:.0f} inner steps"
         self.because = why if steps > self.recipe_steps else ""
         return why

@@ -78,9 +78,14 @@ def test_the_slower_stage_says_how_long_the_interval_is():
         interval.merging.done(i, i + 0.2)
         interval.writing.done(i + 0.2, i + 0.7)
     assert interval.follow(0.0) == "", "nobody has said how long a step takes"
+    interval._since = 0
+    for _ in range(8):
+        assert interval.follow(0.1) == "", "no more than once in an interval's rounds"
     assert interval.follow(0.1) == "writing takes 0.5 s a round, and 8 rounds 40 inner steps" == interval.because
     assert interval.steps == math.ceil(HEADROOM * 8 * 0.5 / 0.1)
     assert interval.follow(0.1) == ""
+    for _ in range(31):
+        assert interval.follow(1.0) == "", "it is shortened after four intervals' rounds"
     assert interval.follow(1.0), "steps are longer now: as many seconds are fewer of them"
     assert (interval.steps, interval.because) == (24, "")
 
@@ -129,7 +134,7 @@ def test_while_merges_are_slow_rounds_open_as_far_apart_as_they_take_and_then_as
     assert desk.run.interval.steps == 8
     assert not notes(desk.take(), "interval.changed"), "merges are quick, and nothing happens"
     assert summary.totals(desk.run, desk.now_s).interval == {}
-    assert train(desk, 60.0, merge_s=0.5) <= 2, "rounds do not pile up"
+    assert train(desk, 100.0, merge_s=0.5) <= 2, "rounds do not pile up"
     changes = notes(desk.take(), "interval.changed")
     assert [each["was"] for each in changes] == [8, *(each["steps"] for each in changes[:-1])]
     assert len(changes) <= 5, "as the average learns of it"
