@@ -108,7 +108,7 @@ def leading_of(
         standbys: With failover, who of them is in sync.
         now_s: By the clock of the core.
     """
-    interval_s = run.config.sync_interval * run.median_step_s
+    interval_s = run.interval.steps * run.median_step_s
     return Leading(
         epoch=run.epoch,
         fragments=fragments,

@@ -85,6 +85,7 @@ def totals(run: Run, now_s: float) -> RunTotals:
         rounds=dict(sorted(run.ledger.participation().rounds.items())),
         participation=run.ledger.participation().participation,
         staleness_mean=run.ledger.participation().staleness,
+        interval={"steps": run.interval.steps, "because": run.interval.because} if run.interval.because else {},
         quarantined={
             each.island_id: {"for_s": round(each.for_s, 1), "reason": each.reason, "times": each.times}
             for each in run.quarantine.now(now_s)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from aggregator.events import Commit, Computed, Persist, Persisted, PersistFailed
 from aggregator.rounds.publishing import Publishing
+from aggregator.rules.pacing import Pacer
 from aggregator.state.fragment import Stage
 from aggregator.state.round import Round
 from aggregator.state.run import Run
-from broker.wire.messages import Merged
+from broker.wire.messages import Merged, Pacing, Phase
 
 PERSIST_RETRY_S = 1.0
 
@@ -41,6 +42,7 @@ class Commits:
             if fragment.persist_again_at_s is not None and run.now_s >= fragment.persist_again_at_s:
                 fragment.persist_again_at_s = None
                 assert fragment.commit is not None
+                fragment.write_asked_at_s = run.now_s
                 run.emit(Persist(commit=fragment.commit))
 
     def computed(self, event: Computed) -> None:
@@ -52,6 +54,7 @@ class Commits:
         assert event.fragment_version == fragment.version + 1, (event, fragment.version)
         round_ = fragment.round
         if round_ is not None:
+            run.interval.merging.done(fragment.closed_at_s, run.now_s)
             self._book(p, round_)
             round_.release()
         commit = Commit(
@@ -66,6 +69,7 @@ class Commits:
             else {},
         )
         fragment.computed(commit)
+        fragment.write_asked_at_s = run.now_s
         run.emit(Persist(commit=commit))
 
     def _book(self, p: int, round_: Round) -> None:
@@ -90,8 +94,24 @@ class Commits:
             return
         fragment.flushed = round_.flush
         run.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
+        if not run.config.failover:  # on their way to standbys several versions are at a time
+            run.interval.writing.done(fragment.write_asked_at_s, run.now_s)
         self._publishing.publish(event.fragment_id, merged=True)
         self._note_commit(commit, round_)
+        self._follow_the_slower_stage()
+
+    def _follow_the_slower_stage(self) -> None:
+        """Rounds open as far apart as merging or writing takes, where the schedule is this aggregator's to choose."""
+        run = self._run
+        if run.config.pacing is not Pacing.ADAPTIVE or run.phase is not Phase.RUNNING:
+            return
+        was = run.interval.steps
+        because = run.interval.follow(run.median_step_s)
+        if because:
+            assert isinstance(run.pacer, Pacer), "fragments fall due in lockstep"
+            run.pacer.change_interval(run.interval.steps, run.now_s)
+            run.round_times.interval_steps = run.interval.steps
+            run.note("interval.changed", steps=run.interval.steps, was=was, because=because)
 
     def _note_commit(self, commit: Commit, round_: Round) -> None:
         run = self._run

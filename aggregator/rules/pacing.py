@@ -3,7 +3,8 @@
 The step of each island is known to :mod:`aggregator.rules.step_clock`. A fragment is due when the *lower median* of the
 recently advancing islands has run H inner steps since the fragment's last round: one very fast or very slow island does
 not set the pace. With a fixed schedule it is the K-th fastest instead, as in the paper (algorithm 2, lines 2 and 3).
-Fragments start H / P steps apart and keep their distance; after a takeover the first of them is due at once.
+Fragments start H / P steps apart and keep their distance; after a takeover the first of them is due at once. H may
+change in mid-run (:mod:`aggregator.rules.interval`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Pacer:
         every = tuple(fragment_ids)
         self._places = tuple(k for k, p in enumerate(every) if ours is None or p in ours)
         self._fragment_ids = every if ours is None else tuple(p for p in every if p in ours)
-        self._spacing = sync_interval_steps / max(1, len(every))
+        self._num_fragments = max(1, len(every))
         # Step of each island at which the current interval of the fragment began.
         self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
         # When each island that advances will have run it, at the earliest; and who has changed since that was entered.
@@ -61,7 +62,8 @@ class Pacer:
         self._early: dict[int, float] = {}  # by how many steps a fragment's next round comes before its place
         # With a fixed schedule half a step later: at a boundary some islands would be before it, and some behind.
         wait = 0.5 if fastest else 0.0
-        self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing - wait for k, p in enumerate(every)}
+        spacing = self.spacing_steps
+        self._head_start = {p: sync_interval_steps - (k + 1) * spacing - wait for k, p in enumerate(every)}
 
     def resume(self, last_rounds: Mapping[int, int]) -> None:
         """Goes on after a leader that is gone: what waits longest is due first, and at once; the others keep apart.
@@ -74,7 +76,7 @@ class Pacer:
         """
         oldest_first = sorted(self._fragment_ids, key=lambda p: (last_rounds.get(p, 0), p))
         for place, p in zip(self._places, oldest_first, strict=True):
-            self._head_start[p] = self._interval - place * self._spacing
+            self._head_start[p] = self._interval - place * self.spacing_steps
         if (
             oldest_first
         ):  # among several shards its place may be later: it comes early now, and at its place from then on
@@ -85,7 +87,24 @@ class Pacer:
     @property
     def spacing_steps(self) -> float:
         """H / P: inner steps between two rounds of different fragments."""
-        return self._spacing
+        return self._interval / self._num_fragments
+
+    def change_interval(self, sync_interval_steps: int, now_s: float) -> None:
+        """Goes on with another H; each fragment has as much of the new interval behind it as it had of the old one.
+
+        So all of them stay apart, at the new distance, and what was due stays due. An island that the clock has
+        forgotten is forgotten here, too.
+        """
+        ratio = sync_interval_steps / self._interval
+        self._interval = sync_interval_steps
+        self._head_start = {p: steps * ratio for p, steps in self._head_start.items()}
+        self._early = {p: steps * ratio for p, steps in self._early.items()}
+        advancing = frozenset(self._clock.advancing(now_s))
+        for p, before in self._began.items():
+            at = {i: self._clock.estimate(i, now_s) for i in before if self._clock.knows(i)}
+            self._began[p] = {i: step - (step - before[i]) * ratio for i, step in at.items()}
+            self._ends_s[p] = Ranked()
+            self._unseen[p] = set(advancing)
 
     def progress(self, fragment_id: int, now_s: float) -> float:
         """Returns the fleet's inner steps since the fragment's last round; 0 while nobody advances."""
@@ -119,7 +138,7 @@ class Pacer:
         agrees with the others when it is back, as a newcomer does.
         """
         late = max(0.0, self.progress(fragment_id, now_s) - self._interval) % self._interval
-        if self._interval - late < self._spacing / 2:
+        if self._interval - late < self.spacing_steps / 2:
             late -= self._interval
         late -= self._early.pop(fragment_id, 0.0)
         before = self._began[fragment_id]

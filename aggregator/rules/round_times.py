@@ -18,10 +18,15 @@ REMEMBERED = 64
 
 
 class RoundTimes:
-    """Moving averages of a round's parts; rounds that span an outage are left out by the caller."""
+    """Moving averages of a round's parts; rounds that span an outage are left out by the caller.
+
+    Attributes:
+        interval_steps: The sync interval in force: that of the settings, or longer.
+    """
 
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
+        self.interval_steps = config.sync_interval
         self._quorum_s = MovingAverage()
         self._sync_s = MovingAverage()
         self._journey_s = MovingAverage()
@@ -77,7 +82,8 @@ class RoundTimes:
             sync_s=self._sync_s.get(),
         )
         # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
-        arrivals_s = min(self.arrivals_p90_s() + step_s, c.sync_interval / 2 * step_s) if c.grace_by_arrivals else 0.0
+        half_s = self.interval_steps / 2 * step_s
+        arrivals_s = min(self.arrivals_p90_s() + step_s, half_s) if c.grace_by_arrivals else 0.0
         return Waits(quorum=c.quorum or c.islands, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
 
     def rounds_allowed(self, num_fragments: int, step_s: float) -> int:
@@ -87,5 +93,5 @@ class RoundTimes:
         if not step_s:
             return self._config.rounds_in_flight
         journey_steps = self._journey_s.get() / step_s
-        needed = math.ceil(num_fragments * journey_steps / self._config.sync_interval) + 1
+        needed = math.ceil(num_fragments * journey_steps / self.interval_steps) + 1
         return min(num_fragments, max(self._config.rounds_in_flight, needed))

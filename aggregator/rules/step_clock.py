@@ -114,6 +114,10 @@ class StepClock:
         self._followers.append(set())
         return self._followers[-1]
 
+    def knows(self, island_id: str) -> bool:
+        """Whether the island has reported a step, and was not forgotten since."""
+        return island_id in self._paces
+
     def estimate(self, island_id: str, now_s: float) -> float:
         """Returns the island's inner step at ``now_s``; it never runs ahead of a report for long."""
         pace = self._paces[island_id]

@@ -43,7 +43,8 @@ class Fragment:
     digest: str = ""
     contributions: tuple[Merged, ...] = ()  #: of the newest durable version
     round: Round | None = None  #: while COLLECTING; while COMPUTING and PERSISTING what it brought
-    closed_at_s: float = 0.0
+    closed_at_s: float = 0.0  #: the last round
+    write_asked_at_s: float = 0.0  #: last, for the commit
     commit: Commit | None = None  #: while PERSISTING
     persist_again_at_s: float | None = None
     held: list[Admitted] = field(default_factory=list)

@@ -20,6 +20,7 @@ from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.data_shares import DataShares
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.fleet_rates import FleetRates
+from aggregator.rules.interval import Interval
 from aggregator.rules.pacing import Lockstep, Pacer
 from aggregator.rules.quarantine import Quarantine
 from aggregator.rules.round_times import RoundTimes
@@ -80,6 +81,7 @@ class Run:
         self.rates = FleetRates(self.clock, lambda island_id: self.tokens_per_step(self.members[island_id]))
         self.members.watch(self.rates.look_at)  # what it has trained counts, where it declares nothing
         self.pacer: Pacer | Lockstep | None = None
+        self.interval = Interval(config.sync_interval)
         self.round_times = RoundTimes(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
@@ -367,4 +369,6 @@ class Run:
         else:
             fastest = (c.quorum or c.islands) if c.pacing is Pacing.FIXED else 0
             self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)
+        self.interval = Interval(c.sync_interval, len(self.moving))
+        self.round_times.interval_steps = c.sync_interval
         self.emit(Manifested(manifest=manifest, recipe=recipe))

@@ -68,6 +68,8 @@ class RunTotals:
         progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
         participation: Mean share of the live islands in a version, None before the first.
         staleness_mean: Mean staleness of what was merged, in versions, None before the first.
+        interval: Where rounds are farther apart than the recipe's sync_interval: by how many inner ``steps``, and
+            ``because`` of what; empty elsewhere.
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
         troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
         books: The same tokens exactly, in parts of a token: what those of several shards are added up by.
@@ -86,6 +88,7 @@ class RunTotals:
     rounds: Mapping[int, int] = field(default_factory=dict)
     participation: float | None = None
     staleness_mean: float | None = None
+    interval: Mapping[str, Any] = field(default_factory=dict)
     quarantined: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     troubles: tuple[str, ...] = ()
     books: Mapping[str, Any] = field(default_factory=dict)

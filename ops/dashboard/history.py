@@ -45,6 +45,7 @@ _MARKED = {
     "message.refused": "refusal",
     "join.refused": "refusal",
     "round.cancelled": "round",
+    "interval.changed": "round",
     "norms.restarted": "round",
     "standby.came": "leader",
     "standby.lost": "leader",

@@ -54,6 +54,7 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "trained_tokens": tokens["trained"],
         "wasted_tokens": tokens["wasted"],
         "model_version": sum(each["model_version"] for each in totals),
+        "interval": max((each.get("interval", {}) for each in totals), key=lambda each: each.get("steps", 0)),
         "quarantined": {name: how for each in reversed(totals) for name, how in each["quarantined"].items()},
         "troubles": [_of_shard(n, text) for n, each in enumerate(totals) for text in each["troubles"]],
         **_over_versions(totals),

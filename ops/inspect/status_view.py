@@ -42,6 +42,8 @@ def render(status: Status) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(status), style="bold")]
     if status.totals.get("recipe"):
         parts += [Text(f"recipe: {recipe_line(status.totals['recipe'])}")]
+    if status.totals.get("interval"):
+        parts += [Text("H is {steps} for now: {because}.".format(**status.totals["interval"]), "yellow")]
     if status.evaluation is not None:
         parts += [Text(sentence(status.evaluation))]
     if status.islands:

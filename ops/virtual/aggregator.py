@@ -83,6 +83,7 @@ class SimAggregator:
         self.ordered: dict[int, int] = {}  # number of the newest order, per fragment
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.orders = 0
+        self.free_at_s: dict[str, float] = {}  # each thread, where they are counted
         self.saved_serial = 0
         self.renewals, self.confirmed = 0, False  # of the lease, as aggregator.process.lease.LeaseKey counts them
         self.sequence = 0
@@ -135,12 +136,12 @@ class SimAggregator:
                     self.simulation.invariants.merging(action)
                     self.order(action.fragment_id, action.fragment_version, self.work.merge(action))
                 case agg.Persist():
-                    self.later(plan.persist_s, partial(self.persist, action.commit))
+                    self.later(plan.persist_s, partial(self.persist, action.commit), "disk")
                     if self.replication is not None:
                         self.replicate(self.replication.persist(action.commit, self.clock.now_s))
                 case agg.SaveRun():
                     self.record = action
-                    self.later(plan.persist_s, partial(self.save_run, action))
+                    self.later(plan.persist_s, partial(self.save_run, action), "disk")
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch, self.station.config.shard)
                     self.simulation.invariants.replicated(self, action)
@@ -224,20 +225,24 @@ class SimAggregator:
         self.confirmed = self.confirmed or granted
         self.handle(Renewed(granted=granted, holder=holder, epoch=epoch))
 
-    def later(self, delay_s: tuple[float, float], call: Callable[[], None]) -> None:
-        """Runs ``call`` after a random delay, if the process lives then, and as soon as it runs."""
+    def later(self, delay_s: tuple[float, float], call: Callable[[], None], thread: str) -> None:
+        """Runs ``call`` after a random delay, if the process lives then, and as soon as it runs; see ``in_turn``."""
+        delay, now_s = self.rng.uniform(*delay_s), self.simulation.queue.now_s
+        if self.simulation.plan.in_turn:
+            delay += max(0.0, self.free_at_s.get(thread, now_s) - now_s)
+            self.free_at_s[thread] = now_s + delay
 
         def when_awake() -> None:
             self.station.awake(lambda: call() if self.alive else None)
 
-        self.simulation.queue.after(self.rng.uniform(*delay_s), when_awake)
+        self.simulation.queue.after(delay, when_awake)
 
     def order(self, fragment_id: int, fragment_version: int, digest: str) -> None:
         """A merge or a seed has begun, and replaces what its fragment was waiting for."""
         self.orders += 1
         self.ordered[fragment_id] = self.orders
         plan = self.simulation.plan
-        self.later(plan.merge_s, partial(self.compute, fragment_id, fragment_version, digest, self.orders))
+        self.later(plan.merge_s, partial(self.compute, fragment_id, fragment_version, digest, self.orders), "compute")
 
     def compute(self, fragment_id: int, fragment_version: int, digest: str, order: int) -> None:
         """A merge or a seed is in memory, if it is still the newest order of its fragment."""

@@ -132,6 +132,7 @@ class SimulationPlan:
     links_measured: bool = False  # islands know the rates of their links; what they send is in their number format
     merge_s: tuple[float, float] = (0.001, 0.01)
     persist_s: tuple[float, float] = (0.001, 0.02)
+    in_turn: bool = False  # merges one after the other, and so writes, as threads of a process do; else side by side
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
     aggregator_deaf_at_s: tuple[float, ...] = ()  # damaged bytes make its bulk connection to the first broker useless

@@ -149,7 +149,7 @@ class SlowTwin:
 
 EVENTS = st.tuples(
     NAMES,
-    st.sampled_from(["report", "report", "report", "out", "in", "forget", "nothing"]),
+    st.sampled_from(["report", "report", "report", "out", "in", "forget", "interval", "nothing"]),
     st.integers(0, 3),
     st.sampled_from([0.1, 0.25, 0.5, 2.0, 100.0]),
     st.sampled_from([0.0, 0.125, 0.3, 1.5, 9.0]),
@@ -160,8 +160,7 @@ EVENTS = st.tuples(
 def test_who_advances_at_which_pace_and_what_is_due_is_as_if_everybody_were_asked(events):
     out, steps, now_s, twin, tokens = set(), {}, 0.0, SlowTwin(0.5), {name: i * 7 for i, name in enumerate("abcde")}
     clock = StepClock(0.5, lambda name: name not in out)
-    pacer, rates = Pacer(range(3), 6, clock), FleetRates(clock, tokens.__getitem__)
-    began = {}
+    interval, pacer, rates = 6, Pacer(range(3), 6, clock), FleetRates(clock, tokens.__getitem__)
     for name, what, more, step_time_s, wait_s in events:
         now_s += wait_s
         clock.look_again()
@@ -181,6 +180,9 @@ def test_who_advances_at_which_pace_and_what_is_due_is_as_if_everybody_were_aske
                 pacer.forget(name)
                 twin.paces.pop(name, None)
                 steps.pop(name, None)
+            case "interval":
+                interval = (6, 9, 30, 200)[more]
+                pacer.change_interval(interval, now_s)
             case _:
                 pass
         clock.look_again()
@@ -200,10 +202,10 @@ def test_who_advances_at_which_pace_and_what_is_due_is_as_if_everybody_were_aske
         progress = {p: sorted(at[each][0] - began[p][each] for each in at) for p in range(3)}
         fleet = {p: done[(len(done) - 1) // 2] if done else 0.0 for p, done in progress.items()}
         assert fleet == {p: pacer.progress(p, now_s) for p in range(3)}
-        ready = [(done, -p) for p, done in fleet.items() if at and done >= 6]
+        ready = [(done, -p) for p, done in fleet.items() if at and done >= interval]
         assert due == (-max(ready)[1] if ready else None)
         for p, wait_s in waits_s.items():
-            waits = sorted((6 - (at[each][0] - began[p][each])) * at[each][1] for each in at)
+            waits = sorted((interval - (at[each][0] - began[p][each])) * at[each][1] for each in at)
             assert wait_s == pytest.approx(max(0.0, waits[len(at) - 1 - (len(at) - 1) // 2]), abs=1e-5)
         assert waits_s.keys() == (set(range(3)) if at else set())
         if due is not None:

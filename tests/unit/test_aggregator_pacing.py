@@ -114,6 +114,31 @@ def test_after_an_outage_of_any_length_fragments_fall_due_apart_again(outage_s):
         assert sum(gaps) / len(gaps) == pytest.approx(0.8, abs=0.05)
 
 
+@pytest.mark.parametrize(("early", "later"), [(8, 20), (20, 8)])
+def test_with_another_interval_fragments_come_round_after_that_one_and_stay_apart(early, later):
+    fleet = Fleet({"a": 0.1, "b": 0.1, "c": 0.1}, interval=early)
+    fleet.run(9.3)
+    fleet.pacer.change_interval(later, 9.3)
+    assert fleet.pacer.spacing_steps == later / 4
+    fleet.run(20.0, start_s=9.3)
+    times = [at_s for at_s, _ in fleet.opened if at_s >= 9.3]
+    assert times[0] <= 9.3 + later / 4 * 0.1 + 0.111, "the next one comes when its share of the interval has passed"
+    assert all(abs(b - a - later / 4 * 0.1) <= 0.111 for a, b in itertools.pairwise(times)), times
+    for p in range(4):
+        gaps = fleet.gaps(p, after_s=9.3)
+        assert sum(gaps) / len(gaps) == pytest.approx(later * 0.1, rel=0.05)
+
+
+def test_an_island_that_the_clock_has_forgotten_is_no_hindrance_to_another_interval():
+    fleet = Fleet({"a": 0.1, "b": 0.1})
+    fleet.run(3.0)
+    fleet.clock.forget("b")
+    fleet.pacer.change_interval(20, 3.0)
+    before = fleet.pacer.progress(0, 3.0)
+    fleet.clock.report("b", 500, 3.0, 0.1)
+    assert fleet.pacer.progress(0, 3.0) == pytest.approx(before, abs=1e-6), "it agrees with the other as a newcomer"
+
+
 def test_older_news_does_not_set_a_counter_back():
     clock = StepClock(HEARTBEAT_S)
     clock.report("a", 9, 1.0, 0.1)
@@ -143,6 +168,7 @@ _EVENTS = st.one_of(
     st.tuples(st.just("forget"), st.sampled_from("abc"), st.booleans()),
     st.tuples(st.just("time"), st.sampled_from([0.0, 0.01, 0.2, 1.0, 5.0])),
     st.tuples(st.just("away"), st.sampled_from("abc")),
+    st.tuples(st.just("interval"), st.sampled_from([8, 11, 24, 512])),
 )
 
 
@@ -166,6 +192,11 @@ def test_what_is_kept_of_a_moment_changes_no_answer(events):
                 slow.forget(island_id)
             case "time", passed_s:
                 now_s += passed_s
+            case "interval", steps:
+                before = [fast.progress(p, now_s) / (fast.spacing_steps * 3) for p in range(3)]
+                fast.change_interval(steps, now_s)
+                slow.change_interval(steps, now_s)
+                assert [fast.progress(p, now_s) / steps for p in range(3)] == pytest.approx(before, abs=1e-9)
             case "away", island_id:
                 away ^= {island_id}
                 clock.look_again()

@@ -79,7 +79,7 @@ def test_an_island_that_only_shard_0_has_heard_of_is_in_the_report():
 
 
 def test_totals_name_the_shard_whose_trouble_it_is():
-    def total(trouble):
+    def total(trouble, **more):
         return {
             **report(100, 100),
             "merged_tokens": 100,
@@ -89,8 +89,12 @@ def test_totals_name_the_shard_whose_trouble_it_is():
             "model_version": 4,
             "quarantined": {},
             "troubles": trouble,
+            **more,
         }
 
     one = one_total([total([]), total(["its disk is full"])])
     assert one["troubles"] == ["shard 1: its disk is full"]
-    assert (one["model_version"], one["trained_tokens"]) == (8, 100)
+    assert (one["model_version"], one["trained_tokens"], one["interval"]) == (8, 100, {})
+    intervals = [{}, {"steps": 30, "because": "of this"}, {"steps": 60, "because": "of that"}]
+    one = one_total([total([], interval=each) for each in intervals])
+    assert one["interval"] == {"steps": 60, "because": "of that"}, "the longest"

@@ -142,6 +142,16 @@ def test_text_tells_the_run_its_islands_and_fragments():
     assert "\x1b" not in text
 
 
+def test_an_interval_that_is_longer_than_that_of_the_recipe_is_told_with_its_reason():
+    because = "merging takes 0.3 s a round, and 8 rounds 48 inner steps"
+    (counts,) = snapshot().totals
+    assert "for now" not in shown(status_of(snapshot(), NOW_S))
+    assert "for now" not in shown(status_of(snapshot(totals=[{**counts, "interval": {}}]), NOW_S))
+    found = status_of(snapshot(totals=[{**counts, "interval": {"steps": 60, "because": because}}]), NOW_S)
+    assert f"H is 60 for now: {because}." in shown(found)
+    assert to_json(found)["totals"]["interval"] == {"steps": 60, "because": because}
+
+
 def test_several_brokers_are_listed_with_the_islands_that_speak_through_each():
     brokers = {
         "one": {"suspect_after_s": 2.0, "dead_after_s": 6.0, "written_at": NOW_S - 7.5},

@@ -1,0 +1,175 @@
+"""The sync interval in force: it follows the slower of the aggregator's stages, and comes back."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.process import summary
+from aggregator.rules.interval import HEADROOM, LEARNED, LENGTHEN, MOST, SHORTEN, Interval, SerialStage, next_interval
+from broker.wire.messages import Pacing
+from tests.aggregator_hand import Desk, notes
+
+STEPS = st.integers(1, 500)
+NEEDED = st.floats(0.0, 1e6)
+
+
+# --- a stage --------------------------------------------------------------------------------------------------------
+
+
+def stage_after(services_s, every_s):
+    """A stage that takes so long for each piece; pieces are given every so many seconds, and wait for their turn."""
+    stage, free_at_s = SerialStage(), 0.0
+    for i, service_s in enumerate(services_s):
+        free_at_s = max(free_at_s, i * every_s) + service_s
+        stage.done(i * every_s, free_at_s)
+    return stage
+
+
+@given(service_s=st.floats(0.001, 100.0), every_s=st.floats(0.0, 100.0))
+def test_the_time_of_a_piece_is_without_the_wait_for_its_turn(service_s, every_s):
+    assert stage_after([service_s] * 20, every_s).service_s == pytest.approx(service_s, rel=1e-6, abs=1e-9)
+
+
+def test_a_stage_is_believed_after_some_pieces_and_the_one_that_loads_the_kernels_does_not_count():
+    assert stage_after([5.0, *[0.1] * (LEARNED - 1)], 1.0).service_s == 0.0
+    assert stage_after([5.0, *[0.1] * LEARNED], 1.0).service_s == pytest.approx(0.1)
+
+
+# --- the rule -------------------------------------------------------------------------------------------------------
+
+
+@given(recipe=STEPS, needed=st.lists(NEEDED, max_size=30))
+def test_the_interval_is_never_below_the_recipe_nor_beyond_its_limit(recipe, needed):
+    steps = recipe
+    for each in needed:
+        steps = next_interval(recipe, steps, each)
+        assert recipe <= steps <= MOST * recipe
+        assert steps == MOST * recipe or each <= LENGTHEN * steps, "no round waits for long"
+
+
+@given(recipe=STEPS, needed=NEEDED, later=NEEDED)
+def test_what_was_changed_does_not_change_again_while_the_need_is_the_same(recipe, needed, later):
+    for each in (needed, later):
+        steps = next_interval(recipe, next_interval(recipe, recipe, needed), each)
+        assert next_interval(recipe, steps, each) == steps
+
+
+@given(recipe=STEPS, needed=NEEDED, seed=st.integers(0, 1000))
+def test_a_need_that_wobbles_by_a_twentieth_changes_the_interval_once_at_most(recipe, needed, seed):
+    source, steps, changes = random.Random(seed), recipe, 0
+    for _ in range(200):
+        now = next_interval(recipe, steps, needed * source.uniform(0.95, 1.05))
+        steps, changes = now, changes + (now != steps)
+    assert changes <= 1
+
+
+@given(recipe=STEPS, needed=NEEDED)
+def test_when_little_is_needed_the_interval_is_that_of_the_recipe_again(recipe, needed):
+    stretched = next_interval(recipe, recipe, needed)
+    assert next_interval(recipe, stretched, SHORTEN * recipe / HEADROOM * 0.99) == recipe
+
+
+def test_the_slower_stage_says_how_long_the_interval_is():
+    interval = Interval(24, rounds=8)
+    for i in range(LEARNED + 1):
+        interval.merging.done(i, i + 0.2)
+        interval.writing.done(i + 0.2, i + 0.7)
+    assert interval.follow(0.0) == "", "nobody has said how long a step takes"
+    interval._since = 0
+    for _ in range(8):
+        assert interval.follow(0.1) == "", "no more than once in an interval's rounds"
+    assert interval.follow(0.1) == "writing takes 0.5 s a round, and 8 rounds 40 inner steps" == interval.because
+    assert interval.steps == math.ceil(HEADROOM * 8 * 0.5 / 0.1)
+    assert interval.follow(0.1) == ""
+    for _ in range(31):
+        assert interval.follow(1.0) == "", "it is shortened after four intervals' rounds"
+    assert interval.follow(1.0), "steps are longer now: as many seconds are fewer of them"
+    assert (interval.steps, interval.because) == (24, "")
+
+
+# --- the core -------------------------------------------------------------------------------------------------------
+
+
+def train(desk, seconds, merge_s, names=("a", "b")):
+    """Lets islands train ten steps a second and answer every round; merges are done one after the other.
+
+    Returns the most rounds that waited for theirs at once in the second half.
+    """
+    tick_s, most, begins_s, done_at_s = 0.05, 0, desk.now_s, math.inf
+    for _ in range(round(seconds / tick_s)):
+        desk.tick(desk.now_s + tick_s)
+        while desk.computing and done_at_s <= desk.now_s + 1e-9:
+            desk.compute()
+            done_at_s += merge_s
+        step = int(desk.now_s * 10 + 1e-6)
+        for name in names:
+            desk.beat(name, step)
+            for round_ in list(desk.run.open_rounds.values()):
+                p = round_.fragment_id
+                begins = desk.run.ledger.account(name, 1, p).handed_over[0]
+                if name in round_.owing(frozenset(names)) and begins < step:
+                    desk.offer(name, begins, step, fragment=p, round_id=round_.round_id, norm=1.0)
+        if not desk.computing:
+            done_at_s = math.inf
+        elif done_at_s == math.inf:
+            done_at_s = desk.now_s + merge_s
+        if desk.now_s > begins_s + seconds / 2:
+            most = max(most, len(desk.computing))
+    return most
+
+
+def desk_of(**settings):
+    desk = Desk(islands=2, fragments=4, sync_interval=8, max_staleness=50, **settings)
+    desk.gather("a", "b")
+    desk.computes = False
+    return desk
+
+
+def test_while_merges_are_slow_rounds_open_as_far_apart_as_they_take_and_then_as_before():
+    desk = desk_of()
+    assert train(desk, 20.0, merge_s=0.05) <= 1
+    assert desk.run.interval.steps == 8
+    assert not notes(desk.take(), "interval.changed"), "merges are quick, and nothing happens"
+    assert summary.totals(desk.run, desk.now_s).interval == {}
+    assert train(desk, 100.0, merge_s=0.5) <= 2, "rounds do not pile up"
+    changes = notes(desk.take(), "interval.changed")
+    assert [each["was"] for each in changes] == [8, *(each["steps"] for each in changes[:-1])]
+    assert len(changes) <= 5, "as the average learns of it"
+    assert changes[-1]["steps"] == desk.run.interval.steps == desk.run.round_times.interval_steps
+    assert 4 * 0.5 * 10 / LENGTHEN <= desk.run.interval.steps <= HEADROOM * 4 * 0.55 * 10 + 1
+    assert changes[-1]["because"].startswith("merging takes 0.")
+    assert desk.run.pacer.spacing_steps == desk.run.interval.steps / 4
+    told = {"steps": changes[-1]["steps"], "because": changes[-1]["because"]}
+    assert summary.totals(desk.run, desk.now_s).interval == told
+    assert train(desk, 40.0, merge_s=0.05) <= 1
+    changes = notes(desk.take(), "interval.changed")
+    assert [each["steps"] for each in changes][-1] == desk.run.interval.steps == 8
+    assert sum(desk.run.ledger.books().wasted.values()) == 0
+
+
+@pytest.mark.parametrize("pacing", [Pacing.FIXED, Pacing.LOCKSTEP])
+def test_a_schedule_that_the_recipe_fixes_stays(pacing):
+    desk = desk_of(pacing=pacing, overlap=1)
+    train(desk, 30.0, merge_s=0.5)
+    assert sum(desk.run.versions) > 40, "there was enough to learn from"
+    assert desk.run.interval.steps == 8
+    assert not notes(desk.take(), "interval.changed")
+
+
+def test_a_disk_that_was_full_for_a_while_is_not_taken_for_a_slow_one():
+    desk = desk_of()
+    train(desk, 20.0, merge_s=0.05)
+    desk.writes = False
+    train(desk, 2.0, merge_s=0.05)
+    for _ in range(len(desk.writing)):
+        desk.write(fails="no space left")
+    before_s = desk.run.interval.writing.service_s
+    desk.now_s += 100.0
+    desk.tick()  # it is asked again
+    desk.now_s += 0.01
+    while desk.writing:
+        desk.write()
+    assert desk.run.interval.writing.service_s < before_s + 0.01
