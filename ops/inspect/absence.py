@@ -108,6 +108,11 @@ class RoundStory:
     caught_up: dict[str, int] = field(default_factory=dict)
     beheaded: bool = False
 
+    @property
+    def took_s(self) -> float | None:
+        """Seconds from its opening to its closing; None if it is not closed."""
+        return None if self.closed_at_s is None else round(self.closed_at_s - self.opened_at_s, 4)
+
     def absences(self) -> list[Absence]:
         """Returns why each known island that is not in the version is not, by island."""
         present = {each["island"] for each in self.committed.get("contributions", ())}

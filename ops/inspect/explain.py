@@ -314,7 +314,6 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
         )
         for each in row["contributions"]
     )
-    closed_s = None if story is None else story.closed_at_s
     return Explanation(
         fragment=row["fragment_id"],
         version=row["fragment_version"],
@@ -323,7 +322,7 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
         digest=row["digest"],
         flush=story is not None and story.flush,
         closed="" if story is None else story.reason,
-        took_s=None if story is None or closed_s is None else round(closed_s - story.opened_at_s, 4),
+        took_s=None if story is None else story.took_s,
         contributors=contributors,
         absent=None if story is None else tuple(story.absences()),
     )
