@@ -38,6 +38,8 @@ MARGIN_STEPS = 10
 STEP_TIME_S = 1e5
 HEARTBEAT_S = 0.5
 GIVE_UP_S = 180.0
+#: Version 0 is the whole model in float32 for every island, through one broker: at least so many bytes a second.
+LEAST_BYTES_PER_S = 5e7
 #: Of waiting for a message, before it is waited for again: two thousand tasks that wake up are work.
 RECEIVE_S = 20.0
 #: Until an island that lacks something of version 0 asks for it again.
@@ -277,13 +279,14 @@ class ScriptedIsland:
 class ScriptedFleet:
     """All islands of a run; see :func:`scripted_fleet`."""
 
-    def __init__(self, islands: list[ScriptedIsland]) -> None:
+    def __init__(self, islands: list[ScriptedIsland], payloads: Payloads) -> None:
         self.islands = islands
+        self._whole_s = len(islands) * 4 * payloads.parameters / LEAST_BYTES_PER_S
         self._rounds = 0
 
     async def seeded(self) -> None:
         """Returns when every island holds version 0; raises Unavailable if that never comes."""
-        await self._all(lambda island: island.complete, "version 0 did not reach every island")
+        await self._all(lambda island: island.complete, "version 0 did not reach every island", beyond_s=self._whole_s)
         await self._report(0)  # the aggregator counts steps from the first report of an island that has everything
 
     async def round(self) -> None:
@@ -311,15 +314,16 @@ class ScriptedFleet:
                 await island.advance(step)
         await self._all(lambda island: island.states >= heard[island.name] + 3, "heartbeats were not answered")
 
-    async def _all(self, reached: Callable[[ScriptedIsland], bool], what: str) -> None:
+    async def _all(self, reached: Callable[[ScriptedIsland], bool], what: str, *, beyond_s: float = 0.0) -> None:
+        within_s = GIVE_UP_S + beyond_s
         try:
-            async with asyncio.timeout(GIVE_UP_S):
+            async with asyncio.timeout(within_s):
                 for island in self.islands:
                     while not reached(island):
                         island.told.clear()
                         await island.told.wait()
         except TimeoutError as err:
-            cure = f"within {GIVE_UP_S:g} s: see the logs of broker and aggregator"
+            cure = f"within {within_s:.0f} s: see the logs of broker and aggregator"
             raise Unavailable(f"{what} {cure}", definite=False) from err
 
 
@@ -354,7 +358,7 @@ async def scripted_fleet(
                     await stack.enter_async_context(endpoint)
             living = [tasks.create_task(island.live(), name=island.name) for island in islands]
             try:
-                yield ScriptedFleet(islands)
+                yield ScriptedFleet(islands, payloads)
             finally:
                 for each in living:
                     each.cancel()
