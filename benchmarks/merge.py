@@ -36,10 +36,12 @@ from aggregator.merge.layout import Source
 from aggregator.merge.lengths import measure as measure_lengths
 from aggregator.merge.outer_step import OuterStep, make_outer_step
 from aggregator.merge.passes import PIECE, Target, fold
-from aggregator.merge.resources import Resources, ReusedMemory
+from aggregator.merge.resources import Resources
+from aggregator.process.workers import SPARE_VECTORS
 from aggregator.store.store import Store
 from benchmarks import output
 from benchmarks.output import Column, median
+from broker.chunks.memory import ReusedMemory
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
@@ -115,7 +117,7 @@ def at_memory_speed(deltas: list[Vector], repetitions: int, threads: int) -> dic
     step, size, words = make_outer_step(0.7, 0.3), deltas[0].size, [delta.view(np.uint32) for delta in deltas]
     counted: dict[str, float] = {READING: 4.0 * size * len(deltas)}
     with ThreadPoolExecutor(threads) as pool:
-        resources = Resources(lambda call, count: pool.map(call, range(count)), ReusedMemory().empty)
+        resources = Resources(lambda call, count: pool.map(call, range(count)), ReusedMemory(SPARE_VECTORS).floats)
 
         def reading() -> None:
             read = kernel_that_reads()

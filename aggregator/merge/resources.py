@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.merge.fragment_state import Vector
 
@@ -37,35 +33,3 @@ class Resources:
 
 #: One thread, and memory as it comes.
 PLAIN = Resources()
-
-
-class ReusedMemory:
-    """Vectors whose memory has been used before, which is worth half of a merge: a new page costs more than its bytes.
-
-    Memory comes back when nobody refers to its vector any more, views and buffers that are being sent included.
-
-    Args:
-        most: Pieces of memory that are kept for later.
-    """
-
-    def __init__(self, most: int = 3) -> None:
-        self._spare: deque[NDArray[Any]] = deque(maxlen=most)
-
-    def empty(self, size: int) -> Vector:
-        """Returns a vector, its elements undefined; from any thread."""
-        memory = self._taken(size)
-        # By way of a buffer: a plain view's own views would refer to ``memory``, and not to the vector.
-        vector = np.frombuffer(memory.data, np.float32, size)
-        weakref.finalize(vector, self._spare.append, memory).atexit = False
-        return vector
-
-    def _taken(self, size: int) -> NDArray[Any]:
-        for _ in range(len(self._spare)):
-            try:
-                memory = self._spare.popleft()
-            except IndexError:  # another thread was faster
-                break
-            if size <= memory.size <= 2 * size:
-                return memory
-            self._spare.append(memory)
-        return np.empty(max(size, 1), np.float32)

@@ -34,11 +34,12 @@ from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.outer_step import OuterStep, make_outer_step
 from aggregator.merge.passes import warm_up
-from aggregator.merge.resources import Resources, ReusedMemory
+from aggregator.merge.resources import Resources
 from aggregator.merge.versions import Made
 from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Store
+from broker.chunks.memory import ReusedMemory
 from broker.process import logs
 from broker.wire.errors import Unavailable
 from broker.wire.fragments import FragmentManifest, TensorSpec
@@ -55,6 +56,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 #: Threads that merge. Eight read faster than the memory of most machines can follow.
 MOST_THREADS = 8
+#: Vectors of a fragment that are kept for the next merge: half of its time would go into new memory.
+SPARE_VECTORS = 3
 
 
 def warmed_up(recipe: Recipe) -> OuterStep:
@@ -113,7 +116,7 @@ class Workers:
         self._compute = ThreadPoolExecutor(1, "compute")
         # That one waits meanwhile. They sleep between merges, where those of a numeric library would spin.
         self._pieces = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "pieces")
-        self._resources = Resources(self._spread, ReusedMemory().empty)
+        self._resources = Resources(self._spread, ReusedMemory(SPARE_VECTORS).floats)
         self._disk = ThreadPoolExecutor(1, "disk")
         self._outer_step: OuterStep | None = None
 

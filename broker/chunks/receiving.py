@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from broker.chunks.heads import Ask, Chunk, Credit, Resume
 from broker.chunks.kept import LEAST_BYTES, Kept, Partial, key_in
+from broker.chunks.memory import ReusedMemory
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
 
 #: Beyond what has come the other end may send so much; more than any link that is known of has under way.
 CREDIT_BYTES = 32 << 20
+#: Memory of frames that is kept for the next ones, at each end.
+SPARE_FRAMES, SPARE_BYTES = 256, 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,15 @@ class Inflow:
 
     Args:
         limits: Of one message; a larger one is refused with its first chunk.
+        memory: Of frames that are put together.
 
     Attributes:
         received_bytes: Of all chunks.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, memory: ReusedMemory | None = None) -> None:
         self.received_bytes = 0
+        self._memory = ReusedMemory(0) if memory is None else memory
         self._limits = limits
         self._transfer = self._total = 0
         self._offset = 0  # of the next chunk
@@ -179,7 +182,7 @@ class Inflow:
             places = places[1:]
         for place in places:
             if rest and place == len(views) - 1:
-                memory: Any = np.empty(views[place].nbytes + rest, np.uint8)
+                memory: Any = self._memory.take(views[place].nbytes + rest)
                 whole = memoryview(memory)
                 whole[: views[place].nbytes] = views[place]
                 self._frames.append(whole)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 from broker.chunks import heads
 from broker.chunks.kept import Kept
+from broker.chunks.memory import ReusedMemory
 from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
-from broker.chunks.receiving import Inflow, Refused
+from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Inflow, Refused
 from broker.chunks.sending import LONGEST_STALL_S, Outflow, Transfer
 from broker.routing.resending import Carried
 from broker.wire.errors import RemoteProtocolError
@@ -37,6 +38,7 @@ class Chunked:
 
     def __init__(self, put: Callable[[Sequence[Buffer]], bool], limits: Limits) -> None:
         self._put, self._limits = put, limits
+        self._memory = ReusedMemory(SPARE_FRAMES, SPARE_BYTES)
         self._connection = 0
         self._owes_credit = False
         self._kept = Kept(limits.max_message_bytes)
@@ -140,6 +142,6 @@ class Chunked:
         self._begin()
 
     def _begin(self) -> None:
-        self._out, self._in = Outflow(self._up), Inflow(self._limits)
+        self._out, self._in = Outflow(self._up), Inflow(self._limits, self._memory)
         self._owed: list[bytes] = []  # answers
         self._owes_credit = False

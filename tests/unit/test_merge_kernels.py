@@ -20,8 +20,9 @@ from aggregator.merge.fragment_state import FragmentState, seeded
 from aggregator.merge.kernels import STRIP, merge_and_step, merge_fragment
 from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.passes import PIECE
-from aggregator.merge.resources import Resources, ReusedMemory, in_turn
+from aggregator.merge.resources import Resources, in_turn
 from aggregator.merge.rounding import round_step
+from broker.chunks.memory import ReusedMemory
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
@@ -75,7 +76,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(parts, threads):
     action = Merge(round_id=1, fragment_id=0, fragment_version=4, parts=tuple(parts), version_codec=Codec.INT8)
     expected, merged = versions.merge(FRAGMENT, action, before, STEP)
     with ThreadPoolExecutor(threads) as pool:
-        resources = Resources(lambda call, count: pool.map(call, range(count)), ReusedMemory().empty)
+        resources = Resources(lambda call, count: pool.map(call, range(count)), ReusedMemory(3).floats)
         for _ in range(2):  # the second time in memory that has been used
             made, found = versions.merge(FRAGMENT, action, before, STEP, resources=resources)
             assert outcome(found) == outcome(merged)
@@ -193,20 +194,30 @@ def test_a_contribution_that_is_dropped_leaves_no_trace():
 
 def test_memory_is_used_again_when_nobody_refers_to_it_and_not_before():
     memory = ReusedMemory(most=1)
-    vector = memory.empty(1000)
+    vector = memory.floats(1000)
     address = vector.__array_interface__["data"][0]
     view, sending = vector[10:20], memoryview(vector[500:])
     vector[:] = 7
     del vector
-    other = memory.empty(1000)
+    other = memory.floats(1000)
     assert other.__array_interface__["data"][0] != address
     del view
     other[:] = 0
     assert set(np.frombuffer(sending, np.float32)) == {7.0}
     del sending
-    again = memory.empty(900)
+    again = memory.floats(900)
     assert again.__array_interface__["data"][0] == address
-    assert memory.empty(2000).size == 2000  # what is too small is not taken
+    assert memory.floats(2000).size == 2000  # what is too small is not taken
+
+
+def test_no_more_memory_is_kept_than_is_said():
+    memory = ReusedMemory(most=10, most_bytes=3000)
+    held = [memory.take(1000) for _ in range(5)]
+    places = [each.__array_interface__["data"][0] for each in held]
+    for _ in range(5):
+        del held[0]
+    again = [memory.take(1000) for _ in range(3)]
+    assert {each.__array_interface__["data"][0] for each in again} == set(places[2:])
 
 
 def doubled(number):

@@ -1,0 +1,63 @@
+"""Memory that is used again: a page that is new costs the kernel more than the bytes that are written to it. Pure."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Octets = NDArray[np.uint8]
+
+
+class ReusedMemory:
+    """Pieces of memory that come back when nobody refers to them any more, views and buffers on their way included.
+
+    Args:
+        most: Pieces that are kept for later; what comes back beyond that, the oldest first, is the system's again.
+        most_bytes: Likewise, of all of them.
+    """
+
+    def __init__(self, most: int, most_bytes: float = math.inf) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._spare: deque[NDArray[Any]] = deque()
+
+    def take(self, nbytes: int) -> Octets:
+        """Returns memory of so many bytes, not initialised; from any thread."""
+        memory = self._fitting(nbytes)
+        if memory is None:
+            memory = np.empty(max(nbytes, 1), np.uint8)
+        # By way of a buffer: a plain view's own views would refer to ``memory``, and not to what is returned.
+        taken = np.frombuffer(memory.data, np.uint8, nbytes)
+        weakref.finalize(taken, self._back, memory).atexit = False
+        return taken
+
+    def floats(self, size: int) -> NDArray[np.float32]:
+        """Returns memory of so many float32, likewise."""
+        return np.frombuffer(self.take(4 * size).data, np.float32, size)
+
+    def _fitting(self, nbytes: int) -> NDArray[Any] | None:
+        for _ in range(len(self._spare)):
+            try:
+                memory = self._spare.pop()  # what came back last may still be in a cache
+            except IndexError:  # another thread was faster
+                break
+            if nbytes <= memory.nbytes <= 2 * nbytes:
+                return memory
+            self._spare.appendleft(memory)
+        return None
+
+    def _back(self, memory: NDArray[Any]) -> None:
+        self._spare.append(memory)
+        kept = tuple(self._spare)
+        excess = len(kept) - self._most
+        nbytes = sum(each.nbytes for each in kept)
+        while excess > 0 or nbytes > self._most_bytes:
+            try:
+                nbytes -= self._spare.popleft().nbytes
+            except IndexError:
+                break
+            excess -= 1
