@@ -68,5 +68,7 @@ class Living:
             self._ids = None
         if not lives:
             self._deaths.drop(name)
-        elif name not in self._deaths:
-            self._deaths.put(name, self._dies_at_s(name))
+            return
+        known_s, dies_at_s = self._deaths.get(name), self._dies_at_s(name)
+        if known_s is None or dies_at_s < known_s:  # one that is too early costs a look
+            self._deaths.put(name, dies_at_s)
