@@ -75,11 +75,13 @@ def test_ranks_are_those_of_a_sorted_list(steps, limit):
 # --- who lives ------------------------------------------------------------------------------------------------------
 
 
+#: It leaves, and is heard again at an earlier time, before anybody asks.
+BACK_EARLIER = [("a", "heard", 10.0), ("b", "asked", 5.0), ("a", "leaves", 5.0), ("a", "heard", 3.0)]
+BACK_EARLIER += [("b", "asked", 5.5), ("b", "asked", 7.0)]
+
+
 @given(st.lists(st.tuples(NAMES, st.sampled_from(["heard", "leaves", "asked"]), TIMES)))
-@example(  # it leaves, and is heard again, at an earlier time, before anybody asks
-    [("a", "heard", 10.0), ("b", "asked", 5.0), ("a", "leaves", 5.0), ("a", "heard", 3.0)]
-    + [("b", "asked", 5.5), ("b", "asked", 7.0)]
-)
+@example(BACK_EARLIER)
 def test_who_lives_is_whoever_was_heard_lately_and_has_not_left(steps):
     """Time passes as it likes, also backwards: whoever asks of an earlier moment is told of that one."""
     heard_s, dead_after_s = {}, 3.0
