@@ -345,8 +345,8 @@ class _Broker:
         while actions:
             match actions.popleft():
                 case Send() as send:
-                    for failure in self._send(send, now_s):
-                        actions.extend(self._relay.handle(failure, now_s))
+                    for told in self._send(send, now_s):
+                        actions.extend(self._relay.handle(told, now_s))
                 case Report(envelope=envelope):
                     self._reporter.membership.observe(envelope, now_s)
                 case Note(event=name, fields=fields, warning=warning):
@@ -362,11 +362,11 @@ class _Broker:
         if deadline_s is not None and (self._waiting_until_s is None or deadline_s < self._waiting_until_s):
             self._woken.set()
 
-    def _send(self, send: Send, now_s: float) -> Sequence[Blocked | Unreachable]:
+    def _send(self, send: Send, now_s: float) -> Sequence[RelayEvent]:
         if send.channel is Channel.BULK:
-            failures = self._flows.send(send, now_s)
+            events = self._flows.send(send, now_s)
             self._try_again(send.peer)
-            return failures
+            return events
         outcome = self._hand_over(Channel.CONTROL, send.peer, encode(send.envelope))
         if outcome is Put.TAKEN:
             return ()

@@ -159,8 +159,8 @@ class Flows:
 
     # --- out ---
 
-    def send(self, send: Send, now_s: float) -> list[Blocked | Unreachable]:
-        """Takes a message in, and sends what may go; returns what could not be."""
+    def send(self, send: Send, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
+        """Takes a message in, and sends what may go; returns what has become of messages."""
         flow, urgent = self._of(send.peer), is_urgent(send.envelope.message)
         if len(flow.out) >= (2 * MOST_WAITING if urgent else MOST_WAITING):
             flow.blocked = True
@@ -168,7 +168,7 @@ class Flows:
         payload = getattr(send.envelope.message, "payload", ())
         key = key_of(each.checksum for each in payload) if send.size_bytes >= LEAST_BYTES and payload else 0
         flow.out.put(encode(send.envelope), send, urgent=urgent, key=key, asks=key in self._begun)
-        return [event for event in self.go_on(send.peer, now_s) if isinstance(event, Blocked | Unreachable)]
+        return self.go_on(send.peer, now_s)
 
     def go_on(self, peer: bytes, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
         """Sends what may go over a connection: credit, then messages; returns what has become of messages."""

@@ -4,7 +4,7 @@
 :class:`~broker.routing.events.Blocked`. A contribution then waits in a queue bounded in bytes; a version does not wait
 at all: there is room in the island's window again (:mod:`broker.routing.window`), and whatever is the newest when the
 island takes more is what it gets. The driver says when a connection takes more (:class:`~broker.routing.events.Room`);
-those of which it has said nothing are tried again after a short pause.
+those of which it has said nothing are tried again after a pause, which is long for islands: there may be hundreds.
 
 Islands send a contribution again when they have heard nothing of it for a while, and cannot see that it waits here,
 behind others, for an aggregator's slow link. A copy would queue behind its own first one, and each copy makes the wait
@@ -36,6 +36,8 @@ from broker.wire.messages import AGGREGATOR, Channel, Envelope, Reason
 BURST = 8
 #: A whole version that was asked for is asked for again after this, and then ever more seldom: it may be large.
 WHOLE_AGAIN_S, WHOLE_SELDOM_S = 2.0, 64.0
+#: An island's connection that took nothing is tried again after this, if nothing was heard of room by then.
+ROOM_S = 0.5
 #: A copy that comes sooner than this after the first one passes.
 AT_ONCE_S = 0.5
 
@@ -57,7 +59,8 @@ class Deliveries:
         self._who = who
         self._out = out
         self._wanted: dict[int, Backoff] = {}  # fragments of which a whole version was asked for
-        self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
+        # Whose bulk connection takes nothing now, and when it is tried again if nothing is heard of room.
+        self._blocked_peers: dict[str, float] = {}
         self._blocked_shards: dict[int, None] = {}
         # Over the present connection of each shard's aggregator: what, and since when.
         self._under_way: dict[int, dict[Hashable, float]] = {}
@@ -158,11 +161,10 @@ class Deliveries:
             self._send_on(leader.shard, route, item, now_s)
         if self.queue.waits(leader.shard):
             self._blocked_shards[leader.shard] = None  # so that what comes stays behind what waits
-            self._retry_soon(now_s)
+            self._retry_at(now_s + self._retry_s)
 
-    def _retry_soon(self, now_s: float) -> None:
-        if self.retry_at_s is None:
-            self.retry_at_s = now_s + self._retry_s
+    def _retry_at(self, at_s: float) -> None:
+        self.retry_at_s = at_s if self.retry_at_s is None else min(self.retry_at_s, at_s)
 
     def _send_on(self, shard: int, route: bytes, item: Queued, now_s: float) -> None:
         self._under_way.setdefault(shard, {})[item.identity] = now_s
@@ -193,17 +195,17 @@ class Deliveries:
                     return
                 peer.window.took_back(p)
                 peer.served.pop(p, None)  # it still comes first
-                self._blocked_peers[peer.name] = None
+                self._blocked_peers[peer.name] = now_s + ROOM_S
+                self._retry_at(now_s + ROOM_S)
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p) | m.HostPart(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
                 self._arrived(shard, item)
                 self.queue.put_back(shard, item)
                 self._blocked_shards[shard] = None
+                self._retry_at(now_s + self._retry_s)
             case _:
                 self._out.counters.dropped["blocked"] += 1
-                return
-        self._retry_soon(now_s)
 
     def give_up(self, event: Unreachable) -> None:
         """A contribution waits for the aggregator's next connection; an island asks again over its own."""
@@ -233,9 +235,11 @@ class Deliveries:
         if self.retry_at_s is None or now_s < self.retry_at_s:
             return
         self.retry_at_s = None
-        peers, self._blocked_peers = self._blocked_peers, {}
-        for name in peers:
+        for name in [name for name, at_s in self._blocked_peers.items() if at_s <= now_s]:
+            del self._blocked_peers[name]
             self._serve(self._who.peers[name], now_s)
+        for at_s in self._blocked_peers.values():
+            self._retry_at(at_s)
         shards, self._blocked_shards = self._blocked_shards, {}
         for shard in shards:
             leader = self._who.leaders.get(shard)

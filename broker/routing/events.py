@@ -24,7 +24,7 @@ class RelayConfig:
         max_peers: Senders known at a time; further ones are refused.
         forget_after_s: A peer not heard for this long is forgotten.
         leader_silent_s: An aggregator not heard for this long no longer leads.
-        retry_s: Pause before a blocked connection is tried again: the system does not say when it takes more.
+        retry_s: Pause before what waits for an aggregator goes on.
         release: Version of the package, for who measures a way here; empty: not known.
     """
 

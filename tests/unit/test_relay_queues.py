@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.routing.deliveries import BURST
+from broker.routing.deliveries import BURST, ROOM_S
 from broker.routing.directory import UNKNOWN
 from broker.routing.resending import PATIENT_S, RESEND_S
 from broker.wire import messages as m
@@ -214,8 +214,9 @@ def test_a_newer_version_replaces_one_not_begun(led):
     led.receive(AGGREGATOR, version(0, 1))
     led.block(led.sends[0])
     led.receive(AGGREGATOR, version(0, 2))
-    assert led.sent == []  # still blocked
     led.tick(led.now_s + CONFIG.retry_s)
+    assert led.sent == []  # still blocked
+    led.tick(led.now_s + ROOM_S)
     assert led.sent == [(b"a/1/bulk", version(0, 2))]
     assert led.relay.queued_bytes == 0
 
