@@ -238,11 +238,13 @@ def findable(monkeypatch):
 def test_rows_survive_the_death_of_the_process_that_writes_them(tmp_path):
     pytest.importorskip("tensorboard")
     writing = sink(tmp_path, start_every_s=0.0)
-    folder = tmp_path / "run-a"
+    folder, killed = tmp_path / "run-a", {0, None}
     for step in range(1, 40):
         writing.offer(made(step))
         if step % 13 == 0:
             wait_for(lambda: folder.exists() and in_tensorboard(folder, "island/loss"), "points")
+            wait_for(lambda: writing.pid not in killed, "the next process")
+            killed.add(writing.pid)
             os.kill(writing.pid, signal.SIGKILL)
     wait_for(lambda: writing.offer(made(40)), "room")
     writing.close(within_s=30)
