@@ -243,9 +243,10 @@ def test_rows_survive_the_death_of_the_process_that_writes_them(tmp_path):
         writing.offer(made(step))
         if step % 13 == 0:
             wait_for(lambda: folder.exists() and in_tensorboard(folder, "island/loss"), "points")
-            wait_for(lambda: writing.pid not in killed, "the next process")
-            killed.add(writing.pid)
-            os.kill(writing.pid, signal.SIGKILL)
+            pid = wait_for(lambda: writing.pid if writing.pid not in killed else None, "the next process")
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not is_alive(pid), "its end: the next row finds the pipe closed")
     wait_for(lambda: writing.offer(made(40)), "room")
     writing.close(within_s=30)
     assert [step for step, _ in in_tensorboard(folder, "island/loss")] == list(range(1, 41))
