@@ -24,9 +24,10 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
-from broker.chunks.receiving import CREDIT_BYTES, Refused
+from broker.chunks.receiving import Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.gateway.arrivals import event_of, refused, verified
+from broker.gateway.connections import most_unread_bytes
 from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import LOOK_EVERY_S, Gate, GateEvent, draw_afresh
 from broker.gateway.listening import PORT_ATTEMPTS, cannot_listen, resolved
@@ -236,10 +237,7 @@ class _Broker:
 
     def _watch(self, ports: dict[Channel, int]) -> None:
         for channel, port in ports.items():
-            # As many bytes as ZeroMQ takes for one frame, and some for frames' own headers. And what may wait to be
-            # read here while others are served: a peer sends as much as it has credit for.
-            most_bytes = int(self._sockets[channel].get(zmq.MAXMSGSIZE)) * 9 // 8
-            most_bytes += CREDIT_BYTES if channel is Channel.BULK else 0
+            most_bytes = most_unread_bytes(channel, int(self._sockets[channel].get(zmq.MAXMSGSIZE)))
             self._gate.watch(channel, self._sockets[channel], port, most_bytes=most_bytes)
 
     def close(self) -> None:

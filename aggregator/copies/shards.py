@@ -46,7 +46,7 @@ def misplaced(keys: Collection[str], shards: int) -> str:
 
 
 def fits(own: CompleteSet, leader: CompleteSet) -> bool:
-    """Whether a shard's copy can be restored beside one of shard 0: of the same run, made under no newer roster."""
+    """Says whether a shard's copy fits one of shard 0: it is of the same run, and made under no newer roster."""
     return own.run_id == leader.run_id and own.roster <= leader.roster
 
 

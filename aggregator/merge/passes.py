@@ -149,7 +149,7 @@ def warm_up() -> None:
 
 
 def is_warm() -> bool:
-    """Whether the kernels are loaded, so that using them takes no seconds."""
+    """Says whether the compiled kernels are loaded; before that a merge waits for them."""
     return bool(_loaded)
 
 

@@ -110,7 +110,6 @@ class Commits:
         if because:
             assert isinstance(run.pacer, Pacer), "fragments fall due in lockstep"
             run.pacer.change_interval(run.interval.steps, run.now_s)
-            run.round_times.interval_steps = run.interval.steps
             run.note("interval.changed", steps=run.interval.steps, was=was, because=because)
 
     def _note_commit(self, commit: Commit, round_: Round) -> None:

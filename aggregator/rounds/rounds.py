@@ -257,11 +257,12 @@ class Rounds:
         return self._run.num_eligible()
 
     def _waits(self) -> Waits:
-        waits = self._run.round_times.waits(self._run.median_step_s)
+        waits = self._run.round_times.waits(self._run.median_step_s, self._run.interval.steps)
         return replace(waits, settled_at_s=self._settled_at_s)
 
     def _allowed(self) -> int:
-        return self._run.round_times.rounds_allowed(len(self._run.moving), self._run.median_step_s)
+        run = self._run
+        return run.round_times.rounds_allowed(len(run.moving), run.median_step_s, run.interval.steps)
 
     def _waited_for(self, round_: Round) -> frozenset[str]:
         """Returns the islands that hold up a round: the responsive ones; all live ones where that leaves nobody."""

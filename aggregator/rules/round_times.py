@@ -18,15 +18,10 @@ REMEMBERED = 64
 
 
 class RoundTimes:
-    """Moving averages of a round's parts; rounds that span an outage are left out by the caller.
-
-    Attributes:
-        interval_steps: The sync interval in force: that of the settings, or longer.
-    """
+    """Moving averages of a round's parts; rounds that span an outage are left out by the caller."""
 
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
-        self.interval_steps = config.sync_interval
         self._quorum_s = MovingAverage()
         self._sync_s = MovingAverage()
         self._journey_s = MovingAverage()
@@ -71,7 +66,7 @@ class RoundTimes:
         ordered = sorted(self._arrivals_s)
         return ordered[math.ceil(0.9 * len(ordered)) - 1]
 
-    def waits(self, step_s: float) -> Waits:
+    def waits(self, step_s: float, interval_steps: int) -> Waits:
         """Returns how long a round waits now, at a median inner step of ``step_s``."""
         c = self._config
         grace_s = grace_window_s(
@@ -82,16 +77,16 @@ class RoundTimes:
             sync_s=self._sync_s.get(),
         )
         # Answers are given at the end of a step: those of equal islands come up to a step apart, one now, another then.
-        half_s = self.interval_steps / 2 * step_s
+        half_s = interval_steps / 2 * step_s
         arrivals_s = min(self.arrivals_p90_s() + step_s, half_s) if c.grace_by_arrivals else 0.0
         return Waits(quorum=c.quorum or c.islands, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=c.round_timeout_s)
 
-    def rounds_allowed(self, num_fragments: int, step_s: float) -> int:
+    def rounds_allowed(self, num_fragments: int, step_s: float, interval_steps: int) -> int:
         """Returns how many rounds may be open: enough that one journey's length does not stretch H."""
         if self._config.pacing is Pacing.LOCKSTEP:
             return num_fragments
         if not step_s:
             return self._config.rounds_in_flight
         journey_steps = self._journey_s.get() / step_s
-        needed = math.ceil(num_fragments * journey_steps / self.interval_steps) + 1
+        needed = math.ceil(num_fragments * journey_steps / interval_steps) + 1
         return min(num_fragments, max(self._config.rounds_in_flight, needed))

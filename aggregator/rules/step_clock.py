@@ -115,7 +115,7 @@ class StepClock:
         return self._followers[-1]
 
     def knows(self, island_id: str) -> bool:
-        """Whether the island has reported a step, and was not forgotten since."""
+        """Says whether a step of the island is known here."""
         return island_id in self._paces
 
     def estimate(self, island_id: str, now_s: float) -> float:

@@ -370,5 +370,4 @@ class Run:
             fastest = (c.quorum or c.islands) if c.pacing is Pacing.FIXED else 0
             self.pacer = Pacer(manifest.moving, c.sync_interval, self.clock, frozenset(self.moving), fastest=fastest)
         self.interval = Interval(c.sync_interval, len(self.moving))
-        self.round_times.interval_steps = c.sync_interval
         self.emit(Manifested(manifest=manifest, recipe=recipe))

@@ -84,7 +84,7 @@ class NumpyIsland:
         self._params = {name: np.full_like(each, np.nan) for name, each in self._params.items()}
 
     def finite(self) -> bool:
-        """Whether no NaN has come into this peer's model: one look at each tensor, since it would be all NaN."""
+        """Returns False once NaN is in this peer's model. One number of each tensor tells: all would be NaN."""
         return all(bool(np.isfinite(each[-1, -1])) for each in self._params.values())
 
 
@@ -133,7 +133,7 @@ class TorchIsland:
                 each.fill_(float("nan"))
 
     def finite(self) -> bool:
-        """Whether no NaN has come into this peer's model: one look at each tensor, since it would be all NaN."""
+        """Returns False once NaN is in this peer's model. One number of each tensor tells: all would be NaN."""
         return all(bool(self._torch.isfinite(each[-1, -1])) for each in self._model)
 
 

@@ -73,7 +73,7 @@ class Averager:
                 each.fill_(float("nan"))
 
     def finite(self) -> bool:
-        """Whether no NaN has come into this peer's model: one look at each tensor, since it would be all NaN."""
+        """Returns False once NaN is in this peer's model. One number of each tensor tells: all would be NaN."""
         with self._averager.get_tensors() as tensors:
             return all(bool(torch.isfinite(each[-1, -1])) for each in tensors)
 

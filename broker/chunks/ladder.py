@@ -13,10 +13,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from broker.wire.lengths import BLOCK_ELEMENTS, encoded_bytes
 from broker.wire.messages import Codec
 
 #: Bytes of an element, scales included; wide to narrow.
-BYTES: Final = {Codec.F32: 4.0, Codec.BF16: 2.0, Codec.INT8: 1.0 + 1 / 64, Codec.INT4: 0.5 + 1 / 64}
+BYTES: Final = {
+    each: encoded_bytes(each, BLOCK_ELEMENTS) / BLOCK_ELEMENTS
+    for each in (Codec.F32, Codec.BF16, Codec.INT8, Codec.INT4)
+}
 #: Shares of the rounds that may be taken part in.
 SHARES: Final = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
 #: Parts of the link that its level takes: too much, enough room, and enough room for a wider level.

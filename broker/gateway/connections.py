@@ -12,8 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from broker.chunks.receiving import CREDIT_BYTES
+from broker.wire.messages import Channel
+
 #: The kernel counts the end of a connection as a byte of it.
 END_BYTES = 1
+
+
+def most_unread_bytes(channel: Channel, most_frame_bytes: int) -> int:
+    """Returns what a connection may bring in before anything of it is read here: beyond that it is a flood.
+
+    That is the largest frame that ZeroMQ takes, and some for frames' own headers. On bulk it is also all that a peer
+    has credit for: its chunks may wait while others are served.
+    """
+    return most_frame_bytes * 9 // 8 + (CREDIT_BYTES if channel is Channel.BULK else 0)
 
 
 class Ending(Enum):

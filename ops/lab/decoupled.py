@@ -39,7 +39,6 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     total_tokens = cell.steps * fleet_tokens
     like, _ = task.init(seed)
     rule = Rule(
-        codec=cell.codec,
         feedback=cell.error_feedback,
         seed=seed,
         fleet_tokens=fleet_tokens,

@@ -49,14 +49,12 @@ class Rule:
     """The settings of a cell that an island's training depends on, beside the task.
 
     Attributes:
-        codec: Of pseudo-gradients.
         feedback: Whether what the codec rounds away stays in the island's progress.
         seed: Of parameters and data order.
         fleet_tokens: Tokens of one step of the whole fleet.
         total_tokens: Of the run, for schedules.
     """
 
-    codec: Codec
     feedback: bool
     seed: int
     fleet_tokens: int

@@ -28,7 +28,6 @@ def loss_after(manners: tuple[FaultKind, ...]) -> tuple[float, Simulation]:
     islands = HONEST + len(manners)
     fleet_tokens = islands * per_step  # the schedule goes by what all of them say that they have trained
     rule = Rule(
-        codec=cell.codec,
         feedback=True,
         seed=0,
         fleet_tokens=fleet_tokens,

@@ -6,7 +6,9 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from broker.gateway.connections import Connections, Ending
+from broker.chunks.receiving import CREDIT_BYTES
+from broker.chunks.sending import MOST_CHUNK_BYTES
+from broker.gateway.connections import Connections, Ending, most_unread_bytes
 from broker.gateway.gate import zap_answer
 from broker.gateway.receiving import said_of
 from broker.routing.bindings import Bindings
@@ -24,7 +26,7 @@ from broker.wire import messages as m
 from broker.wire.addresses import check_exposure, is_local
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
-from broker.wire.messages import AGGREGATOR, BROKER, Reason
+from broker.wire.messages import AGGREGATOR, BROKER, Channel, Reason
 from islands.config import IslandConfig
 from ops import cli
 from ops.keys import make_pairs
@@ -426,3 +428,15 @@ def test_who_was_revoked_does_not_come_back_unasked_and_is_told_of(tmp_path, cap
     assert cli.main(["keys", "allow", str(tmp_path / "aggregator.public"), "--dir", str(tmp_path)]) == 0
     assert cli.main(["keys", "init", "--dir", str(tmp_path)]) == 0
     assert "not allowed" not in capsys.readouterr().out
+
+
+def test_a_bulk_connection_may_have_all_its_credit_waiting_and_no_more():
+    """A loaded broker reads nothing of one of many islands for a second; that is no flood."""
+    frame = 2 * MOST_CHUNK_BYTES
+    most = most_unread_bytes(Channel.BULK, frame)
+    assert most > CREDIT_BYTES + frame
+    assert most_unread_bytes(Channel.CONTROL, frame) == most - CREDIT_BYTES
+    connections = Connections(most_bytes=most)
+    connections.accepted(7)
+    assert connections.overfull({7: CREDIT_BYTES}.get) == []
+    assert connections.overfull({7: 2 * CREDIT_BYTES + frame}.get) == [(7, 2 * CREDIT_BYTES + frame)]

@@ -13,7 +13,6 @@ from broker.chunks.heads import Credit
 from broker.chunks.ladder import BYTES, SHARES, Demand, Ladder, Level
 from broker.chunks.meter import SAMPLES, Link, RateMeter, ReceivingMeter, SendingMeter
 from broker.chunks.sending import Outflow
-from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import Codec, LinkUse, Pacing, Recipe
 
 WIDE, NARROW = 1e6, 5e4  # bytes/s: one a twentieth of the other
@@ -28,11 +27,6 @@ def look(ladder, rate, demand, seconds, from_s=0.0):
         if ladder.look(rate, demand, now_s):
             found.append((now_s - from_s, ladder.level))
     return found
-
-
-def test_prices_are_those_of_the_wire():
-    for codec, price in BYTES.items():
-        assert encoded_bytes(codec, 1 << 20) == pytest.approx(price * (1 << 20))
 
 
 # --- meters ---------------------------------------------------------------------------------------------------------

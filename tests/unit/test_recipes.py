@@ -206,7 +206,7 @@ def test_grace_by_its_formula_alone_does_not_wait_for_arrivals():
         times = RoundTimes(AggregatorConfig(grace_by_arrivals=by_arrivals))
         times.opened(1, 0.0)
         times.arrived(1, 2.0)
-        assert times.waits(1.0).arrivals_s == waited
+        assert times.waits(1.0, 24).arrivals_s == waited
 
 
 def test_settings_are_explained_with_their_source_and_the_papers_beside_them():
