@@ -229,7 +229,7 @@ NARROW_S = range(100, 220)
 
 
 @cache
-def changing(*, adapt: bool = True) -> Simulation:
+def changing(*, adapt: bool = True, part: float = PART) -> Simulation:
     """Four islands; the link of the last becomes 20 times narrower for two minutes."""
     config = AggregatorConfig(
         islands=4,
@@ -240,7 +240,7 @@ def changing(*, adapt: bool = True) -> Simulation:
         dead_after_s=60.0,
         suspect_after_s=20.0,
     )
-    wide = LinkModel(delay_s=(0.04, 0.05), bytes_per_s=MODEL_BYTES / 2 / INTERVAL / PART)
+    wide = LinkModel(delay_s=(0.04, 0.05), bytes_per_s=MODEL_BYTES / 2 / INTERVAL / part)
     islands = tuple(IslandPlan(island_id=f"island-{i}", step_time_s=1.0, jitter=0.02, link=wide) for i in range(4))
     plan = SimulationPlan(seed=1, islands=islands, config=config, links_measured=True)
     simulation = Simulation(plan, watching=False)
@@ -284,3 +284,13 @@ def test_its_island_stays_in_the_versions_and_all_is_merged() -> None:
     assert presence(simulation, NARROW_S) > 0.5
     assert merged_share(simulation) > 0.999
     assert presence(changing(adapt=False), NARROW_S) < presence(simulation, NARROW_S)
+
+
+def test_where_the_narrowest_numbers_are_too_wide_some_rounds_are_left_out_and_their_steps_are_merged() -> None:
+    """In int4 each round would take two and a half times the link."""
+    simulation = changing(part=0.5)
+    told = [literal_eval(fields) for at_s, _, name, fields in simulation.trace if name == "link.adapted" and at_s > 90]
+    assert [(each["codec"], each["share"]) for each in (told[0], told[-1])] == [("int4", 1 / 8), ("bf16", 1.0)]
+    assert 0 < presence(simulation, NARROW_S) < 0.5
+    assert merged_share(simulation, "island-3") > 0.6
+    assert min(merged_share(simulation, f"island-{i}") for i in range(3)) > 0.999
