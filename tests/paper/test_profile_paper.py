@@ -198,7 +198,6 @@ def produced(step_times_s=(1.0,) * ISLANDS, *, whole=False, **changes):
         suspect_after_s=20.0,
     )
     rule = Rule(
-        codec=config.codec,
         feedback=True,
         seed=0,
         fleet_tokens=ISLANDS * TOKENS,
