@@ -34,6 +34,8 @@ from ops.doctor.machine_findings import median
 
 #: For the handshake of one port; in it ZeroMQ tries again every 0.1 s.
 OPEN_WITHIN_S = 2.5
+#: For the rest of a handshake that a broker has begun as it should: it may be busy.
+BUSY_WITHIN_S = 10.0
 #: For one answer to a small probe.
 ANSWER_WITHIN_S = 2.0
 #: For all probes of one direction. A broker's last answer may be behind others' versions.
@@ -56,9 +58,15 @@ _EVENTS = (
     | zmq.EVENT_CONNECT_RETRIED
 )
 
+#: What ends a handshake, and says all.
+_ENDS: dict[int | None, Door] = {
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: Door.OPEN,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: Door.NOT_ALLOWED,
+}
+
 
 def look_at(address: str, *, keys: ClientKeys | None, run: str, context: zmq.Context[Any]) -> BrokerSeen:
-    """Returns what one broker shows, within about 10 s.
+    """Returns what one broker shows, within about 10 s, or 20 s where it is busy.
 
     Args:
         address: Of its control port.
@@ -112,25 +120,32 @@ def _connected(
 
 def _door(watched: _Watched, address: str, channel: Channel, *, keyed: bool) -> tuple[Door, str]:
     """Waits for the handshake; where it fails, finds out why."""
-    ends_s = time.monotonic() + OPEN_WITHIN_S
-    while (left_s := ends_s - time.monotonic()) > 0:
-        if not watched[1].poll(math.ceil(1000 * left_s)):
-            break
-        event = parse_monitor_message(watched[1].recv_multipart())["event"]
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            return Door.OPEN, ""
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return Door.NOT_ALLOWED, ""
-        if event != zmq.EVENT_CONNECT_RETRIED or not address.startswith("tcp:"):
-            break
-    if not address.startswith("tcp:"):
-        return Door.UNREACHABLE, ""
-    host, port = split_tcp(channel_address(address, channel))
-    return _greeting(host, port, keyed=keyed)
+    tcp = address.startswith("tcp:")
+    event = _end_of_handshake(watched, OPEN_WITHIN_S, retried=tcp)
+    if event not in _ENDS and tcp:
+        host, port = split_tcp(channel_address(address, channel))
+        if (misfit := _misfit(host, port, keyed=keyed)) is not None:
+            return misfit
+        if event is None:
+            event = _end_of_handshake(watched, BUSY_WITHIN_S, retried=tcp)
+        if event is None or (event not in _ENDS and not keyed):
+            return Door.SILENT, "it did not end the handshake"
+        return _ENDS.get(event, Door.OTHER_BROKER), ""
+    return _ENDS.get(event, Door.UNREACHABLE), ""
 
 
-def _greeting(host: str, port: int, *, keyed: bool) -> tuple[Door, str]:
-    """Says by the first bytes of a port why a handshake with it fails."""
+def _end_of_handshake(watched: _Watched, within_s: float, *, retried: bool) -> int | None:
+    """Returns the event that ended a handshake, well or badly; None if none came in time."""
+    ends_s = time.monotonic() + within_s
+    while (left_s := ends_s - time.monotonic()) > 0 and watched[1].poll(math.ceil(1000 * left_s)):
+        event = int(parse_monitor_message(watched[1].recv_multipart())["event"])
+        if event != zmq.EVENT_CONNECT_RETRIED or not retried:
+            return event
+    return None
+
+
+def _misfit(host: str, port: int, *, keyed: bool) -> tuple[Door, str] | None:
+    """Says by the first bytes of a port why no handshake with it is possible; None if one is."""
     try:
         with socket.create_connection((host, port), OPEN_WITHIN_S) as connection:
             connection.settimeout(OPEN_WITHIN_S)
@@ -148,9 +163,9 @@ def _greeting(host: str, port: int, *, keyed: bool) -> tuple[Door, str]:
         return Door.UNREACHABLE, os.strerror(err.errno) if err.errno else str(err)
     mechanism = said[12:32].rstrip(b"\0")
     if mechanism == b"CURVE":
-        return (Door.OTHER_BROKER if keyed else Door.WANTS_KEY), ""
+        return None if keyed else (Door.WANTS_KEY, "")
     if mechanism == b"NULL":
-        return (Door.WANTS_NO_KEY, "") if keyed else (Door.SILENT, "it did not end the handshake")
+        return (Door.WANTS_NO_KEY, "") if keyed else None
     return Door.STRANGER, "it does not speak ZMTP 3"
 
 
