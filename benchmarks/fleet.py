@@ -48,6 +48,7 @@ class Hub:
         directory: Existing and empty; everything is written in it.
         cpus: Processors that they may use; empty: any.
         metrics: ``broker`` and ``aggregator`` -> port of their metrics; empty: they serve none.
+        ipc: Whether the aggregator, and islands by :attr:`address`, come over a Unix socket, as those of ``up`` do.
         aggregator: Settings of the aggregator beyond addresses and files.
     """
 
@@ -57,20 +58,23 @@ class Hub:
         *,
         cpus: tuple[int, ...] = (),
         metrics: Mapping[str, int] | None = None,
+        ipc: bool = False,
         **aggregator: Any,
     ) -> None:
         metrics = metrics or {}
         port, redis_port = free_ports(2), free_ports(1)
-        self.address = f"tcp://127.0.0.1:{port}"
+        unix_socket = f"@atoll-{port}"
+        self.address = f"ipc://{unix_socket}" if ipc else f"tcp://127.0.0.1:{port}"
         self.tape = directory / "events.jsonl"
         self.report = directory / "report.json"
         self.config_file = directory / "config.toml"
         self._directory = directory
         self._redis = server(port=redis_port, directory=directory)
-        self._redis_port = redis_port
+        self._port, self._redis_port = port, redis_port
         self._cpus = cpus
         serving = metrics.get("broker", 0)
-        broker = BrokerConfig(run_id=RUN, port=port, redis_url=self._redis.url, metrics_port=serving)
+        listening: dict[str, Any] = {"port": port, "ipc": unix_socket if ipc else "", "metrics_port": serving}
+        broker = BrokerConfig(run_id=RUN, redis_url=self._redis.url, **listening)
         self.config = AggregatorConfig(
             run_id=RUN,
             broker=self.address,
@@ -96,7 +100,7 @@ class Hub:
         try:
             self._start("redis", self._redis.command, self._redis_port, stop_order=2)
             config = ["--config", os.fspath(self.config_file)]
-            self._start("broker", our_command("broker", *config), int(self.address.rpartition(":")[2]), stop_order=1)
+            self._start("broker", our_command("broker", *config), self._port, stop_order=1)
             self.start([self._spec("aggregator", our_command("aggregator", *config), ends_by_itself=True)])
         except BaseException:
             self.cluster.__exit__(None, None, None)

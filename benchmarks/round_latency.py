@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ NO_MODEL = 48
 COLUMNS = (
     Column(key="parameters", title="parameters", form=",d"),
     Column(key="islands", title="islands"),
+    Column(key="over", title="over"),
     Column(key="codecs", title="up/down"),
     Column(key="latency_ms", title="latency ms", form=",.1f"),
     Column(key="collect_ms", title="collect", form=",.1f"),
@@ -70,6 +71,7 @@ class Case:
     fragments: int
     codec: Codec
     rounds: int
+    ipc: bool = False  # over a Unix socket, not TCP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,7 @@ def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
         sync_interval=case.fragments * SPACING_STEPS,
         codec=case.codec,
         round_timeout_s=120.0,
+        ipc=case.ipc,
     )
     with ExitStack() as stack:
         stack.enter_context(hub)
@@ -196,6 +199,7 @@ def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
         "parameters": payloads.parameters,
         "islands": case.islands,
         "fragments": case.fragments,
+        "over": "ipc" if case.ipc else "tcp",
         "codecs": f"{case.codec}/{case.codec}",
         "rounds": len(stages),
         "latency_ms": 1e3 * latency_s,
@@ -233,19 +237,19 @@ def measure(args: argparse.Namespace) -> int:
     within = True
 
     def run(case: Case, *, carriers: bool = True) -> Measured:
-        printer.say(f"{case.parameters:,} parameters, {case.islands} islands, {case.codec} up")
+        over = "a Unix socket" if case.ipc else "TCP"
+        printer.say(f"{case.parameters:,} parameters, {case.islands} islands, {case.codec} up, over {over}")
         with tempfile.TemporaryDirectory(prefix="atoll-latency-", dir=args.dir) as directory:
             return run_case(case, Path(directory), carriers=carriers)
 
     none = Case(parameters=NO_MODEL, islands=2, fragments=args.fragments, codec=Codec.F32, rounds=rounds)
     base = run(none, carriers=False).peak
-    for count in parameters:
-        for m in islands:
-            for codec in codecs:
-                case = Case(parameters=count, islands=m, fragments=args.fragments, codec=codec, rounds=rounds)
-                row = row_of(case, run(case), base)
-                within = within and row["aggregator_within"] and row["broker_within"]
-                printer.add(row)
+    for count, m, codec, over in product(parameters, islands, codecs, args.over or ["tcp", "ipc"]):
+        shape = {"parameters": count, "islands": m, "fragments": args.fragments}
+        case = Case(**shape, codec=codec, rounds=rounds, ipc=over == "ipc")
+        row = row_of(case, run(case), base)
+        within = within and row["aggregator_within"] and row["broker_within"]
+        printer.add(row)
     printer.close()
     if not within:
         printer.say("a process held more than its bound, see aggregator_within and broker_within of --json")
@@ -261,6 +265,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--islands", type=output.numbers, default=(1, 4, 16))
     parser.add_argument("--fragments", type=int, default=8, help="P: a round moves 1/P of the model (8)")
     parser.add_argument("--codec", type=Codec, action="append", help="of pseudo-gradients; repeatable (bf16 and f32)")
+    parser.add_argument(
+        "--over", choices=["tcp", "ipc"], action="append", help="the carrier of ours; repeatable (both)"
+    )
     parser.add_argument("--rounds", type=int, default=16, help="rounds measured per case, after 3 to warm up (16)")
     parser.add_argument(
         "--strict", action="store_true", help="fail if memory exceeds its bound; from 10M parameters on"

@@ -12,7 +12,7 @@ from broker.process.settings import check_finite
 from broker.registry import redis_address
 from broker.routing.events import RelayConfig
 from broker.routing.liveness import LivenessConfig
-from broker.wire.addresses import check_exposure, check_metrics_address
+from broker.wire.addresses import check_address, check_exposure, check_metrics_address
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole
@@ -34,6 +34,10 @@ class BrokerConfig:
         "127.0.0.1", "address to listen on; 0.0.0.0 takes connections from other machines", subject="addresses and keys"
     )
     port: int = setting(DEFAULT_PORT, "port for small messages; tensors use the next one; 0 picks two free ports")
+    ipc: str = setting(
+        "",
+        "also listen on a Unix socket, for processes of this machine with --broker ipc://PATH: a PATH, or @NAME",
+    )
     name: str = setting(
         "", "name of this broker in status, unique in its run (default: host and port)", flag="--broker-name"
     )
@@ -77,6 +81,8 @@ class BrokerConfig:
         check_exposure(self.host, setting="host", key=self.key, insecure=self.insecure, role=KeyRole.BROKER)
         if not 0 <= self.port <= 65_534:
             raise ConfigError("port", self.port, "must be from 1 to 65534 (the bulk port is the next one), or 0")
+        if self.ipc:
+            check_address(f"ipc://{self.ipc}", field="ipc")
         check_metrics_address(self.metrics_host, self.metrics_port)
         if self.report_interval_s <= 0:
             raise ConfigError("report_interval_s", self.report_interval_s, "must be above 0, 0.5 is usual")

@@ -30,7 +30,14 @@ from broker.gateway.arrivals import event_of, refused, verified
 from broker.gateway.connections import most_unread_bytes
 from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import LOOK_EVERY_S, Gate, GateEvent, draw_afresh
-from broker.gateway.listening import PORT_ATTEMPTS, cannot_listen, resolved
+from broker.gateway.listening import (
+    PORT_ATTEMPTS,
+    cannot_listen,
+    kernel_name,
+    listen_on_unix,
+    resolved,
+    unix_paths,
+)
 from broker.gateway.receiving import Intake, Taken, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
@@ -52,6 +59,7 @@ from broker.routing.relay import (
     Tick,
     Unreachable,
 )
+from broker.transport.descriptors import Name
 from broker.transport.endpoint import configure_socket
 from broker.transport.memory import memory_bytes
 from broker.wire.codec import encode
@@ -73,11 +81,12 @@ LAST_REPORT_S = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """The addresses of a broker: the one for clients, and its ports."""
+    """The addresses of a broker: the one for clients, its ports, and the one for processes of this machine, or none."""
 
     address: str
     control_port: int
     bulk_port: int
+    ipc: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +163,7 @@ async def serve(
             run=config.run_id,
             address=listening.address,
             bulk=listening.bulk_port,
+            **({"ipc": listening.ipc} if listening.ipc else {}),
             redis=registry.address,
             keys=config.key is not None,
         )
@@ -199,7 +209,7 @@ class _Broker:
     # --- sockets ---
 
     def bind(self, context: zmq.asyncio.Context) -> Listening:
-        """Opens both ports.
+        """Opens both ports, and the Unix sockets of both channels if there are to be any.
 
         Raises:
             ConfigError: One of them is taken, or the host is no address of this machine.
@@ -217,9 +227,17 @@ class _Broker:
                     raise cannot_listen(self._config, err) from err
             else:
                 self._reporter.name = self._config.name or f"{socket.gethostname()}:{control_port}"
-                self._watch({Channel.CONTROL: control_port, Channel.BULK: control_port + 1})
+                paths = unix_paths(self._config.ipc)
+                for channel, path in paths.items():
+                    listen_on_unix(self._sockets[channel], path)
+                for channel, number in ((Channel.CONTROL, control_port), (Channel.BULK, control_port + 1)):
+                    own = {kernel_name(paths[channel])} if paths else set()
+                    self._watch(channel, frozenset({number} | own))
                 return Listening(
-                    address=f"tcp://{host}:{control_port}", control_port=control_port, bulk_port=control_port + 1
+                    address=f"tcp://{host}:{control_port}",
+                    control_port=control_port,
+                    bulk_port=control_port + 1,
+                    ipc=f"ipc://{self._config.ipc}" if paths else "",
                 )
         raise AssertionError("the last attempt returns or raises")
 
@@ -235,10 +253,10 @@ class _Broker:
         sock.bind(f"tcp://{host}:{port}")
         return sock
 
-    def _watch(self, ports: dict[Channel, int]) -> None:
-        for channel, port in ports.items():
-            most_bytes = most_unread_bytes(channel, int(self._sockets[channel].get(zmq.MAXMSGSIZE)))
-            self._gate.watch(channel, self._sockets[channel], port, most_bytes=most_bytes)
+    def _watch(self, channel: Channel, names: frozenset[Name]) -> None:
+        sock = self._sockets[channel]
+        most_bytes = most_unread_bytes(channel, int(sock.get(zmq.MAXMSGSIZE)))
+        self._gate.watch(channel, sock, names, most_bytes=most_bytes)
 
     def close(self) -> None:
         """Closes the sockets; what is queued in them is sent for ``LINGER_MS`` at most."""

@@ -35,8 +35,8 @@ from broker.gateway.connections import Connections, Ending
 from broker.gateway.receiving import Taken, said_of
 from broker.process import logs
 from broker.routing.events import AllowListChanged, TurnedAway
+from broker.transport.descriptors import Name, hang_up, hold, received_bytes
 from broker.transport.keys import ALLOW_LIST, read_allow_list, read_secret
-from broker.transport.tcp import hang_up, hold, received_bytes
 from broker.wire.errors import ConfigError
 from broker.wire.identity import AllowList, KeyRole
 from broker.wire.messages import Channel, Reason
@@ -97,7 +97,7 @@ def draw_afresh() -> None:
 class _Port:
     """One of the broker's sockets, as the gate sees it."""
 
-    number: int
+    names: frozenset[Name]  # of our ends of its connections
     monitor: Any
     connections: Connections
     held: dict[int, socket.socket] = field(default_factory=dict)  # those that have not delivered, by descriptor
@@ -161,10 +161,10 @@ class Gate:
         sock.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN.encode())
         sock.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
 
-    def watch(self, channel: Channel, sock: zmq.asyncio.Socket, port: int, *, most_bytes: int) -> None:
-        """Begins to watch the connections of a bound socket."""
+    def watch(self, channel: Channel, sock: zmq.asyncio.Socket, names: frozenset[Name], *, most_bytes: int) -> None:
+        """Begins to watch the connections of a bound socket, which come to one of these names."""
         monitor = sock.get_monitor_socket(_WATCHED)
-        self._ports[channel] = _Port(number=port, monitor=monitor, connections=Connections(most_bytes=most_bytes))
+        self._ports[channel] = _Port(names=names, monitor=monitor, connections=Connections(most_bytes=most_bytes))
 
     def close(self) -> None:
         """Ends the watch, before the sockets are closed."""
@@ -194,7 +194,7 @@ class Gate:
             why = "it names its own routing id" if named else "it speaks no ZMTP 3"
             self._turned_away(channel, Reason.MALFORMED, why)  # which logs it now and then
             if port is not None and fd is not None:
-                hang_up(fd, port.number)
+                hang_up(fd, port.names)
             return None
         if self._pair is not None:
             self._fds.setdefault(key, {})[channel, fd] = None
@@ -209,7 +209,7 @@ class Gate:
     def end(self, channel: Channel, fd: int, why: str) -> None:
         """Ends a connection."""
         port = self._ports.get(channel)
-        if port is not None and hang_up(fd, port.number):
+        if port is not None and hang_up(fd, port.names):
             log.warning("gate.shown_out", channel=channel, reason=why)
 
     # --- tasks ---
@@ -249,7 +249,7 @@ class Gate:
         if ending is not None:
             self._tell_end(channel, ending)
             return
-        copy = hold(fd, port.number)
+        copy = hold(fd, port.names)
         if copy is not None:
             port.held[fd] = copy
 

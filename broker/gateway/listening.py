@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
+from typing import Any
 
 import zmq
 
 from broker.config import BrokerConfig
+from broker.wire.addresses import channel_address
 from broker.wire.errors import ConfigError
+from broker.wire.messages import Channel
 
 #: How often two adjacent free ports are looked for when the port is 0.
 PORT_ATTEMPTS = 50
@@ -53,3 +57,33 @@ def cannot_listen(config: BrokerConfig, err: zmq.ZMQError) -> ConfigError:
         case _:
             cure = f"ZeroMQ cannot listen there: {err.strerror}"
     return ConfigError("port", config.port, cure)
+
+
+def unix_paths(ipc: str) -> dict[Channel, str]:
+    """Returns the path of each channel's Unix socket, by the setting ``ipc``; none if that is empty."""
+    found = {channel: channel_address(f"ipc://{ipc}", channel) for channel in Channel} if ipc else {}
+    return {channel: address.removeprefix("ipc://") for channel, address in found.items()}
+
+
+def kernel_name(path: str) -> bytes:
+    """Returns what the kernel calls a Unix socket: one in the abstract namespace begins with a zero byte, not ``@``."""
+    return b"\0" + os.fsencode(path[1:]) if path.startswith("@") else os.fsencode(path)
+
+
+def listen_on_unix(sock: zmq.Socket[Any], path: str) -> None:
+    """Has a socket listen on a Unix socket as well.
+
+    Raises:
+        ConfigError: Another process listens there, which ZeroMQ would not ask about, or this one may not.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        taken = asking.connect_ex(kernel_name(path)) == 0
+    if taken:
+        raise ConfigError("ipc", path, "a process listens there already: end it, or take another --ipc")
+    try:
+        sock.bind(f"ipc://{path}")
+    except zmq.ZMQError as err:
+        cure = (
+            "give a path on a local disk, in a folder that this user may write in, or @NAME, which needs none on Linux"
+        )
+        raise ConfigError("ipc", path, f"cannot be listened on ({os.strerror(err.errno or 0)}): {cure}") from err

@@ -16,7 +16,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from broker.transport.address_rotation import AddressRotation
-from broker.transport.tcp import forget_unsent
+from broker.transport.descriptors import forget_unsent
 from broker.wire.errors import ConfigError
 
 #: ZeroMQ says within a moment of a loss that it tries again. If it has not after this long, it never will.

@@ -33,6 +33,8 @@ def processes(
         island_environment: Variables that the numeric ones get besides. Those of an island's devices are the plan's.
     """
     numeric = {**environment, **island_environment}
+    if unix_sockets := _unix_sockets(plan):
+        numeric["ATOLL_BROKER"] = ",".join(f"ipc://{each}" for each in unix_sockets.values())
     config = ["--config", os.fspath(plan.config_file)]
     specs = _brokers(plan, config, environment)
     for name, shard in plan.shards.items():
@@ -87,17 +89,25 @@ def _processors(index: int, place: Placement) -> tuple[int, ...]:
 
 
 def _brokers(plan: LocalPlan, config: Sequence[str], environment: Mapping[str, str]) -> list[ProcessSpec]:
-    """One broker reads all it needs from the file; several have a name and a port each."""
-    several = len(plan.broker_ports) > 1
-    return [
-        ProcessSpec(
-            name=name,
-            command=our_command("broker", *config, *(["--broker-name", name, "--port", str(port)] if several else [])),
-            environment=environment,
-            stop_order=1,
-        )
-        for name, port in plan.broker_ports.items()
-    ]
+    """Brokers read what they need from the file; several have a name and a port each."""
+    specs, unix_sockets = [], _unix_sockets(plan)
+    for name, port in plan.broker_ports.items():
+        own = ["--broker-name", name, "--port", str(port)] if len(plan.broker_ports) > 1 else []
+        if unix_sockets:
+            own += ["--ipc", unix_sockets[name]]
+        command = our_command("broker", *config, *own)
+        specs.append(ProcessSpec(name=name, command=command, environment=environment, stop_order=1))
+    return specs
+
+
+def _unix_sockets(plan: LocalPlan) -> dict[str, str]:
+    """Returns the Unix socket on which each broker listens as well, without a file; Linux has such.
+
+    They carry more than loopback TCP does (benchmarks/README.md). Who reaches the port may use it, and nobody else: both
+    belong to one network namespace.
+    """
+    named = plan.broker_ports.items() if sys.platform == "linux" else ()
+    return {name: f"@atoll-{port}" for name, port in named}
 
 
 def follower(plan: LocalPlan, *, environment: Mapping[str, str]) -> ProcessSpec:

@@ -51,6 +51,7 @@ _DECIDED_HERE = frozenset(
         "broker",
         "host",
         "port",
+        "ipc",
         "store",
         "tape",
         "report",

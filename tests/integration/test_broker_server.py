@@ -191,8 +191,11 @@ async def until(condition, what):
 # --- routing --------------------------------------------------------------------------------------------------------
 
 
-def test_contributions_and_versions_pass_unchanged():
+@pytest.mark.parametrize("carrier", ["tcp", "file", "abstract"])
+def test_contributions_and_versions_pass_unchanged(carrier, tmp_path):
     async def use(bench):
+        if carrier != "tcp":
+            bench.listening = replace(bench.listening, address=bench.listening.ipc)
         aggregator, island = await bench.aggregator(), await bench.client("a")
         await island.send(beat(1))
         assert (await aggregator.receive(m.Heartbeat)).sender == "a"
@@ -206,7 +209,9 @@ def test_contributions_and_versions_pass_unchanged():
         assert bytes(got.payload[0].data) == (delta + 1).tobytes()
         assert (await aggregator.attach(versions=(1,))).versions == (1,)
 
-    on_a_broker(config(), use)
+    path = {"tcp": "", "file": str(tmp_path / "hub"), "abstract": f"@{tmp_path.name}-{os.getpid()}"}[carrier]
+    (tmp_path / "hub").touch()  # left behind by an earlier broker
+    on_a_broker(config(ipc=path), use)
 
 
 @pytest.mark.parametrize("elements", [4, VERIFY_HERE_BYTES // 4], ids=["small", "large"])
@@ -486,6 +491,19 @@ def test_a_port_that_is_taken_is_named_with_a_cure():
         port = holder.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port = {port}"):
             on_a_broker(config(port=port), None)
+
+
+def test_a_unix_socket_that_is_taken_or_cannot_be_made_is_named_with_a_cure(tmp_path):
+    taken = f"@{tmp_path.name}-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as holder:
+        holder.bind(f"\0{taken[1:]}")
+        holder.listen()
+        with pytest.raises(ConfigError, match=rf"ipc = '{taken}': a process listens there already"):
+            on_a_broker(config(ipc=taken), None)
+    with pytest.raises(ConfigError, match=r"No such file or directory.*or @NAME"):
+        on_a_broker(config(ipc=str(tmp_path / "away" / "hub")), None)
+    with pytest.raises(ConfigError, match=r"ipc = .*1 to 102 bytes"):
+        config(ipc="/" + 102 * "x")
 
 
 def _has_ipv6():

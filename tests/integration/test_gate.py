@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -370,8 +371,11 @@ def test_what_was_recorded_on_the_wire_is_worth_nothing_on_another_connection(on
     on_a_broker(use)
 
 
-def test_a_revoked_key_is_shut_out_while_the_broker_runs(on_a_broker):
+@pytest.mark.parametrize("carrier", ["tcp", "ipc"])
+def test_a_revoked_key_is_shut_out_while_the_broker_runs(on_a_broker, tmp_path, carrier):
     async def use(bench):
+        if carrier == "ipc":
+            bench.listening = replace(bench.listening, address=bench.listening.ipc)
         rome = await bench.client("island-rome", renew_after_s=0.5)
         await bench.send(rome, "join:n", join("rome"), inc=0)
         await bench.receive(bench.aggregator, m.Join)
@@ -384,7 +388,7 @@ def test_a_revoked_key_is_shut_out_while_the_broker_runs(on_a_broker):
         write_allow_list(path, allowed)
         assert await rome.ready(WAIT_S)
 
-    on_a_broker(use)
+    on_a_broker(use, ipc=str(tmp_path / "hub"))
 
 
 # --- floods ---------------------------------------------------------------------------------------------------------

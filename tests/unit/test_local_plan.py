@@ -62,8 +62,13 @@ def test_several_brokers_have_ports_two_apart_and_everybody_knows_all_of_them():
     assert plan.broker_ports == {"broker-0": 7101, "broker-1": 7103, "broker-2": 7105}
     assert plan.island.brokers == plan.aggregator.brokers == tuple(f"tcp://127.0.0.1:{n}" for n in (7101, 7103, 7105))
     specs = daemons.processes(plan, environment={}, island_environment={})
-    flags = [each.command[-4:] for each in specs if each.name.startswith("broker-")]
-    assert flags == [["--broker-name", f"broker-{k}", "--port", f"{7101 + 2 * k}"] for k in range(3)]
+    flags = [each.command[-6:] for each in specs if each.name.startswith("broker-")]
+    ports = [7101 + 2 * k for k in range(3)]
+    assert flags == [
+        ["--broker-name", f"broker-{k}", "--port", f"{port}", "--ipc", f"@atoll-{port}"] for k, port in enumerate(ports)
+    ]
+    ways = {each.environment.get("ATOLL_BROKER") for each in specs if not each.name.startswith("broker-")}
+    assert ways == {",".join(f"ipc://@atoll-{port}" for port in ports)}
 
 
 @pytest.mark.parametrize("brokers", ["0", "17"])
@@ -148,17 +153,21 @@ def test_a_broker_that_the_shell_names_is_not_that_of_a_local_run(tmp_path, monk
     assert island.broker == plan.island.broker
 
 
+WAY = {"ATOLL_BROKER": "ipc://@atoll-7101"}  # Linux
+
+
 def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
     plan = resolved("--islands", "3", "--pace", "0.1,0.2,0.3")
     specs = daemons.processes(plan, environment={"A": "1"}, island_environment={"B": "2"})
     assert [spec.name for spec in specs] == ["broker", "aggregator", "island-0", "island-1", "island-2"]
     assert [spec.ends_by_itself for spec in specs] == [False, True, True, True, True]
     assert specs[0].environment == {"A": "1"}
+    assert specs[1].environment == {"A": "1", "B": "2", "JAX_PLATFORMS": "cpu"} | WAY
     cpus = sorted(os.sched_getaffinity(0))
     for index, spec in enumerate(specs[2:]):
         assert spec.cpus == (cpus[index % len(cpus)],)
         assert spec.command[-2:] == ["--pace", f"0.{index + 1}"]
-        assert spec.environment == {"A": "1", "B": "2"}
+        assert spec.environment == {"A": "1", "B": "2"} | WAY
 
 
 def test_islands_have_their_devices_and_nobody_else_has_any():
@@ -170,7 +179,7 @@ def test_islands_have_their_devices_and_nobody_else_has_any():
         plan, environment={"A": "1"}, island_environment={"JAX_PLATFORMS": "cuda"}
     )
     assert broker.environment == {"A": "1"}
-    assert aggregator.environment == {"A": "1", "JAX_PLATFORMS": "cpu"}
+    assert aggregator.environment == {"A": "1", "JAX_PLATFORMS": "cpu"} | WAY
     assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in islands] == ["0", "1"]
     assert [each.cpus for each in islands] == [(), ()]
 
@@ -258,7 +267,7 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     assert [spec.environment.get("ATOLL_BROKER") for spec in specs] == [
         None,
         None,
-        None,  # the aggregator has no link here
+        "ipc://@atoll-7101",  # the aggregator has no link here
         "tcp://127.0.0.1:7201",
         "tcp://127.0.0.1:7203",
     ]

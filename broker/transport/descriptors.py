@@ -1,7 +1,7 @@
-"""TCP connections that ZeroMQ holds: what has come in over one, and how it is ended. Shell.
+"""Connections that ZeroMQ holds, by file descriptor: what has come in over one, and how it is ended. Shell.
 
 A descriptor may have been closed meanwhile, and given to something else, so a copy of it is looked at before anything
-is believed of it or done to it.
+is believed of it or done to it: whether its own end has a name that is ours.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Container
+
+#: What the kernel calls our end of a connection: a TCP port, or the path of a Unix socket; one in Linux' abstract
+#: namespace begins with a zero byte.
+Name = int | bytes
 
 #: Where ``struct tcp_info`` has ``tcpi_bytes_received``, an unsigned 64-bit number (Linux 4.1).
 _RECEIVED_AT = 128
@@ -26,18 +31,26 @@ def _copy(fd: int) -> socket.socket:
         raise
 
 
+def _name(sock: socket.socket) -> Name | None:
+    """Returns the name of our end of a connection; None if it has none. Raises OSError for what is closed."""
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return os.fsencode(name) or None
+    return int(name[1]) if sock.family in (socket.AF_INET, socket.AF_INET6) else None
+
+
 def received_bytes(fd: int) -> int | None:
-    """Returns what has come in over a connection; None if it is none, or the kernel does not say."""
+    """Returns what has come in over a TCP connection; None if it is none, or the kernel does not say."""
     try:
         with _copy(fd) as sock:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + _RECEIVED.size)
-    except (OSError, IndexError):
+    except OSError:
         return None
     return _RECEIVED.unpack_from(info, _RECEIVED_AT)[0] if len(info) >= _RECEIVED_AT + _RECEIVED.size else None
 
 
-def hold(fd: int, port: int) -> socket.socket | None:
-    """Returns a copy of a connection of our port; None if it is gone.
+def hold(fd: int, ours: Container[Name | None]) -> socket.socket | None:
+    """Returns a copy of a connection to one of our names; None if it is gone.
 
     It can be asked when ZeroMQ has closed its own. The connection ends when both are closed.
     """
@@ -45,39 +58,39 @@ def hold(fd: int, port: int) -> socket.socket | None:
         copy = _copy(fd)
     except OSError:
         return None
-    with contextlib.suppress(OSError, IndexError):
-        if copy.getsockname()[1] == port:
+    with contextlib.suppress(OSError):
+        if _name(copy) in ours:
             return copy
     copy.close()
     return None
 
 
-def hang_up(fd: int, port: int) -> bool:
-    """Ends a connection of our port and says whether there was one.
+def hang_up(fd: int, ours: Container[Name | None]) -> bool:
+    """Ends a connection to one of our names and says whether there was one.
 
     Another peer that has come to have this descriptor connects again.
     """
     try:
         with _copy(fd) as sock:
-            if sock.getsockname()[1] != port:
+            if _name(sock) not in ours:
                 return False
             sock.getpeername()
             sock.shutdown(socket.SHUT_RDWR)
-    except (OSError, IndexError):
+    except OSError:
         return False
     return True
 
 
 def forget_unsent(fd: int, port: int) -> bool:
-    """Has the kernel throw away what a connection to that port has not sent yet, once it is closed.
+    """Has the kernel throw away what a TCP connection to that port has not sent yet, once it is closed.
 
     It would go on sending that for as long as it takes, before all that is sent over the next connection.
     """
     try:
         with _copy(fd) as sock:
-            if sock.getpeername()[1] != port:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getpeername()[1] != port:
                 return False
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    except (OSError, IndexError):
+    except OSError:
         return False
     return True

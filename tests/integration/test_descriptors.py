@@ -1,12 +1,13 @@
 """What the kernel says of connections, and forgets with them: on real sockets."""
 
 import contextlib
+import os
 import socket
 import time
 
 import pytest
 
-from broker.transport.tcp import forget_unsent, hang_up, received_bytes
+from broker.transport.descriptors import forget_unsent, hang_up, hold, received_bytes
 
 WITHIN_S = 10.0
 HANDSHAKE_BYTES = 1  # the beginning of a connection is acknowledged like a byte
@@ -53,6 +54,22 @@ def test_what_has_arrived_is_counted(pair):
     until(lambda: received_bytes(client.fileno()) == 300)
 
 
+@pytest.mark.parametrize("name", ["\0atoll-test", "socket"])
+def test_a_connection_to_a_unix_socket_of_ours_is_ended_and_no_other(name, tmp_path):
+    path = str(tmp_path / name) if name == "socket" else f"{name}-{tmp_path.name}-{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        listening, client = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        listening.bind(path)
+        listening.listen()
+        client.connect(path)
+        server = stack.enter_context(listening.accept()[0])
+        client.settimeout(WITHIN_S)
+        assert not hang_up(server.fileno(), {path.encode() + b"x", 7001})
+        stack.enter_context(hold(server.fileno(), {path.encode()}))
+        assert hang_up(server.fileno(), {path.encode()})
+        assert client.recv(1) == b""
+
+
 @pytest.mark.parametrize("kind", ["file", "pipe between processes", "closed"])
 def test_what_is_no_tcp_connection_carries_nothing_that_is_known(kind, tmp_path):
     with contextlib.ExitStack() as stack:
@@ -65,7 +82,7 @@ def test_what_is_no_tcp_connection_carries_nothing_that_is_known(kind, tmp_path)
             stack.close()
         assert received_bytes(fd) is None
         assert not forget_unsent(fd, 7001)
-        assert not hang_up(fd, 7001)
+        assert not hang_up(fd, {7001, b""})
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
