@@ -6,7 +6,7 @@ the rest. A round moves one fragment of S parameters (the model over P), and the
     up   = S * b + header        b = 4 bytes for f32, 2 for bf16; 1 for int8 and 1/2 for int4, and 4/256 for scales
     down = S * b + header        a version that every island takes, as the difference to the one before
 
-with headers of 270 bytes, 75 for each tensor and, in a version, 200 for each island that is in it. The bulk channel
+with headers of 270 bytes, 75 for each tensor and, in a version, 200 for what it has of the island. The bulk channel
 must agree within 2 % where a model has a million parameters or more. The control channel (heartbeats twice a second,
 announcements of rounds, each with the state an island needs) is shown by itself, in bytes per second and island.
 """
@@ -29,6 +29,7 @@ from benchmarks.fleet import Hub
 from benchmarks.output import Column, Printer
 from benchmarks.scripted import SPACING_STEPS, Payloads, model, scripted_fleet
 from broker.wire.errors import ConfigError
+from broker.wire.lengths import MERGED_BYTES
 from broker.wire.messages import Channel, Codec
 
 #: An int8 or int4 shares a float32 with 255 others. Written out here: the closed form asks nobody for it.
@@ -37,8 +38,6 @@ ELEMENT_BYTES = {Codec.BF16: 2.0, Codec.F32: 4.0, Codec.INT8: 1 + 4 / 256, Codec
 TENSOR_HEADER_BYTES = 75
 #: Per message: protocol, run, addresses, and the fields of its kind.
 MESSAGE_HEADER_BYTES = 270
-#: Per island in a version: who contributed which steps with what weight.
-CONTRIBUTOR_BYTES = 200
 TOLERANCE = 0.02
 
 COLUMNS = (
@@ -64,19 +63,19 @@ class ClosedForm:
     down_bytes: int
 
 
-def closed_form(parameters: int, tensors: int, islands: int, codec: Codec) -> ClosedForm:
+def closed_form(parameters: int, tensors: int, codec: Codec) -> ClosedForm:
     """Returns the bytes of one fragment of so many parameters in so many tensors."""
     header = MESSAGE_HEADER_BYTES + tensors * TENSOR_HEADER_BYTES
     return ClosedForm(
         up_bytes=round(parameters * ELEMENT_BYTES[codec]) + header,
-        down_bytes=round(parameters * ELEMENT_BYTES[codec]) + header + islands * CONTRIBUTOR_BYTES,
+        down_bytes=round(parameters * ELEMENT_BYTES[codec]) + header + MERGED_BYTES,
     )
 
 
 def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespace, rounds: int) -> dict[str, Any]:
     """Runs one case and returns its line."""
     payloads = Payloads(model(parameters), args.fragments, codec)
-    form = closed_form(payloads.manifest.sizes[0], len(payloads.manifest.fragments[0]), islands, codec)
+    form = closed_form(payloads.manifest.sizes[0], len(payloads.manifest.fragments[0]), codec)
 
     async def drive(broker: str) -> tuple[list[CountingForwarder], int, float]:
         async with AsyncExitStack() as stack:

@@ -100,7 +100,7 @@ class Deliveries:
             peer.served[newest.fragment_id] = peer.transfers
             window.sent(newest.fragment_id, newest.fragment_version, now_s)
             for held in way:
-                self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
+                self._out.send(Channel.BULK, route, *held.for_island(peer.name))
         if route is not None and window.versions is not None:
             for p in self.shelf.without_base(window.versions, window.under_way):
                 self._want_whole(p, now_s)

@@ -9,25 +9,49 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
-from broker.wire.messages import Contribution, Envelope, HostPart, Seed, Stored, Version
+from broker.wire.lengths import MERGED_BYTES
+from broker.wire.messages import Contribution, Envelope, HostPart, Merged, Seed, Stored, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVersion:
-    """A version as it came from its aggregator, ready to be sent to any island.
+    """A version as it came from its aggregator; the payload is never looked into, nor copied.
+
+    An island is told of its own contributions alone. With those of all the bytes of a round would grow with the square
+    of the number of islands.
 
     Attributes:
-        envelope: Its message is ``version``; the payload is never looked into, nor copied.
-        size_bytes: Header and buffers on the wire.
+        version: With the contributions of all.
+        size_bytes: Header and buffers on the wire, without contributions.
         number: Counts the versions put on the shelf: a smaller one has lain there longer.
     """
 
-    envelope: Envelope
     version: Version
     size_bytes: int
     number: int
+    _bare: Envelope
+    _merged: dict[str, list[Merged]]
+
+    @classmethod
+    def of(cls, envelope: Envelope, version: Version, size_bytes: int, number: int) -> Self:
+        """Takes in a version that came in an envelope, so many bytes of header and buffers."""
+        merged: dict[str, list[Merged]] = {}
+        for each in version.contributions:
+            merged.setdefault(each.island_id, []).append(each)
+        bare = replace(envelope, message=replace(version, contributions=()))
+        size_bytes = max(0, size_bytes - MERGED_BYTES * len(version.contributions))
+        return cls(version=version, size_bytes=size_bytes, number=number, _bare=bare, _merged=merged)
+
+    def for_island(self, island_id: str) -> tuple[Envelope, int]:
+        """Returns what an island is sent, and about how many bytes that is."""
+        own = self._merged.get(island_id)
+        if own is None:
+            return self._bare, self.size_bytes
+        envelope = replace(self._bare, message=replace(self.version, contributions=tuple(own)))
+        return envelope, self.size_bytes + MERGED_BYTES * len(own)
 
 
 @dataclass(slots=True)
@@ -128,7 +152,7 @@ class VersionShelf:
         Also a whole one that is not newer, where differences alone are held that lead on from it.
         """
         self._numbers += 1
-        held = HeldVersion(envelope=envelope, version=version, size_bytes=size_bytes, number=self._numbers)
+        held = HeldVersion.of(envelope, version, size_bytes, self._numbers)
         trail = self._trails.get(version.fragment_id, _Trail())
         before_bytes = trail.held_bytes
         if not trail.offer(held):

@@ -15,6 +15,9 @@ from typing import Final
 
 from broker.wire.messages.values import Codec
 
+#: What one contribution takes in the header of a version, about (benchmarks/wire_bytes.py).
+MERGED_BYTES: Final = 200
+
 #: Elements that share a scale: few enough that one large value spoils the resolution of few others, and so many that
 #: scales cost an eighth of a bit an element.
 BLOCK_ELEMENTS: Final = 256

@@ -144,7 +144,7 @@ def lower_median(values: Sequence[float]) -> float:
 def wire_bytes(fleet: Fleet, mode: Mode) -> FragmentBytes:
     """Returns the bytes of each fragment; DiLoCo and data-parallel training move the model as one."""
     payload = cut(fleet.parameters, fleet.tensors, 1 if mode in (Mode.DILOCO, Mode.DP) else fleet.fragments)
-    return wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec, islands=len(fleet.sites))
+    return wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec)
 
 
 def load_of(fleet: Fleet, mode: Mode) -> Load:

@@ -2,7 +2,7 @@
 
 The wire. A round moves one fragment: up from each island as a contribution in ``codec``, down to each island as a
 version in ``version_codec``. Besides the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
-270 bytes a message, 75 a tensor, and in a version 200 for each island in it, as measured by
+270 bytes a message, 75 a tensor, and in a version 200 for what it has of the island itself, as measured by
 ``benchmarks/wire_bytes.py``. Heartbeats and announcements are not in it: a few kB/s for each island.
 
 Memory. *Bound* is what the design promises (section 10, invariant 9), with pools of one message for each island and ten
@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.wire.fragments import Kind, TensorSpec, partition
-from broker.wire.lengths import encoded_bytes
+from broker.wire.lengths import MERGED_BYTES, encoded_bytes
 from broker.wire.messages import Codec
 
 MESSAGE_HEADER_BYTES = 270
 TENSOR_HEADER_BYTES = 75
-CONTRIBUTOR_BYTES = 200
 
 #: Memory of the processes without a model: Python and libraries, in the aggregator mostly numba.
 AGGREGATOR_BASE_BYTES, BROKER_BASE_BYTES = 192 << 20, 54 << 20
@@ -50,9 +49,9 @@ def contribution_bytes(tensors: Sequence[int], codec: Codec) -> int:
     return header + sum(encoded_bytes(codec, elements) for elements in tensors)
 
 
-def version_bytes(tensors: Sequence[int], codec: Codec, islands: int) -> int:
-    """Returns the bytes of one fragment's version with so many islands in it."""
-    return contribution_bytes(tensors, codec) + islands * CONTRIBUTOR_BYTES
+def version_bytes(tensors: Sequence[int], codec: Codec) -> int:
+    """Returns the bytes of one fragment's version, as an island receives it that is in it."""
+    return contribution_bytes(tensors, codec) + MERGED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +78,12 @@ class FragmentBytes:
         return FragmentBytes(*(tuple(values[p] for p in fragments) for values in each))
 
 
-def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec, islands: int) -> FragmentBytes:
-    """Returns what each of so many islands sends and receives, all of them being in every version."""
+def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec) -> FragmentBytes:
+    """Returns what an island sends and receives that is in every version."""
     return FragmentBytes(
         elements=tuple(map(sum, payload)),
         ups=tuple(contribution_bytes(fragment, codec) for fragment in payload),
-        downs=tuple(version_bytes(fragment, version_codec, islands) for fragment in payload),
+        downs=tuple(version_bytes(fragment, version_codec) for fragment in payload),
     )
 
 

@@ -38,13 +38,13 @@ def fleet(sites=4, **changes):
 
 def test_a_round_costs_the_encoded_fragment_and_a_header():
     assert contribution_bytes((1000, 24), Codec.BF16) == 2048 + 270 + 2 * 75
-    assert version_bytes((1000, 24), Codec.F32, islands=3) == 4096 + 270 + 2 * 75 + 3 * 200
+    assert version_bytes((1000, 24), Codec.F32) == 4096 + 270 + 2 * 75 + 200
     assert contribution_bytes((1000,), Codec.INT4) == encoded_bytes(Codec.INT4, 1000) + 345 == 516 + 345
 
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_cycle_moves_every_parameter_once(codec):
-    wire = wire_of(cut(N + 3, (), 8), codec=codec, version_codec=Codec.F32, islands=4)
+    wire = wire_of(cut(N + 3, (), 8), codec=codec, version_codec=Codec.F32)
     assert wire.rounds == 8
     bits = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8.125, Codec.INT4: 4.125}[codec]
     assert sum(wire.ups) == pytest.approx(N * bits / 8, rel=0.01)
@@ -350,7 +350,7 @@ def test_a_round_is_open_for_as_long_as_its_own_fragment_takes():
     asked = unequal(step_s=0.1)
     found = forecast(asked, Mode.DECOUPLED)
     payload = cut(asked.parameters, asked.tensors, 8)
-    wire = wire_of(payload, codec=asked.codec, version_codec=asked.version_codec, islands=4)
+    wire = wire_of(payload, codec=asked.codec, version_codec=asked.version_codec)
     merging_s = [0.006 + 4 * 0.003 + sum(f) * (13e-9 + 4 * 1.3e-9) for f in payload]
     ways_s = [
         8e-9 * (up / found.up_gbps + down / found.down_gbps) for up, down in zip(wire.ups, wire.downs, strict=True)
@@ -420,7 +420,7 @@ def test_a_broker_that_is_too_narrow_is_told_even_if_the_sites_links_are_not_kno
     assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(needed.down_gbps / 2))
     assert {round(each.received, 3) for each in narrow.arrivals} == {0.5}
     asked = fleet(gbps=1.0, broker_gbps=4 * needed.down_gbps / 2)
-    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].startswith("A site's share of the broker has 0.00134 of")
+    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].startswith("A site's share of the broker has 0.00133 of")
     wide = forecast(fleet(broker_gbps=1000.0), Mode.DECOUPLED)
     assert (wide.fits, wide.link_gbps, wide.round_s) == (None, None, needed.round_s)
 

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from broker.routing.deliveries import WHOLE_AGAIN_S
 from broker.routing.queues import VersionShelf
 from broker.wire import messages as m
+from broker.wire.lengths import MERGED_BYTES
 from broker.wire.messages import AGGREGATOR, Codec, Envelope
+from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
 from tests.relay_bench import Driver
 
@@ -16,7 +18,20 @@ WHOLE_BYTES = 4 * ELEMENTS
 STEP_BYTES = 40  # three do not fit into half of a whole version
 
 
-def version(number, base=None, epoch=1):
+def merged(island, from_step):
+    return m.Merged(
+        island_id=island,
+        incarnation=1,
+        steps=StepRange(from_step=from_step, to_step=from_step + 4, from_tokens=0, to_tokens=4),
+        staleness=0.0,
+        token_weight=1.0,
+        staleness_weight=1.0,
+        merge_weight=0.5,
+        fresh=True,
+    )
+
+
+def version(number, base=None, epoch=1, contributions=()):
     codec = Codec.F32 if base is None else Codec.INT8
     payload = (encode_tensor(np.zeros(ELEMENTS, np.float32), codec),)
     return m.Version(
@@ -25,7 +40,7 @@ def version(number, base=None, epoch=1):
         fragment_version=number,
         base=base,
         digest=f"{number}",
-        contributions=(),
+        contributions=contributions,
         payload=payload,
     )
 
@@ -67,6 +82,18 @@ def test_an_island_with_the_version_before_gets_the_difference():
     hub.publish(4, base=3)
     assert hub.delivered == [("a", 4, 3)]
     assert hub.asked == []
+
+
+def test_an_island_is_told_of_its_own_contributions_alone():
+    hub = Hub()
+    all_of_them = (merged("a", 0), merged("b", 0), merged("a", 4))
+    hub.receive(AGGREGATOR, version(1, base=0, contributions=all_of_them), nbytes=STEP_BYTES + 3 * MERGED_BYTES)
+    assert hub.relay.held_bytes == STEP_BYTES
+    for island in "abc":
+        hub.want(island, 0)
+        ((_, sent),) = hub.sent
+        assert sent.contributions == tuple(each for each in all_of_them if each.island_id == island)
+        assert (sent.digest, sent.payload) == ("1", version(1, base=0).payload)
 
 
 def test_one_that_is_behind_gets_all_differences_since_in_order_and_they_are_one_delivery():
