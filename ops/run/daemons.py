@@ -103,8 +103,8 @@ def _brokers(plan: LocalPlan, config: Sequence[str], environment: Mapping[str, s
 def _unix_sockets(plan: LocalPlan) -> dict[str, str]:
     """Returns the Unix socket on which each broker listens as well, without a file; Linux has such.
 
-    They cost less than loopback TCP (benchmarks/README.md). Who reaches the port may use it, and nobody else: both are of
-    one network namespace.
+    They cost less than loopback TCP (benchmarks/README.md). Who reaches the port may use it, and nobody else: both are
+    of one network namespace.
     """
     named = plan.broker_ports.items() if sys.platform == "linux" else ()
     return {name: f"@atoll-{port}" for name, port in named}
