@@ -268,11 +268,12 @@ class Aggregator:
         self._ending.heard(member, beat, event)
 
     def _run_saved(self, event: RunSaved) -> None:
-        self.run.durable_serial = max(self.run.durable_serial, event.serial)
+        self.run.record_written(event.serial)
         self.run.disk_works()
         self._roster.saved()
 
     def _run_save_failed(self, event: RunSaveFailed) -> None:
+        self.run.record_written(None)
         self._save_again_at_s = self.run.now_s + SAVE_RETRY_S
         self.run.disk_failed(event.detail)
         self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
@@ -313,6 +314,7 @@ class Aggregator:
 
     def _drain(self) -> list[Action]:
         """Empties the outbox; what is for an island goes by the broker over which that was last heard."""
+        self.run.write_record()
         actions, self.run.outbox = self.run.outbox, []
         return [self._addressed(action) if isinstance(action, Send) else action for action in actions]
 

@@ -93,6 +93,8 @@ class Run:
         self.planted = False  # something of version 0 may be in the store
         self.began = False  # version 0 is whole, in every shard
         self.saved_serial = 0  # of the newest run record asked for
+        self._given_serial = 0  # of the newest one that was given to be written
+        self._is_writing = False  # that one
         self.durable_serial = 0  # of the newest one that is durable everywhere it must be
         self.agreed_serial = 0  # of the newest one that every shard has, too
         self.rosters: list[Roster] = []  # of shard 0, in records that are not durable yet
@@ -118,10 +120,28 @@ class Run:
     def save(self) -> int:
         """Asks for the run record to be written; returns its serial number."""
         self.saved_serial += 1
+        return self.saved_serial
+
+    def write_record(self) -> None:
+        """Has the run record written, if that was asked for; to be called when an event has been dealt with.
+
+        One is written at a time, and the next one has all that was asked for meanwhile: a record is as long as the
+        fleet is large, and islands may join by the hundred.
+        """
+        if self._given_serial == self.saved_serial or (self._is_writing and not self.finished):
+            return
+        self._is_writing, self._given_serial = True, self.saved_serial
         self.emit(SaveRun(serial=self.saved_serial, record=self._record()))
         if self.config.shards > 1 and not self.config.shard:
             self._remember_roster()
-        return self.saved_serial
+
+    def record_written(self, serial: int | None) -> None:
+        """The record of that serial is durable; None: the one that was written last could not be."""
+        if serial is None:
+            self._is_writing = False
+            return
+        self.durable_serial = max(self.durable_serial, serial)
+        self._is_writing = self._is_writing and serial < self._given_serial
 
     def _record(self) -> dict[str, Any]:
         """Returns what the next life of the aggregator goes on from (:mod:`aggregator.state.restoring`)."""
