@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.core import Aggregator
-from aggregator.events import Manifested, RunSaved, SaveRun, Tick
+from aggregator.events import Manifested, RunSaved, SaveRun, Send, Tick
 from aggregator.rounds.membership import first_difference
 from aggregator.state.members import EARLIER_REMEMBERED
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
@@ -29,6 +29,30 @@ def test_an_island_is_welcome_only_once_its_incarnation_is_durable():
     assert not sent(made.join("a"), Welcome)
     (welcome,) = sent(made.write(), Welcome, "join:a-1")
     assert (welcome.island_id, welcome.incarnation, welcome.start_step) == ("a", 1, 0)
+
+
+def test_islands_that_join_while_a_record_is_written_share_the_next_one():
+    made = Desk()
+    made.writes = False
+    for name in "abcd":
+        made.join(name)
+    first, *more = [each for each in made.log if isinstance(each, SaveRun)][1:]  # that of the epoch came before
+    assert more == []
+    said = made.write()
+    assert [each.to for each in said if isinstance(each, Send) and isinstance(each.message, Welcome)] == ["join:a-1"]
+    (shared,) = (each for each in said if isinstance(each, SaveRun))
+    assert (list(first.record["members"]), list(shared.record["members"])) == (["a"], ["a", "b", "c", "d"])
+    assert shared.serial == first.serial + 3
+    assert len(sent(made.write(), Welcome)) == 3
+
+
+def test_a_record_that_could_not_be_written_holds_up_nothing_that_is_asked_for_later():
+    made = Desk()
+    made.writes = False
+    made.join("a")
+    made.write(fails="no space left on device")
+    assert [each.record["members"].keys() for each in made.join("b") if isinstance(each, SaveRun)] == [{"a", "b"}]
+    assert len(sent(made.write(), Welcome)) == 2
 
 
 def test_nothing_is_said_before_the_epoch_is_durable():

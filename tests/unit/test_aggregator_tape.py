@@ -90,8 +90,7 @@ def test_a_core_made_from_a_first_line_decides_as_the_first_one_did(tmp_path):
     config = AggregatorConfig(run_id="demo", store=tmp_path, fragments=2, sync_interval=2)
     first = Aggregator(config, now_s=0.0)
     lead(first)
-    first.handle(EVENTS[0], 0.5)
-    record = next(a.record for a in first.start(0.6) if type(a).__name__ == "SaveRun")
+    record = next(a.record for a in first.handle(EVENTS[0], 0.5) if type(a).__name__ == "SaveRun")
     merged = m.Merged(
         island_id="island-0",
         incarnation=1,
