@@ -15,6 +15,7 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from broker.process import flags, logs, settings
+from broker.process.collecting import collect_seldom
 
 #: Merges have threads of their own, which sleep between them (:mod:`aggregator.process.workers`). Those of numeric
 #: libraries spin: beside islands that train on the same machine they made a 1.85 ms kernel take 13 ms.
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
 async def _until_signalled(given: Mapping[str, Any]) -> int:
     from aggregator.process import service
 
+    collect_seldom()
     stop, received = asyncio.Event(), []
 
     def signalled(number: int) -> None:

@@ -43,6 +43,7 @@ from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
 from broker.process import clocks, flags, logs, open_files, settings
+from broker.process.collecting import collect_seldom
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter
 from broker.routing.relay import (
@@ -104,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     logs.configure("broker")
     config = settings.load(BrokerConfig, args, "broker")
     _return_large_frames()
+    collect_seldom()
     open_files.raise_limit()
     asyncio.run(_until_signalled(config))
     return 0
