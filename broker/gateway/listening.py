@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import socket
+import stat
 from typing import Any
 
 import zmq
@@ -74,8 +76,12 @@ def listen_on_unix(sock: zmq.Socket[Any], path: str) -> None:
     """Has a socket listen on a Unix socket as well.
 
     Raises:
-        ConfigError: Another process listens there, which ZeroMQ would not ask about, or this one may not.
+        ConfigError: Another process listens there, or a file is there that is no socket, both of which ZeroMQ would put
+            out of the way without a word; or this one may not.
     """
+    with contextlib.suppress(OSError):
+        if not path.startswith("@") and not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise ConfigError("ipc", path, "is a file, and no socket: give another path, or remove it yourself")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         taken = asking.connect_ex(kernel_name(path)) == 0
     if taken:

@@ -210,7 +210,8 @@ def test_contributions_and_versions_pass_unchanged(carrier, tmp_path):
         assert (await aggregator.attach(versions=(1,))).versions == (1,)
 
     path = {"tcp": "", "file": str(tmp_path / "hub"), "abstract": f"@{tmp_path.name}-{os.getpid()}"}[carrier]
-    (tmp_path / "hub").touch()  # left behind by an earlier broker
+    with socket.socket(socket.AF_UNIX) as earlier:  # a broker that was killed leaves its file behind
+        earlier.bind(str(tmp_path / "hub"))
     on_a_broker(config(ipc=path), use)
 
 
@@ -502,6 +503,10 @@ def test_a_unix_socket_that_is_taken_or_cannot_be_made_is_named_with_a_cure(tmp_
             on_a_broker(config(ipc=taken), None)
     with pytest.raises(ConfigError, match=r"No such file or directory.*or @NAME"):
         on_a_broker(config(ipc=str(tmp_path / "away" / "hub")), None)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match=r"file': is a file, and no socket"):
+        on_a_broker(config(ipc=str(tmp_path / "file")), None)
+    assert (tmp_path / "file").read_text() == "kept"
     with pytest.raises(ConfigError, match=r"ipc = .*1 to 102 bytes"):
         config(ipc="/" + 102 * "x")
 
