@@ -131,7 +131,7 @@ class Run:
         if self._given_serial == self.saved_serial or (self._is_writing and not self.finished):
             return
         self._is_writing, self._given_serial = True, self.saved_serial
-        self.outbox.insert(0, SaveRun(serial=self.saved_serial, record=self._record()))
+        self.emit(SaveRun(serial=self.saved_serial, record=self._record()))
         if self.config.shards > 1 and not self.config.shard:
             self._remember_roster()
 

@@ -57,7 +57,7 @@ def test_a_record_that_could_not_be_written_holds_up_nothing_that_is_asked_for_l
 
 def test_nothing_is_said_before_the_epoch_is_durable():
     core = Aggregator(config(), now_s=0.0)
-    (save, _) = core.start(0.0)
+    (_, save) = core.start(0.0)
     assert isinstance(save, SaveRun)
     assert core.handle(Tick(), 5.0) == []
     assert core.next_deadline_s(5.0) is None
