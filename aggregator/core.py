@@ -273,7 +273,7 @@ class Aggregator:
         self._roster.saved()
 
     def _run_save_failed(self, event: RunSaveFailed) -> None:
-        self.run.record_written(None)
+        self.run.record_failed()
         self._save_again_at_s = self.run.now_s + SAVE_RETRY_S
         self.run.disk_failed(event.detail)
         self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)

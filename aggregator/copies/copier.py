@@ -137,7 +137,7 @@ class Copies:
         return fitting(self._read_all(shard, own), leaders)
 
     def _together(self, everything: set[str], whole: CompleteSet) -> bool:
-        """Says whether this copy of shard 0 could be restored: each other shard needs one that fits it."""
+        """Returns True if a run can be restored from this copy of shard 0: of each other shard a fitting one exists."""
         shards = self._shard[1]
         others = (
             self._read_all(shard, newest_sets(below(everything, folder(shard, shards)))) for shard in range(1, shards)

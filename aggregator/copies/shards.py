@@ -46,7 +46,7 @@ def misplaced(keys: Collection[str], shards: int) -> str:
 
 
 def fits(own: CompleteSet, leader: CompleteSet) -> bool:
-    """Says whether a shard's copy fits one of shard 0: it is of the same run, and made under no newer roster."""
+    """Returns True if two copies can be restored together: a shard's is of the run of shard 0's, and not newer."""
     return own.run_id == leader.run_id and own.roster <= leader.roster
 
 

@@ -149,7 +149,7 @@ def warm_up() -> None:
 
 
 def is_warm() -> bool:
-    """Says whether the compiled kernels are loaded; before that a merge waits for them."""
+    """Returns True once the compiled merge kernels are loaded in this process; the first merge waits for that."""
     return bool(_loaded)
 
 

@@ -115,7 +115,7 @@ class StepClock:
         return self._followers[-1]
 
     def knows(self, island_id: str) -> bool:
-        """Says whether a step of the island is known here."""
+        """Returns True once the island has reported a step, so that :meth:`estimate` can be asked about it."""
         return island_id in self._paces
 
     def estimate(self, island_id: str, now_s: float) -> float:

@@ -135,13 +135,14 @@ class Run:
         if self.config.shards > 1 and not self.config.shard:
             self._remember_roster()
 
-    def record_written(self, serial: int | None) -> None:
-        """The record of that serial is durable; None: the one that was written last could not be."""
-        if serial is None:
-            self._is_writing = False
-            return
+    def record_written(self, serial: int) -> None:
+        """Takes note that the record of that serial is durable, and those before it."""
         self.durable_serial = max(self.durable_serial, serial)
         self._is_writing = self._is_writing and serial < self._given_serial
+
+    def record_failed(self) -> None:
+        """Takes note that the record that was being written could not be: the next one may be."""
+        self._is_writing = False
 
     def _record(self) -> dict[str, Any]:
         """Returns what the next life of the aggregator goes on from (:mod:`aggregator.state.restoring`)."""

@@ -13,7 +13,7 @@ import threading
 import pytest
 import zmq
 
-from broker.transport.keys import new_pair, write_allow_list, write_pair
+from broker.transport.keys import client_keys, new_pair, write_allow_list, write_pair
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import PROTOCOL_VERSION
 from ops.doctor import broker_findings, broker_probe, command
@@ -161,6 +161,27 @@ def test_a_handshake_that_fails_is_told_apart(keyed, keys, place, name, seen):
     subject, verdict, said = found[-1]
     assert (subject, verdict) == ("keys", "failure")
     assert seen in said
+
+
+def test_a_broker_that_is_busy_in_the_handshake_is_not_taken_for_another(keys, monkeypatch):
+    monkeypatch.setattr(broker_probe, "OPEN_WITHIN_S", 1.0)
+    monkeypatch.setattr(broker_probe, "BUSY_WITHIN_S", 0.2)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31)
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stack:
+
+        def greet():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection = stack.enter_context(listening.accept()[0])
+                    connection.sendall(greeting)
+
+        threading.Thread(target=greet, daemon=True).start()
+        address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        own = client_keys(keys["hub"] / "island-paris.secret", KeyRole.ISLAND)
+        with zmq.Context() as context:
+            seen = broker_probe.look_at(address, keys=own, run="", context=context)
+        listening.shutdown(socket.SHUT_RDWR)
+    assert (seen.control, seen.why) == (broker_findings.Door.SILENT, "it did not end the handshake")
 
 
 def test_a_key_where_none_is_wanted_and_one_that_others_may_read(plain, keys, tmp_path):
