@@ -320,26 +320,26 @@ class _Broker:
         while True:
             taken = await intake.take()
             key = self._gate.key_of(channel, taken)
-            whole = None if key is None else self._whole(channel, taken, key)
-            if key is None or whole is None:
-                pass
-            elif isinstance(whole, Refused):
-                self._handle(refused(channel, taken, whole, limits, key), taken)
-            else:
-                self._handle(_timed(await verified(event_of(channel, whole, limits, key))), whole)
+            if key is not None:
+                for whole in self._whole(channel, taken, key):
+                    if isinstance(whole, Refused):
+                        self._handle(refused(channel, taken, whole, limits, key), taken)
+                    else:
+                        self._handle(_timed(await verified(event_of(channel, whole, limits, key))), whole)
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)
 
-    def _whole(self, channel: Channel, taken: Taken, key: str) -> Taken | Refused | None:
-        """Returns a message that is whole now; None for what is not yet, or is none."""
+    def _whole(self, channel: Channel, taken: Taken, key: str) -> list[Taken | Refused]:
+        """Returns the messages that are whole now, and what of them is refused."""
         if channel is Channel.CONTROL or taken.surplus or taken.last is None:
-            return taken
+            return [taken]
         now_s = self._clock()
         found = self._flows.take(taken.peer, said_of(taken.last, zmq.SRCFD), taken.frames, now_s, key)
-        if found is not taken.frames:
+        if found != [taken.frames]:
             self._go_on(taken.peer)
-        return replace(taken, frames=found) if isinstance(found, list) else found
+        peer = self._flows.first_of(taken.peer)
+        return [each if isinstance(each, Refused) else replace(taken, peer=peer, frames=each) for each in found]
 
     async def _keep_time(self) -> None:
         while True:
@@ -410,7 +410,7 @@ class _Broker:
         """Sends what may go over a bulk connection; tells the relay what has become of it."""
         for event in self._flows.go_on(peer, self._clock()):
             self._handle(event)
-        self._try_again(peer)
+        self._try_again(self._flows.first_of(peer))
 
     def _try_again(self, peer: bytes) -> None:
         if peer in self._flows.full and peer not in self._waiting_for:

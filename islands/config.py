@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.chunks.subflow import MOST_SUBFLOWS
 from broker.process.declaring import setting
 from broker.process.settings import check_finite
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
@@ -31,6 +32,7 @@ class IslandConfig:
     key: Path | None = setting(None, "this island's secret key file; broker.public lies beside it; see `atoll keys`")
     insecure: bool = setting(False, "connect without keys to a broker on another machine")
     broker_silent_s: float = setting(2.0, "seconds of silence after which the island tries its next broker")
+    connections: int = setting(1, "connections that tensors are spread over: more fill a long and fast link")
     island_id: str = setting("", "name of this island (default: the run assigns one to this host)", subject="training")
     task: str = setting(LANGUAGE, "what to train: package.module:function that returns a Task")
     pace: float = setting(0.0, "least seconds for an inner step, to play slower hardware")
@@ -72,6 +74,8 @@ class IslandConfig:
             raise ConfigError(
                 "donor_wait_s", self.donor_wait_s, "must be a number of seconds, 0 to start fresh at once"
             )
+        if not 1 <= self.connections <= MOST_SUBFLOWS:
+            raise ConfigError("connections", self.connections, f"must be from 1 to {MOST_SUBFLOWS}")
         for name in ("broker_silent_s", "checkpoint_interval_s", "join_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, getattr(self, name), "must be above 0")

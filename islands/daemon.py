@@ -135,6 +135,7 @@ def train(
             donor_wait_s=config.donor_wait_s,
             timeout_s=config.join_timeout_s,
             broker_silent_s=config.broker_silent_s,
+            connections=config.connections,
             max_message_bytes=config.max_message_bytes,
             metrics_port=config.metrics_port,
             metrics_host=config.metrics_host,

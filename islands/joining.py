@@ -62,6 +62,7 @@ def join(
     donor_wait_s: float = 60.0,
     timeout_s: float = 120.0,
     broker_silent_s: float = 2.0,
+    connections: int = 1,
     max_message_bytes: int = 0,
     speaker_address: str = "",
     metrics_port: int = 0,
@@ -104,6 +105,8 @@ def join(
         timeout_s: Silence of the run, or refusals that may end, after which joining is given up; also silence of the
             end, in :meth:`Island.close`.
         broker_silent_s: Silence of a broker after which the next one is tried.
+        connections: TCP connections that tensors are spread over, of each host; one cannot fill a link that is long
+            and fast (docs/regions.md).
         max_message_bytes: Largest message accepted; 0: a quarter of the memory of this machine, at least 4 GiB.
         speaker_address: Of an island of several hosts: the name or address under which the others reach process 0.
             Empty: the address from which that one reaches the broker.
@@ -124,6 +127,7 @@ def join(
         run_id=run,
         broker=arguments.addresses(address),
         broker_silent_s=arguments.number("broker_silent_s", broker_silent_s, _SECONDS),
+        connections=arguments.whole("connections", connections, "must be a number of connections"),
         key=path,
         insecure=insecure,
         island_id=island_id,

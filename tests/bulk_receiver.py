@@ -48,13 +48,14 @@ class BulkReceiver:
         if not heads.is_head(first):
             return peer, decode([first, *frames])
         self.nbytes += sum(map(len, frames))
-        into, head, found = self._flows.setdefault(peer, Inflow(Limits())), heads.read(first), None
-        if isinstance(head, heads.Ask):
-            answer = into.answer(head, frames, self._kept)
-            self.resumed.append(answer.offset)
-            await self._router.send_multipart([peer, answer.packed()])
-        else:
-            found = into.take(head, frames)
-        await self._router.send_multipart([peer, into.credit.packed()])
+        into, found = self._flows.setdefault(peer, Inflow(Limits())), None
+        for head, pieces in into.in_order(heads.read(first), frames):
+            if isinstance(head, heads.Ask):
+                answer = into.answer(head, pieces, self._kept)
+                self.resumed.append(answer.offset)
+                await self._router.send_multipart([peer, answer.packed()])
+            else:
+                found = into.take(head, pieces)
+        await self._router.send_multipart([peer, into.credit().packed()])
         # What is refused continues a message that an earlier connection has left.
         return peer, None if found is None or isinstance(found, Refused) else decode(found)

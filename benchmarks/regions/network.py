@@ -77,14 +77,14 @@ class Network:
 
 
 @contextmanager
-def regions(number: int, *, round_trip_ms: float, mbit: float) -> Iterator[Network]:
-    """Makes regions for the body of a ``with`` block.
+def regions(number: int, *, round_trip_ms: float, mbit: float, mtu: int = MTU) -> Iterator[Network]:
+    """Makes regions for the body of a ``with`` block; packets have ``mtu`` bytes at most.
 
     Raises:
         Unavailable: This machine does not let us, with what it said.
     """
     command = [sys.executable, "-P", "-m", "benchmarks.regions.network", "--regions", str(number)]
-    command += ["--round-trip-ms", str(round_trip_ms), "--mbit", str(mbit)]
+    command += ["--round-trip-ms", str(round_trip_ms), "--mbit", str(mbit), "--mtu", str(mtu)]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -157,7 +157,7 @@ def _counts(core: Core) -> dict[str, Any]:
     }
 
 
-def _hold(region: int, channel: socket.socket) -> None:
+def _hold(region: int, mtu: int, channel: socket.socket) -> None:
     """In the namespaces of a region: makes its device, hands it over, and stays until the carrier ends."""
     device = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", _DEVICE, _IFF_TUN | _IFF_NO_PI))
@@ -165,7 +165,7 @@ def _hold(region: int, channel: socket.socket) -> None:
         for request, text in ((_SET_ADDRESS, address(region)), (_SET_MASK, "255.255.255.0")):
             name = struct.pack("16sH2x4s8x", _DEVICE, socket.AF_INET, socket.inet_aton(text))
             fcntl.ioctl(control, request, name)
-        fcntl.ioctl(control, _SET_MTU, struct.pack("16si20x", _DEVICE, MTU))
+        fcntl.ioctl(control, _SET_MTU, struct.pack("16si20x", _DEVICE, mtu))
         for name in (_DEVICE, b"lo"):
             fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sH22x", name, _UP_AND_RUNNING))
     # Gloo takes the address that the host's name stands for.
@@ -176,12 +176,12 @@ def _hold(region: int, channel: socket.socket) -> None:
     channel.recv(1)  # until the carrier is gone
 
 
-def _start(region: int) -> tuple[subprocess.Popen[bytes], int, socket.socket]:
+def _start(region: int, mtu: int) -> tuple[subprocess.Popen[bytes], int, socket.socket]:
     """Returns the process that holds a region, its device, and the channel that keeps it."""
     ours, theirs = socket.socketpair()
     own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ["unshare", *own, "--net", "--uts", sys.executable, "-P", "-m", "benchmarks.regions.network"]
-    command += ["--hold", str(region), "--channel", str(theirs.fileno())]
+    command += ["--hold", str(region), "--mtu", str(mtu), "--channel", str(theirs.fileno())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
     data, control, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
@@ -196,15 +196,16 @@ def main() -> None:
     parser.add_argument("--regions", type=int, default=4)
     parser.add_argument("--round-trip-ms", type=float, default=80.0)
     parser.add_argument("--mbit", type=float, default=50.0)
+    parser.add_argument("--mtu", type=int, default=MTU)
     parser.add_argument("--hold", type=int)
     parser.add_argument("--channel", type=int)
     args = parser.parse_args()
     if args.hold is not None:
-        _hold(args.hold, socket.socket(fileno=args.channel))
+        _hold(args.hold, args.mtu, socket.socket(fileno=args.channel))
         return
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    started = [_start(region) for region in range(args.regions)]
+    started = [_start(region, args.mtu) for region in range(args.regions)]
     print(json.dumps({"pids": [process.pid for process, _, _ in started]}), flush=True)
     try:
         _carry(

@@ -1,4 +1,4 @@
-"""The first frame of a chunk, of a credit, and of what is said to go on where a connection broke. Pure.
+"""The first frame of a chunk, of a credit, and of what is said of connections. Pure.
 
 Other messages begin with a map of msgpack (:mod:`broker.wire.headers`), which never has the byte 0xC1 at its start. So
 one look at the first byte tells what came.
@@ -17,6 +17,7 @@ _CHUNK = struct.Struct(">BcQQQQ")
 _CREDIT = struct.Struct(">BcQQ")
 _ASK = struct.Struct(">BcQQ")
 _RESUME = struct.Struct(">BcQQ")
+_BOND = struct.Struct(">BcQQ")
 
 
 class Chunk(NamedTuple):
@@ -82,7 +83,23 @@ class Resume(NamedTuple):
         return _RESUME.pack(MARK, b"R", *self)
 
 
-Head = Chunk | Credit | Ask | Resume
+class Bond(NamedTuple):
+    """Says that this connection is one of several which carry the chunks of one flow; the broker says it back.
+
+    Attributes:
+        nonce: Of the flow, drawn by the client.
+        subflow: Number of this connection; 0 is the one that came first, which stands for all of them.
+    """
+
+    nonce: int
+    subflow: int
+
+    def packed(self) -> bytes:
+        """Returns the frame."""
+        return _BOND.pack(MARK, b"B", *self)
+
+
+Head = Chunk | Credit | Ask | Resume | Bond
 
 
 def is_head(frame: bytes | memoryview) -> bool:
@@ -105,6 +122,8 @@ def read(frame: bytes | memoryview) -> Head:
             return Ask(*_ASK.unpack(frame)[2:])
         case b"R", _RESUME.size:
             return Resume(*_RESUME.unpack(frame)[2:])
+        case b"B", _BOND.size:
+            return Bond(*_BOND.unpack(frame)[2:])
     got = f"{len(frame)} bytes that begin with {bytes(frame[:2]).hex()}"
     raise RemoteProtocolError(
         Reason.MALFORMED,

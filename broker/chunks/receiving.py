@@ -1,4 +1,4 @@
-"""Puts messages together again from their chunks, and gives credit: the other end of one connection. Pure.
+"""Puts messages together again from their chunks, and gives credit: the other end of a flow. Pure.
 
 A frame that lies in one chunk stays where it is; one that is cut is copied into memory of its own, which is taken when
 its first piece comes. So a message in chunks takes the memory of its bytes, and one that came whole takes no more than
@@ -7,7 +7,7 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from broker.wire.messages import Reason
 
 #: Beyond what has come the other end may send so much; more than any link that is known of has under way.
 CREDIT_BYTES = 32 << 20
+#: Of chunks that came before one that is due, over another connection; a sender goes on for half of it.
+MOST_EARLY_BYTES = 64 << 20
 #: Memory of frames that is kept for the next ones, at each end.
 SPARE_FRAMES, SPARE_BYTES = 256, 128 << 20
 
@@ -38,22 +40,26 @@ class Refused:
 
 
 class Inflow:
-    """The chunks that come in over one connection, one message after the other.
+    """The chunks that come in over one connection, or over several together, one message after the other.
 
     Args:
         limits: Of one message; a larger one is refused with its first chunk.
         memory: Of frames that are put together.
 
     Attributes:
-        received_bytes: Of all chunks.
+        broken: A chunk that is yet to come is waited for in vain: the connections are to be ended.
     """
 
     def __init__(self, limits: Limits, memory: ReusedMemory | None = None) -> None:
-        self.received_bytes = 0
+        self.broken = False
+        self._received = {0: 0}  # bytes by connection
+        self._early: dict[tuple[int, int], tuple[Chunk | Ask, Sequence[Buffer]]] = {}  # by transfer and offset
+        self._early_bytes = 0
         self._memory = ReusedMemory(0) if memory is None else memory
         self._limits = limits
         self._transfer = self._total = 0
         self._offset = 0  # of the next chunk
+        self._whole = True  # all of it has come
         self._refused = False  # what is left of this message is thrown away
         self._frames: list[Buffer] = []
         self._open: memoryview | None = None  # what is missing of the last frame
@@ -61,12 +67,46 @@ class Inflow:
     @property
     def partial_bytes(self) -> int:
         """Bytes that are here of a message that is not whole."""
-        return 0 if self._refused else self._offset
+        return self._early_bytes + (0 if self._refused else self._offset)
 
     @property
-    def credit(self) -> Credit:
-        """What the other end is to know."""
-        return Credit(self.received_bytes, self.received_bytes + CREDIT_BYTES)
+    def received_bytes(self) -> int:
+        """Of all chunks."""
+        return sum(self._received.values())
+
+    def credit(self, subflow: int = 0) -> Credit:
+        """What the other end is to know of a connection."""
+        received = self._received[subflow]
+        return Credit(received, received + CREDIT_BYTES)
+
+    def spread(self, subflow: int) -> None:
+        """Chunks may come over one more connection from now on."""
+        self._received[subflow] = 0
+
+    def in_order(
+        self, head: Chunk | Ask, frames: Sequence[Buffer], subflow: int = 0
+    ) -> Iterator[tuple[Chunk | Ask, Sequence[Buffer]]]:
+        """Yields what can be taken in now of what came over a connection: all of it, in order, if there is but one.
+
+        Each is to go to :meth:`take` or :meth:`answer` before the next one is asked for.
+        """
+        nbytes = sum(memoryview(each).nbytes for each in frames)
+        self._received[subflow] += nbytes
+        if len(self._received) == 1:
+            yield head, frames
+            return
+        self._early[head.transfer, head.offset if isinstance(head, Chunk) else 0] = head, frames
+        self._early_bytes += nbytes
+        while (first := self._early.pop(self._next, None)) is not None:
+            self._early_bytes -= sum(memoryview(each).nbytes for each in first[1])
+            yield first
+        if self._early_bytes > MOST_EARLY_BYTES:
+            self._early, self._early_bytes, self.broken = {}, 0, True
+
+    @property
+    def _next(self) -> tuple[int, int]:
+        """Transfer and offset of the chunk that is due."""
+        return (self._transfer + 1, 0) if self._whole else (self._transfer, self._offset)
 
     def answer(self, ask: Ask, frames: Sequence[Buffer], kept: Kept) -> Resume:
         """Says how much of a message is here, and goes on from there; its chunks follow.
@@ -78,7 +118,6 @@ class Inflow:
         """
         self._begin(Chunk(ask.transfer, ask.total, 0, 0))
         header = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
-        self.received_bytes += sum(memoryview(each).nbytes for each in frames)
         if len(frames) == 1 and 0 < header.nbytes < ask.total:
             self._frames, self._offset = [frames[0]], header.nbytes
             partial = kept.take(key_in(frames[0], self._limits), ask.total - header.nbytes)
@@ -98,7 +137,7 @@ class Inflow:
         return None if key is None else (key, partial)
 
     def take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
-        """Takes a chunk in; :attr:`credit` is to be sent then.
+        """Takes a chunk in; :meth:`credit` is to be sent then.
 
         Args:
             chunk: Its head.
@@ -110,7 +149,6 @@ class Inflow:
         """
         views = [memoryview(each).cast("B") for each in frames]
         nbytes = sum(each.nbytes for each in views)
-        self.received_bytes += nbytes
         flaw = None
         if chunk.offset == 0:
             self._begin(chunk)
@@ -131,7 +169,7 @@ class Inflow:
         self._offset += nbytes
         message = self._frames
         if self._offset >= self._total:
-            self._frames, self._open, self._offset = [], None, 0
+            self._frames, self._open, self._offset, self._whole = [], None, 0, True
             if not self._refused:
                 return message
         return None if flaw is None else Refused(flaw, header)
@@ -139,10 +177,11 @@ class Inflow:
     def give_up(self) -> None:
         """Forgets what is here of a message that is not whole; what is left of it is thrown away as it comes."""
         self._refused, self._frames, self._open = True, [], None
+        self._early, self._early_bytes = {}, 0
 
     def _begin(self, chunk: Chunk) -> None:
         self._transfer, self._total, self._offset = chunk.transfer, chunk.total, chunk.offset
-        self._refused, self._frames, self._open = False, [], None
+        self._whole, self._refused, self._frames, self._open = False, False, [], None
 
     def _flaw(self, chunk: Chunk, views: Sequence[memoryview], nbytes: int) -> RemoteProtocolError | None:
         most_bytes = self._limits.max_message_bytes

@@ -1,4 +1,4 @@
-"""Cuts messages into chunks, and says which goes next: one end of one connection. Pure.
+"""Cuts messages into chunks, and says which goes next, over which connection: one end of a flow. Pure.
 
 What has tensors goes in chunks, of which the receiver takes note one by one; so many bytes may be under way as it has
 given credit for, and as the link empties in a moment. A slow link thus has little waiting in it, and a message that is
@@ -12,27 +12,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker.chunks.heads import Ask, Chunk, Credit, Resume
 from broker.chunks.meter import SendingMeter
+from broker.chunks.subflow import MOST_UNDER_WAY_BYTES, Subflow
 from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
 
 #: Messages without tensors of at most so many bytes travel whole, as do urgent ones: none is long in another's way.
 WHOLE_BYTES = 32 << 10
-#: Sizes of a chunk: on a link of 33 kbit/s the smallest takes 8 s.
-LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 32 << 10, 2 << 20
-#: Chunks under way at a time, once there is no more to find out.
-CHUNKS_UNDER_WAY = 4
-#: Bytes that may be under way at first, without any credit; and at most.
-FIRST_BYTES, MOST_UNDER_WAY_BYTES = 128 << 10, 32 << 20
-#: A chunk that is not noted as received for so long has been swallowed, or so many times what others took; after each
-#: connection that helped nothing twice as long, but never longer than the last.
-STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 10.0, 4.0, 600.0
-#: Chunks that are noted as received within this time go through a link that takes more; after that, one that is slow.
-SOON_S, LATE_S = 0.25, 1.0
 
 
 def is_urgent(message: Message) -> bool:
@@ -67,6 +57,7 @@ class Transfer:
     number: int = 0
     frame: int = 0  # the next chunk begins in this one,
     at: int = 0  # behind so many bytes of it
+    pieces: int = 0  # under way
 
 
 class Next(NamedTuple):
@@ -76,69 +67,46 @@ class Next(NamedTuple):
     frames: list[Buffer]
     nbytes: int  #: of the message
     chunked: bool
+    subflow: int = 0  #: the connection that is to take it
     frame: int = 0
     at: int = 0
 
 
-@dataclass(slots=True)
-class _Pace:
-    """How many bytes may be under way, by how soon chunks are noted as received."""
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """A chunk that was handed over: of which message it is, and where it begins among all bytes that were."""
 
-    window_bytes: int = FIRST_BYTES
-    under_way: deque[tuple[int, float]] = field(default_factory=deque)  # (sent by then, when)
-    held_up: bool = False  # something waited for the window
-    judged_from: int = 0  # what was given before says nothing of this window
-    noted_s: float = 0.0  # when anything was noted last
-    slowest_s: float = 0.0  # of what took longest lately
-
-    @property
-    def chunk_bytes(self) -> int:
-        return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
-
-    def first_sent_s(self, received: int) -> float | None:
-        """Returns when the first chunk was sent of those that come to be noted with so many bytes; None: none does."""
-        return self.under_way[0][1] if self.under_way and self.under_way[0][0] <= received else None
-
-    def noted(self, received: int, given: int, now_s: float) -> None:
-        """The other end has so many bytes, of so many that were given to the connection."""
-        took_s = None
-        while self.under_way and self.under_way[0][0] <= received:
-            took_s = now_s - self.under_way.popleft()[1]
-        if took_s is None:
-            return
-        self.noted_s, self.slowest_s = now_s, max(took_s, 0.9 * self.slowest_s)
-        if received < self.judged_from:
-            return  # it was sent under another window
-        before = self.window_bytes
-        if took_s > LATE_S:
-            self.window_bytes = max(CHUNKS_UNDER_WAY // 2 * LEAST_CHUNK_BYTES, before // 2)
-        elif took_s < SOON_S and self.held_up:
-            self.window_bytes = min(MOST_UNDER_WAY_BYTES, 2 * before)
-        if self.window_bytes != before:
-            self.judged_from, self.held_up = given, False
+    transfer: Transfer
+    begin: int
+    noted: bool = False
 
 
 class Outflow:
-    """The messages that go out over one connection.
+    """The messages that go out over one connection, or in chunks over several.
+
+    A chunk goes where the least is under way, so a connection that is slower takes fewer.
 
     Args:
         meter: Is told what is noted as received, if somebody wants to know the link.
 
     Attributes:
-        given_bytes: Handed to the connection in chunks.
-        received_bytes: Of these, noted by the other end.
+        given_bytes: Handed to the connections in chunks.
     """
 
     def __init__(self, meter: SendingMeter | None = None) -> None:
-        self.given_bytes = self.received_bytes = 0
+        self.given_bytes = 0
         self._meter = meter
         self._delivered: list[Transfer] = []
-        self._limit_bytes = FIRST_BYTES
         self._number = 0
         self._urgent: deque[Transfer] = deque()
         self._waiting: deque[Transfer] = deque()
-        self._handed_over: deque[tuple[int, Transfer]] = deque()  # in chunks, with the bytes given by then
-        self._pace = _Pace()
+        self._handed_over: deque[Transfer] = deque()  # in chunks, and not known to be there
+        self._subflows: dict[int, Subflow[_Piece]] = {0: Subflow()}
+        self._under_way: deque[_Piece] = deque()  # the first of them is not noted
+
+    def spread(self, subflow: int) -> None:
+        """Chunks may go over one more connection from now on."""
+        self._subflows[subflow] = Subflow()
 
     def __len__(self) -> int:
         """Returns how many messages are not handed to the connection yet."""
@@ -147,18 +115,21 @@ class Outflow:
     @property
     def window_bytes(self) -> int:
         """What may be under way at a time, as far as the link is known."""
-        return self._pace.window_bytes
+        return sum(each.window_bytes for each in self._subflows.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """Of the bytes that were handed over in chunks, those that the other end has noted."""
+        return sum(each.received_bytes for each in self._subflows.values())
 
     def silent_s(self, now_s: float) -> float:
         """Returns for how long nothing has been noted as received while something is under way; 0.0: nothing is."""
-        if not self._pace.under_way:
-            return 0.0
-        return now_s - max(self._pace.noted_s, self._pace.under_way[0][1])
+        return max(each.silent_s(now_s) for each in self._subflows.values())
 
     @property
     def patience_s(self) -> float:
         """Silence after which what is under way has been swallowed."""
-        return max(STALLED_S, STALLED_TIMES * self._pace.slowest_s)
+        return max(each.patience_s for each in self._subflows.values())
 
     def put(
         self, frames: Sequence[Buffer], what: object = None, *, urgent: bool = False, key: int = 0, asks: bool = False
@@ -199,7 +170,7 @@ class Outflow:
 
     def cut_off(self) -> list[int]:
         """Returns the keys of the payloads that were begun, and are not known to be there."""
-        begun = [*(each for _, each in self._handed_over), *(each for each in self._waiting if each.sent_bytes)]
+        begun = [*self._handed_over, *(each for each in self._waiting if each.sent_bytes)]
         return [each.key for each in begun if each.key]
 
     def next(self) -> Next | None:
@@ -216,14 +187,15 @@ class Outflow:
         if transfer.asks:
             header = transfer.frames[0]
             head = Ask(self._number_of(transfer), transfer.nbytes)
-            return Next(transfer, [head.packed(), header], memoryview(header).nbytes, True, 1, 0)
-        size = min(self._pace.chunk_bytes, transfer.nbytes - transfer.sent_bytes)
-        if self.given_bytes - self.received_bytes + size > self._pace.window_bytes:
-            self._pace.held_up = True
-            return None
-        if self.given_bytes + size > self._limit_bytes:
-            return None
-        return self._cut(transfer, size)
+            return Next(transfer, [head.packed(), header], memoryview(header).nbytes, True, 0, 1, 0)
+        left = transfer.nbytes - transfer.sent_bytes
+        if self._under_way and self.given_bytes - self._under_way[0].begin >= MOST_UNDER_WAY_BYTES:
+            return None  # the receiver keeps what comes behind a chunk that is late
+        for subflow, way in sorted(self._subflows.items(), key=lambda each: each[1].under_way_bytes):
+            size = min(way.chunk_bytes, left)
+            if way.takes(size):
+                return self._cut(transfer, size, subflow)
+        return None
 
     def sent(self, step: Next, now_s: float) -> None:
         """The connection has taken what :meth:`next` returned last."""
@@ -233,25 +205,31 @@ class Outflow:
             transfer.number, transfer.frame, transfer.at = self._number_of(transfer), step.frame, step.at
             self._number = transfer.number
             transfer.asks, transfer.asked = False, transfer.asks
+            piece = _Piece(transfer, self.given_bytes)
             self.given_bytes += step.nbytes
-            self._pace.under_way.append((self.given_bytes, now_s))
+            transfer.pieces += 1
+            self._under_way.append(piece)
+            self._subflows[step.subflow].sent(piece, step.nbytes, now_s)
         if transfer.sent_bytes == transfer.nbytes:
             transfer.done = True
             (self._urgent if self._urgent and self._urgent[0] is transfer else self._waiting).popleft()
             if step.chunked:
-                self._handed_over.append((self.given_bytes, transfer))
+                self._handed_over.append(transfer)
 
-    def credited(self, credit: Credit, now_s: float) -> None:
-        """The other end has said what it has, and how much more it takes; nobody has more than was sent."""
-        before = self.received_bytes
-        self.received_bytes = max(before, min(credit.received, self.given_bytes))
-        sent_s = self._pace.first_sent_s(self.received_bytes)
-        if self._meter is not None and sent_s is not None:
-            self._meter.noted(self.received_bytes - before, sent_s, now_s)
-        self._limit_bytes = max(self._limit_bytes, credit.limit)
-        self._pace.noted(self.received_bytes, self.given_bytes, now_s)
-        while self._handed_over and self._handed_over[0][0] <= self.received_bytes:
-            self._delivered.append(self._handed_over.popleft()[1])
+    def credited(self, credit: Credit, now_s: float, subflow: int = 0) -> None:
+        """The other end has said what it has over a connection, and how much more it takes there."""
+        if subflow not in self._subflows:
+            return  # nothing was sent over it
+        noted = self._subflows[subflow].credited(credit, now_s)
+        if self._meter is not None and noted.sent_s is not None:
+            self._meter.noted(noted.nbytes, noted.sent_s, now_s)
+        for piece in noted.pieces:
+            piece.noted = True
+            piece.transfer.pieces -= 1
+        while self._under_way and self._under_way[0].noted:
+            self._under_way.popleft()
+        while self._handed_over and not self._handed_over[0].pieces:
+            self._delivered.append(self._handed_over.popleft())
 
     def delivered(self) -> list[Transfer]:
         """Returns the messages that the other end has wholly since this was asked last."""
@@ -277,7 +255,7 @@ class Outflow:
     def _number_of(self, transfer: Transfer) -> int:
         return transfer.number or self._number + 1
 
-    def _cut(self, transfer: Transfer, size: int) -> Next:
+    def _cut(self, transfer: Transfer, size: int, subflow: int) -> Next:
         """Returns the next bytes of a message as a chunk, whose frames are views of those of the message."""
         frames: list[Buffer] = []
         frame, at, left = transfer.frame, transfer.at, size
@@ -293,7 +271,7 @@ class Outflow:
             if left == 0 and (rest or frame == len(transfer.frames) or memoryview(transfer.frames[frame]).nbytes):
                 break
         head = Chunk(self._number_of(transfer), transfer.nbytes, transfer.sent_bytes, rest)
-        return Next(transfer, [head.packed(), *frames], size, True, frame, at)
+        return Next(transfer, [head.packed(), *frames], size, True, subflow, frame, at)
 
 
 def _whole(transfer: Transfer) -> Next:

@@ -3,6 +3,9 @@
 A connection has an entry here from its first large message on. What is put into it waits for the credit of the other
 end, a few messages at most; beyond that the relay keeps them (:class:`~broker.routing.events.Blocked`), and hears when
 there is room again.
+
+Several connections may carry the chunks of one flow (:mod:`broker.gateway.bonds`). For everybody else they are one, the
+first of them, and they end together.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from broker.chunks.kept import LEAST_BYTES, Kept, key_of
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
+from broker.gateway.bonds import Bonds
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire.codec import encode
 from broker.wire.errors import RemoteProtocolError
@@ -51,8 +55,8 @@ class _Flow:
     counted_bytes: int = 0  # what is here of its message that is not whole, as counted for all flows
     given_up: bool = False  # that message was; the connection is to be ended, so that it is sent again
     blocked: bool = False  # the relay waits for room
-    owes_credit: bool = False
-    owed: list[bytes] = field(default_factory=list)  # answers
+    owes_credit: set[int] = field(default_factory=set)  # by subflow
+    owed: list[tuple[int, bytes]] = field(default_factory=list)  # answers, by subflow: of others that of a bond alone
 
 
 class Flows:
@@ -74,6 +78,7 @@ class Flows:
         self._partial_bytes = self._kept_bytes = 0
         self._memory = ReusedMemory(SPARE_FRAMES, SPARE_BYTES)
         self._flows: dict[bytes, _Flow] = {}
+        self._bonds = Bonds()
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
         self._overtaken: Counter[int] = Counter()  # descriptors that others have, while an end is yet to be told
         self._gone: dict[bytes, None] = {}  # routing ids of connections that have ended, the latest last
@@ -84,49 +89,72 @@ class Flows:
 
     # --- in ---
 
+    def first_of(self, peer: bytes) -> bytes:
+        """Returns the connection that stands for a flow, by any of its connections."""
+        return self._bonds.place_of(peer)[0]
+
     def take(
         self, peer: bytes, fd: int | None, frames: list[Buffer], now_s: float, key: str = ""
-    ) -> list[Buffer] | Refused | None:
+    ) -> list[list[Buffer] | Refused]:
         """Takes in what came over a connection, under a public key; :meth:`go_on` is to follow.
 
         Returns:
-            A message that is whole, or why what came is not taken in; None for what is no message yet, or none.
+            The messages that are whole now, and why something is not taken in.
         """
         first = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
         chunked = heads.is_head(first)
         if peer in self._gone:  # what was still to be read of a connection when its end was told
-            return None if chunked else frames
+            return [] if chunked else [frames]
         if fd is not None and (known := self._behind.get(fd)) != peer:
             if known is not None:  # its end has not been told yet
                 self._overtaken[fd] += 1
                 self._untold += self._lost(known, now_s)
             self._behind[fd] = peer
         if not chunked:
-            return frames
+            return [frames]
         try:
             head = heads.read(first)
         except RemoteProtocolError as err:
-            return Refused(err, [])
-        flow = self._of(peer)
+            return [Refused(err, [])]
+        if isinstance(head, heads.Bond):
+            self._bind(peer, head, key)
+            return []
+        main, subflow = self._bonds.place_of(peer)
+        flow = self._of(main)
         flow.key = key
         match head:
             case heads.Credit():
-                flow.out.credited(head, now_s)
+                flow.out.credited(head, now_s, subflow)
             case heads.Resume():
                 flow.out.resume(head)
-            case heads.Ask():
-                kept = self._kept.get(key, Kept(0))
-                before = kept.nbytes
-                flow.owed.append(flow.incoming.answer(head, frames[1:], kept).packed())
-                flow.owes_credit = True
-                self._kept_bytes += kept.nbytes - before
+            case heads.Ask() | heads.Chunk():
+                flow.owes_credit.add(subflow)
+                due = flow.incoming.in_order(head, frames[1:], subflow)
+                found = [self._take(flow, each, pieces, key) for each, pieces in due]
                 self._count(flow, now_s)
-            case heads.Chunk():
-                flow.owes_credit = True
-                taken = flow.incoming.take(head, frames[1:])
-                self._count(flow, now_s)
-                return taken
+                return [each for each in found if each is not None]
+        return []
+
+    def _take(
+        self, flow: _Flow, head: heads.Ask | heads.Chunk, frames: Sequence[Buffer], key: str
+    ) -> list[Buffer] | Refused | None:
+        """Takes in a chunk, or a question, whose turn it is."""
+        if isinstance(head, heads.Chunk):
+            return flow.incoming.take(head, frames)
+        kept = self._kept.get(key, Kept(0))
+        before = kept.nbytes
+        flow.owed.append((0, flow.incoming.answer(head, frames, kept).packed()))
+        self._kept_bytes += kept.nbytes - before
         return None
+
+    def _bind(self, peer: bytes, bond: heads.Bond, key: str) -> None:
+        """A connection says that it is one of several; it is told so where it is from now on."""
+        if not self._bonds.bind(peer, bond, key):
+            return
+        flow = self._of(self.first_of(peer))
+        if bond.subflow:
+            flow.incoming.spread(bond.subflow)
+        flow.owed.append((bond.subflow, bond.packed()))
 
     @property
     def partial_bytes(self) -> int:
@@ -155,12 +183,14 @@ class Flows:
             self._overtaken[fd] -= 1
             return []
         peer = self._behind.pop(fd, None)
-        return [] if peer is None else self._lost(peer, now_s)
+        return [] if peer is None or peer in self._gone else self._lost(peer, now_s)
 
     # --- out ---
 
     def send(self, send: Send, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
         """Takes a message in, and sends what may go; returns what has become of messages."""
+        if send.peer in self._gone:
+            return [_failed(Unreachable, send)]
         flow, urgent = self._of(send.peer), is_urgent(send.envelope.message)
         if len(flow.out) >= (2 * MOST_WAITING if urgent else MOST_WAITING):
             flow.blocked = True
@@ -171,20 +201,27 @@ class Flows:
         return self.go_on(send.peer, now_s)
 
     def go_on(self, peer: bytes, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
-        """Sends what may go over a connection: credit, then messages; returns what has become of messages."""
+        """Sends what may go over a flow's connections: credit, then messages; returns what has become of messages."""
+        peer = self.first_of(peer)
         flow = self._flows.get(peer)
         self.full.discard(peer)
         events: list[Blocked | Unreachable | Delivered | Room] = [*self._untold]
         self._untold = []
         if flow is None:
             return events
-        while flow.owed and self._put(peer, [flow.owed[0]]) is not Put.FULL:
+        while flow.owed:
+            subflow, answer = flow.owed[0]
+            if self._put(self._bonds.route(peer, subflow), [answer]) is Put.FULL:
+                break
             del flow.owed[0]
-        if flow.owes_credit:
-            outcome = self._put(peer, [flow.incoming.credit.packed()])
-            flow.owes_credit = outcome is Put.FULL
+            if subflow:  # it knows now that chunks may come over it
+                flow.out.spread(subflow)
+        for subflow in tuple(flow.owes_credit):
+            credit = flow.incoming.credit(subflow).packed()
+            if self._put(self._bonds.route(peer, subflow), [credit]) is not Put.FULL:
+                flow.owes_credit.discard(subflow)
         while (step := flow.out.next()) is not None:
-            outcome = self._put(peer, step.frames)
+            outcome = self._put(self._bonds.route(peer, step.subflow), step.frames)
             if outcome is Put.GONE:
                 return [*events, *self._lost(peer, now_s)]
             if outcome is Put.FULL:
@@ -208,10 +245,15 @@ class Flows:
         """Returns the descriptors of connections over which nothing is noted any more: they are to be ended.
 
         A byte that was damaged on the way may have the other end wait for a frame that nobody sends. So are those of
-        which a message was given up: their other end sends it again.
+        which a message was given up: their other end sends it again. And those of a flow that another one has ended.
         """
-        flows = ((fd, self._flows[peer]) for fd, peer in self._behind.items() if peer in self._flows)
-        return [fd for fd, flow in flows if flow.given_up or flow.out.silent_s(now_s) > flow.out.patience_s]
+        return [fd for fd, peer in self._behind.items() if peer in self._gone or self._stalls(peer, now_s)]
+
+    def _stalls(self, peer: bytes, now_s: float) -> bool:
+        flow = self._flows.get(self.first_of(peer))
+        if flow is None:
+            return False
+        return flow.given_up or flow.incoming.broken or flow.out.silent_s(now_s) > flow.out.patience_s
 
     def _of(self, peer: bytes) -> _Flow:
         flow = self._flows.get(peer)
@@ -220,9 +262,10 @@ class Flows:
         return flow
 
     def _lost(self, peer: bytes, now_s: float) -> list[Unreachable]:
+        peer = self.first_of(peer)
         flow = self._flows.pop(peer, None)
         self.full.discard(peer)
-        self._gone[peer] = None
+        self._gone.update(dict.fromkeys(self._bonds.end(peer)))
         while len(self._gone) > MOST_GONE:
             del self._gone[next(iter(self._gone))]
         if flow is None:

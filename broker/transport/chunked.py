@@ -1,4 +1,4 @@
-"""Messages in chunks at a client's end: what waits to go out and what has come in, over the connection of now.
+"""Messages in chunks at a client's end: what waits to go out and what has come in, over the connections of now.
 
 What was on its way over a connection that broke is sent again by the cores' rules, and goes on where it was. One over
 which nothing is noted as received any more is to be made anew: a byte that was damaged on the way may have the other
@@ -7,15 +7,18 @@ end wait for a frame that nobody sends.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from broker.chunks import heads
+from broker.chunks.bonding import Bonding
 from broker.chunks.kept import Kept
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
 from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Inflow, Refused
-from broker.chunks.sending import LONGEST_STALL_S, Outflow, Transfer
+from broker.chunks.sending import Outflow, Transfer
+from broker.chunks.subflow import LONGEST_STALL_S
 from broker.routing.resending import Carried
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
@@ -25,22 +28,23 @@ MOST_ARRIVED = 4
 
 
 class Chunked:
-    """Both ways of a client's bulk connection.
+    """Both ways of a client's bulk connection, and of others beside it that carry chunks, too.
 
     Args:
-        put: Hands frames to the connection of now, and returns whether it took them.
+        put: Hands frames to the connection of a subflow (0 is the one that always is), and returns whether it took
+            them.
         limits: Of messages that come.
+        others: Connections beside the first.
 
     Attributes:
         arrived: What has come, and what of that is refused.
         full: The connection took nothing: to be tried again in a moment.
     """
 
-    def __init__(self, put: Callable[[Sequence[Buffer]], bool], limits: Limits) -> None:
-        self._put, self._limits = put, limits
+    def __init__(self, put: Callable[[Sequence[Buffer], int], bool], limits: Limits, others: int = 0) -> None:
+        self._put, self._limits, self._others = put, limits, others
         self._memory = ReusedMemory(SPARE_FRAMES, SPARE_BYTES)
         self._connection = 0
-        self._owes_credit = False
         self._kept = Kept(limits.max_message_bytes)
         self._begun: set[int] = set()  # payloads that other connections have sent in part
         self._stalls = 0  # connections over which nothing came to be noted, one after the other
@@ -81,14 +85,46 @@ class Chunked:
 
     def stalled(self, now_s: float) -> bool:
         """Whether the connection is to be made anew; said once for each."""
+        if self._in.broken:
+            self._in.broken = False
+            return True
         patience_s = min(LONGEST_STALL_S, self._out.patience_s * 2.0 ** min(self._stalls, 16))
         if self._out.silent_s(now_s) <= patience_s:
             return False
         self._stalls += 1
         return True
 
-    def take_in(self, frames: Sequence[Buffer], connection: int, now_s: float) -> None:
-        """Takes in what has come: a message, a chunk of one, or what is said about chunks."""
+    def spread_over(self, connection: int) -> int:
+        """How many connections carry chunks, if the first is that with this number."""
+        return self._bonding.carrying if connection == self._connection else 1
+
+    def torn(self, standing: Mapping[int, int]) -> bool:
+        """Whether another connection has ended that carried chunks: then all are to be made anew."""
+        return self._bonding.torn(standing)
+
+    def bind(self, connection: int, standing: Mapping[int, int], now_s: float) -> bool:
+        """Says over connections that they belong together; returns whether those beside the first are to be made.
+
+        Args:
+            connection: The number of the first connection.
+            standing: The numbers of all, by subflow.
+            now_s: The time.
+        """
+        self._over(connection, now_s)
+        for subflow, bond in self._bonding.due(standing).items():
+            if self._put([bond.packed()], subflow):
+                self._bonding.said(subflow, standing[subflow])
+        return self._bonding.wants_others
+
+    def take_in(self, frames: Sequence[Buffer], connection: int, now_s: float, subflow: int = 0) -> None:
+        """Takes in what has come: a message, a chunk of one, or what is said about chunks.
+
+        Args:
+            frames: What has come.
+            connection: The number of the first connection, which stands for all of them.
+            now_s: The time.
+            subflow: Over which connection it came.
+        """
         self._over(connection, now_s)
         first = memoryview(frames[0]).cast("B")
         if not heads.is_head(first):
@@ -99,34 +135,47 @@ class Chunked:
         except RemoteProtocolError as err:
             self.arrived.append(Refused(err, []))
             return
+        if not isinstance(head, heads.Bond) and not self._bonding.carries(subflow):
+            return
         match head:
             case heads.Credit():
-                self._out.credited(head, now_s)
+                self._out.credited(head, now_s, subflow)
                 self._out.delivered()
                 self._stalls = 0
             case heads.Resume():
                 self._out.resume(head)
-            case heads.Ask():
-                self._owed += [self._in.answer(head, frames[1:], self._kept).packed()]
-            case heads.Chunk():
-                nbytes = sum(memoryview(each).nbytes for each in frames[1:])
-                self._down.arrived(nbytes, now_s, goes_on=head.offset > 0)
-                found = self._in.take(head, frames[1:])
-                if found is not None:
-                    self.arrived.append(found)
-        if isinstance(head, heads.Chunk | heads.Ask):
-            self._owes_credit = True
+            case heads.Bond():
+                if self._bonding.heard(head, subflow):
+                    self._out.spread(subflow)
+                    self._in.spread(subflow)
+            case heads.Ask() | heads.Chunk():
+                self._owes_credit.add(subflow)
+                if isinstance(head, heads.Chunk):
+                    nbytes = sum(memoryview(each).nbytes for each in frames[1:])
+                    self._down.arrived(nbytes, now_s, goes_on=head.offset > 0)
+                for due, pieces in self._in.in_order(head, frames[1:], subflow):
+                    self._take(due, pieces)
+
+    def _take(self, head: heads.Chunk | heads.Ask, frames: Sequence[Buffer]) -> None:
+        """Takes in a chunk, or a question, whose turn it is."""
+        if isinstance(head, heads.Ask):
+            self._owed.append(self._in.answer(head, frames, self._kept).packed())
+            return
+        found = self._in.take(head, frames)
+        if found is not None:
+            self.arrived.append(found)
 
     def go_on(self, connection: int, now_s: float) -> None:
         """Sends what may go: answers and credit, then messages."""
         self._over(connection, now_s)
         self.full = False
-        while self._owed and self._put([self._owed[0]]):
+        while self._owed and self._put([self._owed[0]], 0):
             del self._owed[0]
-        if self._owes_credit:
-            self._owes_credit = not self._put([self._in.credit.packed()])
+        for subflow in tuple(self._owes_credit):
+            if self._put([self._in.credit(subflow).packed()], subflow):
+                self._owes_credit.discard(subflow)
         while (step := self._out.next()) is not None:
-            if not self._put(step.frames):
+            if not self._put(step.frames, step.subflow):
                 self.full = True
                 return
             self._out.sent(step, now_s)
@@ -144,4 +193,5 @@ class Chunked:
     def _begin(self) -> None:
         self._out, self._in = Outflow(self._up), Inflow(self._limits, self._memory)
         self._owed: list[bytes] = []  # answers
-        self._owes_credit = False
+        self._owes_credit: set[int] = set()  # subflows
+        self._bonding = Bonding(self._others, lambda: secrets.randbits(64))

@@ -1,4 +1,4 @@
-"""One connection to a broker: whole messages in and out of one DEALER socket.
+"""One channel of a broker, at its client: whole messages in and out of a DEALER socket.
 
 Shell. It decides nothing: what to send, and when to send it again, is up to the cores. What it promises:
 
@@ -6,7 +6,8 @@ Shell. It decides nothing: what to send, and when to send it again, is up to the
 * ``recv`` never fails because of what a peer sent. What cannot be read is counted and given to a callback.
 * Buffers are not copied on their way out, and but once on their way in.
 
-On the bulk channel what is large goes in chunks (:mod:`broker.transport.chunked`).
+On the bulk channel what is large goes in chunks (:mod:`broker.transport.chunked`), if asked over several connections:
+the first one stands for all, and where one of them is lost all are made anew.
 
 A routing id is left to ZeroMQ, which draws a new one per connection: an id of our own would make the broker refuse
 our new connection for as long as it believes in the old one.
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import zmq
 import zmq.asyncio
@@ -31,12 +32,12 @@ from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
 from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
-from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
+from broker.transport.line import Dial, Line
 from broker.transport.sockets import configure_socket
 from broker.wire.addresses import bulk_address, channel_address, check_address
 from broker.wire.codec import Origin, Unreadable, decode, encode, peek
-from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
+from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import Channel, Envelope, kind_of
 
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 #: A connection that took nothing is tried again after this, and that a message can go on is looked for as often.
 TRY_AGAIN_S, LOOK_S = 0.005, 1.0
+#: While other connections are being made, whether they stand is looked at as often.
+LOOK_SOON_S = 0.05
 #: Chunks taken in between two turns of other tasks.
 AT_A_TIME = 4
 
@@ -92,6 +95,7 @@ class Endpoint:
         bulk_wait_s: How long a message waits on the bulk channel before it is begun; on control it never does.
         renew_after_s: How long there may be no connection before it is made anew.
         reconnect_max_s: Longest pause between two attempts to connect.
+        connections: That chunks are spread over; the broker is to know of it, or there is one.
         on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
         on_lookup: Told of each time that the name of the broker's host was looked up: why in vain, or nothing.
 
@@ -110,25 +114,34 @@ class Endpoint:
         bulk_wait_s: float = 5.0,
         renew_after_s: float = 30.0,
         reconnect_max_s: float = 5.0,
+        connections: int = 1,
         on_unreadable: OnUnreadable | None = None,
         on_lookup: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.address = channel_address(control_address, channel)
         self.channel = channel
         self.traffic = Traffic()
-        self._keys = keys
         self._limits = limits
         self._wait_s = bulk_wait_s if channel is Channel.BULK else 0.0
         self._on_unreadable = on_unreadable
         self._on_lookup = on_lookup
         self._unresolved = 0  # lookups of the host's name in vain, one after the other
-        self._context = context
+        self._dial = Dial(
+            context=context,
+            address=self.address,
+            channel=channel,
+            keys=keys,
+            limits=limits,
+            renew_after_s=renew_after_s,
+            reconnect_max_s=reconnect_max_s,
+            on_lookup=self._looked_up,
+        )
         self._renew_after_s = renew_after_s
-        self._reconnect_max_s = reconnect_max_s
-        self._socket: zmq.asyncio.Socket | None = None
-        self._line: Connection | None = None
-        self._spoken_over = 0  # the number of a connection
-        self._chunked = Chunked(self._put, limits) if channel is Channel.BULK else None
+        self._line: Line | None = None
+        self._others: dict[int, Line] = {}  # subflow -> what carries chunks beside it,
+        self._others_of = 0  # of the connection with this number
+        self._connections = connections
+        self._chunked = Chunked(self._put, limits, connections - 1) if channel is Channel.BULK else None
 
     async def __aenter__(self) -> Self:
         """Opens the socket and starts connecting.
@@ -137,27 +150,9 @@ class Endpoint:
             ConfigError: If ZeroMQ does not take the address.
             LocalProtocolError: If it is open already.
         """
-        if self._socket is not None:
+        if self._line is not None:
             raise LocalProtocolError(f"endpoint {self.address} is open already: close it before it is opened again")
-        socket = self._context.socket(zmq.DEALER)
-        configure_socket(socket, self.channel, self._limits)
-        socket.set(zmq.RECONNECT_IVL, 100)
-        socket.set(zmq.RECONNECT_IVL_MAX, round(1000 * self._reconnect_max_s))
-        socket.set(zmq.CONNECT_TIMEOUT, 10_000)
-        # Queue for a live connection only: else heartbeats pile up while the broker is away, and arrive stale.
-        socket.set(zmq.IMMEDIATE, 1)
-        # ZeroMQ would answer a frame above its maximum by giving the connection up; the codec refuses it with a reason.
-        socket.set(zmq.MAXMSGSIZE, -1)
-        if self._keys is not None:
-            self._keys.apply(socket)
-        line = Connection(socket, self.address, self._renew_after_s, self._looked_up)
-        try:
-            line.connect(time.monotonic())
-        except ConfigError:
-            line.close()
-            socket.close(linger=0)
-            raise
-        self._socket, self._line = socket, line
+        self._line = Line(self._dial)
         return self
 
     async def __aexit__(
@@ -167,12 +162,10 @@ class Endpoint:
 
         Tasks that use the endpoint must have ended: pyzmq cancels what waits on a socket that closes.
         """
-        socket, self._socket = self._socket, None
+        self._end_others()
         line, self._line = self._line, None
         if line is not None:
-            line.close()
-        if socket is not None:
-            socket.close()
+            line.hang_up()
 
     async def ready(self, timeout_s: float) -> bool:
         """Waits until a connection stands; returns False when the time is over."""
@@ -196,7 +189,7 @@ class Endpoint:
     def connection(self) -> int:
         """The number of the connection that stands, from 1; 0 for none."""
         self._look_after_line()
-        return self._line.connections if self._line is not None and self._line.stands else 0
+        return self._line.connection if self._line is not None else 0
 
     @property
     def reached(self) -> bool:
@@ -209,6 +202,12 @@ class Endpoint:
         """Returns what the bulk connection has carried; None without one."""
         connection = self.connection
         return self._chunked.carried(connection) if connection and self._chunked is not None else None
+
+    @property
+    def spread_over(self) -> int:
+        """How many connections carry chunks now; 0 without one."""
+        connection = self.connection
+        return self._chunked.spread_over(connection) if connection and self._chunked is not None else 0
 
     def renew(self) -> None:
         """Ends the connection, which may stand and yet deliver nothing, and makes another one."""
@@ -285,21 +284,12 @@ class Endpoint:
             self._take_in(chunked)
         return True
 
-    def _put(self, frames: Sequence[Buffer]) -> bool:
+    def _put(self, frames: Sequence[Buffer], subflow: int = 0) -> bool:
         """Hands frames to a connection that stands, now; returns whether it took them."""
-        socket, connection = self._open_socket, self.connection
-        if not connection:
-            return False  # a connection that was given up would still take them for a moment, and lose them
-        if connection != self._spoken_over:
-            socket.get(zmq.EVENTS)  # has ZeroMQ notice that the old one is gone; a send looks once in a millisecond
-            self._spoken_over = connection
-        # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
-        sent: Any = socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        error = sent.exception()
-        if isinstance(error, zmq.Again):
+        self._look_after_line()
+        line = self._others.get(subflow) if subflow else self._open_line
+        if line is None or not line.put(frames):
             return False
-        if error is not None:
-            raise Unavailable(f"sending to {self.address} failed: {error}", definite=True) from error
         self.traffic.bytes_up += sum(memoryview(frame).nbytes for frame in frames)
         return True
 
@@ -320,35 +310,35 @@ class Endpoint:
             if not here and not await self._poll(zmq.POLLIN, max(0.0, deadline_s - time.monotonic())):
                 return None
             if chunked is None:
-                return self._read(self._taken())
+                return self._read(self._taken(self._open_line))
             self._take_in(chunked)
             if chunked.stalled(time.monotonic()):
                 self.renew()
             if chunked.arrived:
                 return self._read(chunked.arrived.popleft())
 
-    def _taken(self) -> list[zmq.Frame] | None:
-        """Takes one message off the socket, if there is one."""
-        taken: Any = self._open_socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        error = taken.exception()
-        if isinstance(error, zmq.Again):
-            return None
-        if error is not None:
-            raise Unavailable(f"receiving from {self.address} failed: {error}", definite=True) from error
-        frames: list[zmq.Frame] = taken.result()
-        self.traffic.bytes_down += sum(len(frame) for frame in frames)
+    def _taken(self, line: Line) -> list[zmq.Frame] | None:
+        """Takes one message off a socket, if there is one."""
+        frames = line.taken()
+        if frames is not None:
+            self.traffic.bytes_down += sum(len(frame) for frame in frames)
         return frames
 
     def _take_in(self, chunked: Chunked) -> None:
-        """Takes in what has come over the bulk connection, as long as there is room for messages; sends what may go."""
+        """Takes in what has come over bulk connections, as long as there is room for messages; sends what may go."""
         now_s = time.monotonic()
-        for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
-            frames = self._taken() if chunked.has_room else None
-            if frames is None:
-                break
-            # Asked behind the message: what came over a new connection is not taken for the old one's.
-            chunked.take_in(frames, self.connection, now_s)
+        self._look_after_line()
+        for subflow, line in {0: self._open_line, **self._others}.items():
+            for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
+                frames = self._taken(line) if chunked.has_room else None
+                if frames is None:
+                    break
+                # Asked behind the message: what came over a new connection is not taken for the old one's.
+                connection = self.connection
+                if not subflow or self._others.get(subflow) is line:
+                    chunked.take_in(frames, connection, now_s, subflow)
         chunked.go_on(self.connection, now_s)
+        self._look_after_others(chunked)
 
     def _read(self, frames: Sequence[Buffer] | Refused | None) -> Envelope | None:
         """Returns a message; None where it cannot be read."""
@@ -374,31 +364,43 @@ class Endpoint:
         return envelope
 
     @property
-    def _open_socket(self) -> zmq.asyncio.Socket:
-        if self._socket is None:
+    def _open_line(self) -> Line:
+        if self._line is None:
             raise LocalProtocolError(f"endpoint {self.address} is closed: use it inside `async with`")
-        return self._socket
+        return self._line
 
     async def _poll(self, events: int, timeout_s: float) -> bool:
-        """Waits until the socket is ready for ``events``, and looks after its connection meanwhile."""
+        """Waits until a socket is ready for ``events``, and looks after the connections meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._look_after_line()
+            if self._chunked is not None:
+                self._look_after_others(self._chunked)
             left_s = min(deadline_s - time.monotonic(), self._look_again_s)
             # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
             timeout_ms = max(0, math.ceil(1000 * left_s))
             try:
-                # pyzmq's type stub leaves the second argument out.
-                if await self._open_socket.poll(timeout_ms, events):  # type: ignore[call-arg]
+                if await self._ready(events, timeout_ms):
                     return True
             except zmq.ZMQError as err:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
             if time.monotonic() >= deadline_s:
                 return False
 
+    async def _ready(self, events: int, timeout_ms: int) -> bool:
+        if not self._others:
+            # pyzmq's type stub leaves the second argument out.
+            return bool(await self._open_line.socket.poll(timeout_ms, events))  # type: ignore[call-arg]
+        poller = zmq.asyncio.Poller()
+        for line in (self._open_line, *self._others.values()):
+            poller.register(line.socket, events)
+        return bool(await poller.poll(timeout_ms))
+
     @property
     def _look_again_s(self) -> float:
-        return self._renew_after_s if self._line is None else self._line.look_again_s
+        lines = [each for each in (self._line, *self._others.values()) if each is not None]
+        soon_s = LOOK_SOON_S if any(not each.stands for each in self._others.values()) else self._renew_after_s
+        return min([soon_s, *(each.look_again_s for each in lines)])
 
     def _looked_up(self, flaw: str) -> None:
         self._unresolved = self._unresolved + 1 if flaw else 0
@@ -411,12 +413,40 @@ class Endpoint:
         self._on_lookup(flaw)
 
     def _look_after_line(self) -> None:
-        if self._line is not None and self._line.watch(time.monotonic()):
-            self.traffic.renewals += 1
-            if not worth_repeating(self.traffic.renewals):
-                return
-            if self._line.connections:
-                log.warning("connection.renewed address=%s times=%d", self.address, self.traffic.renewals)
-                return
-            cure = "start the broker there, or check the address, and the keys on both sides"
-            log.warning("connection.none address=%s cure=%r times=%d", self.address, cure, self.traffic.renewals)
+        line, now_s = self._line, time.monotonic()
+        if line is None:
+            return
+        if line.watch(now_s):
+            self._told_of_renewal(line)
+        if self._others and line.connection != self._others_of:
+            self._end_others()
+        for other in self._others.values():
+            other.watch(now_s)
+
+    def _told_of_renewal(self, line: Line) -> None:
+        self.traffic.renewals += 1
+        if not worth_repeating(self.traffic.renewals):
+            return
+        if line.connections:
+            log.warning("connection.renewed address=%s times=%d", self.address, self.traffic.renewals)
+            return
+        cure = "start the broker there, or check the address, and the keys on both sides"
+        log.warning("connection.none address=%s cure=%r times=%d", self.address, cure, self.traffic.renewals)
+
+    def _look_after_others(self, chunked: Chunked) -> None:
+        """Makes the connections that carry chunks beside the first, once the broker knows of that."""
+        if self._connections == 1 or not (connection := self.connection):
+            return
+        standing = {0: connection, **{subflow: line.connection for subflow, line in self._others.items()}}
+        wanted = chunked.bind(connection, standing, time.monotonic())
+        if chunked.torn(standing):
+            log.info("connection.torn address=%s connections=%d", self.address, self._connections)
+            self.renew()
+        elif wanted and not self._others:
+            self._others = {subflow: Line(self._dial) for subflow in range(1, self._connections)}
+            self._others_of = connection
+
+    def _end_others(self) -> None:
+        for line in self._others.values():
+            line.hang_up(at_once=True)
+        self._others = {}

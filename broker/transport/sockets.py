@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from broker.chunks.sending import MOST_CHUNK_BYTES
+from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.wire.headers import DEFAULT_LIMITS, Limits
 from broker.wire.messages import Channel
 

@@ -163,6 +163,7 @@ class Connections:
                     channel,
                     keys=self._keys,
                     limits=self._config.limits(),
+                    connections=self._config.connections if channel is Channel.BULK else 1,
                     on_lookup=self._lookup,
                     on_unreadable=self._on_unreadable,
                 )

@@ -45,7 +45,7 @@ def rogue_wire(manner: FaultKind, rate: float, seed: int) -> type[wire.Connectio
             """Sends what is no message at all."""
             if Channel.BULK not in self._endpoints:
                 return  # between two brokers
-            socket = self._endpoints[Channel.BULK]._open_socket  # no honest use would do this
+            socket = self._endpoints[Channel.BULK]._open_line.socket  # no honest use would do this
             frames = [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 4))]
             with contextlib.suppress(zmq.ZMQError):  # the connection is down: garbage need not arrive
                 await socket.send_multipart(frames, zmq.NOBLOCK)

@@ -214,7 +214,7 @@ class _Asking:
                 break
         return time.monotonic() - began_s, None
 
-    def _put(self, frames: Sequence[Buffer]) -> bool:
+    def _put(self, frames: Sequence[Buffer], _: int) -> bool:
         try:
             self.sock.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:

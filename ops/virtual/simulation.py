@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from aggregator.rounds.recovery import renumbered
-from broker.chunks.sending import STALLED_S
+from broker.chunks.subflow import STALLED_S
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.protocol.paused import Paused

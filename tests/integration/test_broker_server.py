@@ -126,11 +126,11 @@ class Bench:
     """A broker that runs in this process, and its clients."""
 
     def __init__(self, stack, context, listening):
-        self._stack, self._context = stack, context
+        self._stack, self.context = stack, context
         self.listening = listening
 
     async def client(self, name, incarnation=1):
-        client = Client(self._stack, self._context, self.listening.address, name, incarnation)
+        client = Client(self._stack, self.context, self.listening.address, name, incarnation)
         return await client.open()
 
     async def aggregator(self, **changes):
@@ -142,7 +142,7 @@ class Bench:
     def raw(self, channel):
         """A bare DEALER, for what no endpoint would send."""
         port = self.listening.bulk_port if channel is Channel.BULK else self.listening.control_port
-        sock = self._context.socket(zmq.DEALER)
+        sock = self.context.socket(zmq.DEALER)
         sock.linger = 0
         self._stack.callback(sock.close)
         sock.connect(f"tcp://127.0.0.1:{port}")

@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from benchmarks import strangers
 from broker.chunks import heads, sending
 from broker.chunks.receiving import Inflow
-from broker.chunks.sending import MOST_CHUNK_BYTES
+from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.transport.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
 from broker.transport.sockets import BULK_OPTIONS
 from broker.wire.codec import decode, encode, verify
@@ -410,8 +410,8 @@ def test_no_frame_on_the_wire_is_larger_than_a_chunk():
             while whole is None:
                 peer, first, *frames = await received(router)
                 sizes += map(len, frames)
-                whole = into.take(heads.read(first), frames)
-                await router.send_multipart([peer, into.credit.packed()])
+                (whole,) = [into.take(*each) for each in into.in_order(heads.read(first), frames)]
+                await router.send_multipart([peer, into.credit().packed()])
             assert await under_way
             assert max(sizes) <= MOST_CHUNK_BYTES
             assert sum(sizes) > LARGE.nbytes

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.config import AggregatorConfig
-from broker.chunks.sending import STALLED_S
+from broker.chunks.subflow import STALLED_S
 from broker.wire import messages as m
 from broker.wire.messages import Phase
 from ops.faults import Fault, FaultKind

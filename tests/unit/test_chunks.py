@@ -7,18 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.chunks import heads, sending
+from broker.chunks import heads
 from broker.chunks.heads import Chunk, Credit, Resume
 from broker.chunks.kept import KEPT_S, Kept, Partial, key_in, key_of
 from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
-from broker.chunks.sending import (
-    FIRST_BYTES,
-    LEAST_CHUNK_BYTES,
-    MOST_CHUNK_BYTES,
-    MOST_UNDER_WAY_BYTES,
-    WHOLE_BYTES,
-    Outflow,
-)
+from broker.chunks.sending import WHOLE_BYTES, Outflow
+from broker.chunks.subflow import FIRST_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES, MOST_UNDER_WAY_BYTES, STALLED_S
 from broker.wire import headers
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
@@ -28,6 +22,15 @@ MOST = 1 << 30
 
 def inflow(most_bytes=MOST, most_frames=1000):
     return Inflow(Limits(max_header_bytes=1, max_message_bytes=most_bytes, max_buffers=most_frames - 1))
+
+
+def taken(into, head, frames, kept=None):
+    """What becomes of what came over the one connection."""
+    (found,) = [
+        into.answer(*each, kept) if isinstance(head, heads.Ask) else into.take(*each)
+        for each in into.in_order(head, frames)
+    ]
+    return found
 
 
 def message(*sizes, seed=0):
@@ -55,7 +58,7 @@ def carried(out, into, now_s=0.0):
             continue
         head = heads.read(frames[0])
         chunks.append(head)
-        found = into.take(head, frames[1:])
+        found = taken(into, head, frames[1:])
         if found is not None:
             arrived.append(found)
     return arrived, chunks
@@ -102,7 +105,7 @@ def test_every_message_arrives_once_in_order_and_whole(messages, delays):
         arrived += found
         assert out.given_bytes - out.received_bytes <= max(FIRST_BYTES, out.window_bytes) * 2
         now_s += delay_s
-        out.credited(into.credit, now_s)
+        out.credited(into.credit(), now_s)
     assert len(arrived) == len(sent)
     assert len(out) == 0
     assert all(same(*pair) for pair in zip(arrived, sent, strict=True))
@@ -129,10 +132,10 @@ def test_what_is_urgent_passes_between_two_chunks():
     assert carried(out, into)[0] == []  # the window is full
     out.put(small, urgent=True)
     assert same(carried(out, into)[0][0], small)
-    out.credited(into.credit, 0.01)
+    out.credited(into.credit(), 0.01)
     while len(out):
         arrived, _ = carried(out, into)
-        out.credited(into.credit, 0.01)
+        out.credited(into.credit(), 0.01)
     assert same(arrived[0], big)
 
 
@@ -156,7 +159,7 @@ def under_way(out, into, delay_s, times=40):
         _, chunks = carried(out, into, now_s)
         sizes += [b.offset - a.offset for a, b in itertools.pairwise(chunks)]
         now_s += delay_s
-        out.credited(into.credit, now_s)
+        out.credited(into.credit(), now_s)
     return out.window_bytes, sizes
 
 
@@ -196,8 +199,8 @@ def test_nobody_has_more_than_was_sent():
 
 def test_credit_says_what_came_and_how_much_more_is_taken():
     into = inflow()
-    into.take(Chunk(1, 1000, 0, 900), [b"x" * 100])
-    assert into.credit == Credit(100, 100 + CREDIT_BYTES)
+    taken(into, Chunk(1, 1000, 0, 900), [b"x" * 100])
+    assert into.credit() == Credit(100, 100 + CREDIT_BYTES)
 
 
 def test_a_message_is_delivered_when_the_other_end_has_all_of_it():
@@ -210,10 +213,10 @@ def test_a_message_is_delivered_when_the_other_end_has_all_of_it():
     out.credited(Credit(110, FIRST_BYTES), 0.1)
     assert [each.what for each in out.delivered()] == ["small"]
     while len(out):
-        out.credited(into.credit, 0.2)
+        out.credited(into.credit(), 0.2)
         carried(out, into, 0.2)
     assert out.delivered() == []
-    out.credited(into.credit, 0.3)
+    out.credited(into.credit(), 0.3)
     assert [each.what for each in out.delivered()] == ["large"]
     assert out.waiting_bytes == 0
 
@@ -224,11 +227,11 @@ def test_silence_begins_with_what_is_under_way_and_ends_with_what_is_noted():
     out.put(cut(100, 2 * FIRST_BYTES))
     carried(out, into, 100.0)
     assert out.silent_s(107.0) == 7.0
-    out.credited(into.credit, 108.0)
+    out.credited(into.credit(), 108.0)
     assert out.silent_s(109.0) == 0.0  # nothing is under way
     carried(out, into, 110.0)
     assert out.silent_s(111.0) == 1.0
-    assert out.patience_s == max(sending.STALLED_S, 4 * 8.0)
+    assert out.patience_s == max(STALLED_S, 4 * 8.0)
 
 
 # --- what a broken connection has cut off ---
@@ -248,9 +251,9 @@ def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes)
     out, into = Outflow(), inflow()
     out.put([header(sums, 1), *buffers], key=key_of(sums))
     while (step := out.next()) is not None and into.received_bytes < until_bytes:
-        into.take(heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]])
+        taken(into, heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]])
         out.sent(step, 0.0)
-        out.credited(into.credit, 0.1)
+        out.credited(into.credit(), 0.1)
     if into.received_bytes == 0 or into.partial_bytes == 0:
         return  # none of it has gone, or all
     assert out.cut_off() == [key_of(sums)]
@@ -264,10 +267,10 @@ def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes)
         head, frames = heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]]
         again.sent(step, 0.0)
         if isinstance(head, heads.Ask):
-            again.resume(into.answer(head, frames, kept))
+            again.resume(taken(into, head, frames, kept))
         else:
-            arrived = into.take(head, frames) or arrived
-        again.credited(into.credit, 0.1)
+            arrived = taken(into, head, frames) or arrived
+        again.credited(into.credit(), 0.1)
     assert same(arrived, [header(sums, 2), *buffers])
     assert into.received_bytes == len(header(sums, 2)) + total - had
     assert kept.nbytes == 0
@@ -306,7 +309,7 @@ def test_of_what_is_no_header_nothing_is_kept(header):
 
 
 def flawed(into, *chunks):
-    return [into.take(head, frames) for head, frames in chunks]
+    return [taken(into, head, frames) for head, frames in chunks]
 
 
 def test_a_message_that_is_too_large_is_refused_once_with_its_header_and_swallowed():
@@ -317,7 +320,7 @@ def test_a_message_that_is_too_large_is_refused_once_with_its_header_and_swallow
     assert found[0].header == [b"h" * 10]
     assert found[1] is None
     assert into.received_bytes == 2000
-    assert same(into.take(Chunk(2, 900, 0, 0), [b"y" * 900]), [b"y" * 900])
+    assert same(taken(into, Chunk(2, 900, 0, 0), [b"y" * 900]), [b"y" * 900])
 
 
 def test_too_many_frames_are_refused():
@@ -340,13 +343,13 @@ def test_too_many_frames_are_refused():
 )
 def test_what_does_not_continue_is_refused_once(second):
     into = inflow()
-    assert into.take(Chunk(1, 300, 0, 200), [b"x" * 100]) is None
-    found = into.take(*second)
+    assert taken(into, Chunk(1, 300, 0, 200), [b"x" * 100]) is None
+    found = taken(into, *second)
     assert isinstance(found, Refused)
     assert found.error.reason == "malformed"
     head = second[0]
-    assert into.take(head._replace(offset=head.offset + sum(map(len, second[1])), rest=0), [b"x"]) is None
-    assert same(into.take(Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
+    assert taken(into, head._replace(offset=head.offset + sum(map(len, second[1])), rest=0), [b"x"]) is None
+    assert same(taken(into, Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
 
 
 def test_a_message_whose_beginning_was_lost_is_refused_once():
@@ -357,18 +360,18 @@ def test_a_message_whose_beginning_was_lost_is_refused_once():
 
 def test_a_new_message_takes_the_place_of_one_that_was_cut_off():
     into = inflow()
-    into.take(Chunk(1, 300, 0, 200), [b"x" * 100])
-    assert same(into.take(Chunk(1, 3, 0, 0), [b"new"]), [b"new"])
+    taken(into, Chunk(1, 300, 0, 200), [b"x" * 100])
+    assert same(taken(into, Chunk(1, 3, 0, 0), [b"new"]), [b"new"])
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 5)] * 4, st.lists(st.integers(0, 4), max_size=3)), max_size=12))
 def test_no_chunks_do_any_harm(claims):
     into = inflow(most_bytes=10)
     for transfer, total, offset, rest, sizes in claims:
-        into.take(Chunk(transfer, total, offset, rest), [b"x" * size for size in sizes])
+        taken(into, Chunk(transfer, total, offset, rest), [b"x" * size for size in sizes])
         assert into.partial_bytes <= 10
-    assert same(into.take(Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
+    assert same(taken(into, Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
 
 
 def test_the_least_chunk_is_what_travels_whole():
-    assert sending.LEAST_CHUNK_BYTES >= sending.WHOLE_BYTES
+    assert LEAST_CHUNK_BYTES >= WHOLE_BYTES

@@ -4,7 +4,8 @@ import pytest
 
 from broker.chunks import heads
 from broker.chunks.receiving import Inflow, Refused
-from broker.chunks.sending import FIRST_BYTES, STALLED_S, Outflow
+from broker.chunks.sending import Outflow
+from broker.chunks.subflow import FIRST_BYTES, STALLED_S
 from broker.gateway.flows import MOST_WAITING, Flows, Put
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire import messages as m
@@ -37,13 +38,15 @@ class Line:
             found = [first, *frames]
             if heads.is_head(first):
                 head = heads.read(first)
-                found = self.into.take(head, frames) if isinstance(head, heads.Chunk) else None
+                found = None
+                if isinstance(head, heads.Chunk):
+                    (found,) = [self.into.take(*each) for each in self.into.in_order(head, frames)]
             if found is not None:
                 self.came.append(decode(found).sequence)
 
     def credit(self, now_s=0.1):
         """It says what it has; returns what becomes of that."""
-        assert self.flows.take(PEER, 7, [self.into.credit.packed()], now_s) is None
+        assert self.flows.take(PEER, 7, [self.into.credit().packed()], now_s) == []
         return self.flows.go_on(PEER, now_s)
 
 
@@ -51,11 +54,11 @@ def envelope(sequence, message):
     return Envelope(run_id="demo", sender="broker", incarnation=0, sequence=sequence, to="a", message=message)
 
 
-def version(sequence, nbytes=LARGE):
+def version(sequence, nbytes=LARGE, peer=PEER):
     payload = (m.Encoded(codec=m.Codec.F32, shape=(nbytes // 4,), checksum=0, data=memoryview(bytes(nbytes))),)
     fields = {"epoch": 1, "fragment_id": 0, "fragment_version": 1, "digest": "0" * 32, "contributions": ()}
     message = m.Version(payload=payload, **fields)
-    return Send(channel=Channel.BULK, peer=PEER, envelope=envelope(sequence, message), size_bytes=nbytes)
+    return Send(channel=Channel.BULK, peer=peer, envelope=envelope(sequence, message), size_bytes=nbytes)
 
 
 @pytest.fixture
@@ -115,12 +118,11 @@ def test_what_waits_for_a_connection_that_ends_is_given_back(line, how):
 def test_what_comes_in_chunks_is_put_together_and_noted(line):
     out = Outflow()
     out.put(encode(version(5, FIRST_BYTES // 2).envelope))
-    whole = None
     while (step := out.next()) is not None:
-        whole = line.flows.take(PEER, 7, [bytes(memoryview(each)) for each in step.frames], 0.0)
+        found = line.flows.take(PEER, 7, [bytes(memoryview(each)) for each in step.frames], 0.0)
         out.sent(step, 0.0)
         line.flows.go_on(PEER, 0.0)
-    assert decode(whole).sequence == 5
+    assert [decode(each).sequence for each in found] == [5]
     credits = [heads.read(first) for first, *_ in line.frames]
     assert credits[-1].received == out.given_bytes
 
@@ -160,7 +162,7 @@ def test_what_a_connection_cut_off_on_its_way_out_asks_over_the_next_one(line):
     line.flows.send(version(1, 8 << 20), 0.0)
     line.flows.ended(7, 1.0)
     line.frames.clear()
-    line.flows.send(version(2, 8 << 20), 1.0)
+    line.flows.send(version(2, 8 << 20, peer=b"next"), 1.0)
     assert isinstance(heads.read(line.frames[0][0]), heads.Ask)
 
 
@@ -177,7 +179,7 @@ def test_what_is_read_of_a_connection_after_its_end_is_nothing(line):
     first, *rest = chunks()
     line.flows.take(PEER, 7, first, 0.0)
     line.flows.ended(7, 1.0)
-    assert [line.flows.take(PEER, 7, each, 1.0) for each in rest] == [None] * len(rest)
+    assert [line.flows.take(PEER, 7, each, 1.0) for each in rest] == [[]] * len(rest)
     assert rest
     assert line.flows.partial_bytes == 0
 
@@ -190,17 +192,18 @@ def test_a_descriptor_may_be_anothers_before_an_end_is_told_and_that_is_not_the_
     assert gone.envelope.sequence == 1
     assert line.flows.ended(7, 1.1) == []
     found = [line.flows.take(b"next", 7, each, 1.2) for each in rest]
-    assert decode(found[-1]).sequence == 1
+    assert [decode(each).sequence for each in found[-1]] == [1]
     line.flows.take(b"next", 7, next(chunks(2)), 1.3)
     assert line.flows.partial_bytes > 0
     line.flows.ended(7, 1.4)
-    assert line.flows.take(b"next", 7, next(chunks(3)), 1.5) is None
+    assert line.flows.take(b"next", 7, next(chunks(3)), 1.5) == []
 
 
 def test_chunks_that_are_wrong_are_refused_and_say_whose_they_were(line):
     head = heads.Chunk(1, 1 << 40, 0, 0)
-    assert isinstance(line.flows.take(PEER, 7, [head.packed(), b"x"], 0.0), Refused)
-    assert isinstance(line.flows.take(PEER, 7, [b"\xc1?"], 0.0), Refused)
+    for frames in ([head.packed(), b"x"], [b"\xc1?"]):
+        (found,) = line.flows.take(PEER, 7, frames, 0.0)
+        assert isinstance(found, Refused)
 
 
 def test_a_connection_that_notes_nothing_is_to_be_ended(line):

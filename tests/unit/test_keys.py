@@ -7,7 +7,7 @@ import zmq
 from zmq.utils import z85
 
 from broker.chunks.receiving import CREDIT_BYTES
-from broker.chunks.sending import MOST_CHUNK_BYTES
+from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.gateway.connections import Connections, Ending, most_unread_bytes
 from broker.gateway.gate import zap_answer
 from broker.gateway.receiving import said_of

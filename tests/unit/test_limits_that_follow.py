@@ -134,13 +134,13 @@ def test_messages_that_are_not_whole_have_room_together_and_the_silent_one_gives
     peers = [(b"a", 1), (b"b", 2), (b"c", 3)]
     clock = itertools.count()
     for peer, fd in peers:
-        assert piece(peer, fd, 0, 600, next(clock)) is None
+        assert piece(peer, fd, 0, 600, next(clock)) == []
     assert flows.partial_bytes == 1800
     assert flows.stalled(3) == []
-    assert piece(b"b", 2, 600, 300, next(clock)) is None
+    assert piece(b"b", 2, 600, 300, next(clock)) == []
     assert flows.partial_bytes == 1500  # what was here of the one that has been silent the longest is gone
     assert flows.stalled(4) == [1]  # and its connection is ended, so that it begins again
-    (whole,) = piece(b"b", 2, 900, 100, next(clock))
+    ((whole,),) = piece(b"b", 2, 900, 100, next(clock))
     assert memoryview(whole).nbytes == total
     assert flows.partial_bytes == 600
     flows.ended(1, 5.0)

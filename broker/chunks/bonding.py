@@ -1,0 +1,70 @@
+"""A client's end of a flow over several connections: which of them carry chunks. Pure.
+
+The first connection stands for the flow, and says so under a number that is drawn for it. Once the broker has said that
+back, the others are made, and say the same. One carries chunks from the answer on; until then, and with a broker that
+never answers, the first carries all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from broker.chunks.heads import Bond
+
+
+class Bonding:
+    """What is said over the connections of one flow.
+
+    Args:
+        others: Connections beside the first.
+        draw: Returns a random number of 64 bits.
+    """
+
+    def __init__(self, others: int, draw: Callable[[], int]) -> None:
+        self._others = others
+        self._nonce = draw() if others else 0
+        self._said: dict[int, int] = {}  # subflow -> the number of the connection over which it was
+        self._joined: set[int] = set()
+
+    @property
+    def wants_others(self) -> bool:
+        """Whether the broker knows of the flow, so that the other connections are to be made."""
+        return 0 in self._joined
+
+    def due(self, standing: Mapping[int, int]) -> dict[int, Bond]:
+        """Returns what is to be said, by subflow; :meth:`said` is to follow.
+
+        Args:
+            standing: Subflow -> number of the connection that stands, 0 for none.
+        """
+        if not self._others:
+            return {}
+        return {
+            subflow: Bond(self._nonce, subflow)
+            for subflow, connection in standing.items()
+            if connection and self._said.get(subflow) != connection and (subflow == 0 or self.wants_others)
+        }
+
+    def said(self, subflow: int, connection: int) -> None:
+        """It went out over a connection of this number."""
+        self._said[subflow] = connection
+
+    def heard(self, bond: Bond, subflow: int) -> bool:
+        """The broker has answered over a connection; returns whether another one carries chunks from now on."""
+        if bond != Bond(self._nonce, subflow) or subflow not in self._said or subflow in self._joined:
+            return False
+        self._joined.add(subflow)
+        return subflow != 0
+
+    def carries(self, subflow: int) -> bool:
+        """Whether a connection carries chunks."""
+        return subflow == 0 or subflow in self._joined
+
+    @property
+    def carrying(self) -> int:
+        """How many connections carry chunks now."""
+        return len(self._joined | {0})
+
+    def torn(self, standing: Mapping[int, int]) -> bool:
+        """Whether a connection has ended that carries chunks: what was on its way over it never comes."""
+        return any(each and standing.get(each) != self._said[each] for each in self._joined)

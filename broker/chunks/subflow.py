@@ -1,0 +1,123 @@
+"""What is under way over one of the connections that a flow of chunks is spread over: how much may be. Pure.
+
+The word is that of Multipath TCP (RFC 8684). A flow begins with one, and has more where one TCP connection cannot fill
+a long link; each has its own credit, and finds out by itself how much its connection takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from broker.chunks.heads import Credit
+
+Piece = TypeVar("Piece")
+
+#: Connections of one flow at most.
+MOST_SUBFLOWS = 16
+#: Sizes of a chunk: on a link of 33 kbit/s the smallest takes 8 s.
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 32 << 10, 2 << 20
+#: Chunks under way at a time, once there is no more to find out.
+CHUNKS_UNDER_WAY = 4
+#: Bytes that may be under way at first, without any credit; and at most.
+FIRST_BYTES, MOST_UNDER_WAY_BYTES = 128 << 10, 32 << 20
+#: A chunk that is not noted as received for so long has been swallowed, or so many times what others took; after each
+#: connection that helped nothing twice as long, but never longer than the last.
+STALLED_S, STALLED_TIMES, LONGEST_STALL_S = 10.0, 4.0, 600.0
+#: Chunks that are noted as received within this time go through a link that takes more; after that, one that is slow.
+SOON_S, LATE_S = 0.25, 1.0
+
+
+@dataclass(slots=True)
+class Noted(Generic[Piece]):
+    """What the other end has noted as received: the pieces that are wholly there, their bytes, when the first was sent.
+
+    ``sent_s`` is None if none is.
+    """
+
+    pieces: list[Piece]
+    nbytes: int
+    sent_s: float | None
+
+
+@dataclass(slots=True)
+class Subflow(Generic[Piece]):
+    """One connection, as its sender knows it.
+
+    Attributes:
+        given_bytes: Handed to the connection in chunks.
+        received_bytes: Of these, noted by the other end.
+        window_bytes: What may be under way at a time, as far as the connection is known.
+    """
+
+    given_bytes: int = 0
+    received_bytes: int = 0
+    window_bytes: int = FIRST_BYTES
+    _limit_bytes: int = FIRST_BYTES
+    _under_way: deque[tuple[int, float, Piece]] = field(default_factory=deque)  # (given by then, when, what)
+    _held_up: bool = False  # something waited for the window
+    _judged_from: int = 0  # what was given before says nothing of this window
+    _noted_s: float = 0.0  # when anything was noted last
+    _slowest_s: float = 0.0  # of what took longest lately
+
+    @property
+    def under_way_bytes(self) -> int:
+        """Handed to the connection, and not noted."""
+        return self.given_bytes - self.received_bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """What a chunk over this connection has at most."""
+        return min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, self.window_bytes // CHUNKS_UNDER_WAY))
+
+    def takes(self, nbytes: int) -> bool:
+        """Whether a chunk of so many bytes may go now."""
+        if self.under_way_bytes + nbytes > self.window_bytes:
+            self._held_up = True
+            return False
+        return self.given_bytes + nbytes <= self._limit_bytes
+
+    def sent(self, piece: Piece, nbytes: int, now_s: float) -> None:
+        """The connection has taken a chunk."""
+        self.given_bytes += nbytes
+        self._under_way.append((self.given_bytes, now_s, piece))
+
+    def credited(self, credit: Credit, now_s: float) -> Noted[Piece]:
+        """The other end has said what it has, and how much more it takes; nobody has more than was sent."""
+        before = self.received_bytes
+        self.received_bytes = max(before, min(credit.received, self.given_bytes))
+        self._limit_bytes = max(self._limit_bytes, credit.limit)
+        noted: Noted[Piece] = Noted([], self.received_bytes - before, None)
+        sent_s = now_s
+        while self._under_way and self._under_way[0][0] <= self.received_bytes:
+            _, sent_s, piece = self._under_way.popleft()
+            noted.pieces.append(piece)
+            noted.sent_s = sent_s if noted.sent_s is None else noted.sent_s
+        if noted.pieces:
+            self._judge(now_s - sent_s, now_s)
+        return noted
+
+    def _judge(self, took_s: float, now_s: float) -> None:
+        """A chunk took so long: the window grows, or shrinks."""
+        self._noted_s, self._slowest_s = now_s, max(took_s, 0.9 * self._slowest_s)
+        if self.received_bytes < self._judged_from:
+            return  # it was sent under another window
+        before = self.window_bytes
+        if took_s > LATE_S:
+            self.window_bytes = max(CHUNKS_UNDER_WAY // 2 * LEAST_CHUNK_BYTES, before // 2)
+        elif took_s < SOON_S and self._held_up:
+            self.window_bytes = min(MOST_UNDER_WAY_BYTES, 2 * before)
+        if self.window_bytes != before:
+            self._judged_from, self._held_up = self.given_bytes, False
+
+    def silent_s(self, now_s: float) -> float:
+        """Returns for how long nothing has been noted as received while something is under way; 0.0: nothing is."""
+        if not self._under_way:
+            return 0.0
+        return now_s - max(self._noted_s, self._under_way[0][1])
+
+    @property
+    def patience_s(self) -> float:
+        """Silence after which what is under way has been swallowed."""
+        return max(STALLED_S, STALLED_TIMES * self._slowest_s)

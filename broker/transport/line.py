@@ -1,0 +1,117 @@
+"""One DEALER socket and its one connection to a broker, which is made anew when it is lost. Shell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from broker.transport.connection import Connection
+from broker.transport.keys import ClientKeys
+from broker.transport.sockets import configure_socket
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.headers import Buffer, Limits
+from broker.wire.messages import Channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """Where and how to connect.
+
+    Attributes:
+        context: Of the process; it must outlive the connection.
+        address: Of a channel of a broker.
+        channel: Which one that is.
+        keys: What to connect with; None: without keys.
+        limits: Of what is sent and received.
+        renew_after_s: How long there may be no connection before it is made anew.
+        reconnect_max_s: Longest pause between two attempts to connect.
+        on_lookup: Told of each time that the name of the broker's host was looked up: why in vain, or nothing.
+    """
+
+    context: zmq.asyncio.Context
+    address: str
+    channel: Channel
+    keys: ClientKeys | None
+    limits: Limits
+    renew_after_s: float
+    reconnect_max_s: float
+    on_lookup: Callable[[str], None]
+
+
+class Line(Connection):
+    """A socket that connects in the background, and again after a loss.
+
+    Raises:
+        ConfigError: If ZeroMQ does not take the address.
+    """
+
+    def __init__(self, dial: Dial) -> None:
+        self.address = dial.address
+        self.socket = socket = dial.context.socket(zmq.DEALER)
+        configure_socket(socket, dial.channel, dial.limits)
+        socket.set(zmq.RECONNECT_IVL, 100)
+        socket.set(zmq.RECONNECT_IVL_MAX, round(1000 * dial.reconnect_max_s))
+        socket.set(zmq.CONNECT_TIMEOUT, 10_000)
+        # Queue for a live connection only: else heartbeats pile up while the broker is away, and arrive stale.
+        socket.set(zmq.IMMEDIATE, 1)
+        # ZeroMQ would answer a frame above its maximum by giving the connection up; the codec refuses it with a reason.
+        socket.set(zmq.MAXMSGSIZE, -1)
+        if dial.keys is not None:
+            dial.keys.apply(socket)
+        super().__init__(socket, dial.address, dial.renew_after_s, dial.on_lookup)
+        self._spoken_over = 0  # the number of a connection
+        try:
+            self.connect(time.monotonic())
+        except ConfigError:
+            self.hang_up(at_once=True)
+            raise
+
+    def hang_up(self, *, at_once: bool = False) -> None:
+        """Closes the socket; ZeroMQ sends what is queued for at most the channel's linger time, or not ``at_once``."""
+        self.close()
+        self.socket.close(linger=0 if at_once else None)
+
+    @property
+    def connection(self) -> int:
+        """The number of the connection that stands, as it was seen last, from 1; 0 for none."""
+        return self.connections if self.stands else 0
+
+    def put(self, frames: Sequence[Buffer]) -> bool:
+        """Hands frames to the connection that stands, now; returns whether it took them.
+
+        Raises:
+            Unavailable: If the socket fails.
+        """
+        if not self.connection:
+            return False  # a connection that was given up would still take them for a moment, and lose them
+        if self.connection != self._spoken_over:
+            self.socket.get(zmq.EVENTS)  # has ZeroMQ notice that the old one is gone: a send looks once in 1 ms
+            self._spoken_over = self.connection
+        # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
+        sent: Any = self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        error = sent.exception()
+        if isinstance(error, zmq.Again):
+            return False
+        if error is not None:
+            raise Unavailable(f"sending to {self.address} failed: {error}", definite=True) from error
+        return True
+
+    def taken(self) -> list[zmq.Frame] | None:
+        """Takes one message off the socket, if there is one.
+
+        Raises:
+            Unavailable: If the socket fails.
+        """
+        taken: Any = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        error = taken.exception()
+        if isinstance(error, zmq.Again):
+            return None
+        if error is not None:
+            raise Unavailable(f"receiving from {self.address} failed: {error}", definite=True) from error
+        frames: list[zmq.Frame] = taken.result()
+        return frames

@@ -1,0 +1,149 @@
+"""An island's tensors over several connections at once, through a real broker, also while one of them breaks."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+
+import numpy as np
+
+from broker.gateway.flows import Flows
+from broker.transport.endpoint import Endpoint
+from broker.wire import messages as m
+from broker.wire.messages import Channel
+from tests.aggregator_hand import beat
+from tests.integration.test_broker_server import WAIT_S, config, contribution, on_a_broker, version
+
+CONNECTIONS = 4
+#: More than may be under way over one connection at first.
+DELTA = np.random.default_rng(0).normal(size=(4 << 20,)).astype(np.float32)
+
+
+class Proxy:
+    """A port whose connections lead to a broker's bulk port: what each carries up is counted, and one can be cut."""
+
+    def __init__(self, port):
+        self._port = port
+        self.up = []  # bytes of each connection, in the order in which they came
+        self._writers, self._tasks = [], []
+
+    async def _carry(self, reader, writer, number=None):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 18):
+                if number is not None:
+                    self.up[number] += len(data)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def _accept(self, reader, writer):
+        self._tasks.append(asyncio.current_task())
+        inner, outer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers.append((writer, outer))
+        self.up.append(0)
+        await asyncio.gather(self._carry(reader, outer, len(self.up) - 1), self._carry(inner, writer))
+
+    def living(self):
+        """Those that have not ended, the first of the flow before the others."""
+        return [number for number, task in enumerate(self._tasks) if not task.done()]
+
+    def cut(self, number):
+        for writer in self._writers[number]:
+            writer.transport.abort()
+
+    @contextlib.asynccontextmanager
+    async def listening(self):
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+            for number in range(len(self._writers)):
+                self.cut(number)
+            await asyncio.wait(self._tasks)
+
+
+@contextlib.asynccontextmanager
+async def spread(bench, proxy, name="a"):
+    """An island whose tensors go through the proxy."""
+    island = await bench.client(name)
+    async with proxy.listening() as port:
+        bulk = Endpoint(bench.context, f"tcp://127.0.0.1:{port - 1}", Channel.BULK, connections=CONNECTIONS)
+        island.endpoints[Channel.BULK] = bulk
+        async with bulk:
+            await island.send(beat(1))
+            yield island, bulk
+
+
+async def all_carry(bulk, proxy, made):
+    """Reads until all connections carry chunks, when at least so many have been made."""
+    ends_s = time.monotonic() + WAIT_S
+    while bulk.spread_over != CONNECTIONS or len(proxy.up) < made:
+        assert await bulk.recv(0.05) is None
+        assert time.monotonic() < ends_s, f"{bulk.spread_over} connections of {len(proxy.up)}, {made} never came"
+
+
+def test_tensors_go_both_ways_over_all_connections_and_arrive_unchanged():
+    async def use(bench):
+        proxy = Proxy(bench.listening.bulk_port)
+        aggregator = await bench.aggregator()
+        async with spread(bench, proxy) as (island, bulk):
+            await aggregator.receive(m.Heartbeat)
+            assert await bulk.ready(WAIT_S)
+            await all_carry(bulk, proxy, CONNECTIONS)
+            for number in range(3):
+                reading = asyncio.create_task(aggregator.receive(m.Contribution))
+                await island.send(contribution(DELTA + number, from_step=number))
+                assert bytes((await reading).message.payload[0].data) == (DELTA + number).tobytes()
+            assert min(proxy.up) > DELTA.nbytes / 8
+            for number in range(1, 4):
+                await aggregator.send(version(DELTA - number, fragment_version=number))
+                await island.send(m.Want(versions=(number - 1,)))
+                reading = asyncio.create_task(island.receive(m.Version))
+                got = (await reading).message
+                assert got.fragment_version == number
+                assert bytes(got.payload[0].data) == (DELTA - number).tobytes()
+
+    on_a_broker(config(), use)
+
+
+def test_a_connection_that_breaks_takes_the_others_with_it_and_all_come_back():
+    async def use(bench):
+        proxy = Proxy(bench.listening.bulk_port)
+        aggregator = await bench.aggregator()
+        async with spread(bench, proxy) as (island, bulk):
+            await aggregator.receive(m.Heartbeat)
+            assert await bulk.ready(WAIT_S)
+            await all_carry(bulk, proxy, CONNECTIONS)
+            for victim, place in itertools.product((2, 0), range(2)):
+                made, cut = len(proxy.up), proxy.living()[victim]
+                sent = proxy.up[cut]
+                reading = asyncio.create_task(aggregator.receive(m.Contribution))
+                under_way = asyncio.create_task(island.send(contribution(DELTA, from_step=2 * victim + place)))
+                while proxy.up[cut] < sent + (1 << 20):
+                    await asyncio.sleep(0.001)
+                proxy.cut(cut)
+                with contextlib.suppress(AssertionError):  # the endpoint says that it could not be sent
+                    await under_way
+                await all_carry(bulk, proxy, made + CONNECTIONS)
+                if not reading.done():
+                    await island.send(contribution(DELTA, from_step=2 * victim + place))
+                got = (await reading).message
+                assert bytes(got.payload[0].data) == DELTA.tobytes()
+
+    on_a_broker(config(), use)
+
+
+def test_to_a_broker_that_does_not_answer_for_it_all_goes_over_one_connection(monkeypatch):
+    monkeypatch.setattr(Flows, "_bind", lambda *_: None)
+
+    async def use(bench):
+        proxy = Proxy(bench.listening.bulk_port)
+        aggregator = await bench.aggregator()
+        async with spread(bench, proxy) as (island, bulk):
+            await aggregator.receive(m.Heartbeat)
+            assert await bulk.ready(WAIT_S)
+            reading = asyncio.create_task(aggregator.receive(m.Contribution))
+            await island.send(contribution(DELTA))
+            assert bytes((await reading).message.payload[0].data) == DELTA.tobytes()
+            assert bulk.spread_over == len(proxy.up) == 1
+
+    on_a_broker(config(), use)

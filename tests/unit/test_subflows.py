@@ -1,0 +1,232 @@
+"""A flow of chunks over several connections: who belongs together, what goes where, and in which order it is read."""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.chunks import heads
+from broker.chunks.bonding import Bonding
+from broker.chunks.heads import Bond, Chunk, Credit
+from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
+from broker.chunks.sending import Outflow
+from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
+from broker.gateway.bonds import Bonds
+from broker.gateway.flows import Flows, Put
+from broker.wire.headers import Limits
+from tests.unit.test_flows import version
+
+# --- who belongs together ---
+
+
+def test_the_first_connection_is_bound_before_the_others_and_each_once():
+    bonding = Bonding(2, lambda: 7)
+    assert bonding.due({0: 0}) == {}  # none stands
+    assert bonding.due({0: 1, 1: 1}) == {0: Bond(7, 0)}
+    bonding.said(0, 1)
+    assert bonding.due({0: 1, 1: 1}) == {}  # until the broker has answered
+    assert not bonding.wants_others
+    assert not bonding.heard(Bond(7, 0), 0)  # which carries chunks already
+    assert bonding.wants_others
+    assert bonding.due({0: 1, 1: 0, 2: 1}) == {2: Bond(7, 2)}
+    bonding.said(2, 1)
+    assert not bonding.carries(2)
+    assert bonding.heard(Bond(7, 2), 2)
+    assert bonding.carries(2)
+    assert not bonding.heard(Bond(7, 2), 2)  # once
+
+
+@pytest.mark.parametrize(("bond", "subflow"), [(Bond(8, 1), 1), (Bond(7, 2), 1), (Bond(7, 1), 1)])
+def test_an_answer_that_nobody_asked_for_binds_nothing(bond, subflow):
+    bonding = Bonding(2, lambda: 7)
+    assert not bonding.heard(bond, subflow)
+    assert not bonding.carries(subflow)
+
+
+def test_one_that_breaks_before_it_carries_anything_is_bound_again_and_later_all_are_torn():
+    bonding = Bonding(1, lambda: 7)
+    bonding.said(0, 1)
+    bonding.heard(Bond(7, 0), 0)
+    bonding.said(1, 1)
+    assert bonding.due({0: 1, 1: 2}) == {1: Bond(7, 1)}
+    assert not bonding.torn({0: 1, 1: 2})
+    bonding.said(1, 2)
+    bonding.heard(Bond(7, 1), 1)
+    assert not bonding.torn({0: 1, 1: 2})
+    assert bonding.torn({0: 1, 1: 0})
+    assert bonding.torn({0: 1, 1: 3})
+
+
+def test_one_connection_says_nothing():
+    assert Bonding(0, lambda: 7).due({0: 1}) == {}
+
+
+def test_a_broker_binds_what_came_under_the_same_key_and_number():
+    bonds = Bonds()
+    assert bonds.bind(b"a", Bond(7, 0), "key")
+    assert not bonds.bind(b"x", Bond(7, 0), "key")  # there is a first one
+    assert not bonds.bind(b"x", Bond(7, 1), "another key")
+    assert not bonds.bind(b"x", Bond(8, 1), "key")
+    assert not bonds.bind(b"x", Bond(7, MOST_SUBFLOWS), "key")
+    assert bonds.bind(b"b", Bond(7, 1), "key")
+    assert not bonds.bind(b"c", Bond(7, 1), "key")  # that place is taken
+    assert not bonds.bind(b"b", Bond(7, 2), "key")  # it has one
+    assert bonds.place_of(b"b") == (b"a", 1)
+    assert bonds.place_of(b"x") == (b"x", 0)
+    assert bonds.route(b"a", 1) == b"b"
+    assert bonds.route(b"a", 0) == b"a"
+    assert bonds.end(b"a") == [b"a", b"b"]
+    assert bonds.place_of(b"b") == (b"b", 0)
+    assert bonds.bind(b"b", Bond(7, 0), "key")
+
+
+# --- what goes where ---
+
+
+def spread(connections, limits=None):
+    out, into = Outflow(), Inflow(limits or Limits(max_header_bytes=1, max_message_bytes=1 << 40))
+    for subflow in range(1, connections):
+        out.spread(subflow)
+        into.spread(subflow)
+    return out, into
+
+
+def message(seed, *sizes):
+    drawn = random.Random(seed)
+    return [drawn.randbytes(size) for size in sizes]
+
+
+@given(
+    st.integers(2, 5),
+    st.lists(
+        st.lists(st.sampled_from([0, 1, 4096, 300_000, 1_000_000]), min_size=1, max_size=3), min_size=1, max_size=4
+    ),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_way_chunks_take_messages_arrive_once_in_order_and_whole(connections, sizes, seed):
+    """Each connection keeps its order, and is as slow as it likes."""
+    drawn, (out, into) = random.Random(seed), spread(connections)
+    sent = [message(seed + number, 100, *each) for number, each in enumerate(sizes)]
+    for frames in sent:
+        out.put(frames, len(frames))
+    ways = [deque() for _ in range(connections)]
+    arrived, delivered, now_s = [], [], 0.0
+    while out or out.waiting_bytes:
+        while (step := out.next()) is not None:
+            ways[step.subflow].append([bytes(memoryview(each)) for each in step.frames])
+            out.sent(step, now_s)
+        subflow = drawn.choice([each for each in range(connections) if ways[each]])
+        first, *frames = ways[subflow].popleft()
+        for head, pieces in into.in_order(heads.read(first), frames, subflow):
+            found = into.take(head, pieces)
+            if found is not None:
+                arrived.append(found)
+        now_s += 0.01
+        out.credited(into.credit(subflow), now_s, subflow)
+        delivered += out.delivered()
+        assert len(delivered) <= len(arrived)
+    assert [[bytes(memoryview(each)) for each in frames] for frames in arrived] == sent
+    assert [each.what for each in delivered] == list(map(len, sent))
+    assert into.partial_bytes == 0
+    assert out.cut_off() == []
+
+
+def test_a_slower_connection_takes_fewer_chunks():
+    out, into = spread(2)
+    out.put([bytes(100), *[bytes(1 << 20)] * 40])
+    took, ways, now_s = [0, 0], [deque(), deque()], 0.0
+    while out or out.waiting_bytes:
+        while (step := out.next()) is not None:
+            ways[step.subflow].append(step.frames)
+            out.sent(step, now_s)
+        now_s += 0.01
+        for subflow, rate in enumerate((3, 1)):  # chunks at a time
+            for _ in range(rate):
+                if ways[subflow]:
+                    first, *frames = ways[subflow].popleft()
+                    took[subflow] += sum(memoryview(each).nbytes for each in frames)
+                    for each in into.in_order(heads.read(first), frames, subflow):
+                        into.take(*each)
+                    out.credited(into.credit(subflow), now_s, subflow)
+    assert took[0] > 2 * took[1] > 0
+
+
+def test_a_sender_does_not_run_ahead_of_a_chunk_that_is_late():
+    out, _ = spread(2)
+    out.put([bytes(100), *[bytes(1 << 20)] * 200])
+    given, now_s = 0, 0.0
+    for _ in range(400):  # the first connection delivers nothing
+        while (step := out.next()) is not None:
+            out.sent(step, now_s)
+            given += step.nbytes * (step.subflow == 1)
+        now_s += 0.01
+        out.credited(Credit(given, given + CREDIT_BYTES), now_s, 1)
+    assert MOST_UNDER_WAY_BYTES <= out.given_bytes < MOST_UNDER_WAY_BYTES + (4 << 20)
+    assert out.delivered() == []
+
+
+# --- in which order it is read ---
+
+
+def test_chunks_that_nobody_can_use_are_not_kept_for_ever():
+    _, into = spread(2)
+    piece, number = bytes(1 << 20), 0
+    while not into.broken:
+        number += 1  # never the chunk that is due
+        assert list(into.in_order(Chunk(2, 1 << 30, number << 20, 0), [piece], 1)) == []
+        assert into.partial_bytes <= MOST_EARLY_BYTES
+    assert number == (MOST_EARLY_BYTES >> 20) + 1
+    assert into.partial_bytes == 0
+
+
+def test_a_flow_ends_with_any_of_its_connections():
+    put = []
+    flows = Flows(lambda peer, frames: put.append((peer, bytes(frames[0]))) or Put.TAKEN, Limits())
+    for fd, peer in enumerate((b"a", b"b")):
+        assert flows.take(peer, fd, [Bond(7, fd).packed()], 0.0, "key") == []
+        assert flows.go_on(peer, 0.0) == []
+    assert put == [(b"a", Bond(7, 0).packed()), (b"b", Bond(7, 1).packed())]
+    assert flows.first_of(b"b") == b"a"
+    head = Chunk(1, 2000, 1000, 0)
+    assert flows.take(b"b", 1, [head.packed(), bytes(1000)], 0.1, "key") == []
+    assert flows.take(b"a", 0, [Chunk(1, 2000, 0, 0).packed(), bytes(1000)], 0.1, "key") != []
+    assert flows.stalled(1.0) == []
+    assert flows.ended(1, 1.0) == []
+    assert flows.stalled(1.0) == [0]  # its client is to make both anew
+    assert flows.take(b"a", 0, [head.packed(), bytes(1000)], 1.1, "key") == []
+    assert flows.partial_bytes == 0
+    assert flows.ended(0, 2.0) == []
+    assert flows.stalled(2.0) == []
+
+
+def test_nothing_goes_over_a_connection_before_it_is_told_that_it_is_one_of_the_flow():
+    outcome, put = {b"b": Put.FULL}, []
+
+    def hand_over(peer, frames):
+        put.append((peer, heads.read(bytes(frames[0]))))
+        return outcome.get(peer, Put.TAKEN)
+
+    flows = Flows(hand_over, Limits())
+    for fd, peer in enumerate((b"a", b"b")):
+        flows.take(peer, fd, [Bond(7, fd).packed()], 0.0)
+        flows.go_on(peer, 0.0)
+    assert flows.full == {b"a"}
+    flows.take(b"b", 1, [Credit(1 << 40, 1 << 41).packed()], 0.1)  # of nothing
+    flows.send(version(1, 4 << 20, peer=b"a"), 0.2)
+    assert {peer for peer, head in put if isinstance(head, Chunk)} == {b"a"}
+    outcome.clear()
+    flows.go_on(b"a", 0.3)
+    flows.take(b"a", 0, [Credit(1 << 40, 1 << 41).packed()], 0.4)
+    flows.go_on(b"a", 0.4)
+    assert {peer for peer, head in put if isinstance(head, Chunk)} == {b"a", b"b"}
+    assert [head for peer, head in put if peer == b"b" and not isinstance(head, Chunk)] == [Bond(7, 1)] * 3
+
+
+def test_what_the_other_end_has_of_each_connection_is_told_over_that_one():
+    _, into = spread(2)
+    list(into.in_order(Chunk(1, 300, 100, 0), [bytes(200)], 1))
+    assert into.credit(0) == Credit(0, CREDIT_BYTES)
+    assert into.credit(1) == Credit(200, 200 + CREDIT_BYTES)
