@@ -61,8 +61,8 @@ from broker.routing.relay import (
     Unreachable,
 )
 from broker.transport.descriptors import Name
-from broker.transport.endpoint import configure_socket
 from broker.transport.memory import memory_bytes
+from broker.transport.sockets import configure_socket
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Buffer, Limits, partial_room_bytes

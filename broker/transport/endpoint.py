@@ -34,22 +34,11 @@ from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
 from broker.transport.line import Dial, Line
-from broker.transport.sockets import configure_socket
-from broker.wire.addresses import bulk_address, channel_address, check_address
+from broker.wire.addresses import channel_address
 from broker.wire.codec import Origin, Unreadable, decode, encode, peek
 from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import Channel, Envelope, kind_of
-
-__all__ = [
-    "Endpoint",
-    "OnUnreadable",
-    "Traffic",
-    "bulk_address",
-    "channel_address",
-    "check_address",
-    "configure_socket",
-]
 
 log = logging.getLogger(__name__)
 

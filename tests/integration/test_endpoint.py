@@ -13,11 +13,13 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from benchmarks import strangers
-from broker.chunks import heads, sending
+from broker.chunks import heads, subflow
 from broker.chunks.receiving import Inflow
+from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_CHUNK_BYTES
-from broker.transport.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
-from broker.transport.sockets import BULK_OPTIONS
+from broker.transport.endpoint import Endpoint
+from broker.transport.sockets import BULK_OPTIONS, configure_socket
+from broker.wire.addresses import bulk_address, channel_address, check_address
 from broker.wire.codec import decode, encode, verify
 from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.headers import Limits, seal
@@ -438,7 +440,7 @@ def test_what_nobody_notes_holds_up_what_is_behind_it_but_nothing_urgent():
 
 
 def test_a_connection_that_notes_nothing_any_more_is_made_anew(monkeypatch):
-    monkeypatch.setattr(sending, "STALLED_S", 0.2)
+    monkeypatch.setattr(subflow, "STALLED_S", 0.2)
 
     async def main():
         async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
@@ -481,7 +483,7 @@ def test_a_large_message_comes_down_in_chunks_and_is_noted():
         async with linked(Channel.BULK) as (router, endpoint):
             assert await endpoint.send(envelope(Want(versions=(1,))))
             peer, *_ = await received(router)
-            out = sending.Outflow()
+            out = Outflow()
             out.put(encode(envelope(contribution(LARGE), sender="broker", to="island-0")))
 
             async def serve():

@@ -9,7 +9,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from broker.transport.endpoint import Endpoint, check_address, configure_socket
+from broker.transport.endpoint import Endpoint
+from broker.transport.sockets import configure_socket
+from broker.wire.addresses import check_address
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Channel, Envelope, Leave
 from ops.processes.cluster import free_ports

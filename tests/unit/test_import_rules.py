@@ -44,6 +44,7 @@ PURE_MODULES = {
     "aggregator.store.segment_count",
     "aggregator.tracing.round_spans",
     "broker.gateway.connections",
+    "broker.gateway.bonds",
     "broker.gateway.flows",
     "broker.metrics.family",
     "broker.metrics.relay_families",
