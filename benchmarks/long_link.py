@@ -218,15 +218,16 @@ def _worker(network: Network, work: str, connections: int, probes: int) -> dict[
 
 def measure(args: argparse.Namespace) -> int:
     """Prints the table; returns 0."""
-    counts = (1, 2) if args.quick else args.connections
-    probes = 4 if args.quick else args.probes
+    counts, probes, round_trip_ms = args.connections, args.probes, args.round_trip_ms
+    if args.quick:
+        counts, probes, round_trip_ms = (1, 2), 2, 10.0
     if max(counts) > MOST_SUBFLOWS:
         raise ConfigError("connections", max(counts), f"must be from 1 to {MOST_SUBFLOWS}")
     printer = Printer(COLUMNS, as_json=args.json)
-    printer.say(f"{args.mbit:g} Mbit/s, {args.round_trip_ms:g} ms; a connection has {_buffers()} under way at most")
+    printer.say(f"{args.mbit:g} Mbit/s, {round_trip_ms:g} ms; a connection has {_buffers()} under way at most")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-long-link-")))
-        network = stack.enter_context(regions(2, round_trip_ms=args.round_trip_ms, mbit=args.mbit, mtu=MTU))
+        network = stack.enter_context(regions(2, round_trip_ms=round_trip_ms, mbit=args.mbit, mtu=MTU))
         log = stack.enter_context((directory / "hub.log").open("w"))
         broker = our_command("broker", "--run", RUN, "--host", address(0), "--port", str(PORT), "--insecure")
         _start(stack, network.inside(0, broker), log)

@@ -12,6 +12,7 @@ from benchmarks import (
     heartbeats,
     island_waiting,
     lab_overhead,
+    long_link,
     merge,
     metrics_cost,
     narrowing,
@@ -137,6 +138,7 @@ def test_a_heartbeat_of_more_islands_stands_beside_one_of_few(capsys, tmp_path):
         heartbeats,
         island_waiting,
         lab_overhead,
+        long_link,
         merge,
         metrics_cost,
         narrowing,
@@ -187,14 +189,34 @@ def test_two_islands_stand_in_the_comparison_without_the_others(capsys, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_both_sides_of_the_drill_come_down_to_the_loss(capsys, tmp_path):
+@pytest.fixture
+def namespaces():
+    """Leave to make network namespaces, or the test is skipped."""
     try:
         with regions(1, round_trip_ms=80, mbit=100):
             pass
     except Unavailable as err:
         pytest.skip(str(err))
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_long_link_carries_bytes_each_way_over_one_connection_and_over_two(capsys):
+    one, two = rows(long_link, capsys)
+    assert (one["connections"], two["connections"]) == (1, 2)
+    for row in (one, two):
+        assert all(row[f"{way}_mbit"] > 0 for way in ("up", "down", "raw_up", "raw_down"))
+        assert row["up_ratio"] == row["up_mbit"] / row["raw_up_mbit"]
+
+
+def test_more_connections_than_a_flow_may_have_are_refused(capsys):
+    assert long_link.main(["--connections", "1,17"]) == 2
+    assert capsys.readouterr().err == "error: connections = 17: must be from 1 to 16\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("namespaces")
+def test_both_sides_of_the_drill_come_down_to_the_loss(capsys, tmp_path):
     raw = tmp_path / "raw.jsonl"
     found = rows(drill, capsys, "--dir", str(tmp_path), "--raw", str(raw))
     assert [row["side"] for row in found] == ["atoll", "data-parallel", "atoll"]
