@@ -62,15 +62,17 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def spread(bench, proxy, name="a"):
-    """An island whose tensors go through the proxy."""
-    island = await bench.client(name)
+async def spread(bench, proxy):
+    """An aggregator, and an island whose tensors go through the proxy."""
+    aggregator, island = await bench.aggregator(), await bench.client("a")
     async with proxy.listening() as port:
         bulk = Endpoint(bench.context, f"tcp://127.0.0.1:{port - 1}", Channel.BULK, connections=CONNECTIONS)
         island.endpoints[Channel.BULK] = bulk
         async with bulk:
             await island.send(beat(1))
-            yield island, bulk
+            await aggregator.receive(m.Heartbeat)
+            assert await bulk.ready(WAIT_S)
+            yield aggregator, island, bulk
 
 
 async def all_carry(bulk, proxy, made):
@@ -84,10 +86,7 @@ async def all_carry(bulk, proxy, made):
 def test_tensors_go_both_ways_over_all_connections_and_arrive_unchanged():
     async def use(bench):
         proxy = Proxy(bench.listening.bulk_port)
-        aggregator = await bench.aggregator()
-        async with spread(bench, proxy) as (island, bulk):
-            await aggregator.receive(m.Heartbeat)
-            assert await bulk.ready(WAIT_S)
+        async with spread(bench, proxy) as (aggregator, island, bulk):
             await all_carry(bulk, proxy, CONNECTIONS)
             for number in range(3):
                 reading = asyncio.create_task(aggregator.receive(m.Contribution))
@@ -108,10 +107,7 @@ def test_tensors_go_both_ways_over_all_connections_and_arrive_unchanged():
 def test_a_connection_that_breaks_takes_the_others_with_it_and_all_come_back():
     async def use(bench):
         proxy = Proxy(bench.listening.bulk_port)
-        aggregator = await bench.aggregator()
-        async with spread(bench, proxy) as (island, bulk):
-            await aggregator.receive(m.Heartbeat)
-            assert await bulk.ready(WAIT_S)
+        async with spread(bench, proxy) as (aggregator, island, bulk):
             await all_carry(bulk, proxy, CONNECTIONS)
             for victim, place in itertools.product((2, 0), range(2)):
                 made, cut = len(proxy.up), proxy.living()[victim]
@@ -137,10 +133,7 @@ def test_to_a_broker_that_does_not_answer_for_it_all_goes_over_one_connection(mo
 
     async def use(bench):
         proxy = Proxy(bench.listening.bulk_port)
-        aggregator = await bench.aggregator()
-        async with spread(bench, proxy) as (island, bulk):
-            await aggregator.receive(m.Heartbeat)
-            assert await bulk.ready(WAIT_S)
+        async with spread(bench, proxy) as (aggregator, island, bulk):
             reading = asyncio.create_task(aggregator.receive(m.Contribution))
             await island.send(contribution(DELTA))
             assert bytes((await reading).message.payload[0].data) == DELTA.tobytes()
