@@ -31,6 +31,7 @@ from benchmarks.output import Column, Printer
 from benchmarks.regions.network import Network, address, regions
 from broker.chunks.subflow import MOST_SUBFLOWS
 from broker.transport.endpoint import Endpoint
+from broker.transport.sockets import tcp_buffer_bytes
 from broker.wire import messages as m
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import BROKER, Channel, Envelope
@@ -224,7 +225,9 @@ def measure(args: argparse.Namespace) -> int:
     if max(counts) > MOST_SUBFLOWS:
         raise ConfigError("connections", max(counts), f"must be from 1 to {MOST_SUBFLOWS}")
     printer = Printer(COLUMNS, as_json=args.json)
-    printer.say(f"{args.mbit:g} Mbit/s, {round_trip_ms:g} ms; a connection has {_buffers()} under way at most")
+    printer.say(
+        f"{args.mbit:g} Mbit/s, {round_trip_ms:g} ms; a connection has {tcp_buffer_bytes() / 1e6:.1f} MB under way at most"
+    )
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-long-link-")))
         network = stack.enter_context(regions(2, round_trip_ms=round_trip_ms, mbit=args.mbit, mtu=MTU))
@@ -248,15 +251,6 @@ def _start(stack: ExitStack, command: Sequence[str], log: Any) -> None:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=os.environ | ROOT_ENVIRONMENT)
     )
     stack.callback(process.terminate)
-
-
-def _buffers() -> str:
-    """Returns what Linux lets a connection hold, at its sender."""
-    try:
-        most = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
-    except OSError:
-        return "an unknown number of bytes"
-    return f"{most / 1e6:.1f} MB (tcp_wmem)"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ The reasons behind the numbers are in PROTOCOL.md, section 10.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -56,6 +57,14 @@ class SocketOptions:
 
 CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
 BULK_OPTIONS = SocketOptions(high_water_mark=64, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
+
+
+def tcp_buffer_bytes() -> int:
+    """Returns what Linux lets one TCP connection have under way from here (``tcp_wmem``); 0 where it does not say."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits = DEFAULT_LIMITS) -> None:

@@ -11,6 +11,8 @@ from ops.doctor.machine_findings import clock_apart, median
 
 #: A way that is slower makes a model of a hundred million parameters wait for minutes.
 NARROW_BITS_PER_S = 10e6
+#: A connection that carries so much of what its buffers let it carry is full.
+FILLED = 0.3
 LONG_ROUND_TRIP_S = 1.0
 #: What the transfer times are told of: parameters, as bf16.
 EXAMPLE_PARAMETERS = 100_000_000
@@ -38,6 +40,7 @@ class Way:
     up_bits_per_s: float = 0.0
     down_bits_per_s: float = 0.0
     clock_offset_s: float | None = None  # the broker's minus ours
+    buffer_bytes: int = 0  # that one TCP connection may have under way; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,9 @@ def _bandwidth(way: Way) -> Finding:
         return warning("bandwidth", text, cure)
     bits = 16 * EXAMPLE_PARAMETERS
     text += f"; 100 M parameters as bf16 take {bits / way.up_bits_per_s:.1f} s and {bits / way.down_bits_per_s:.1f} s"
+    most = 8 * way.buffer_bytes / min(way.round_trips_s)
+    if max(way.up_bits_per_s, way.down_bits_per_s) > FILLED * most > 0:
+        text += f"; one TCP connection has at most {_rate(most)} at this round trip: `island --connections 4` has more"
     if low >= NARROW_BITS_PER_S:
         return ok("bandwidth", text)
     cure = "ask `atoll plan --bandwidth` what it carries; --codec int4 and a longer --sync-interval need less"

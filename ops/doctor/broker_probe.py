@@ -22,7 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 from broker.chunks.receiving import Refused
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
-from broker.transport.sockets import configure_socket
+from broker.transport.sockets import configure_socket, tcp_buffer_bytes
 from broker.wire import messages as m
 from broker.wire.addresses import channel_address, split_tcp
 from broker.wire.codec import decode, encode
@@ -281,6 +281,7 @@ def _way(asking: _Asking) -> Way | None:
         up_bits_per_s=up,
         down_bits_per_s=down,
         clock_offset_s=offset_s or None,
+        buffer_bytes=tcp_buffer_bytes(),
     )
 
 

@@ -86,6 +86,14 @@ def test_a_good_broker_is_told_of_with_its_way_version_and_clock():
     assert bandwidth == "1.0 Gbit/s up, 800 Mbit/s down; 100 M parameters as bf16 take 1.6 s and 2.0 s"
 
 
+@pytest.mark.parametrize(("round_trip_s", "said"), [(0.02, False), (0.08, True)])
+def test_a_connection_that_its_buffers_hold_back_is_told_of(round_trip_s, said):
+    way = Way(round_trips_s=(round_trip_s,), up_bits_per_s=2e8, down_bits_per_s=3e8, buffer_bytes=4 << 20)
+    (bandwidth,) = [each for each in broker(way) if each.subject == "bandwidth"]
+    assert bandwidth.verdict is OK
+    assert ("at most 419 Mbit/s at this round trip: `island --connections 4`" in bandwidth.seen) is said
+
+
 @pytest.mark.parametrize("door", [each for each in Door if each is not Door.OPEN])
 @pytest.mark.parametrize("port", ["control", "bulk"])
 def test_a_port_that_does_not_open_is_the_only_failure_and_has_a_cure(port, door):
