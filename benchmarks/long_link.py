@@ -225,9 +225,8 @@ def measure(args: argparse.Namespace) -> int:
     if max(counts) > MOST_SUBFLOWS:
         raise ConfigError("connections", max(counts), f"must be from 1 to {MOST_SUBFLOWS}")
     printer = Printer(COLUMNS, as_json=args.json)
-    printer.say(
-        f"{args.mbit:g} Mbit/s, {round_trip_ms:g} ms; a connection has {tcp_buffer_bytes() / 1e6:.1f} MB under way at most"
-    )
+    buffers = f"{tcp_buffer_bytes() / 1e6:.1f} MB"
+    printer.say(f"{args.mbit:g} Mbit/s, {round_trip_ms:g} ms; a connection has {buffers} under way at most")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-long-link-")))
         network = stack.enter_context(regions(2, round_trip_ms=round_trip_ms, mbit=args.mbit, mtu=MTU))
