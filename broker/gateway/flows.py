@@ -149,7 +149,8 @@ class Flows:
 
     def _bind(self, peer: bytes, bond: heads.Bond, key: str) -> None:
         """A connection says that it is one of several; it is told so where it is from now on."""
-        if not self._bonds.bind(peer, bond, key):
+        has_carried = bond.subflow > 0 and peer in self._flows  # a flow of its own, which would be left behind
+        if has_carried or not self._bonds.bind(peer, bond, key):
             return
         flow = self._of(self.first_of(peer))
         if bond.subflow:

@@ -225,6 +225,40 @@ def test_nothing_goes_over_a_connection_before_it_is_told_that_it_is_one_of_the_
     assert [head for peer, head in put if peer == b"b" and not isinstance(head, Chunk)] == [Bond(7, 1)] * 3
 
 
+few = st.integers(0, 3)
+anything = st.one_of(
+    st.builds(Bond, few, few),
+    st.builds(Credit, st.integers(0, 3000), st.integers(0, 1 << 20)),
+    st.builds(Chunk, few, st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 1000)),
+    st.builds(heads.Ask, few, st.integers(0, 3000)),
+    st.builds(heads.Resume, few, st.integers(0, 3000)),
+)
+
+
+@given(st.lists(st.tuples(few, st.one_of(anything, st.sampled_from(["end", "send", "full"])), st.integers(0, 1000))))
+@settings(max_examples=100, deadline=None)
+def test_whatever_peers_say_over_several_connections_does_no_harm(said):
+    """Whoever they are, in whatever order; also where a connection takes nothing."""
+    full = set()
+    flows = Flows(lambda peer, frames: Put.FULL if peer in full else Put.TAKEN, Limits(max_message_bytes=1 << 24), 4000)
+    for number, (fd, what, nbytes) in enumerate(said):
+        peer = bytes([fd])
+        if what == "end":
+            flows.ended(fd, float(number))
+        elif what == "full":
+            full ^= {peer}
+        elif what == "send":
+            flows.send(version(number, 4 * nbytes, peer=flows.first_of(peer)), float(number))
+        else:
+            flows.take(peer, fd, [what.packed(), bytes(nbytes)], float(number))
+        flows.go_on(peer, float(number))
+        flows.stalled(float(number))
+        assert 0 <= flows.partial_bytes <= flows._most_bytes + (1 << 24)
+    for fd in range(4):
+        flows.ended(fd, 1e3)
+    assert flows._partial_bytes == 0
+
+
 def test_what_the_other_end_has_of_each_connection_is_told_over_that_one():
     _, into = spread(2)
     list(into.in_order(Chunk(1, 300, 100, 0), [bytes(200)], 1))
