@@ -62,7 +62,7 @@ BULK_OPTIONS = SocketOptions(high_water_mark=64, linger_s=0.0, ping_every_s=15.0
 def tcp_buffer_bytes() -> int:
     """Returns what Linux lets one TCP connection have under way from here (``tcp_wmem``); 0 where it does not say."""
     try:
-        return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
+        return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text(encoding="utf-8").split()[2])
     except (OSError, ValueError, IndexError):
         return 0
 
