@@ -1,4 +1,4 @@
-"""What several connections carry over a link that is long and fast: ours and raw TCP, each way, by their number.
+"""Measures Mbit/s over one connection and over several, on a long and fast link: Atoll beside raw TCP, each way.
 
 Hub and island are two network namespaces with a TUN device each; a program of ours carries their packets at the link's
 rate and holds them back for half of the round trip. TCP is the kernel's, with the buffers that this machine has: of

@@ -13,7 +13,7 @@ from broker.chunks.heads import Bond
 
 
 class Bonding:
-    """What is said over the connections of one flow.
+    """Decides when a client announces a connection as part of a flow, and when that one may carry chunks.
 
     Args:
         others: Connections beside the first.
@@ -28,7 +28,7 @@ class Bonding:
 
     @property
     def wants_others(self) -> bool:
-        """Whether the broker knows of the flow, so that the other connections are to be made."""
+        """Whether the broker has answered over the first connection: the other ones are to be made now."""
         return 0 in self._joined
 
     def due(self, standing: Mapping[int, int]) -> dict[int, Bond]:
@@ -57,14 +57,14 @@ class Bonding:
         return subflow != 0
 
     def carries(self, subflow: int) -> bool:
-        """Whether a connection carries chunks."""
+        """Whether chunks may go over a connection: the first one, or one over which the broker has answered."""
         return subflow == 0 or subflow in self._joined
 
     @property
     def carrying(self) -> int:
-        """How many connections carry chunks now."""
+        """Returns the number of connections over which chunks may be sent, the first one included."""
         return len(self._joined | {0})
 
     def torn(self, standing: Mapping[int, int]) -> bool:
-        """Whether a connection has ended that carries chunks: what was on its way over it never comes."""
+        """Whether a connection that carried chunks has ended: its chunks are lost, so all must be made anew."""
         return any(each and standing.get(each) != self._said[each] for each in self._joined)

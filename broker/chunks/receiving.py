@@ -75,7 +75,7 @@ class Inflow:
         return sum(self._received.values())
 
     def credit(self, subflow: int = 0) -> Credit:
-        """What the other end is to know of a connection."""
+        """Returns what the sender is told of a connection: bytes that have come, and up to where it may go on."""
         received = self._received[subflow]
         return Credit(received, received + CREDIT_BYTES)
 

@@ -1,4 +1,4 @@
-"""What is under way over one of the connections that a flow of chunks is spread over: how much may be. Pure.
+"""Limits how many bytes are under way over one connection: by the receiver's credit, and by its speed. Pure.
 
 The word is that of Multipath TCP (RFC 8684). A flow begins with one, and has more where one TCP connection cannot fill
 a long link; each has its own credit, and finds out by itself how much its connection takes.

@@ -95,7 +95,7 @@ class Chunked:
         return True
 
     def spread_over(self, connection: int) -> int:
-        """How many connections carry chunks, if the first is that with this number."""
+        """Returns over how many connections chunks may go, if the first is that with this number."""
         return self._bonding.carrying if connection == self._connection else 1
 
     def torn(self, standing: Mapping[int, int]) -> bool:

@@ -194,7 +194,7 @@ class Endpoint:
 
     @property
     def spread_over(self) -> int:
-        """How many connections carry chunks now; 0 without one."""
+        """Returns over how many connections chunks may be sent now; 0 while none stands."""
         connection = self.connection
         return self._chunked.spread_over(connection) if connection and self._chunked is not None else 0
 
