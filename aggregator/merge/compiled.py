@@ -17,18 +17,16 @@ after its last mention, which is where its address was taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from pickle import UnpicklingError
 from typing import Any, Final
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-from aggregator.merge.layout import BF16, DELTA, F32, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
+from aggregator.merge.compiling import compile_kernel
+from aggregator.merge.layout import BF16, DELTA, F32, INT4, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
+from broker.wire.blockwise import CLIPPED, ERROR_UNITS
 from broker.wire.lengths import BLOCK_ELEMENTS
 
 #: Elements: 16 KiB of float32: what is decoded and folded stays in the second-level cache. 2^10 and 2^11 were slower.
@@ -386,9 +384,10 @@ def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> A
             step[i] = 0
     elif bits:
         scale = divisor = min(max(np.float32(largest / limits[0]), limits[1]), limits[2])
-    # Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves no negative zero.
+        if codec == INT4 and _loses_less_clipped(step, scale, limits):
+            scale = divisor = np.float32(scale * CLIPPED)
     for i in range(n):
-        step[i] = (step[i] / divisor + np.float32(12582912)) - np.float32(12582912)
+        step[i] = min(max(_nearest(step[i] / divisor), -limits[0]), limits[0])
     if codec == INT8:
         written = carray(_pointer(codes), n, np.int8)
         for i in range(n):
@@ -402,6 +401,25 @@ def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> A
     for i in range(n):
         step[i] *= scale
     return scale
+
+
+@register_jitable
+def _loses_less_clipped(step: Any, scale: Any, limits: Any) -> Any:
+    """Whether int4 loses less of a block with the smaller scale, in integers: :mod:`broker.wire.blockwise` says why."""
+    smaller, top, wide, clipped = np.float32(scale * CLIPPED), limits[0], np.int32(0), np.int32(0)
+    for i in range(step.size):
+        quotient, code = step[i] / scale, min(max(step[i] / smaller, -top), top)
+        exact = np.int32(_nearest(quotient * np.float32(ERROR_UNITS)))
+        lost = np.int32(exact - np.int32(_nearest(quotient)) * np.int32(ERROR_UNITS))
+        cut = np.int32(exact - np.int32(_nearest(code)) * np.int32(ERROR_UNITS * CLIPPED))
+        wide, clipped = np.int32(wide + lost * lost), np.int32(clipped + cut * cut)
+    return smaller >= limits[1] and clipped < wide
+
+
+@register_jitable
+def _nearest(x: Any) -> Any:
+    """To the nearest integer, ties to even, by way of numbers that have no fraction; leaves no negative zero."""
+    return (x + np.float32(12582912)) - np.float32(12582912)
 
 
 @intrinsic
@@ -421,22 +439,6 @@ def _largest(address: Any, n: Any) -> Any:
     for i in range(n):
         largest = max(largest, np.int32(bits[i] & np.int32(_MAGNITUDE)))
     return np.int64(largest)
-
-
-def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
-    """Returns the function compiled, from numba's cache where there is one (beside this file, or in ~/.cache).
-
-    A cache that cannot be written or read costs some seconds at the start of each process, and nothing else.
-
-    Args:
-        function: To compile.
-        signature: Of the only variant that there will be.
-    """
-    compiler: Callable[..., Any] = partial(njit, signature, nogil=True, error_model="numpy")
-    # There is no place for it, or no space, or a file is cut short.
-    with suppress(RuntimeError, OSError, EOFError, ValueError, UnpicklingError):
-        return compiler(cache=True)(function)  # type: ignore[no-any-return]
-    return compiler()(function)  # type: ignore[no-any-return]
 
 
 _FLOATS = "float32[:,::1]"

@@ -4,8 +4,16 @@
 
 Rounded to nearest, ties to even, and symmetric: the codes reach from -127 to 127, or from -7 to 7, so that what is
 rounded has no bias. The error of an element is at most half a scale of its block; on values that are normally
-distributed it comes to 0.7 % (int8) and 13 % (int4) of their length. The rest of the story is error feedback
-(:meth:`islands.arrays.reference.Reference.capture`): what is rounded away is not lost, only late.
+distributed it comes to 0.7 % (int8) of their length.
+
+*Clipping.* Fifteen codes are few: a block's largest elements make the steps between all others wide. So int4 tries a
+second scale, 13/16 of the first, with which elements beyond the codes become the largest code, and takes it where the
+squared errors of the block add up to less. On values that are normally distributed 11 % of their length is lost then,
+in place of 13 %; more candidates gain next to nothing. Both sums are of integers, in 1024ths of the first scale:
+whoever adds them, in whatever order, makes the same choice.
+
+The rest of the story is error feedback (:meth:`islands.arrays.reference.Reference.capture`): what is rounded or clipped
+away is not lost, only late.
 
 On the wire all scales come first, then all codes, two int4 in a byte (PROTOCOL.md, section 2):
 
@@ -35,11 +43,15 @@ from broker.wire.messages.values import Codec
 
 Float32Array = npt.NDArray[np.float32]
 Int8Array = npt.NDArray[np.int8]
+Int32Array = npt.NDArray[np.int32]
 ByteArray = npt.NDArray[np.uint8]
 
 #: Elements quantised together: 256 KB of float32 stay in the second-level cache. Whole blocks, and whole bytes of int4.
 _CHUNK: Final = 65_536
 
+#: What int4 may take of the largest element's scale; errors are compared in 1024ths of that scale, of which it is 832.
+CLIPPED: Final = np.float32(13 / 16)
+ERROR_UNITS: Final = 1024
 _LARGEST_CODE: Final = {Codec.INT8: np.float32(127), Codec.INT4: np.float32(7)}
 _SMALLEST_SCALE: Final = np.finfo(np.float32).smallest_normal
 #: The float32 below the quotient, which may be rounded up so far that the largest code decodes to infinity.
@@ -153,8 +165,34 @@ def _codes(chunk: Float32Array, codec: Codec, scales: Float32Array, scratch: Flo
             np.divide(values, np.where(empty, np.float32(1), scale)[:, None], out=rows)
             if not sound.all():
                 rows[~sound] = 0  # what NaN is as an integer differs between machines
+            if codec is Codec.INT4:
+                _clip(values, rows, scale)
         np.rint(quotients, out=quotients)
     return quotients.astype(np.int8)
+
+
+def _clip(values: Float32Array, quotients: Float32Array, scales: Float32Array) -> None:
+    """Takes the smaller scale for blocks that lose less with it: writes the scales and the quotients.
+
+    Args:
+        values: float32 [blocks, elements].
+        quotients: By the scales, same shape.
+        scales: float32 [blocks].
+    """
+    smaller = scales * CLIPPED
+    candidates = np.flatnonzero((smaller >= _SMALLEST_SCALE) & (smaller <= _LARGEST_SCALE[Codec.INT4]))
+    exact = np.rint(quotients[candidates] * np.float32(ERROR_UNITS)).astype(np.int32)
+    clipped = values[candidates] / smaller[candidates, None]
+    np.clip(clipped, -_LARGEST_CODE[Codec.INT4], _LARGEST_CODE[Codec.INT4], out=clipped)
+
+    def errors(codes: Float32Array, unit: int) -> Int32Array:
+        lost = exact - np.rint(codes).astype(np.int32) * np.int32(unit)
+        squares: Int32Array = np.multiply(lost, lost, out=lost).sum(axis=1, dtype=np.int32)
+        return squares
+
+    better = errors(clipped, int(ERROR_UNITS * CLIPPED)) < errors(quotients[candidates], ERROR_UNITS)
+    taken = candidates[better]
+    quotients[taken], scales[taken] = clipped[better], smaller[taken]
 
 
 def _packed(codes: Int8Array) -> ByteArray:
