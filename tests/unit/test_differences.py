@@ -78,7 +78,8 @@ def test_receivers_agree_bit_for_bit_and_stay_as_close_to_the_exact_parameters_a
     # What is exact here has gone through one more float32 sum a version.
     np.testing.assert_allclose(rounded.exact, exact.params, rtol=0, atol=1e-5)
     last_step = np.abs(np.concatenate([decode_tensor(encoded).reshape(-1) for encoded in step])).max()
-    error = {Codec.BF16: 2.0**-8, Codec.INT8: 0.5 / 127, Codec.INT4: 0.5 / 7}[codec] * last_step
+    # int4 clips to 13/16 of the largest element, at the least, and that is what is decoded here.
+    error = {Codec.BF16: 2.0**-8, Codec.INT8: 0.5 / 127, Codec.INT4: 3 / 13}[codec] * last_step
     assert np.abs(rounded.params - exact.params).max() <= 1.01 * error + 1e-5
 
 
