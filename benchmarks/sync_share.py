@@ -4,6 +4,10 @@ One island trains beside a broker and an aggregator, in JAX or in PyTorch (in th
 a pause, as where an accelerator computes, and a small change of every parameter tensor. ``sync share`` is the part of
 the training thread's time that synchronisation took, waits for background copies included. ``memory`` is the most
 that the process held beyond what the framework had before it joined, in models of float32.
+
+``on it`` is the processor time that the thread itself spent in these calls. The difference is waiting: for the
+interpreter's lock, or for a processor that another thread or the hub was given. With ``--own-core`` the training thread
+has a processor to itself, and all else shares the others, as on a host that has many.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ COLUMNS = (
     Column(key="steps", title="steps", form=","),
     Column(key="versions", title="versions"),
     Column(key="sync_share", title="sync share", form=".2%"),
+    Column(key="cpu_share", title="on it", form=".2%"),
     Column(key="longest_ms", title="longest call, ms", form=".1f"),
     Column(key="models", title="memory, models", form=".1f"),
 )
@@ -46,6 +51,11 @@ MEMORY_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 def measure(args: argparse.Namespace) -> int:
     """Measures each case in processes of its own, and prints a row for it."""
+    if args.own_core:
+        *others, _ = sorted(os.sched_getaffinity(0))
+        if not others:
+            raise ConfigError("own_core", True, "needs two processors")
+        os.sched_setaffinity(0, others)  # inherited by all processes of the case
     printer = Printer(COLUMNS, as_json=args.json)
     sizes = (1_000_000,) if args.quick else args.parameters
     steps = 60 if args.quick else args.steps
@@ -64,6 +74,7 @@ def _case(directory: Path, framework: str, size: int, steps: int, args: argparse
     with Hub(directory, **settings) as hub:
         out = directory / "worker.json"
         spec = {"framework": framework, "size": size, "steps": steps, "step_s": args.step, "out": os.fspath(out)}
+        spec["own_core"] = args.own_core
         command = module_command("benchmarks.sync_share", "--worker", json.dumps(spec | {"address": hub.address}))
         environment = hub.numeric_environment() | ROOT_ENVIRONMENT | MEMORY_ENVIRONMENT
         hub.start([ProcessSpec(name="worker", command=command, environment=environment, ends_by_itself=True)])
@@ -98,13 +109,23 @@ def work(spec: dict[str, Any]) -> int:
     rows = max(1, round(spec["size"] / TENSORS / 1024))
     train = {"jax": _jax, "torch": _torch}[spec["framework"]]
     calls: list[float] = []
+    on_it_s = 0.0
+    began_s = 0.0
 
     def called(step: Callable[[], None]) -> None:
-        began_s = time.perf_counter()
+        nonlocal on_it_s, began_s
+        if not calls:
+            began_s = time.perf_counter()
+            if spec["own_core"]:  # this thread alone: all others have been begun on the others
+                os.sched_setaffinity(0, {max(range(os.cpu_count() or 1))})
+        on_it_s -= time.thread_time()
+        call_s = time.perf_counter()
         step()
-        calls.append(time.perf_counter() - began_s)
+        calls.append(time.perf_counter() - call_s)
+        on_it_s += time.thread_time()
 
     island, before = train(spec, rows, called)
+    trained_s = time.perf_counter() - began_s
     model_bytes = 4 * rows * 1024 * TENSORS
     held = peak_bytes(os.getpid()) - before - FIXED_BYTES
     found = {
@@ -113,6 +134,7 @@ def work(spec: dict[str, Any]) -> int:
         "steps": spec["steps"],
         "versions": min(island.versions),
         "sync_share": island.sync_share,
+        "cpu_share": on_it_s / trained_s,
         "longest_ms": 1000 * max(calls[1:]),
         "models": max(0.0, held / model_bytes),
     }
@@ -205,6 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parameters", type=output.numbers, default=(1_000_000, 10_000_000, 100_000_000))
     parser.add_argument("--steps", type=int, default=600, help="of each case (600)")
     parser.add_argument("--fragments", type=int, default=24, help="of the model (24)")
+    parser.add_argument("--own-core", action="store_true", help="give the training thread a processor to itself")
     return run(parser, argv, measure, work)
 
 

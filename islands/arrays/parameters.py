@@ -37,6 +37,7 @@ class Parameters:
             if not is_array(leaf):
                 raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
+        self._in_place = all(map(is_in_place, leaves.values()))
         self._ways = _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
@@ -71,7 +72,12 @@ class Parameters:
         return self._read(params, self.local)
 
     def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
-        """Returns the tree with whole fragments replaced; tied leaves get the same new array."""
+        """Returns the tree with whole fragments replaced; tied leaves get the same new array.
+
+        Leaves that change in place have been written to: then it is the tree itself.
+        """
+        if self._in_place:
+            return params
         changed: dict[str, Leaf] = {}
         sections: dict[str, list[tuple[int, Leaf]]] = {}
         for p, leaves in fragments.items():

@@ -19,6 +19,7 @@ import torch
 from islands.arrays.in_place import InPlaceLeaf, Part
 from islands.hosts.regions import Spread, part_of
 from islands.torch.conversion import as_array, as_tensor, numpy_dtype
+from islands.torch.copies import SMALL_BYTES
 from islands.torch.shards import local_of, part_of_dtensor, spread_like
 
 Array = npt.NDArray[Any]
@@ -335,13 +336,12 @@ def loss_leaf(loss: torch.Tensor) -> Any:
 def _copies(leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
     found: dict[int, InPlaceLeaf] = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Blank)}
     tensors = {i: _tensor_of(leaf) for i, leaf in enumerate(leaves) if i not in found}
-    late: list[int] = []
-    for i, tensor in tensors.items():
-        if not tensor.is_cuda:
-            if _copier_of(leaves[i]) is not None:
-                late.append(i)
-            else:
-                found[i] = TensorLeaf(tensor.detach().clone(), part=leaves[i].part)
+    on_host = [i for i, tensor in tensors.items() if not tensor.is_cuda]
+    late = [i for i in on_host if _copier_of(leaves[i]) is not None]
+    if sum(tensors[i].nbytes for i in late) < SMALL_BYTES:
+        late = []
+    for i in set(on_host).difference(late):
+        found[i] = TensorLeaf(tensors[i].detach().clone(), part=leaves[i].part)
     if late:
         copier = _copier_of(leaves[late[0]])
         assert copier is not None

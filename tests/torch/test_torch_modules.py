@@ -42,6 +42,11 @@ def test_tied_weights_are_one_leaf_with_the_first_name():
     assert Parameters(leaves).tied == (), "one object cannot become two"
 
 
+def test_a_tree_that_was_written_to_in_place_stays_the_tree_that_it_is():
+    leaves = leaves_of(nn.Linear(2, 2))
+    assert Parameters(leaves).replace(leaves, {0: list(leaves.values())}) is leaves
+
+
 def test_the_specs_are_those_of_a_dict_of_numpy_arrays_with_the_same_names():
     model = Tied().to(torch.bfloat16)
     arrays = {name: x.float().numpy() for name, x in model.state_dict(keep_vars=False).items()}
