@@ -518,7 +518,7 @@ MUTANTS = (
         "broker/wire/headers.py::read",
         "if sum(sizes) > limits.max_message_bytes:",
         "if sum(sizes) < 0:",
-        "unit/test_broker_codec.py::test_a_message_above_its_limit_is_refused_unread",
+        "unit/test_broker_codec_refusals.py::test_a_message_above_its_limit_is_refused_unread",
     ),
     Mutant(
         9,
@@ -526,7 +526,7 @@ MUTANTS = (
         "broker/wire/codec.py::verify_payload",
         "if found != encoded.checksum:",
         "if found < 0:",
-        "unit/test_broker_codec.py::test_verify_finds_a_damaged_buffer_and_decode_does_not_look",
+        "unit/test_broker_codec_refusals.py::test_verify_finds_a_damaged_buffer_and_decode_does_not_look",
     ),
     Mutant(
         9,
@@ -534,7 +534,7 @@ MUTANTS = (
         "broker/wire/codec.py::_decode",
         'if type(header.get("v")) is not int or header["v"] != PROTOCOL_VERSION:',
         'if type(header.get("v")) is not int:',
-        "unit/test_broker_codec.py::test_another_protocol_version_is_refused_before_anything_else_is_looked_at",
+        "unit/test_broker_codec_refusals.py::test_another_protocol_version_is_refused_before_anything_else_is_looked_at",
     ),
     Mutant(
         9,
