@@ -3,8 +3,8 @@
     scale = max|x| / 127  (int8)  or  / 7  (int4)        code = round(x / scale)        x' = code * scale
 
 Rounded to nearest, ties to even, and symmetric: the codes reach from -127 to 127, or from -7 to 7, so that what is
-rounded has no bias. The error of an element is at most half a scale of its block; on values that are normally
-distributed it comes to 0.7 % (int8) of their length.
+rounded has no bias. The error of an element that is not clipped is at most half a scale of its block; with int8, on
+values that are normally distributed, it comes to 0.7 % of their length.
 
 *Clipping.* Fifteen codes are few: a block's largest elements make the steps between all others wide. So int4 tries a
 second scale, 13/16 of the first, with which elements beyond the codes become the largest code, and takes it where the
@@ -63,7 +63,7 @@ _LARGEST_SCALE: Final = {
 def quantise(flat: Float32Array, codec: Codec) -> ByteArray:
     """Returns a tensor as scales and codes.
 
-    Besides the result, a chunk of float32 and its codes are allocated.
+    Besides the result, some chunks of float32 and its codes are allocated.
 
     Args:
         flat: float32 [elements], contiguous.

@@ -49,10 +49,11 @@ def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
 
     With ``f32`` and contiguous memory the bytes are a view of the array: it must not be written to while the result
     is in use. bf16 rounds to nearest, ties to even; infinities and NaN stay what they are, and what exceeds the
-    largest bf16 (by rounding, above 3.3961e38) becomes infinite. int8 and int4 round to half a scale of the element's
-    block, absmax / 127 and absmax / 7; one value that is not finite takes its block of 256 with it.
+    largest bf16 (by rounding, above 3.3961e38) becomes infinite. int8 rounds to half a scale of the element's block,
+    absmax / 127; int4 to half of absmax / 7, or of a smaller scale that clips the largest elements. One value that is
+    not finite takes its block of 256 with it.
 
-    Besides the result, memory is allocated for a copy of what is not contiguous, and for a block of int8 or int4.
+    Besides the result, memory is allocated for a copy of what is not contiguous, and for some blocks of int8 or int4.
 
     Args:
         array: float32, of any shape.
