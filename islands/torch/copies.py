@@ -30,13 +30,14 @@ class CopyThread:
 
     Attributes:
         waited_s: How long the training thread has waited for them, in all.
+        under_way: Tensors with their version counters, and their copies, until :meth:`settle`.
     """
 
     def __init__(self) -> None:
         self.waited_s = 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._under_way: list[tuple[torch.Tensor, int, Future[torch.Tensor]]] = []
+        self.under_way: list[tuple[torch.Tensor, int, Future[torch.Tensor]]] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Future[torch.Tensor]]:
         """Returns copies of the values of now, as they will be."""
@@ -50,7 +51,7 @@ class CopyThread:
                 except BaseException as err:  # noqa: BLE001 (raised where the copy is read)
                     future.set_exception(err)
 
-        self._under_way += [(t, t._version, future) for t, future in zip(tensors, futures, strict=True)]
+        self.under_way += [(t, t._version, future) for t, future in zip(tensors, futures, strict=True)]
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="atoll-copies", daemon=True)
             self._thread.start()
@@ -64,10 +65,10 @@ class CopyThread:
         Raises:
             ConfigError: One of them has been, meanwhile: a copy may be of both values.
         """
-        if not self._under_way:
+        if not self.under_way:
             return
         began_s = time.perf_counter()
-        under_way, self._under_way = self._under_way, []
+        under_way, self.under_way = self.under_way, []
         wait([future for _, _, future in under_way])
         self.waited_s += time.perf_counter() - began_s
         for tensor, version, _ in under_way:

@@ -107,7 +107,8 @@ class TorchIsland:
     def _before_step(self, *_: Any) -> None:
         """Before an optimizer writes: waits for the copies of what it writes to."""
         copies = self._copies
-        assert copies is not None
+        if copies is None or not copies.under_way:  # as before most steps
+            return
         before_s = copies.waited_s
         copies.settle()
         self._island.waited(copies.waited_s - before_s)
