@@ -5,6 +5,9 @@ import os
 import pytest
 
 from aggregator.copies.bucket import AlreadyThere
+from aggregator.copies.restoring import restore, sets_there
+from aggregator.store.layout import commit_path
+from tests.integration.test_copies import FRAGMENTS, NOW_S, Hub
 
 
 def takes_and_gives_objects(bucket, folder):
@@ -23,3 +26,23 @@ def takes_and_gives_objects(bucket, folder):
     assert bucket.list("claims/") == {}
     with pytest.raises(FileNotFoundError):
         bucket.read("claims/1")
+
+
+def comes_back_bit_by_bit(bucket, folder):
+    """Checks that a store is copied to an empty bucket, again and again, and restored from there."""
+    hub = Hub(folder)
+    try:
+        copies = hub.copier(bucket=bucket)
+        for p in (0, 1, 0, 0):  # sets and objects of before are removed
+            hub.commit(p)
+            copies.make()
+        assert len(sets_there(bucket)) == 2
+        (restored,) = restore(bucket, folder / "again", NOW_S)
+        assert tuple(each.digest for each in restored.whole.versions) == hub.digests()
+        for p in FRAGMENTS:
+            original = commit_path(hub.store, p, hub.versions[p])
+            assert commit_path(folder / "again" / "store", p, hub.versions[p]).read_bytes() == original.read_bytes()
+        (again,) = restore(bucket, folder / "more", NOW_S)
+        assert (restored.epoch, again.epoch) == (1001, 2001)
+    finally:
+        hub.opened.close()

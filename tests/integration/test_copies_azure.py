@@ -3,12 +3,9 @@
 import pytest
 
 from aggregator.copies.bucket import Bucket
-from aggregator.copies.restoring import restore, sets_there
-from aggregator.store.layout import commit_path
 from broker.wire.errors import ConfigError, Unavailable
 from tests.azure_server import CREDENTIALS, SERVER, WHY_NOT, azure_server
-from tests.integration.test_copies import FRAGMENTS, NOW_S, Hub
-from tests.object_check import takes_and_gives_objects
+from tests.object_check import comes_back_bit_by_bit, takes_and_gives_objects
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 needs_azure = pytest.mark.skipif(SERVER is None, reason=WHY_NOT)
@@ -24,24 +21,7 @@ def azure(tmp_path, monkeypatch):
 
 @needs_azure
 def test_a_store_comes_back_from_azure_bit_by_bit_and_objects_of_every_size_do(azure, tmp_path, monkeypatch):
-    hub = Hub(tmp_path)
-    try:
-        bucket = Bucket.open(azure.url("runs/one"))
-        copies = hub.copier(bucket=bucket)
-        for p in (0, 1, 0, 0):  # sets and objects of before are removed
-            hub.commit(p)
-            copies.make()
-        assert len(sets_there(bucket)) == 2
-        (restored,) = restore(bucket, tmp_path / "again", NOW_S)
-        assert tuple(each.digest for each in restored.whole.versions) == hub.digests()
-        for p in FRAGMENTS:
-            original = commit_path(hub.store, p, hub.versions[p])
-            assert commit_path(tmp_path / "again" / "store", p, hub.versions[p]).read_bytes() == original.read_bytes()
-        (again,) = restore(bucket, tmp_path / "more", NOW_S)
-        assert (restored.epoch, again.epoch) == (1001, 2001)
-    finally:
-        hub.opened.close()
-
+    comes_back_bit_by_bit(Bucket.open(azure.url("runs/one")), tmp_path)
     takes_and_gives_objects(Bucket.open(azure.url("a/b")), tmp_path)
 
     nowhere = Bucket.open(azure.url("x").replace("atoll-test", "nobody-made-it"))
