@@ -158,6 +158,7 @@ def _jax(spec: dict[str, Any], rows: int, called: Called) -> tuple[Any, int]:
     before = peak_bytes(os.getpid())
     island = islands.join(spec["address"], params, run=RUN, tokens_per_step=TOKENS, donor_wait_s=0.0)
     state: list[Any] = [island.restore(params)[0]]
+    del params  # as in a loop of one's own, which goes on with what it is given
     for _ in range(spec["steps"]):
         time.sleep(spec["step_s"])
         state[0] = jax.block_until_ready(change(state[0]))  # type: ignore[no-untyped-call]
