@@ -51,11 +51,21 @@ MEMORY_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 def measure(args: argparse.Namespace) -> int:
     """Measures each case in processes of its own, and prints a row for it."""
+    processors = os.sched_getaffinity(0)
+    args.processor = None
     if args.own_core:
-        *others, _ = sorted(os.sched_getaffinity(0))
+        *others, args.processor = sorted(processors)
         if not others:
             raise ConfigError("own_core", True, "needs two processors")
-        os.sched_setaffinity(0, others)  # inherited by all processes of the case
+        os.sched_setaffinity(0, others)  # inherited by all processes of the cases
+    try:
+        _cases(args)
+    finally:
+        os.sched_setaffinity(0, processors)
+    return 0
+
+
+def _cases(args: argparse.Namespace) -> None:
     printer = Printer(COLUMNS, as_json=args.json)
     sizes = (1_000_000,) if args.quick else args.parameters
     steps = 60 if args.quick else args.steps
@@ -65,7 +75,6 @@ def measure(args: argparse.Namespace) -> int:
             with tempfile.TemporaryDirectory(dir=args.dir, prefix="atoll-sync-") as directory:
                 printer.add(_case(Path(directory), framework, size, steps, args))
     printer.close()
-    return 0
 
 
 def _case(directory: Path, framework: str, size: int, steps: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +83,7 @@ def _case(directory: Path, framework: str, size: int, steps: int, args: argparse
     with Hub(directory, **settings) as hub:
         out = directory / "worker.json"
         spec = {"framework": framework, "size": size, "steps": steps, "step_s": args.step, "out": os.fspath(out)}
-        spec["own_core"] = args.own_core
+        spec["processor"] = args.processor
         command = module_command("benchmarks.sync_share", "--worker", json.dumps(spec | {"address": hub.address}))
         environment = hub.numeric_environment() | ROOT_ENVIRONMENT | MEMORY_ENVIRONMENT
         hub.start([ProcessSpec(name="worker", command=command, environment=environment, ends_by_itself=True)])
@@ -116,8 +125,8 @@ def work(spec: dict[str, Any]) -> int:
         nonlocal on_it_s, began_s
         if not calls:
             began_s = time.perf_counter()
-            if spec["own_core"]:  # this thread alone: all others have been begun on the others
-                os.sched_setaffinity(0, {max(range(os.cpu_count() or 1))})
+            if spec["processor"] is not None:  # this thread alone: all others have been begun on the others
+                os.sched_setaffinity(0, {spec["processor"]})
         on_it_s -= time.thread_time()
         call_s = time.perf_counter()
         step()

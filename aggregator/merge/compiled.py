@@ -405,7 +405,7 @@ def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> A
 
 @register_jitable
 def _loses_less_clipped(step: Any, scale: Any, limits: Any) -> Any:
-    """Whether int4 loses less of a block with the smaller scale, in integers: :mod:`broker.wire.blockwise` says why."""
+    """Returns whether int4 loses less of a block with the smaller scale, as :mod:`broker.wire.blockwise` adds it up."""
     smaller, top, wide, clipped = np.float32(scale * CLIPPED), limits[0], np.int32(0), np.int32(0)
     for i in range(step.size):
         quotient, code = step[i] / scale, min(max(step[i] / smaller, -top), top)
@@ -418,7 +418,7 @@ def _loses_less_clipped(step: Any, scale: Any, limits: Any) -> Any:
 
 @register_jitable
 def _nearest(x: Any) -> Any:
-    """To the nearest integer, ties to even, by way of numbers that have no fraction; leaves no negative zero."""
+    """Returns the nearest integer, ties to even, of what is below 2^22: larger sums have no fraction. No zero is -0."""
     return (x + np.float32(12582912)) - np.float32(12582912)
 
 

@@ -155,6 +155,18 @@ def test_help_of_every_benchmark_has_an_example(measure, capsys):
     assert "example:\n  python -m benchmarks." in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+def test_the_training_thread_has_a_processor_of_its_own_where_that_is_asked(tmp_path, capsys):
+    processors = os.sched_getaffinity(0)
+    (row,) = rows(sync_share, capsys, "--own-core", "--dir", str(tmp_path))
+    assert 0 < row["sync_share"] < 1
+    assert 0 < row["cpu_share"] < 1
+    assert os.sched_getaffinity(0) == processors
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_step_is_timed_without_and_with_an_island(tmp_path, capsys):
     (row,) = rows(accelerator, capsys, "--dir", str(tmp_path))
     assert row["slowdown"] == pytest.approx(row["step_ms"] / row["alone_ms"] - 1)
