@@ -105,7 +105,9 @@ class Reference:
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         self._tensors = tuple(tensors)
-        self.values: list[Float32Array] = []  #: float32, flat, one per tensor
+        #: float32, flat, one per tensor. As a version was installed these may be the version itself, as it is kept to
+        #: add differences to: read-only, and replaced with the first change. A model less while training begins.
+        self.values: list[Float32Array] = []
 
     def capture(self, local: Sequence[Array], codec: Codec, *, feedback: bool = True) -> tuple[Encoded, ...]:
         """Returns the encoded pseudo-gradient and advances the reference by what was encoded.
@@ -126,20 +128,21 @@ class Reference:
         payload = []
         # What is not finite is for the aggregator to find and refuse.
         with np.errstate(over="ignore", invalid="ignore"):
-            for tensor, reference, leaf in zip(self._tensors, self.values, local, strict=True):
+            for i, (tensor, reference, leaf) in enumerate(zip(self._tensors, self.values, local, strict=True)):
                 flat = _flat(leaf)
                 delta = np.empty(reference.shape, np.float32)
                 for here in _blocks(flat.size):
                     delta[here] = reference[here] - _widened(flat[here])
                 encoded = encode_tensor(delta.reshape(tensor.shape), codec)
                 payload.append(encoded)
+                moved = self.values[i] = _writable(reference)
                 if not feedback:
                     for here in _blocks(flat.size):
-                        reference[here] = _widened(flat[here])
+                        moved[here] = _widened(flat[here])
                     continue
                 if codec is not Codec.F32:  # in float32 the payload is a view of delta
                     decode_into(encoded, delta)
-                np.subtract(reference, delta, out=reference)
+                np.subtract(reference, delta, out=moved)
         return tuple(payload)
 
     def shift(
@@ -195,25 +198,22 @@ class Reference:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             if keep == 0:
-                if not self.values:
-                    self.values = [np.empty(tensor.size, np.float32) for tensor in self._tensors]
-                for reference, value, dtype in zip(self.values, shift, dtypes, strict=True):
-                    flat = _flat(value)
-                    for here in _blocks(flat.size):
-                        reference[here] = _widened(flat[here].astype(dtype))
+                self.values = [_as_local(_flat(value), dtype) for value, dtype in zip(shift, dtypes, strict=True)]
                 return
             if mixes:
-                for reference, move in zip(self.values, shift, strict=True):
-                    np.divide(_flat(move), np.float32(1 - keep), out=reference, casting="same_kind")
+                for i, move in enumerate(shift):
+                    moved = self.values[i] = _writable(self.values[i])
+                    np.divide(_flat(move), np.float32(1 - keep), out=moved, casting="same_kind")
                 return
             _check(self._tensors, before)
-            for reference, move, leaf in zip(self.values, shift, before, strict=True):
+            for i, (reference, move, leaf) in enumerate(zip(self.values, shift, before, strict=True)):
                 flat, moves = _flat(leaf), _flat(move)
+                moved = self.values[i] = _writable(reference)
                 for here in _blocks(flat.size):
                     local = flat[here]
                     progress = _widened(local) - reference[here]
                     after = _widened(adopted(local, moves[here], keep))
-                    reference[here] = after - (progress if keep == 1 else keep * progress)
+                    moved[here] = after - (progress if keep == 1 else keep * progress)
 
     def _filled(self) -> None:
         if not self.values:
@@ -229,6 +229,21 @@ def _check(tensors: Sequence[TensorSpec], leaves: Sequence[Array]) -> None:
 
 def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
+
+
+def _writable(reference: Float32Array) -> Float32Array:
+    """Returns the array itself, or an empty one for what takes its place where it is a version's."""
+    return reference if reference.flags.writeable else np.empty_like(reference)
+
+
+def _as_local(value: Array, dtype: np.dtype[Any]) -> Float32Array:
+    """Returns the float32 values of parameters of ``dtype`` that a version replaces: the version's array, if it can."""
+    if dtype == np.float32 and value.dtype == np.float32 and not value.flags.writeable:
+        return value
+    wide = np.empty(value.shape, np.float32)
+    for here in _blocks(value.size):
+        wide[here] = _widened(value[here].astype(dtype))
+    return wide
 
 
 def _blocks(size: int) -> Iterator[slice]:

@@ -15,9 +15,18 @@ from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Stage
 from islands.protocol.state import Training
 
+#: A version that is prepared takes up to three times the memory of its fragment until it is in the parameters. All of
+#: them at once would be more than the model itself, so no more are prepared together than have room: these bytes of
+#: float32 elements, or this part of the model if that is more; one always.
+ROOM_BYTES, ROOM_SHARE = 64 << 20, 8
+
 
 class Adoption:
-    """One island's versions: wanted, prepared, installed."""
+    """One island's versions: wanted, prepared, installed.
+
+    Attributes:
+        held_back: A version waits until others are installed: see :data:`ROOM_BYTES`.
+    """
 
     def __init__(self, training: Training, fleet: Fleet) -> None:
         self._training = training
@@ -27,6 +36,7 @@ class Adoption:
         self._stands = False  # the last Want: it has not been answered, as far as is known
         self._lacked = False
         self._waits_since_s: float | None = None  # for what one Want asked for; None: for nothing, or it was repeated
+        self.held_back = False
         self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
 
     @property
@@ -114,12 +124,23 @@ class Adoption:
         first = fragment.version < 0
         recipe = training.settings.recipe
         whole = fragment.overwrite or settled or first
+        if not whole and recipe.pacing is Pacing.ADAPTIVE and self._crowded(fragment.newer):
+            self.held_back = True
+            return
         mixes = recipe.mix > 0 and not whole
         keep = 0.0 if whole else recipe.keep or recipe.mix
         fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
         fragment.overwrite = False
         fragment.doing.take("prepare")
         actions.append(Prepare(version=fragment.incoming, keep=keep, mixes=mixes))
+
+    def _crowded(self, version: Version) -> bool:
+        """Returns whether a version is to wait until others are installed."""
+        training, manifest = self._training, self._training.manifest
+        assert manifest is not None
+        under_way = [p for p, f in training.fragments.items() if f.stage in (Stage.PREPARING, Stage.READY)]
+        sizes = [4 * manifest.sizes[p] for p in (*under_way, version.fragment_id)]
+        return bool(under_way) and sum(sizes) > max(ROOM_BYTES, training.model_bytes // ROOM_SHARE)
 
     def _early(self, fragment: Fragment, recipe: Recipe) -> bool:
         """Whether a version is to wait: with a fixed schedule it is adopted tau steps after the last capture.

@@ -226,6 +226,11 @@ class Island:
         return self._fleet.shares
 
     @property
+    def held_back(self) -> bool:
+        """Whether a version that is here waits until others are installed."""
+        return self._adoption.held_back
+
+    @property
     def schedule(self) -> ScheduleTokens:
         """The progress of the whole run in tokens, for learning-rate schedules."""
         return self._fleet.schedule
@@ -404,6 +409,7 @@ class Island:
         if self.joined:
             if self._fleet.ended and training.stopped:
                 self._adoption.end(now_s, actions)
+            self._adoption.held_back = False
             for p, fragment in training.fragments.items():
                 # Before the next version is prepared: until that is installed nothing can be handed over, and an island
                 # whose boundaries are rarer than versions would never come to it.

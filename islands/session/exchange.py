@@ -218,6 +218,7 @@ class Exchange:
     due: Due = field(default_factory=Due)
     membership: JoinedRun | None = None
     urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these; another object after each look
+    held_back: bool = False  #: versions wait until others are known to be installed
     state_found: StateFound | None = None  #: answers ``state_needed``
     startable: bool = False  #: version 0 of every fragment is ready
     delivered: bool = False  #: a stopped island has nothing left that the aggregator is not known to have
@@ -275,7 +276,7 @@ class Exchange:
         processor, and did: waking it for each moment doubled the time of a step on a busy machine.
         """
         self.moments.append(moment)
-        wanted = moment.stopped or not self.urgent.isdisjoint(moment.copied)
+        wanted = moment.stopped or (self.held_back and moment.installed) or not self.urgent.isdisjoint(moment.copied)
         if wanted or (len(self.moments) > MOST_WAITING and now_s > self.waked_at_s + WAKE_EVERY_S):
             self.waked_at_s = now_s
             self.wake()

@@ -313,6 +313,7 @@ class Session(CommunicationThread):
         exchange, core, due = self._exchange, self._core, self._due
         due.life, due.shares, due.progress = core.incarnation, core.shares, core.schedule.progress
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
+        exchange.held_back = core.held_back
         startable = core.startable and self._warm
         now = core.done, core.delivered, core.finished, startable
         if now != (due.done, exchange.delivered, exchange.finished, exchange.startable):

@@ -30,19 +30,20 @@ class CopyThread:
 
     Attributes:
         waited_s: How long the training thread has waited for them, in all.
-        under_way: Tensors with their version counters, and their copies, until :meth:`settle`.
+        under_way: Tensors with their version counters, and what is done when they are copied, until :meth:`settle`. The
+            copies themselves are their readers' alone.
     """
 
     def __init__(self) -> None:
         self.waited_s = 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.under_way: list[tuple[torch.Tensor, int, Future[torch.Tensor]]] = []
+        self.under_way: list[tuple[torch.Tensor, int, Future[None]]] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Future[torch.Tensor]]:
         """Returns copies of the values of now, as they will be."""
         futures: list[Future[torch.Tensor]] = [Future() for _ in tensors]
-        sources = [tensor.detach() for tensor in tensors]
+        sources, made = [tensor.detach() for tensor in tensors], Future[None]()
 
         def copy() -> None:
             for source, future in zip(sources, futures, strict=True):
@@ -50,8 +51,9 @@ class CopyThread:
                     future.set_result(source.clone())
                 except BaseException as err:  # noqa: BLE001 (raised where the copy is read)
                     future.set_exception(err)
+            made.set_result(None)
 
-        self.under_way += [(t, t._version, future) for t, future in zip(tensors, futures, strict=True)]
+        self.under_way += [(tensor, tensor._version, made) for tensor in tensors]
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="atoll-copies", daemon=True)
             self._thread.start()
@@ -69,7 +71,7 @@ class CopyThread:
             return
         began_s = time.perf_counter()
         under_way, self.under_way = self.under_way, []
-        wait([future for _, _, future in under_way])
+        wait({made for _, _, made in under_way})
         self.waited_s += time.perf_counter() - began_s
         for tensor, version, _ in under_way:
             if tensor._version != version:

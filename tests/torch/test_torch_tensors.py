@@ -1,7 +1,9 @@
 """Tensors as leaves: to numpy and back, copies, installation in place. No sockets."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -144,6 +146,15 @@ def test_a_large_copy_has_the_values_of_then_once_the_optimizer_may_write(copier
         tensor.zero_()
     assert [float(each.to_host()[-1]) for each in copies] == [7, 8]
     assert copies[0].shape == (LARGE,)
+
+
+def test_copies_are_kept_by_those_who_read_them_alone(copier):
+    copies = placement.copy([TensorLeaf(torch.ones(LARGE), copier=copier)])
+    kept = weakref.ref(copies[0].tensor)  # made by now
+    del copies
+    gc.collect()
+    assert kept() is None
+    copier.settle()
 
 
 def test_an_installation_waits_for_the_copies_of_what_it_writes_to(copier):

@@ -3,6 +3,7 @@
 import pytest
 
 from broker.wire import messages as m
+from islands.protocol import adoption
 from islands.protocol.donation import HOLD_S
 from islands.protocol.events import (
     CopyState,
@@ -147,6 +148,34 @@ def test_the_newest_of_several_versions_is_adopted():
         hand.version(number)
     (prepare,) = of(hand.boundary(1, installed=(0,)), Prepare)
     assert prepare.version.fragment_version == 4
+
+
+def test_versions_wait_for_room_until_others_are_installed(monkeypatch):
+    hand = Hand(fragments=4)
+    two = 2 * 4 * 64  # the bytes of two fragments
+    monkeypatch.setattr(adoption, "ROOM_BYTES", two)
+    monkeypatch.setattr(adoption, "ROOM_SHARE", 100)
+    prepared = [p for p in range(4) if of(hand.version(1, p), Prepare)]
+    assert (prepared, hand.core.held_back) == ([0, 1], True)
+    hand.version(2, 3)  # while it waits a newer one takes its place
+    said = of(hand.boundary(1, installed=(0,)), Prepare)
+    assert [p.version.fragment_id for p in said] == [2]
+    said = of(hand.boundary(1, installed=(1, 2)), Prepare)
+    assert [(p.version.fragment_id, p.version.fragment_version) for p in said] == [(3, 2)]
+    assert not hand.core.held_back
+
+
+def test_one_version_is_always_prepared_and_so_are_all_that_replace_what_is_spoilt(monkeypatch):
+    hand = Hand(fragments=3)
+    monkeypatch.setattr(adoption, "ROOM_BYTES", 1)
+    assert [p for p in range(3) if of(hand.version(1, p), Prepare)] == [0]
+    hand.boundary(1, installed=(0,))
+    hand.boundary(1, installed=(1,))
+    hand.boundary(1, installed=(2,))
+    contribution = hand.hand_over(1, 1)
+    said = of(hand.resolve(contribution, m.Fate.REFUSED, m.Reason.NOT_FINITE), Prepare)
+    said += [each for p in range(3) for each in of(hand.version(2, p), Prepare)]
+    assert [(p.version.fragment_id, p.keep) for p in said] == [(0, 0.0), (1, 0.0), (2, 0.0)]
 
 
 def test_a_damaged_version_is_not_taken_and_asked_for_again():

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from islands.session.exchange import Exchange, Moment, take_newest
+from islands.session.exchange import Exchange, Install, Moment, take_newest
 from islands.session.training_state import Position
 
 
@@ -59,3 +59,14 @@ def test_the_other_thread_is_woken_for_what_a_round_waits_for_and_at_the_end():
     found.tell(moment(3, stopped=True), 10.2)
     assert len(woken) == 2
     assert [m.at.step for m in found.moments] == [1, 2, 3]
+
+
+def test_the_other_thread_is_woken_for_what_was_installed_where_versions_wait_for_its_room():
+    found, woken = exchange()
+    install = Install(fragment_id=0, fragment_version=1, keep=1.0, placed=(), shift=(), dtypes=())
+    found.tell(moment(1, installed=((install, ()),)), 10.0)
+    found.held_back = True
+    found.tell(moment(2), 10.1)
+    assert not woken
+    found.tell(moment(3, installed=((install, ()),)), 10.2)
+    assert len(woken) == 1

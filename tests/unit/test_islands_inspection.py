@@ -62,6 +62,15 @@ def test_a_whole_version_comes_in_float32(held, codec):
     assert flaw_of(held, envelope(codec)) == says
 
 
+def test_where_differences_are_expected_a_version_is_here_once_and_not_as_it_was_received_too():
+    held, received = HeldVersions(MANIFEST, differences=True), envelope()
+    taken, _ = held.take(received)
+    views = [decode_tensor(encoded) for encoded in taken.message.payload]
+    as_received = [decode_tensor(encoded) for encoded in received.message.payload]
+    assert np.shares_memory(views[0], held._held[received.message.fragment_id][1])
+    assert not any(map(np.shares_memory, views, as_received))
+
+
 @pytest.mark.parametrize("codec", list(Codec))
 def test_differences_are_added_one_after_the_other(codec):
     held = HeldVersions(MANIFEST, differences=True)

@@ -55,6 +55,39 @@ class Fragment:
         return [x - r for x, r in zip(locals_, self.reference.values, strict=True)]
 
 
+CHANGES = {
+    "captured": lambda fragment, theta: fragment.capture(Codec.INT8),
+    "captured in float32": lambda fragment, theta: fragment.capture(Codec.F32),
+    "captured without feedback": lambda fragment, theta: fragment.capture(Codec.INT8, feedback=False),
+    "adopted": lambda fragment, theta: fragment.adopt([x + 1 for x in theta]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_first_version_is_shared_until_the_reference_changes_and_never_written_to(change):
+    theta = arrays(np.random.default_rng(5))
+    payload = version(theta)
+    fragment = Fragment(theta, F32)
+    shift = fragment.reference.shift(payload, 0.0, fragment.dtypes)
+    fragment.reference.installed(shift, 0.0, fragment.dtypes, [])
+    values = [decode_tensor(encoded) for encoded in payload]
+    assert all(map(np.shares_memory, fragment.reference.values, values))
+    for leaf in fragment.local:
+        leaf += 0.5
+    change(fragment, theta)
+    assert all(map(np.array_equal, values, theta))
+    assert not any(map(np.shares_memory, fragment.reference.values, values))
+
+
+def test_the_reference_of_narrower_parameters_is_its_own():
+    payload = version(arrays(np.random.default_rng(6)))
+    reference = Reference(TENSORS)
+    dtypes = (BF16,) * len(SHAPES)
+    reference.installed(reference.shift(payload, 0.0, dtypes), 0.0, dtypes, [])
+    for values, encoded in zip(reference.values, payload, strict=True):
+        assert np.array_equal(values, decode_tensor(encoded).astype(BF16).astype(np.float32).reshape(-1))
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("codec", list(Codec))
 def test_adopting_again_and_again_without_training_leaves_a_pseudo_gradient_of_exactly_zero(dtype, codec):
