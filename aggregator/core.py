@@ -142,7 +142,7 @@ class Aggregator:
         self._behind = StoreBehind(self.run)
         self._save_again_at_s: float | None = None
         self._handlers, self._from_members = self._table()
-        #: Those that act by themselves, in this order: shares move before rounds close, and rounds open last.
+        #: Those that act by themselves, in this order: shares move before rounds close and open.
         self._parts: tuple[Part, ...] = (
             self._sharing,
             self._seeding,
@@ -150,6 +150,7 @@ class Aggregator:
             self._commits,
             self._rounds,
             self._roster,
+            notices,
         )
 
     def _table(self) -> tuple[dict[type, Callable[[Any], None]], dict[type, Callable[[Member, Any, Received], None]]]:

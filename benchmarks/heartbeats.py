@@ -7,7 +7,8 @@ in which nothing else goes on, Redis reports included. *x first* is their sum ov
 1 if no heartbeat costs more for the islands that it is not from.
 
 *ms* is the time from a heartbeat to the next state that its island is told, in the same window, and in a second one in
-which rounds go on: all hand a fragment over, and get the new version, one round after the other. All islands are played
+which rounds go on: every ``--every`` seconds all islands hand a fragment over and get the new version, while they send
+their heartbeats at their usual times. *rounds* is how many there were, of those that fell due. All islands are played
 by this process: where it is short of processor time the latencies are its own, and the hub's processor time alone says
 something.
 """
@@ -49,7 +50,7 @@ COLUMNS = (
     Column(key="p99_ms", title="p99 ms", form=",.1f"),
     Column(key="loaded_p50_ms", title="p50 ms in rounds", form=",.1f"),
     Column(key="loaded_p99_ms", title="p99 ms in rounds", form=",.1f"),
-    Column(key="round_s", title="s per round", form=".2f"),
+    Column(key="pace", title="rounds", form=".0%"),
 )
 
 
@@ -110,14 +111,11 @@ async def measured(hub: Hub, islands: int, payloads: Payloads, args: argparse.Na
         collect_seldom()  # else its pauses are in what the islands see
         await asyncio.sleep(args.settle)
         quiet = await window(hub, fleet, lambda: asyncio.sleep(args.seconds))
-        rounds = 0
+        rounds = 0.0
 
         async def some_rounds() -> None:
             nonlocal rounds
-            ends_s = time.monotonic() + args.seconds
-            while time.monotonic() < ends_s:
-                await fleet.round()
-                rounds += 1
+            rounds = await fleet.train(args.rounds * args.every, args.every)
 
         loaded = await window(hub, fleet, some_rounds)
         hub.check()
@@ -134,7 +132,7 @@ async def measured(hub: Hub, islands: int, payloads: Payloads, args: argparse.Na
         "loaded_p50_ms": loaded.percentile_ms(0.5),
         "loaded_p99_ms": loaded.percentile_ms(0.99),
         "rounds": rounds,
-        "round_s": loaded.seconds / max(1, rounds),
+        "pace": rounds / args.rounds,
     }
 
 
@@ -144,6 +142,7 @@ def measure(args: argparse.Namespace) -> int:
     counts = args.islands
     if args.quick:
         counts, args.rate, args.seconds, args.settle = (4, 8), 40.0, 1.5, 0.2
+        args.every, args.rounds = 0.5, 4
     payloads = Payloads(model(args.parameters), args.fragments, Codec.INT8)
     first_us: float | None = None
     for islands in counts:
@@ -169,6 +168,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--islands", type=output.numbers, default=(32, 128, 512, 1000), metavar="N,N")
     parser.add_argument("--rate", type=float, default=250.0, help="heartbeats of all in a second (default: 250)")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default: 15)")
+    parser.add_argument("--every", type=float, default=8.0, help="seconds between two rounds (default: 8)")
+    parser.add_argument("--rounds", type=int, default=4, help="that fall due in the second window (default: 4)")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before the first window (default: 3)")
     parser.add_argument("--parameters", type=int, default=48_000, help="of the model (default: 48000)")
     parser.add_argument("--fragments", type=int, default=8, metavar="P", help="of the model (default: 8)")

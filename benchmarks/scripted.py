@@ -5,7 +5,8 @@ that has fallen due, each hands over the same bytes, and when every one of them 
 is over. So rounds never overlap, and a round takes as long as it takes, whatever its size.
 
 Steps are a script: the aggregator paces rounds by reported inner steps, and a step time beyond all waiting keeps it
-from counting on steps that were not reported.
+from counting on steps that were not reported. Or they train at a pace (:meth:`ScriptedFleet.train`), an open loop: a
+step takes its time, heartbeats at their usual times tell of it, and rounds fall due as they do in a run.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ class ScriptedIsland:
         self._welcome: m.Welcome | None = None
         self._sequence = 0
         self._step = 0
+        self._step_s, self._since_s = STEP_TIME_S, 0.0  # the time of a step, and when it stood at ``_step``
         self._next_step = [0] * len(payloads.manifest)
         self._answered: set[int] = set()
         self._seeded: set[int] = set()
@@ -166,29 +168,39 @@ class ScriptedIsland:
             # Once, and after each arrival: a second one while a version is on its way would fetch it twice. But where
             # nothing comes for very long, it was lost.
             await self._want()
-            await asyncio.sleep(self._phase_s)
             while True:
+                # At times of its own, as on a host of its own: what holds up this process must not bring them together.
+                await asyncio.sleep(self._heartbeat_s - (time.monotonic() - self._phase_s) % self._heartbeat_s)
                 await self.beat()
                 if not self.complete and time.monotonic() - self._wanted_s > WANT_AGAIN_S:
                     await self._want()
-                await asyncio.sleep(self._heartbeat_s)
 
     async def advance(self, step: int) -> None:
         """Reports that training has come to ``step``."""
-        self._step = step
+        self._step, self._since_s = step, time.monotonic()
         await self.beat()
+
+    def train(self, step_s: float) -> None:
+        """Goes on by itself from here: a step takes ``step_s`` seconds."""
+        self._step, self._since_s, self._step_s = self.step, time.monotonic(), step_s
+
+    @property
+    def step(self) -> int:
+        """Inner steps that it has come to."""
+        return self._step + int((time.monotonic() - self._since_s) / self._step_s) if self._since_s else self._step
 
     async def beat(self) -> None:
         """Sends a heartbeat."""
         traffic = self.endpoints[Channel.BULK].traffic
         self.beats += 1
+        step = self.step
         self._asked_s = self._asked_s or time.monotonic()
         await self._send(
             m.Heartbeat(
-                inner_step=self._step,
-                tokens=self._step,
+                inner_step=step,
+                tokens=step,
                 loss=None,
-                step_time_s=STEP_TIME_S,
+                step_time_s=self._step_s,
                 sync_share=0.0,
                 bytes_up=traffic.bytes_up,
                 bytes_down=traffic.bytes_down,
@@ -259,12 +271,12 @@ class ScriptedIsland:
                 pass
 
     async def _answer(self, opened: m.OpenRound) -> None:
-        p, begins = opened.fragment_id, self._next_step[opened.fragment_id]
-        if opened.round_id in self._answered or not self.complete or self._step <= begins:
+        p, begins, step = opened.fragment_id, self._next_step[opened.fragment_id], self.step
+        if opened.round_id in self._answered or not self.complete or step <= begins:
             return  # the last: opened on the word of the others, before this one's step was told
         self._answered.add(opened.round_id)
-        self._next_step[p] = self._step
-        steps = StepRange(from_step=begins, to_step=self._step, from_tokens=begins, to_tokens=self._step)
+        self._next_step[p] = step
+        steps = StepRange(from_step=begins, to_step=step, from_tokens=begins, to_tokens=step)
         await self._send(
             m.Contribution(
                 round_id=opened.round_id,
@@ -302,6 +314,19 @@ class ScriptedFleet:
             await island.advance(due_at + MARGIN_STEPS)
         # Each round makes one version of one fragment, whichever it is.
         await self._all(lambda island: island.merges >= self._rounds, "the version did not reach every island")
+
+    async def train(self, seconds: float, every_s: float) -> float:
+        """Has all islands train for a while, at a pace at which a round falls due each ``every_s`` seconds.
+
+        Returns:
+            Rounds that every island has the version of; a part of one for those that some have.
+        """
+        before = [island.merges for island in self.islands]
+        for island in self.islands:
+            island.train(every_s / SPACING_STEPS)
+        await asyncio.sleep(seconds + every_s / 2)  # the last round too has time to be made
+        made = sum(island.merges - merges for island, merges in zip(self.islands, before, strict=True))
+        return made / len(self.islands)
 
     async def _report(self, step: int) -> None:
         """Returns when the aggregator knows that every island is at ``step``.

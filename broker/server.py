@@ -26,7 +26,7 @@ import zmq.asyncio
 
 from broker.chunks.receiving import Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
-from broker.gateway.arrivals import event_of, refused, verified
+from broker.gateway.arrivals import event_of, refused, timed, verified
 from broker.gateway.connections import most_unread_bytes
 from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import LOOK_EVERY_S, Gate, GateEvent, draw_afresh
@@ -38,6 +38,7 @@ from broker.gateway.listening import (
     resolved,
     unix_paths,
 )
+from broker.gateway.outbox import Outbox
 from broker.gateway.receiving import Intake, Taken, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
@@ -51,8 +52,6 @@ from broker.routing.relay import (
     HangUp,
     LookUp,
     Note,
-    Received,
-    Rejected,
     Relay,
     RelayEvent,
     Report,
@@ -66,7 +65,7 @@ from broker.transport.sockets import configure_socket
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Buffer, Limits, partial_room_bytes
-from broker.wire.messages import Channel, Probe
+from broker.wire.messages import Channel
 
 log = logs.get(__name__)
 
@@ -76,6 +75,9 @@ LINGER_MS = 200
 LARGE_FRAME_BYTES = 1 << 20
 #: A bulk connection that took nothing is tried again after this.
 TRY_AGAIN_S = 0.005
+#: Messages taken in before the other channel's turn. A version that is delivered brings an answer on both, and
+#: heartbeats with their answers come on one of them as well.
+IN_A_ROW = {Channel.CONTROL: 4, Channel.BULK: 1}
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
 
@@ -202,6 +204,7 @@ class _Broker:
             Channel.BULK: config.limits(memory),
         }
         self._sockets: dict[Channel, zmq.asyncio.Socket] = {}
+        self._outbox = Outbox()
         self._waiting_for: set[bytes] = set()  # bulk connections that are tried again in a moment
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
@@ -292,6 +295,7 @@ class _Broker:
             tasks = [
                 group.create_task(self._receive(Channel.CONTROL), name="control"),
                 group.create_task(self._receive(Channel.BULK), name="bulk"),
+                group.create_task(self._outbox.run(self._send_kept), name="bulk out"),
                 group.create_task(self._keep_time(), name="time"),
                 group.create_task(self._reporter.run(), name="reporter"),
                 group.create_task(self._desk.run(), name="observers"),
@@ -315,6 +319,7 @@ class _Broker:
         intake = Intake(
             self._sockets[channel],
             most_frames=limits.max_buffers + 2,  # a header, and the head of a chunk
+            in_a_row=IN_A_ROW[channel],
             flooded=lambda frame: self._gate.show_out(channel, frame, "a message of far too many frames"),
         )
         while True:
@@ -325,10 +330,7 @@ class _Broker:
                     if isinstance(whole, Refused):
                         self._handle(refused(channel, taken, whole, limits, key), taken)
                     else:
-                        self._handle(_timed(await verified(event_of(channel, whole, limits, key))), whole)
-            # A message that is there already is returned without a pause; without one here, the busier channel would
-            # keep the other from running.
-            await asyncio.sleep(0)
+                        self._handle(timed(await verified(event_of(channel, whole, limits, key))), whole)
 
     def _whole(self, channel: Channel, taken: Taken, key: str) -> list[Taken | Refused]:
         """Returns the messages that are whole now, and what of them is refused."""
@@ -358,10 +360,12 @@ class _Broker:
 
         ``taken`` is the message that the event tells of, if it is one.
         """
-        now_s = self._clock()
+        now_s, bulk = self._clock(), 0
         actions = deque(self._relay.handle(event, now_s))
         while actions:
             match actions.popleft():
+                case Send(channel=Channel.BULK) as send if self._outbox.keeps(send, bulk := bulk + 1):
+                    pass
                 case Send() as send:
                     for told in self._send(send, now_s):
                         actions.extend(self._relay.handle(told, now_s))
@@ -390,6 +394,10 @@ class _Broker:
             return ()
         failure = Blocked if outcome is Put.FULL else Unreachable
         return (failure(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes),)
+
+    def _send_kept(self, send: Send) -> None:
+        for told in self._send(send, self._clock()):
+            self._handle(told)
 
     def _put(self, peer: bytes, frames: Sequence[Buffer]) -> Put:
         return self._hand_over(Channel.BULK, peer, frames)
@@ -436,10 +444,3 @@ class _Broker:
         if channel is Channel.BULK:
             for event in self._flows.ended(fd, self._clock()):
                 self._handle(event)
-
-
-def _timed(event: Received | Rejected) -> Received | Rejected:
-    """Adds the time to a probe."""
-    if isinstance(event, Received) and isinstance(event.envelope.message, Probe):
-        return replace(event, wall_s=time.time())
-    return event

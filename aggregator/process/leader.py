@@ -46,6 +46,7 @@ from aggregator.events import (
     Tick,
 )
 from aggregator.process.broker_links import BrokerLinks
+from aggregator.process.event_lines import EventLines
 from aggregator.process.lease import LeaseKey
 from aggregator.process.metrics import Leading
 from aggregator.process.telemetry import Telemetry
@@ -72,14 +73,14 @@ from broker.process import clocks, logs
 from broker.registry.registry import Registry
 from broker.routing.directory import STANDBY
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Attached, Follow, Phase
+from broker.wire.messages import Attached, Contribution, Follow, HostPart, Phase
 
 log = logs.get(__name__)
 
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
 #: Events that may wait for the core; then the sockets wait, and the broker's queues hold what comes.
-MAX_EVENTS = 1000
+MAX_EVENTS, MAX_PAYLOADS = 1000, 64
 #: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
 MIN_WAIT_S = 0.0005
 
@@ -119,7 +120,7 @@ class Leader:
         self.deposed: Deposed | None = None
         self._config = config
         self._clock = clocks.monotonic
-        self._events: asyncio.Queue[Event | ReplicationEvent] = asyncio.Queue(MAX_EVENTS)
+        self._events: EventLines[Event | ReplicationEvent] = EventLines((MAX_EVENTS, MAX_PAYLOADS))
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
@@ -283,7 +284,7 @@ class Leader:
             await self._events.put(received)
             await self._events.put(Outranked())
         elif not isinstance(received, Received) or not isinstance(message, Follow):
-            await self._events.put(received)
+            await self._events.put(received, behind=isinstance(message, Contribution | HostPart))
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)
             self._standby_routes[name] = received.broker

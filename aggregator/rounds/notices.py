@@ -6,11 +6,18 @@ Rounds that are open, fragments that soon are, versions, and how fast the fleet 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from aggregator.events import Received, Send
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.wire.messages import FleetState, OpenRound, Phase, Reason, Refused
+
+#: What concerns all islands is told to so many at once; to the others at this pace, in portions. To tell a thousand at
+#: once, and to take in what all of them answer, kept a heartbeat waiting for two seconds.
+AT_ONCE, PER_S, PORTION = 64, 250.0, 8
 
 
 class Notices:
@@ -18,6 +25,8 @@ class Notices:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._untold: dict[str, None] = {}  # ids of islands that are yet to hear of an open round, in their order
+        self._room, self._room_at_s = float(AT_ONCE), run.now_s  # how many could be told then
         self._due_in_s: dict[int, float] = {}
         self._due_asked_at_s = float("-inf")
 
@@ -40,8 +49,44 @@ class Notices:
             if not member.left:
                 self.tell(member)
 
+    def announce(self, members: Sequence[Member], number: int) -> None:
+        """Tells islands of an open round, in a large fleet one after the other; each, unless it hears of it before.
+
+        Args:
+            members: Whom it concerns.
+            number: Of the round. Each time others are the first.
+        """
+        first = number * AT_ONCE % len(members) if members else 0
+        self._untold.update(dict.fromkeys(m.island_id for m in (*members[first:], *members[:first])))
+        self.advance()
+
+    def due(self) -> bool:
+        """Returns True if islands wait to be told, and some can be."""
+        return bool(self._untold) and self._room_now() >= min(PORTION, len(self._untold))
+
+    def advance(self) -> None:
+        """Tells as many of those that wait as there is room for."""
+        run = self._run
+        self._room, self._room_at_s = self._room_now(), run.now_s
+        for island_id in list(itertools.islice(self._untold, int(self._room))):
+            del self._untold[island_id]
+            self._room -= 1
+            member = run.members.get(island_id)
+            if member is not None and not member.left:
+                self.tell(member)
+
+    def deadlines_s(self) -> list[float]:
+        """Returns when more can be told, if some wait."""
+        missing = min(PORTION, len(self._untold)) - self._room
+        # One millisecond late rather than early, as with rounds.
+        return [self._room_at_s + missing / PER_S + 0.001] if self._untold else []
+
+    def _room_now(self) -> float:
+        return min(AT_ONCE, self._room + PER_S * (self._run.now_s - self._room_at_s))
+
     def tell(self, member: Member) -> None:
         """Sends an island the state it needs, unless it does not know its id yet."""
+        self._untold.pop(member.island_id, None)
         if not self._run.pending_joins.holds(member.island_id):
             self._run.emit(Send(to=member.island_id, message=self._fleet_state(member)))
 

@@ -111,8 +111,7 @@ class Rounds:
         run.round_times.opened(round_.round_id, run.now_s)
         held = len(round_.contributions)
         run.note("round.opened", round=round_.round_id, fragment=p, asked=len(asked), held=held, flush=flush)
-        for member in asked:
-            self._notices.tell(member)
+        self._notices.announce(asked, round_.round_id)
 
     def _close_if_decided(self, round_: Round) -> None:
         run, fragment = self._run, self._run.fragments[round_.fragment_id]

@@ -55,18 +55,32 @@ class Intake:
     Args:
         socket: Nobody else may receive from it.
         most_frames: Of a message, behind the routing id.
+        in_a_row: After so many messages others have their turn.
         flooded: Called with a frame of a message that has far too many, while the rest is still coming.
     """
 
-    def __init__(self, socket: zmq.asyncio.Socket, *, most_frames: int, flooded: Callable[[zmq.Frame], None]) -> None:
+    def __init__(
+        self,
+        socket: zmq.asyncio.Socket,
+        *,
+        most_frames: int,
+        flooded: Callable[[zmq.Frame], None],
+        in_a_row: int = 1,
+    ) -> None:
         self._socket = socket
         # Behind the first frame the others are there already: they are taken without a future for each.
         self._direct: zmq.Socket[Any] = zmq.Socket.shadow(socket.underlying)
         self._most_frames = most_frames
         self._flooded = flooded
+        self._in_a_row, self._taken = in_a_row, 0
 
     async def take(self) -> Taken:
         """Returns the next message."""
+        # One that is there already is returned without a pause; without one here, the busier socket would keep the
+        # other from being read.
+        self._taken += 1
+        if self._taken % self._in_a_row == 0:
+            await asyncio.sleep(0)
         route: zmq.Frame = await self._socket.recv(copy=False)
         frames: list[zmq.Frame] = []
         more = route.more

@@ -1,0 +1,89 @@
+"""Who is told of an open round, and when: all at once in a small fleet, one after the other in a large one."""
+
+import pytest
+
+from aggregator.events import Send
+from aggregator.rounds import notices as rules
+from aggregator.rounds.notices import Notices
+from broker.wire.messages import FleetState, Leave
+from tests.aggregator_hand import Desk, notes, of
+
+
+def told(actions):
+    return [each.to for each in of(actions, Send) if isinstance(each.message, FleetState)]
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """A fleet of six, of which two are told at once, and 10 in a second, one by one."""
+    monkeypatch.setattr(rules, "AT_ONCE", 2)
+    monkeypatch.setattr(rules, "PER_S", 10.0)
+    monkeypatch.setattr(rules, "PORTION", 1)
+    made = Desk(islands=6)
+    made.gather(*"abcdef")
+    made.take()
+    return made
+
+
+def opened(made, step=4):
+    """Brings a round about by the heartbeats of four; returns who has heard of it by then, and who has not."""
+    said = [each for name in "abcd" for each in made.beat(name, step)]
+    assert notes(said, "round.opened")
+    return said
+
+
+def untold(made):
+    notices = made.core._parts[-1]
+    assert isinstance(notices, Notices)
+    return list(notices._untold)
+
+
+def test_a_small_fleet_is_told_at_once():
+    made = Desk(islands=3)
+    made.gather(*"abc")
+    said = [each for name in "ab" for each in made.beat(name, 4)]
+    assert notes(said, "round.opened")
+    assert set(told(said)) == {"a", "b", "c"}
+    assert not untold(made)
+
+
+def test_a_large_fleet_is_told_one_after_the_other(large):
+    opened(large)
+    waiting = untold(large)
+    assert len(waiting) >= 2
+    said = large.run_to(0.15)
+    assert told(said) == waiting[:1]
+    said = large.run_to(1.0)
+    assert told(said) == waiting[1:]
+    assert not untold(large)
+
+
+def test_who_hears_of_the_round_by_a_heartbeat_of_its_own_is_not_told_again(large):
+    opened(large)
+    waiting = untold(large)
+    assert told(large.beat(waiting[0], 4)) == waiting[:1]
+    assert told(large.run_to(1.0)) == waiting[1:]
+
+
+def test_who_has_left_is_not_told(large):
+    opened(large)
+    waiting = untold(large)
+    large.say(waiting[0], Leave(inner_step=0, tokens=0, reason="goodbye"))
+    assert told(large.run_to(1.0)) == waiting[1:]
+
+
+def test_each_round_tells_others_first(monkeypatch):
+    monkeypatch.setattr(rules, "AT_ONCE", 2)
+    made = Desk(islands=5)
+    made.gather(*"abcde")
+    notices = made.core._parts[-1]
+    members = list(made.run.members)
+    firsts = []
+    for number in range(5):
+        made.tick(100.0 * (number + 1))
+        notices._untold.clear()
+        made.run.outbox.clear()
+        notices.announce(members, number)
+        firsts.append([each.to for each in made.run.outbox if isinstance(each, Send)])
+    made.run.outbox.clear()
+    assert firsts == [["a", "b"], ["c", "d"], ["e", "a"], ["b", "c"], ["d", "e"]]

@@ -1,0 +1,43 @@
+"""Bulk messages that one event makes by the hundred, and what gets its turn between them."""
+
+import asyncio
+
+from broker.gateway.outbox import AT_ONCE, Outbox
+
+
+def kept(outbox, count):
+    return [i for i in range(count) if outbox.keeps(i, i + 1)]
+
+
+def test_the_first_of_an_event_go_at_once_and_the_rest_wait():
+    assert kept(Outbox(), AT_ONCE + 3) == [AT_ONCE, AT_ONCE + 1, AT_ONCE + 2]
+
+
+def test_what_comes_behind_others_that_wait_does_not_overtake_them():
+    outbox = Outbox()
+    kept(outbox, AT_ONCE + 1)
+    assert outbox.keeps("later", 1)
+
+
+def test_they_go_in_their_order_and_others_have_a_turn_after_each():
+    said = []
+
+    async def count(until):
+        while len(said) < until:
+            said.append("other")
+            await asyncio.sleep(0)
+
+    async def both():
+        outbox = Outbox()
+        for i in range(4):
+            outbox.keeps(i, AT_ONCE + 1)
+        sending = asyncio.create_task(outbox.run(said.append))
+        await count(8)
+        outbox.keeps(4, AT_ONCE + 1)  # after it had been empty
+        await count(12)
+        sending.cancel()
+
+    asyncio.run(both())
+    assert [each for each in said if each != "other"] == [0, 1, 2, 3, 4]
+    between = said[said.index(0) : said.index(3)]
+    assert between == [0, "other", 1, "other", 2, "other"]
