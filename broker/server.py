@@ -364,9 +364,10 @@ class _Broker:
         actions = deque(self._relay.handle(event, now_s))
         while actions:
             match actions.popleft():
-                case Send(channel=Channel.BULK) as send if self._outbox.keeps(send, bulk := bulk + 1):
-                    pass
                 case Send() as send:
+                    bulk += send.channel is Channel.BULK
+                    if send.channel is Channel.BULK and self._outbox.keeps(send, bulk):
+                        continue
                     for told in self._send(send, now_s):
                         actions.extend(self._relay.handle(told, now_s))
                 case Report(envelope=envelope):

@@ -8,7 +8,7 @@ the event loop, in which a message of each channel is taken in too. So answers a
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from broker.routing.events import Send
@@ -18,17 +18,24 @@ AT_ONCE = 8
 
 
 class Outbox:
-    """Bulk messages that wait for their turn. They keep their order."""
+    """Bulk messages that wait for their turn. Those to one peer keep their order."""
 
     def __init__(self) -> None:
         self._waiting: deque[Send] = deque()
+        self._peers: Counter[bytes] = Counter()
         self._some = asyncio.Event()
 
     def keeps(self, send: Send, number: int) -> bool:
-        """Returns whether a message waits here now: not one of the first of its event, unless others wait already."""
-        if number <= AT_ONCE and not self._waiting:
+        """Returns whether a message waits here from now on: the first of an event do not, unless others to their peer do.
+
+        Args:
+            send: The message.
+            number: Of it among those that one event has made, from 1.
+        """
+        if number <= AT_ONCE and not self._peers[send.peer]:
             return False
         self._waiting.append(send)
+        self._peers[send.peer] += 1
         self._some.set()
         return True
 
@@ -37,6 +44,9 @@ class Outbox:
         while True:
             await self._some.wait()
             while self._waiting:
-                send(self._waiting.popleft())
+                next_ = self._waiting.popleft()
+                self._peers[next_.peer] -= 1
+                send(next_)
                 await asyncio.sleep(0)
+            self._peers.clear()
             self._some.clear()
