@@ -79,7 +79,8 @@ log = logs.get(__name__)
 
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
-#: Events that may wait for the core; then the sockets wait, and the broker's queues hold what comes.
+#: Events that may wait for the core, and contributions that may; then a socket waits, and the broker's queues hold what
+#: comes.
 MAX_EVENTS, MAX_PAYLOADS = 1000, 64
 #: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
 MIN_WAIT_S = 0.0005

@@ -26,7 +26,7 @@ class Outbox:
         self._some = asyncio.Event()
 
     def keeps(self, send: Send, number: int) -> bool:
-        """Returns whether a message waits here from now on: the first of an event do not, unless others to their peer do.
+        """Returns whether a message waits here: the first of an event do not, unless others to their peer do.
 
         Args:
             send: The message.

@@ -395,7 +395,7 @@ class Island:
         What was on its way may be lost. The answer to the heartbeat says which contributions are, and these are sent
         again without a pause; a copy that arrives twice is known by its range.
         """
-        self._member.introduce(now_s)
+        self._member.introduce()
         self._bulk = None
         if self.joined:
             self._bulk_broke(now_s, actions)

@@ -140,10 +140,14 @@ class Member:
         """Something is wanted: a heartbeat is due at once, besides those that keep their times."""
         self._beats_besides = True
 
-    def introduce(self, now_s: float) -> None:
-        """The broker may know nothing: the next heartbeat is due at once, or else the next join."""
+    def introduce(self) -> None:
+        """The broker may know nothing: a heartbeat is due at once, or else the next join.
+
+        The others keep their times. All islands hear of a new broker at once: from then on their heartbeats would come
+        together, a thousand in a moment.
+        """
         if self.joined:
-            self.beat_now(now_s)
+            self.beat_besides()
         else:
             self._join_backoff = Backoff(*JOIN_AGAIN_S)
 

@@ -10,6 +10,7 @@ from islands.protocol.events import (
     Fail,
     Joined,
     Leaving,
+    Line,
     Prepare,
     Restored,
     Send,
@@ -148,6 +149,16 @@ def test_the_newest_of_several_versions_is_adopted():
         hand.version(number)
     (prepare,) = of(hand.boundary(1, installed=(0,)), Prepare)
     assert prepare.version.fragment_version == 4
+
+
+def test_a_new_broker_hears_of_an_island_at_once_and_then_at_its_usual_times():
+    hand = Hand()
+    times = []
+    for hundredths in range(200):
+        hand.now_s = hundredths / 100
+        said = hand.feed(Line(stands=True)) if hundredths == 70 else hand.feed(Tick())
+        times += [hand.now_s] * len(sent(said, m.Heartbeat))
+    assert times == [0.5, 0.7, 1.0, 1.5]
 
 
 def test_versions_wait_for_room_until_others_are_installed(monkeypatch):
