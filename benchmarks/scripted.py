@@ -186,7 +186,7 @@ class ScriptedIsland:
 
     @property
     def step(self) -> int:
-        """Inner steps that it has come to."""
+        """Returns the inner steps that it has come to."""
         return self._step + int((time.monotonic() - self._since_s) / self._step_s) if self._since_s else self._step
 
     async def beat(self) -> None:

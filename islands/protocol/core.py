@@ -227,7 +227,7 @@ class Island:
 
     @property
     def held_back(self) -> bool:
-        """Whether a version that is here waits until others are installed."""
+        """Returns whether a version that is here waits until others are installed."""
         return self._adoption.held_back
 
     @property
