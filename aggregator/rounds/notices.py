@@ -82,7 +82,8 @@ class Notices:
         return [self._room_at_s + missing / PER_S + 0.001] if self._untold else []
 
     def _room_now(self) -> float:
-        return min(AT_ONCE, self._room + PER_S * (self._run.now_s - self._room_at_s))
+        since_s = self._run.now_s - self._room_at_s
+        return AT_ONCE if since_s < 0 else min(AT_ONCE, self._room + PER_S * since_s)  # a clock may go back
 
     def tell(self, member: Member) -> None:
         """Sends an island the state it needs, unless it does not know its id yet."""

@@ -65,6 +65,16 @@ def test_who_hears_of_the_round_by_a_heartbeat_of_its_own_is_not_told_again(larg
     assert told(large.run_to(1.0)) == waiting[1:]
 
 
+def test_a_clock_that_goes_back_keeps_nobody_waiting(large):
+    large.tick(100.0)
+    for name in "abcdef":
+        large.beat(name, 0)
+    opened(large)
+    waiting = untold(large)
+    assert waiting
+    assert told(large.tick(50.0))[: len(waiting)] == waiting[:2]
+
+
 def test_who_has_left_is_not_told(large):
     opened(large)
     waiting = untold(large)
