@@ -22,11 +22,7 @@ ROOM_BYTES, ROOM_SHARE = 64 << 20, 8
 
 
 class Adoption:
-    """One island's versions: wanted, prepared, installed.
-
-    Attributes:
-        held_back: A version waits until others are installed: see :data:`ROOM_BYTES`.
-    """
+    """One island's versions: wanted, prepared, installed."""
 
     def __init__(self, training: Training, fleet: Fleet) -> None:
         self._training = training
@@ -36,13 +32,19 @@ class Adoption:
         self._stands = False  # the last Want: it has not been answered, as far as is known
         self._lacked = False
         self._waits_since_s: float | None = None  # for what one Want asked for; None: for nothing, or it was repeated
-        self.held_back = False
         self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
 
     @property
     def lacking(self) -> bool:
         """Whether a newer version is published than the one here or on its way into the parameters."""
         return any(self._fleet.published[p] > f.newest for p, f in self._training.fragments.items())
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a version waits until others are installed, for want of room: nothing else is waited for here."""
+        settings = self._training.settings
+        adaptive = settings is not None and settings.recipe.pacing is Pacing.ADAPTIVE
+        return adaptive and any(f.newer and f.stage is Stage.IDLE for f in self._training.fragments.values())
 
     @property
     def _differences(self) -> bool:
@@ -125,7 +127,6 @@ class Adoption:
         recipe = training.settings.recipe
         whole = fragment.overwrite or settled or first
         if not whole and recipe.pacing is Pacing.ADAPTIVE and self._crowded(fragment.newer):
-            self.held_back = True
             return
         mixes = recipe.mix > 0 and not whole
         keep = 0.0 if whole else recipe.keep or recipe.mix

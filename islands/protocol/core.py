@@ -409,7 +409,6 @@ class Island:
         if self.joined:
             if self._fleet.ended and training.stopped:
                 self._adoption.end(now_s, actions)
-            self._adoption.held_back = False
             for p, fragment in training.fragments.items():
                 # Before the next version is prepared: until that is installed nothing can be handed over, and an island
                 # whose boundaries are rarer than versions would never come to it.
