@@ -8,9 +8,10 @@ in which nothing else goes on, Redis reports included. *x first* is their sum ov
 
 *ms* is the time from a heartbeat to the next state that its island is told, in the same window, and in a second one in
 which rounds go on: every ``--every`` seconds all islands hand a fragment over and get the new version, while they send
-their heartbeats at their usual times. *rounds* is how many there were, of those that fell due. All islands are played
-by this process: where it is short of processor time the latencies are its own, and the hub's processor time alone says
-something.
+their heartbeats at their usual times. *rounds* is how many there were, of those that fell due.
+
+Both times are those of ``--watched`` islands, which this process plays. A process of the lowest priority plays the
+others (:mod:`benchmarks.crowd`): on hosts of their own they would take no processor from the hub, nor from those.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import output
+from benchmarks.crowd import Crowd, Played, counted
 from benchmarks.fleet import Hub, cpu_s
 from benchmarks.output import Column, Printer
-from benchmarks.scripted import Payloads, ScriptedFleet, model, scripted_fleet
+from benchmarks.scripted import ScriptedFleet
 from broker.process.collecting import collect_seldom
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Codec
 
 #: Heartbeats of an island that are farther apart than this would have it called dead (6 s).
 MOST_APART_S = 5.0
@@ -80,45 +81,56 @@ class Window:
         return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-async def window(hub: Hub, fleet: ScriptedFleet, work: Callable[[], Awaitable[Any]]) -> Window:
+async def window(hub: Hub, fleet: ScriptedFleet, crowd: Crowd, work: Callable[[], Awaitable[Any]]) -> Window:
     """Counts while something goes on."""
+    others, others_states = await crowd.counted()
     for island in fleet.islands:
         island.answers_s.clear()
     began_s, beats, states = time.monotonic(), *counted(fleet)
     before = {name: cpu_s(hub.pid(name)) for name in HUB}
     await work()
+    seconds = time.monotonic() - began_s
     beats_then, states_then = counted(fleet)
+    others_then, others_states_then = await crowd.counted()
     return Window(
-        seconds=time.monotonic() - began_s,
-        heartbeats=beats_then - beats,
-        states=states_then - states,
+        seconds=seconds,
+        heartbeats=beats_then - beats + others_then - others,
+        states=states_then - states + others_states_then - others_states,
         cpu_s={name: cpu_s(hub.pid(name)) - before[name] for name in HUB},
         answers_s=[each for island in fleet.islands for each in island.answers_s],
     )
 
 
-def counted(fleet: ScriptedFleet) -> tuple[int, int]:
-    """Returns the heartbeats that were sent so far, and the states that islands were told."""
-    return sum(island.beats for island in fleet.islands), sum(island.states for island in fleet.islands)
-
-
-async def measured(hub: Hub, islands: int, payloads: Payloads, args: argparse.Namespace) -> dict[str, Any]:
+async def measured(hub: Hub, islands: int, args: argparse.Namespace) -> dict[str, Any]:
     """Returns one line, without its ratio."""
     began_s = time.monotonic()
-    async with scripted_fleet([hub.address] * islands, payloads, heartbeat_s=islands / args.rate) as fleet:
-        await fleet.seeded()
-        joined_s = time.monotonic() - began_s
-        collect_seldom()  # else its pauses are in what the islands see
-        await asyncio.sleep(args.settle)
-        quiet = await window(hub, fleet, lambda: asyncio.sleep(args.seconds))
-        rounds = 0.0
+    each = -(-islands // args.watched)  # spread over the fleet: who is first takes turns
+    watched = Played(
+        address=hub.address,
+        parameters=args.parameters,
+        fragments=args.fragments,
+        heartbeat_s=islands / args.rate,
+        numbers=tuple(range(0, islands, each)),
+        of=islands,
+    )
+    others = tuple(sorted(set(range(islands)) - set(watched.numbers)))
+    with Crowd(replace(watched, numbers=others)) as crowd:
+        async with watched.fleet() as fleet:
+            await asyncio.gather(fleet.seeded(), crowd.seeded())
+            joined_s = time.monotonic() - began_s
+            collect_seldom()  # else its pauses are in what the islands see
+            await asyncio.sleep(args.settle)
+            quiet = await window(hub, fleet, crowd, lambda: asyncio.sleep(args.seconds))
+            rounds = 0.0
 
-        async def some_rounds() -> None:
-            nonlocal rounds
-            rounds = await fleet.train(args.rounds * args.every, args.every)
+            async def some_rounds() -> None:
+                nonlocal rounds
+                how = args.rounds * args.every, args.every
+                made = await asyncio.gather(fleet.train(*how), crowd.train(*how))
+                rounds = (made[0] * len(watched.numbers) + made[1] * len(others)) / islands
 
-        loaded = await window(hub, fleet, some_rounds)
-        hub.check()
+            loaded = await window(hub, fleet, crowd, some_rounds)
+            hub.check()
     return {
         "islands": islands,
         "joined_s": joined_s,
@@ -143,7 +155,6 @@ def measure(args: argparse.Namespace) -> int:
     if args.quick:
         counts, args.rate, args.seconds, args.settle = (4, 8), 40.0, 1.5, 0.2
         args.every, args.rounds = 0.5, 4
-    payloads = Payloads(model(args.parameters), args.fragments, Codec.INT8)
     first_us: float | None = None
     for islands in counts:
         if islands / args.rate > MOST_APART_S:
@@ -154,7 +165,7 @@ def measure(args: argparse.Namespace) -> int:
             settings = {"islands": islands, "fragments": args.fragments, "sync_interval": 1000 * args.fragments}
             hub = stack.enter_context(Hub(directory, **settings))
             printer.say(f"{islands} islands")
-            row = asyncio.run(measured(hub, islands, payloads, args))
+            row = asyncio.run(measured(hub, islands, args))
         first_us = first_us or row["hub_us"]
         printer.add({**row, "ratio": row["hub_us"] / first_us})
     printer.close()
@@ -170,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default: 15)")
     parser.add_argument("--every", type=float, default=8.0, help="seconds between two rounds (default: 8)")
     parser.add_argument("--rounds", type=int, default=4, help="that fall due in the second window (default: 4)")
+    parser.add_argument("--watched", type=int, default=64, metavar="N", help="islands looked at (default: 64)")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before the first window (default: 3)")
     parser.add_argument("--parameters", type=int, default=48_000, help="of the model (default: 48000)")
     parser.add_argument("--fragments", type=int, default=8, metavar="P", help="of the model (default: 8)")

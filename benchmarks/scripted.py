@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -354,7 +354,12 @@ class ScriptedFleet:
 
 @asynccontextmanager
 async def scripted_fleet(
-    addresses: list[str], payloads: Payloads, *, heartbeat_s: float = HEARTBEAT_S
+    addresses: list[str],
+    payloads: Payloads,
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    numbers: Sequence[int] = (),
+    of: int | None = None,
 ) -> AsyncIterator[ScriptedFleet]:
     """Joins one island per address and ends them with the block; an error of an island ends the block too.
 
@@ -362,6 +367,8 @@ async def scripted_fleet(
         addresses: Control address of the broker, or of what stands before it, for each island.
         payloads: What they send.
         heartbeat_s: Between two heartbeats of an island; theirs are spread evenly over it.
+        numbers: Which they are, where another process plays others too.
+        of: How many there are in all, then.
     """
     context = zmq.asyncio.Context(io_threads=2)
     context.set(zmq.MAX_SOCKETS, max(1023, 16 * len(addresses)))  # to be said before the first one
@@ -374,9 +381,9 @@ async def scripted_fleet(
                     f"island-{i:02}",
                     payloads,
                     heartbeat_s=heartbeat_s,
-                    phase_s=heartbeat_s * i / len(addresses),
+                    phase_s=heartbeat_s * i / (of or len(addresses)),
                 )
-                for i, address in enumerate(addresses)
+                for i, address in zip(numbers or range(len(addresses)), addresses, strict=True)
             ]
             for island in islands:
                 for endpoint in island.endpoints.values():
