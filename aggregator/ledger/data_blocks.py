@@ -124,7 +124,7 @@ class DataBlocks:
         return dealt + self._give_to(present)
 
     def settle_some(self, changed: Sequence[Presence]) -> list[Dealt]:
-        """Does the same where only these islands are not as they were, and no absence has become longer than it may."""
+        """Does the same where only these islands are not as they were, or are away for longer than they may be."""
         numbers = sorted(n for p in changed for n in self._owners.of(p.island_id))
         dealt = self._end_of(numbers, {p.island_id: p for p in changed})
         return dealt + self._give_to(sorted(changed, key=lambda p: p.island_id))

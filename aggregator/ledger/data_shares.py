@@ -141,7 +141,7 @@ class DataShares:
         return moved
 
     def settle_some(self, changed: Sequence[Presence]) -> list[Moved] | None:
-        """Returns the data that change hands after these islands alone have changed, while none was away too long.
+        """Returns the data that change hands after these islands alone have changed, or are away for too long.
 
         Returns:
             Nothing, if nothing can move for that; None if that takes :meth:`settle`, with everybody.
@@ -152,7 +152,7 @@ class DataShares:
             tenure = self._owners.now.get(p.home)
             if p.able and ((tenure is not None and tenure.owner != p.island_id) or self._waits):
                 return None
-            if not p.able and self._owners.num_of(p.island_id):
+            if not p.able and (self._owners.num_of(p.island_id) or self._away(p.away_s)):
                 return None
         return []
 

@@ -1,8 +1,9 @@
 """Moves of data between islands that are away and others: when to look for them. Pure.
 
 What moves is decided in :mod:`aggregator.ledger.data_shares` and :mod:`aggregator.ledger.data_blocks`, from the
-presence of every island. With most messages nothing can move: so everybody is looked at only if what decides of an
-island has changed since the last time, or an absence, a silence or a quarantine may have become long enough.
+presence of every island. With most messages nothing can move: so an island is looked at only if what decides of it has
+changed since the last time, or its silence has become long enough; everybody only if that may concern others, or a
+quarantine ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from aggregator.ledger.data_blocks import Dealt
 from aggregator.ledger.data_shares import Moved
 from aggregator.ledger.presence import Presence
-from aggregator.rules.deadlines import ROUNDING_S
+from aggregator.rules.deadlines import ROUNDING_S, Deadlines
 from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.wire.messages import Phase
@@ -34,6 +35,7 @@ class Sharing:
         self._seen: dict[str, tuple[Any, ...]] = {}  # what decided of each island, when everybody was looked at last
         self._paused: set[str] = set()  # whose last contributions may still be merged, which nobody is told of
         self._look_at_s = -math.inf  # when everybody is to be looked at by the time alone
+        self._silences = Deadlines()  # when an island may be dead, or away for too long: not before that
         self._save_at_s: float | None = None  # what has moved and is not on record
         self._saved_at_s = -math.inf
         run.members.watch(lambda island_id: self._unseen.__setitem__(island_id, None))
@@ -82,14 +84,17 @@ class Sharing:
             self._run.note(name, **facts)
 
     def _changed(self) -> list[Presence]:
-        """Returns the islands of which anything has changed that may move data."""
+        """Returns the islands of which anything has changed that may move data, and those that are silent too long."""
         run, changed = self._run, []
-        for island_id in dict.fromkeys([*self._unseen, *self._paused]):
+        silent = set(self._silences.due(run.now_s + ROUNDING_S))
+        for island_id in dict.fromkeys([*self._unseen, *self._paused, *silent]):
             member = run.members[island_id]
             p, before = self._presence(member), self._seen.get(island_id)
             self._seen[island_id] = decides = _deciding(p)
-            if before != decides:
+            if before != decides or (island_id in silent and p.away_s >= run.config.dead_after_s - ROUNDING_S):
                 changed.append(p)
+            if island_id not in self._silences and (at_s := self._silent_at_s(member)) is not None:
+                self._silences.put(island_id, at_s)  # one that is too early costs a look
             waits = member.paused and not math.isinf(p.away_s)
             (self._paused.add if waits else self._paused.discard)(island_id)
         self._unseen.clear()
@@ -121,16 +126,18 @@ class Sharing:
         run = self._run
         return run.config.shards == 1 and run.ledger.life(member.island_id, member.incarnation).settled
 
+    def _silent_at_s(self, member: Member) -> float | None:
+        """Returns the next moment at which an island that stays silent is dead, or away for too long."""
+        run = self._run
+        moments = (member.last_seen_s + wait_s for wait_s in (run.config.dead_after_s, run.takeover_s))
+        return min((at_s for at_s in moments if at_s > run.now_s + ROUNDING_S), default=None)
+
     def _next_s(self) -> float:
-        """Returns the first moment at which somebody may be away, dead or out of quarantine who is not now."""
+        """Returns the first moment at which the time alone concerns more than one island."""
         run, now_s = self._run, self._run.now_s
-        waits_s = run.config.dead_after_s, run.takeover_s
-        moments = [since_s + wait_s for since_s in self._sinces_s() for wait_s in waits_s]
+        moments = [self._began_s + wait_s for wait_s in (run.config.dead_after_s, run.takeover_s)]
         moments += [now_s + each.for_s for each in run.quarantine.now(now_s)]
         return min((at_s for at_s in moments if at_s > now_s - ROUNDING_S), default=math.inf) - ROUNDING_S
-
-    def _sinces_s(self) -> list[float]:
-        return [self._began_s, *(m.last_seen_s for m in self._run.members)]
 
 
 def _deciding(p: Presence) -> tuple[Any, ...]:
