@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ from typing import Any, Self
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.process import settings, toml
+from broker.routing.liveness import LivenessConfig
 from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster, free_ports
@@ -49,6 +50,7 @@ class Hub:
         cpus: Processors that they may use; empty: any.
         metrics: ``broker`` and ``aggregator`` -> port of their metrics; empty: they serve none.
         ipc: Whether the aggregator, and islands by :attr:`address`, come over a Unix socket, as those of ``up`` do.
+        liveness: Allowances for silence; None: the usual ones.
         aggregator: Settings of the aggregator beyond addresses and files.
     """
 
@@ -59,9 +61,10 @@ class Hub:
         cpus: tuple[int, ...] = (),
         metrics: Mapping[str, int] | None = None,
         ipc: bool = False,
+        liveness: LivenessConfig | None = None,
         **aggregator: Any,
     ) -> None:
-        metrics = metrics or {}
+        metrics, liveness = metrics or {}, liveness or LivenessConfig()
         port, redis_port = free_ports(2), free_ports(1)
         unix_socket = f"@atoll-{port}"
         self.address = f"ipc://{unix_socket}" if ipc else f"tcp://127.0.0.1:{port}"
@@ -74,7 +77,7 @@ class Hub:
         self._cpus = cpus
         serving = metrics.get("broker", 0)
         listening: dict[str, Any] = {"port": port, "ipc": unix_socket if ipc else "", "metrics_port": serving}
-        broker = BrokerConfig(run_id=RUN, redis_url=self._redis.url, **listening)
+        broker = BrokerConfig(run_id=RUN, redis_url=self._redis.url, liveness=liveness, **listening)
         self.config = AggregatorConfig(
             run_id=RUN,
             broker=self.address,
@@ -83,6 +86,7 @@ class Hub:
             tape=self.tape,
             report=self.report,
             metrics_port=metrics.get("aggregator", 0),
+            **asdict(liveness),
             **aggregator,
         )
         tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(self.config)}

@@ -103,6 +103,25 @@ class Arrival:
     at_s: float
 
 
+class Turns:
+    """Lets heartbeats that are overdue follow each other with a pause: those of separate hosts never come at once.
+
+    Args:
+        pause_s: Between two of this process.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._next_at_s = 0.0
+
+    async def wait(self) -> None:
+        """Waits for the next turn."""
+        now_s = time.monotonic()
+        at_s = self._next_at_s = max(now_s, self._next_at_s + self._pause_s)
+        if at_s > now_s:
+            await asyncio.sleep(at_s - now_s)
+
+
 class ScriptedIsland:
     """One island."""
 
@@ -112,6 +131,7 @@ class ScriptedIsland:
         address: str,
         name: str,
         payloads: Payloads,
+        turns: Turns,
         *,
         heartbeat_s: float = HEARTBEAT_S,
         phase_s: float = 0.0,
@@ -120,6 +140,7 @@ class ScriptedIsland:
         self.beats = 0  # heartbeats sent
         self.answers_s: list[float] = []  # from each to the next state
         self._heartbeat_s, self._phase_s = heartbeat_s, phase_s
+        self._turns = turns
         self._wanted_s = 0.0
         self._asked_s: float | None = None  # when a heartbeat was sent that no state has followed
         self.versions: dict[int, int] = {}
@@ -171,6 +192,7 @@ class ScriptedIsland:
             while True:
                 # At times of its own, as on a host of its own: what holds up this process must not bring them together.
                 await asyncio.sleep(self._heartbeat_s - (time.monotonic() - self._phase_s) % self._heartbeat_s)
+                await self._turns.wait()
                 await self.beat()
                 if not self.complete and time.monotonic() - self._wanted_s > WANT_AGAIN_S:
                     await self._want()
@@ -372,6 +394,7 @@ async def scripted_fleet(
     """
     context = zmq.asyncio.Context(io_threads=2)
     context.set(zmq.MAX_SOCKETS, max(1023, 16 * len(addresses)))  # to be said before the first one
+    turns = Turns(heartbeat_s / (2 * len(addresses)))  # at most twice as many as usual
     try:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             islands = [
@@ -380,6 +403,7 @@ async def scripted_fleet(
                     address,
                     f"island-{i:02}",
                     payloads,
+                    turns,
                     heartbeat_s=heartbeat_s,
                     phase_s=heartbeat_s * i / (of or len(addresses)),
                 )

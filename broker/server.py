@@ -61,7 +61,7 @@ from broker.routing.relay import (
 )
 from broker.transport.descriptors import Name
 from broker.transport.memory import memory_bytes
-from broker.transport.sockets import configure_socket
+from broker.transport.sockets import IN_A_ROW, configure_socket
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Buffer, Limits, partial_room_bytes
@@ -75,9 +75,6 @@ LINGER_MS = 200
 LARGE_FRAME_BYTES = 1 << 20
 #: A bulk connection that took nothing is tried again after this.
 TRY_AGAIN_S = 0.005
-#: Messages taken in before the other channel's turn. A version that is delivered brings an answer on both, and
-#: heartbeats with their answers come on one of them as well.
-IN_A_ROW = {Channel.CONTROL: 4, Channel.BULK: 1}
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
 

@@ -57,6 +57,9 @@ class SocketOptions:
 
 CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
 BULK_OPTIONS = SocketOptions(high_water_mark=64, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
+#: Messages that are taken in before the other channel's turn. A version that is delivered brings an answer on both, and
+#: heartbeats come on one of them as well, a thousand islands' while they hand over: none may wait for a payload each.
+IN_A_ROW = {Channel.CONTROL: 8, Channel.BULK: 1}
 
 
 def tcp_buffer_bytes() -> int:
