@@ -8,13 +8,12 @@ those islands that are looked at are played by another.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
+import signal
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -111,10 +110,8 @@ class Crowd:
 
 
 def _play(played: Played, asked: Connection) -> None:
-    os.setsid()  # Ctrl-C goes to the other, which ends this one; and Linux weighs sessions before processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the other, which ends this one
     os.nice(LOWEST_PRIORITY)
-    with contextlib.suppress(OSError):  # a kernel without it weighs processes alone
-        Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")
     asyncio.run(_answer(played, asked))
 
 
