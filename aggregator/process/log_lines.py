@@ -18,6 +18,7 @@ _WARNINGS = frozenset(
     {
         "contribution.refused",
         "contribution.retry",
+        "fleet.too_many_heartbeats",
         "island.quarantined",
         "join.refused",
         "message.refused",

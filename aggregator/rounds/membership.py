@@ -243,9 +243,18 @@ class Membership:
         begun = run.phase is not Phase.SEEDING or run.began or run.planted
         return not begun and run.config.shards == 1 and not run.members.live(run.now_s)
 
+    def _look_at_fleet(self) -> None:
+        """Says it where the fleet has become too large for the allowances for silence."""
+        run, sentence = self._run, self._run.too_many_heartbeats
+        if not sentence:
+            run.troubles.end("heartbeats", run.now_s)
+        elif run.troubles.begin("heartbeats", sentence, run.now_s):
+            run.note("fleet.too_many_heartbeats", detail=sentence)
+
     def _welcome(self, member: Member) -> None:
         run, c = self._run, self._run.config
         assert run.manifest is not None
+        self._look_at_fleet()
         life = run.ledger.life(member.island_id, member.incarnation)
         settings = RunSettings(
             recipe=recipe_of(c),

@@ -280,7 +280,16 @@ class Run:
     @property
     def heartbeat_interval_s(self) -> float:
         """Seconds between two heartbeats of an island, in a fleet of so many as are expected, or here."""
-        return self._liveness.interval_of(max(self.config.islands, len(self.members.live_ids(self.now_s))))
+        return self._liveness.interval_of(self._fleet)
+
+    @property
+    def too_many_heartbeats(self) -> str:
+        """What to do about more heartbeats than a hub answers; empty where there are not so many."""
+        return self._liveness.too_many(self._fleet)
+
+    @property
+    def _fleet(self) -> int:
+        return max(self.config.islands, len(self.members.live_ids(self.now_s)))
 
     @property
     def median_step_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,6 +10,8 @@ from broker.wire.errors import ConfigError
 
 #: Islands that send heartbeats at the configured interval; of more each sends fewer.
 ISLANDS_AT_USUAL_PACE = 128
+#: So many times the heartbeats of those are too many for a hub of two cores (docs/performance.md).
+MOST_OF_USUAL_PACE = 2
 
 
 class Liveness(StrEnum):
@@ -45,7 +48,19 @@ class LivenessConfig:
         for two intervals is not suspect yet, and for three not dead. Longer allowances let it grow further.
         """
         most_s = max(self.heartbeat_interval_s, min(self.suspect_after_s / 2, self.dead_after_s / 3))
-        return min(most_s, self.heartbeat_interval_s * max(1.0, islands / ISLANDS_AT_USUAL_PACE))
+        return min(most_s, self._wanted_s(islands))
+
+    def too_many(self, islands: int) -> str:
+        """Says what allowances keep so many islands from asking too much of a hub; an empty text if these do."""
+        per_s, usual_per_s = islands / self.interval_of(islands), ISLANDS_AT_USUAL_PACE / self.heartbeat_interval_s
+        if per_s <= MOST_OF_USUAL_PACE * usual_per_s:
+            return ""
+        suspect_s, dead_s = math.ceil(2 * self._wanted_s(islands)), math.ceil(3 * self._wanted_s(islands))
+        cure = f"at brokers and aggregators suspect_after_s = {suspect_s} and dead_after_s = {dead_s} make them {usual_per_s:.0f}"
+        return f"{islands} islands send {per_s:.0f} heartbeats a second, more than a hub of two cores answers: {cure}"
+
+    def _wanted_s(self, islands: int) -> float:
+        return self.heartbeat_interval_s * max(1.0, islands / ISLANDS_AT_USUAL_PACE)
 
 
 def liveness(silent_s: float, config: LivenessConfig) -> Liveness:

@@ -378,3 +378,19 @@ def test_who_joins_a_large_fleet_is_told_to_send_heartbeats_less_often():
         (welcome,) = sent(made.join("a"), Welcome)
         assert welcome.settings.heartbeat_interval_s == interval_s
         assert made.run.heartbeat_interval_s == interval_s
+
+
+def test_of_a_fleet_too_large_for_its_allowances_status_and_log_say_what_to_do():
+    made = Desk(islands=1000)
+    said = notes(made.join("a"), "fleet.too_many_heartbeats") + notes(made.join("b"), "fleet.too_many_heartbeats")
+    assert len(said) == 1, "told once"
+    (trouble,) = made.run.troubles.sentences(made.now_s)
+    assert "1000 islands send 1000 heartbeats a second" in trouble
+    assert "suspect_after_s = 8 and dead_after_s = 12 make them 256" in trouble
+
+    patient = Desk(islands=1000, suspect_after_s=8.0, dead_after_s=12.0)
+    patient.join("a")
+    assert not patient.run.troubles.sentences(patient.now_s)
+    few = Desk(islands=512)
+    few.join("a")
+    assert not few.run.troubles.sentences(few.now_s)
