@@ -56,8 +56,9 @@ class LivenessConfig:
         if per_s <= MOST_OF_USUAL_PACE * usual_per_s:
             return ""
         suspect_s, dead_s = math.ceil(2 * self._wanted_s(islands)), math.ceil(3 * self._wanted_s(islands))
-        cure = f"at brokers and aggregators suspect_after_s = {suspect_s} and dead_after_s = {dead_s} make them {usual_per_s:.0f}"
-        return f"{islands} islands send {per_s:.0f} heartbeats a second, more than a hub of two cores answers: {cure}"
+        cure = f"suspect_after_s = {suspect_s} and dead_after_s = {dead_s} make them {usual_per_s:.0f}"
+        many = f"{islands} islands send {per_s:.0f} heartbeats a second, more than a hub of two cores answers"
+        return f"{many}; at brokers and aggregators {cure}"
 
     def _wanted_s(self, islands: int) -> float:
         return self.heartbeat_interval_s * max(1.0, islands / ISLANDS_AT_USUAL_PACE)
