@@ -1,8 +1,8 @@
 """Scripted islands played by a process of their own, which gives way to every other.
 
-In a run they would have hosts of their own. Here they share the processors with the hub, and a thousand of them keep
-one busy: what the hub is asked would be measured as their want of it. So this process has the lowest priority, and
-those islands that are looked at are played by another.
+In a run islands have hosts of their own. Here they share the processors with the hub, and playing a thousand of them
+takes half a processor, which the hub would lack. So this process has the lowest priority, and the islands whose answers
+are timed are played by another.
 """
 
 from __future__ import annotations
@@ -23,13 +23,24 @@ from broker.wire.errors import Unavailable
 from broker.wire.messages import Codec
 
 LOWEST_PRIORITY = 19
-#: Beyond which the other process is taken for dead.
-ANSWER_S = 600.0
+#: The process is taken for dead if it does not answer within this, and killed if it does not end.
+ANSWER_S, END_S = 600.0, 10.0
+#: Answers where there is no such process.
+OF_NOBODY: dict[str, tuple[float, ...]] = {"seeded": (), "counted": (0.0, 0.0), "train": (0.0,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """Which islands a process plays, of how many in all."""
+    """Which islands a process plays, of how many in all.
+
+    Attributes:
+        address: Control address of the broker.
+        parameters: Of the model.
+        fragments: Of the model (P).
+        heartbeat_s: Seconds between two heartbeats of an island.
+        numbers: The islands.
+        of: How many islands there are.
+    """
 
     address: str
     parameters: int
@@ -75,9 +86,9 @@ class Crowd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ours.close()
+        self._ours.close()  # which tells it to end
         if self._process is not None:
-            self._process.join(10.0)
+            self._process.join(END_S)
             self._process.kill()
 
     async def seeded(self) -> None:
@@ -96,7 +107,7 @@ class Crowd:
 
     async def _asked(self, what: str, *how: float) -> tuple[float, ...]:
         if self._process is None:
-            return (0.0, 0.0)[: 2 if what == "counted" else 1]
+            return OF_NOBODY[what]
         self._ours.send((what, *how))
         if not await asyncio.to_thread(self._ours.poll, ANSWER_S):
             raise Unavailable(f"the other islands did not answer within {ANSWER_S:.0f} s", definite=True)

@@ -86,7 +86,7 @@ class Sharing:
     def _changed(self) -> list[Presence]:
         """Returns the islands of which anything has changed that may move data, and those that are silent too long."""
         run, changed = self._run, []
-        silent = set(self._silences.due(run.now_s + ROUNDING_S))
+        silent = dict.fromkeys(self._silences.due(run.now_s + ROUNDING_S))
         for island_id in dict.fromkeys([*self._unseen, *self._paused, *silent]):
             member = run.members[island_id]
             p, before = self._presence(member), self._seen.get(island_id)
