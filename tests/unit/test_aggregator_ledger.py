@@ -230,6 +230,7 @@ def test_steps_never_handed_over_are_lost_with_their_island():
     assert books.merged == 40 * 3
     assert books.wasted == {"island_lost": 100 * 8 - 40 * 3}
     assert books.in_flight == 0
+    assert made.books("a") == books, "one island's are added up anew"
 
 
 def test_what_waits_of_a_dead_island_is_still_in_flight_and_may_be_merged():
