@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 #: So many of the first line in a row go before one of the second that waits.
 IN_A_ROW = 16
+#: So many events that are there are handed out before other tasks have their turn: to read a payload takes longer.
+AT_A_TIME = 4
 
 
 class EventLines(Generic[T]):
@@ -26,6 +28,7 @@ class EventLines(Generic[T]):
         self._second: asyncio.Queue[T] = asyncio.Queue(most[1])
         self._some = asyncio.Event()
         self._in_a_row = 0
+        self._taken = 0
 
     async def put(self, event: T, *, behind: bool = False) -> None:
         """Adds an event to the first line, or to the second; waits while that is full."""
@@ -47,6 +50,15 @@ class EventLines(Generic[T]):
             return self._second.get_nowait()
         self._in_a_row += 1
         return self._first.get_nowait()
+
+    async def get_there(self) -> T | None:
+        """Returns the next event of those that are there, at times after a turn of other tasks; None without any."""
+        if self.empty():
+            return None
+        self._taken += 1
+        if self._taken % AT_A_TIME == 0:
+            await asyncio.sleep(0)  # under a steady stream nobody else would ever run
+        return self.get_nowait()
 
     async def get(self) -> T:
         """Returns the next event; waits for one."""

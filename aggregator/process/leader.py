@@ -79,8 +79,6 @@ log = logs.get(__name__)
 
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
-#: Events that the core takes in before whatever else this process does has its turn: to read a payload takes longer.
-EVENTS_IN_A_ROW = 4
 #: Events that may wait for the core, and contributions that may; then a socket waits, and the broker's queues hold what
 #: comes.
 MAX_EVENTS, MAX_PAYLOADS = 1000, 64
@@ -124,7 +122,6 @@ class Leader:
         self._config = config
         self._clock = clocks.monotonic
         self._events: EventLines[Event | ReplicationEvent] = EventLines((MAX_EVENTS, MAX_PAYLOADS))
-        self._in_a_row = 0  # events that were there as they were asked for
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
@@ -230,11 +227,8 @@ class Leader:
 
     async def _next_event(self) -> Event | ReplicationEvent:
         """Returns what has happened, or Tick at the next deadline."""
-        if not self._events.empty():
-            self._in_a_row += 1
-            if self._in_a_row % EVENTS_IN_A_ROW == 0:
-                await asyncio.sleep(0)  # under a steady stream nobody else would ever run
-            return self._events.get_nowait()
+        if (event := await self._events.get_there()) is not None:
+            return event
         now_s = self._clock()
         deadline_s = self.core.next_deadline_s(now_s)
         if self._replication is not None:

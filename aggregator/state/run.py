@@ -284,7 +284,7 @@ class Run:
 
     @property
     def too_many_heartbeats(self) -> str:
-        """What to do about more heartbeats than a hub answers; empty where there are not so many."""
+        """A warning with its cure where the fleet sends more heartbeats than a hub answers; else an empty text."""
         return self._liveness.too_many(self._fleet)
 
     @property

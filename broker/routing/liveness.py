@@ -51,7 +51,10 @@ class LivenessConfig:
         return min(most_s, self._wanted_s(islands))
 
     def too_many(self, islands: int) -> str:
-        """Says what allowances keep so many islands from asking too much of a hub; an empty text if these do."""
+        """Returns a warning if so many islands send more heartbeats than a hub answers; else an empty text.
+
+        It names the allowances under which they would send no more than 128 islands do.
+        """
         per_s, usual_per_s = islands / self.interval_of(islands), ISLANDS_AT_USUAL_PACE / self.heartbeat_interval_s
         if per_s <= MOST_OF_USUAL_PACE * usual_per_s:
             return ""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aggregator.process.event_lines import IN_A_ROW, EventLines
+from aggregator.process.event_lines import AT_A_TIME, IN_A_ROW, EventLines
 
 
 def test_the_second_line_waits_for_the_first_but_only_so_long():
@@ -48,3 +48,24 @@ def test_a_full_line_holds_up_its_own_writers_alone():
             lines.get_nowait()
 
     asyncio.run(write())
+
+
+def test_a_reader_of_what_is_there_gives_others_their_turn_after_some():
+    async def read():
+        lines, turns = EventLines((100, 1)), 0
+        assert await lines.get_there() is None
+
+        async def other():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        for i in range(4 * AT_A_TIME):
+            await lines.put(i)
+        task = asyncio.create_task(other())
+        found = [await lines.get_there() for _ in range(4 * AT_A_TIME)]
+        task.cancel()
+        return found, turns
+
+    assert asyncio.run(read()) == (list(range(4 * AT_A_TIME)), 4)
