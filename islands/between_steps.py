@@ -99,7 +99,7 @@ class BetweenSteps:
                 ours = parameters.of_fragment(params, p)
                 sampled = sample(ours, install) if looks else ()
                 # Copies, where installing writes to the leaves.
-                before = placements[p].before(ours, install.placed) if install.keep else ()
+                before = placements[p].before(ours, install.placed) if install.rounds else ()
                 installed[p] = placements[p].install(ours, install.placed, install.keep)
                 told.append((install, tuple(before)))
                 adopted.append((install, sampled, installed[p]))

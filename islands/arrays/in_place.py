@@ -19,7 +19,7 @@ import numpy.typing as npt
 from broker.wire.fragments import Region, TensorSpec, whole
 from broker.wire.messages import Encoded, Place
 from islands.arrays import persistence
-from islands.arrays.reference import cut
+from islands.arrays.reference import cut, is_narrow
 from islands.hosts.regions import Spread
 
 Array = npt.NDArray[Any]
@@ -209,7 +209,7 @@ class InPlacePlacement:
         for leaf, value in zip(self._leaves, values, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = np.array(value, leaf.dtype) if keep == 0 else np.asarray(value)
-            placed.append(leaf.place(cast, room=keep != 0))
+            placed.append(leaf.place(cast, room=keep != 0 and is_narrow(leaf.dtype)))
         return placed
 
     def places(self, movements: Sequence[Array]) -> dict[int, Any]:

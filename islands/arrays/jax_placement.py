@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Region
@@ -23,6 +23,8 @@ from islands.arrays.reference import adopted
 from islands.hosts.regions import Spread, owners, part_of, region_of
 
 Array = npt.NDArray[Any]
+
+PINNED_FROM = 1 << 20  #: bytes of an array that a GPU copies through pinned memory; less is there at once anyway
 
 
 class Together:
@@ -275,11 +277,29 @@ def to_host(leaf: jax.Array) -> Array:
         ConfigError: If the array was donated after it was handed to the island.
     """
     _check_alive(leaf)
-    if not leaf.is_fully_addressable and leaf.is_fully_replicated:
+    if leaf.is_fully_replicated:
         leaf = leaf.addressable_data(0)  # no computation of all hosts together
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf))
-    return np.asarray(leaf)
+    if _is_spread(leaf):
+        whole = np.empty(leaf.shape, leaf.dtype)
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0:
+                whole[shard.index] = _fetched(shard.data)
+        return whole
+    return _fetched(leaf)
+
+
+def _fetched(array: jax.Array) -> Array:
+    """Returns what is on one device; waits until it is computed.
+
+    A GPU writes to pinned memory. To any other memory JAX copies at 1.4 GB/s, and what the loop itself reads, such as
+    its loss, waits behind that (docs/accelerators.md).
+    """
+    (device,) = array.devices()
+    if array.nbytes >= PINNED_FROM and device.platform == "gpu":
+        array = jax.device_put(array, SingleDeviceSharding(device, memory_kind="pinned_host"))
+    return np.asarray(array)
 
 
 def here(leaf: jax.Array) -> Array | Spread:
@@ -292,7 +312,7 @@ def here(leaf: jax.Array) -> Array | Spread:
         return to_host(leaf)
     _check_alive(leaf)
     shape = tuple(leaf.shape)
-    parts = {region_of(shard.index, shape): np.asarray(shard.data) for shard in leaf.addressable_shards}
+    parts = {region_of(shard.index, shape): _fetched(shard.data) for shard in leaf.addressable_shards}
     return Spread(shape, np.dtype(leaf.dtype), parts)
 
 
@@ -313,7 +333,7 @@ def part_to_host(leaf: Any, region: Region, device: jax.Device) -> Array:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.asarray(leaf)[region.slices]
     _check_alive(leaf)
-    return np.asarray(next(shard.data for shard in leaf.addressable_shards if shard.device == device))
+    return _fetched(next(shard.data for shard in leaf.addressable_shards if shard.device == device))
 
 
 def _check_alive(leaf: jax.Array) -> None:

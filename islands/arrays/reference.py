@@ -3,22 +3,25 @@
 With local parameters L, reference r and global parameters Theta, tensor by tensor, r and Theta in float32:
 
     capture    Delta = r - L                     r <- r - decode(encode(Delta))         (error feedback)
-    adopt      shift = Theta - keep * r          L' = round(keep * L + shift)          r <- L' - keep * (L - r)
+    adopt      shift = Theta - keep * r          L' = round(keep * L + shift)          r <- keep * r + shift
+               in narrow dtypes                                                        r <- L' - keep * (L - r)
 
 L - r is the island's progress: what it trained and has not handed over, with what the codec rounded away before. That
 the codec's errors stay in it is error feedback, and needs no buffer of its own: after any number of captures, what was
 handed over differs from what was trained by one rounding, not by the sum of all. Without it (``feedback=False``, for
 the laboratory's comparison) r <- L, and what was rounded away is lost.
 
-*What a cast rounds away on installing is not progress.* L' has the dtype of the parameters, so it misses
-Theta + keep * (L - r) by some rounding error e, large in bfloat16. Were r simply set to Theta, e would be handed over
-with the next capture, as if the island had trained it. The last formula gives r = Theta + e: r follows what L' really
-holds, progress is to the last bit what it was, and the next shift, Theta' - r, takes e back again. Rounding errors
-neither travel nor add up; adopting without training leaves a pseudo-gradient of exactly zero.
+In float32 the reference is moved by the sum that moves the parameters: who has not trained has L = r, and so L' = r'
+and a pseudo-gradient of exactly zero. Of other progress each adoption rounds away a unit in the last place.
+
+*What a cast rounds away on installing is not progress.* In a dtype that is narrower than float32, such as bfloat16, L'
+misses Theta + keep * (L - r) by a large rounding error e, which would be handed over with the next capture, as if the
+island had trained it. The last formula gives r = Theta + e: r follows what L' really holds, progress is to the last bit
+what it was, and the next shift, Theta' - r, takes e back again. Rounding errors neither travel nor add up.
 
 L' is needed for that on the host, where it is computed a second time from the L that was there before: the sum and the
-cast are single IEEE operations, so both results agree, and the device neither copies nor sends anything more.
-(With 0 < keep < 1 a device may fuse the product into the sum; the results then agree to the last bit but one.)
+cast are single IEEE operations, so both results agree. (With 0 < keep < 1 a device may fuse the product into the sum;
+the results then agree to the last bit but one.)
 """
 
 from __future__ import annotations
@@ -46,6 +49,11 @@ _BLOCK: Final = 65_536
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Returns the dtype in which parameters of ``dtype`` are shifted: float32, or float64 for float64."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def is_narrow(dtype: np.dtype[Any]) -> bool:
+    """Whether adopting rounds to fewer bits than the sum has."""
+    return wide_dtype(dtype) != dtype
 
 
 def adopted(local: Any, shift: Any, keep: float) -> Any:
@@ -190,7 +198,7 @@ class Reference:
             shift: From :meth:`shift`.
             keep: As given there.
             dtypes: Of the local parameters.
-            before: The local parameters that were replaced; none are needed with ``keep = 0``.
+            before: The local parameters that were replaced, where one of them :func:`is_narrow` and progress is kept.
             mixes: As given there. The reference becomes the version itself.
 
         Raises:
@@ -205,11 +213,16 @@ class Reference:
                     moved = self.values[i] = _writable(self.values[i])
                     np.divide(_flat(move), np.float32(1 - keep), out=moved, casting="same_kind")
                 return
-            _check(self._tensors, before)
-            for i, (reference, move, leaf) in enumerate(zip(self.values, shift, before, strict=True)):
-                flat, moves = _flat(leaf), _flat(move)
-                moved = self.values[i] = _writable(reference)
-                for here in _blocks(flat.size):
+            if any(map(is_narrow, dtypes)):
+                _check(self._tensors, before)
+            for i, (reference, move, dtype) in enumerate(zip(self.values, shift, dtypes, strict=True)):
+                moves, moved = _flat(move), _writable(reference)
+                self.values[i] = moved
+                flat = _flat(before[i]) if is_narrow(dtype) else None
+                for here in _blocks(reference.size):
+                    if flat is None:
+                        moved[here] = adopted(reference[here], moves[here], keep)
+                        continue
                     local = flat[here]
                     progress = _widened(local) - reference[here]
                     after = _widened(adopted(local, moves[here], keep))

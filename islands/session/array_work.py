@@ -25,7 +25,7 @@ from islands.arrays.inspection import HeldVersions
 from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
 from islands.arrays.placement import Leaf, Placement, placement_of
-from islands.arrays.reference import Reference, encode_seed
+from islands.arrays.reference import Reference, encode_seed, is_narrow
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
 from islands.session.checkpoint import Checkpoint
@@ -209,6 +209,7 @@ class ArrayWork:
                 fragment_version=fragment_version,
                 keep=keep,
                 mixes=mixes,
+                rounds=keep != 0 and not mixes and any(map(is_narrow, here.dtypes)),
                 placed=tuple(here.place(shift, keep)),
                 shift=shift,
                 dtypes=here.dtypes,
@@ -218,7 +219,10 @@ class ArrayWork:
         return await self._in_turn(p, prepare)
 
     async def settle(self, install: Install, before: tuple[Leaf, ...]) -> None:
-        """Moves the reference to where an installation has put the parameters; ``before`` is what they were."""
+        """Moves the reference to where an installation has put the parameters.
+
+        ``before`` is what they were, where it rounds.
+        """
         reference = self._references[install.fragment_id]
 
         def settle() -> None:

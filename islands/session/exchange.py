@@ -48,6 +48,7 @@ class Install:
         shift: The same on the host, before it was placed.
         dtypes: Of the local parameters.
         mixes: ``keep`` is the share of the local value itself.
+        rounds: What it replaces is needed as well: a cast rounds (:mod:`islands.arrays.reference`).
         places: Tensors to sample, by number -> positions in them (:mod:`islands.arrays.persistence`), on their device.
     """
 
@@ -58,6 +59,7 @@ class Install:
     shift: tuple[Array, ...]
     dtypes: tuple[np.dtype[Any], ...]
     mixes: bool = False
+    rounds: bool = False
     places: Mapping[int, Any] = field(default_factory=dict)
 
 
@@ -78,7 +80,7 @@ class Moment:
 
     Attributes:
         at: Counters of the boundary.
-        installed: Each with the parameters that it replaced, which the reference needs; none with ``keep = 0``.
+        installed: Each with the parameters that it replaced, where it ``rounds``.
         copied: Fragment -> copies of its leaves.
         snapshot: For a checkpoint, if one was asked for.
         stopped: No further step will be run.

@@ -8,10 +8,14 @@ from typing import Any, Self
 
 import torch
 
+from broker.process import clocks
 from islands import DataShare, Island, Schedule
 from islands.torch.copies import CopyThread
 from islands.torch.optimizer_state import OptimizerState
 from islands.torch.tensors import TensorLeaf, loss_leaf
+
+#: Between two losses that are copied on a GPU: a copy costs the training thread more than the rest of a usual step.
+LOSS_EVERY_S = 0.25
 
 
 class TorchIsland:
@@ -34,6 +38,7 @@ class TorchIsland:
         self._leaves = dict(leaves)
         self._state = state
         self._copies = copies
+        self._next_loss_s = 0.0
         self._hooks = []
         if copies is not None:
             self._hooks = [each.register_step_pre_hook(self._before_step) for each in state.optimizers]
@@ -59,11 +64,20 @@ class TorchIsland:
         """
         island = self._island
         if isinstance(loss, torch.Tensor):
-            loss = loss_leaf(loss)
+            loss = self._for_reports(loss)
         cursor = island.inner_step + 1 if cursor is None else cursor
         island.step(self._leaves, tokens=tokens, loss=loss, state=(self._state, cursor))
         if island.reset_optimizer:
             self._state.reset()
+
+    def _for_reports(self, loss: torch.Tensor) -> Any:
+        """Returns a loss for others to read; None on a device that has copied one a moment ago."""
+        if loss.is_cuda:
+            now_s = clocks.monotonic()
+            if now_s < self._next_loss_s:
+                return None
+            self._next_loss_s = now_s + LOSS_EVERY_S
+        return loss_leaf(loss)
 
     def close(self) -> None:
         """Ends training: hands over what is left, leaves; the module then has the run's final parameters.

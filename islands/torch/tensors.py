@@ -329,8 +329,12 @@ class Blank(InPlaceLeaf):
 
 def loss_leaf(loss: torch.Tensor) -> Any:
     """Returns a loss for others to read, later and elsewhere; never waits for a device."""
+    if loss.numel() != 1:
+        return loss  # for others to refuse
+    if not loss.is_cuda:
+        return loss.item()
     value = loss.detach()
-    return DeviceCopy(value.clone(), _event_of(value)) if value.is_cuda else float(value)
+    return DeviceCopy(value.clone(), _event_of(value))
 
 
 def _copies(leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from broker.wire.errors import ConfigError
+from islands import arguments
 from islands.arrays import placement
 from islands.arrays.in_place import InPlacePlacement
 from islands.arrays.reference import adopted, wide_dtype
 from islands.torch.conversion import as_array, as_tensor, numpy_dtype
 from islands.torch.copies import SMALL_BYTES, CopyThread
-from islands.torch.tensors import Blank, TensorLeaf
+from islands.torch.tensors import Blank, TensorLeaf, loss_leaf
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ALL = [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
@@ -196,10 +197,17 @@ def test_a_process_may_end_while_its_copies_are_made():
 
 
 def test_what_is_replaced_is_copied_into_memory_that_was_there_before():
-    leaf = TensorLeaf(torch.full((5,), 3.0))
+    leaf = TensorLeaf(torch.full((5,), 3.0, dtype=torch.bfloat16))
     here = placement.placement_of([leaf])
     placed = here.place([np.ones(5, np.float32)], 1)
     (before,) = here.before([leaf], placed)
     here.install([leaf], placed, 1)
     assert (before.to_host().tolist(), leaf.to_host().tolist()) == ([3] * 5, [4] * 5)
     assert before.tensor.data_ptr() == placed[0].room.data_ptr()
+
+
+def test_a_loss_is_read_at_once_on_the_cpu_and_one_of_several_elements_is_refused():
+    weight = torch.ones(3, requires_grad=True)
+    assert arguments.of_step(1, loss_leaf(2 * weight.sum()), None, 0, 1)[1] == 6.0
+    with pytest.raises(ConfigError, match=r"loss = 'torch.float32\[3\]': must be a number"):
+        arguments.of_step(1, loss_leaf(2 * weight), None, 0, 1)
