@@ -195,20 +195,27 @@ class Follower:
 
     async def _keep(self, message: Replica | ReplicaRun) -> None:
         try:
-            await asyncio.wrap_future(self._disk.submit(self._keep_now, message))
+            fragment_id = await asyncio.wrap_future(self._disk.submit(self._keep_now, message))
         except (Unavailable, RemoteProtocolError) as err:
             await self._events.put(Kept(message=message, problem=str(err)))
         else:
             await self._events.put(Kept(message=message))
+            if fragment_id is not None:  # and after that, for the leader waits for the answer
+                await asyncio.wrap_future(self._disk.submit(self._store.prune, fragment_id))
 
-    def _keep_now(self, message: Replica | ReplicaRun) -> None:
-        """In the disk's thread, so that messages are kept in the order in which they came."""
+    def _keep_now(self, message: Replica | ReplicaRun) -> int | None:
+        """Writes what a message has; returns the fragment of a version.
+
+        In the disk's thread, so that messages are kept in the order in which they came.
+        """
         if isinstance(message, ReplicaRun):
             record = record_of(message)
             settled(self._given, record)  # better now than by whoever is to take over
             self._store.save_run(record)
-        else:
-            self._store.adopt(*commit_of(message))
+            return None
+        commit, state = commit_of(message)
+        self._store.adopt(commit, state, prune=False)
+        return commit.fragment_id
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work)

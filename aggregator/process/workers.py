@@ -218,13 +218,14 @@ class Workers:
         assert made.digest == commit.digest, f"fragment {p}: {made.digest} is pending, {commit.digest} to be committed"
         done: Persisted | PersistFailed
         try:
-            await _in(self._disk, self._store.commit, commit, made.state)
+            await _in(self._disk, self._store.commit, commit, made.state, prune=False)
             done = Persisted(fragment_id=p, fragment_version=version)
         except Unavailable as err:
             done = PersistFailed(fragment_id=p, fragment_version=version, detail=str(err))
-        if self._newest_order[p] is not action:
-            return
-        await self._deliver(done)
+        if self._newest_order[p] is action:
+            await self._deliver(done)
+        if isinstance(done, Persisted):
+            await _in(self._disk, self._store.prune, p)
 
     def settle(self, fragment_id: int, fragment_version: int) -> None:
         """The core is about to hear that a version is durable everywhere: from here on it is the one to publish."""

@@ -161,8 +161,13 @@ class Store:
         content = pack_run(record)
         self._replace(run_path(self._directory), lambda fd: write_all(fd, memoryview(content)))
 
-    def commit(self, commit: Commit, state: FragmentState) -> None:
+    def commit(self, commit: Commit, state: FragmentState, *, prune: bool = True) -> None:
         """Makes one fragment version durable: once this returns, it may be published.
+
+        Args:
+            commit: Names the version.
+            state: Its arrays.
+            prune: Afterwards, and before this returns; else :meth:`prune` is the caller's to call.
 
         Raises:
             LocalProtocolError: If versions would go back, or one that is on disk would get other bytes.
@@ -180,7 +185,8 @@ class Store:
         # Asked for again with nothing left to do: after a full disk, another fragment's commit has listed it too.
         written = commit.fragment_id in self._newest and key_of(commit) == key_of(newest)
         if written and not self._ledger.owes(commit):
-            self._prune(commit.fragment_id)
+            if prune:
+                self.prune(commit.fragment_id)
             return
         path = commit_path(self._directory, commit.fragment_id, commit.fragment_version)
         with mapped(f"cannot create {path.parent}", definite=True):
@@ -193,10 +199,13 @@ class Store:
         self._damaged[commit.fragment_id].discard(commit.fragment_version)
         self._ledger.owe(commit)
         self._ledger.settle()
-        self._prune(commit.fragment_id)
+        if prune:
+            self.prune(commit.fragment_id)
 
-    def adopt(self, commit: Commit, state: FragmentState) -> None:
+    def adopt(self, commit: Commit, state: FragmentState, *, prune: bool = True) -> None:
         """Makes a leader's commit durable in place of whatever is here: what nobody has seen gives way to it.
+
+        The arguments are those of :meth:`commit`.
 
         A store that led before may hold a newer version that was never published, or other bytes under the same one.
         Both leave the ledger file too, so that it tells one history.
@@ -225,7 +234,29 @@ class Store:
             for whole in self._commits_on_disk():
                 if whole.fragment_id == p and first <= whole.fragment_version < version:
                     self._ledger.owe(whole)
-        self.commit(commit, state)
+        self.commit(commit, state, prune=prune)
+
+    def prune(self, fragment_id: int) -> None:
+        """Removes versions older than the newest ``keep`` whole ones, but version 0 and every ``keep_every``-th.
+
+        A file of 140 MB takes a twentieth of a second, a third of what writing one does: who waits for a commit should
+        not wait for this as well.
+        """
+        try:
+            present = versions(self._directory, fragment_id)
+        except Unavailable as err:
+            _LOG.warning("store.prune_failed error=%r", str(err))
+            return
+        whole = [version for version in present if version not in self._damaged[fragment_id]]
+        oldest_kept = whole[: self._keep][-1] if whole else 0
+        for version in present:
+            if 0 < version < oldest_kept and not (self._keep_every and version % self._keep_every == 0):
+                path = commit_path(self._directory, fragment_id, version)
+                try:
+                    path.unlink()
+                except OSError as err:
+                    # The commit stands, and the next one tries again: nothing to fail for, but something to say.
+                    _LOG.warning("store.prune_failed path=%s error=%r", path, err.strerror)
 
     def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
         """Gives the newest whole version of each fragment a new number, above all that anybody may hold.
@@ -309,20 +340,6 @@ class Store:
                 if version not in self._damaged[fragment_id]:
                     with suppress(Damaged):  # an older version, of which only the header is looked at here
                         yield read_header(commit_path(self._directory, fragment_id, version)).commit
-
-    def _prune(self, fragment_id: int) -> None:
-        """Removes versions older than the newest ``keep`` whole ones, but version 0 and every ``keep_every``-th."""
-        present = versions(self._directory, fragment_id)
-        whole = [version for version in present if version not in self._damaged[fragment_id]]
-        oldest_kept = whole[: self._keep][-1]
-        for version in present:
-            if 0 < version < oldest_kept and not (self._keep_every and version % self._keep_every == 0):
-                path = commit_path(self._directory, fragment_id, version)
-                try:
-                    path.unlink()
-                except OSError as err:
-                    # The commit stands, and the next one tries again: nothing to fail for, but something to say.
-                    _LOG.warning("store.prune_failed path=%s error=%r", path, err.strerror)
 
 
 def _locked(path: Path) -> int:

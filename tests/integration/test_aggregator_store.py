@@ -244,6 +244,20 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path, place):
     assert len(loaded.damaged) == 1
 
 
+def test_who_waits_for_a_commit_may_have_old_versions_removed_later(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.load()
+        for version in range(5):
+            store.commit(commit_of(state_of(version)), state_of(version), prune=False)
+        store.commit(commit_of(state_of(4)), state_of(4), prune=False)  # again, with nothing left to do
+        assert versions(tmp_path, 0) == [4, 3, 2, 1, 0]
+        store.prune(0)
+        assert versions(tmp_path, 0) == [4, 3, 0]
+        store.prune(1)  # of which there is none
+    with Store.open(tmp_path) as store:
+        assert store.load().fragments[0][0].fragment_version == 4
+
+
 def test_a_damaged_version_is_written_again_and_pruned_like_any_other(tmp_path):
     fill(tmp_path, newest=3)
     os.truncate(commit_path(tmp_path, 0, 3), 100)
