@@ -99,7 +99,7 @@ def finished(hub: Hub, out: Path, *, within_s: float, doing: str) -> dict[str, A
     ends_s = time.monotonic() + within_s
     while not out.exists():
         for event in hub.cluster.poll():
-            if event.change is Change.ENDED and not out.exists():
+            if event.change is not Change.STARTED and not out.exists():
                 end = last_lines(hub.cluster.log_of(event.process))
                 raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
         if time.monotonic() > ends_s:

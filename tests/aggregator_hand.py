@@ -283,6 +283,14 @@ class Desk:
                     pass
 
 
+def desk(*island_ids: str, **settings: Any) -> Desk:
+    """A desk of islands that hold version 0, ``a``, ``b`` and ``c`` unless they are named, and its log empty."""
+    made = Desk(**settings)
+    made.gather(*(island_ids or ("a", "b", "c")))
+    made.take()
+    return made
+
+
 def of(actions: Iterable[Any], kind: type[T]) -> list[T]:
     """Actions of one kind."""
     return [a for a in actions if isinstance(a, kind)]

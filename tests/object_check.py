@@ -7,7 +7,7 @@ import pytest
 from aggregator.copies.bucket import AlreadyThere
 from aggregator.copies.restoring import restore, sets_there
 from aggregator.store.layout import commit_path
-from tests.integration.test_copies import FRAGMENTS, NOW_S, Hub
+from tests.copied_hub import FRAGMENTS, NOW_S, Hub
 
 
 def takes_and_gives_objects(bucket, folder):

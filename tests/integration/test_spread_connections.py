@@ -12,7 +12,7 @@ from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
 from broker.wire.messages import Channel
 from tests.aggregator_hand import beat
-from tests.integration.test_broker_server import WAIT_S, config, contribution, on_a_broker, version
+from tests.broker_bench import WAIT_S, config, contribution, on_a_broker, version
 
 CONNECTIONS = 4
 #: More than may be under way over one connection at first.

@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutants.checking import ROOT, Copy, Outcome, Verdict
-from tests.mutants.guards import MUTANTS
+from tests.mutants.every_guard import MUTANTS
 from tests.mutants.mutant import Mutant, Outdated
 
 

@@ -14,9 +14,9 @@ from islands.torch.conversion import as_array
 from islands.torch.optimizer_state import OptimizerState
 from islands.torch.tensors import TensorLeaf, loss_leaf
 from tests.hub import RUN, WAIT_S, Hub
-from tests.integration.test_island_loop import stored
 from tests.local_run import wait_for
 from tests.several_hosts import Merges, islands_in
+from tests.training_loops import stored
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),

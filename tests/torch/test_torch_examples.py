@@ -20,7 +20,7 @@ import islands
 from broker.wire.errors import ConfigError
 from islands.tasks.evaluate import place
 from islands.tasks.task import DataShare, Schedule, held_out_loss, load_task
-from tests.integration.test_island_loop import WAIT_S, Hub
+from tests.hub import WAIT_S, Hub
 from tests.local_run import ops
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,8 @@ import islands
 import islands.torch
 from broker.wire.errors import ConfigError
 from islands.torch.copies import SMALL_BYTES
-from tests.integration.test_island_loop import RUN, TOKENS, WAIT_S, Hub, stored
+from tests.hub import RUN, WAIT_S, Hub
+from tests.training_loops import TOKENS, stored
 
 pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
 

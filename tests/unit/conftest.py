@@ -1,7 +1,8 @@
-"""What the tests of the relay share."""
+"""What several modules share: a relay, and an aggregator that leads."""
 
 import pytest
 
+from tests.leader_hand import Leader
 from tests.relay_bench import Driver
 
 
@@ -16,3 +17,9 @@ def led(driver):
     """A relay with a leader."""
     driver.attach()
     return driver
+
+
+@pytest.fixture
+def leader():
+    """A leader whose lease is renewed, with nobody that stands by."""
+    return Leader().begun()

@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 from tests.mutants.checking import ROOT, Copy, Outcome
-from tests.mutants.guards import MUTANTS
+from tests.mutants.every_guard import MUTANTS
 from tests.mutants.mutant import Mutant, Outdated
 
 #: Mutants that the suite itself tries; ``python3 -m tests.mutants`` tries all.

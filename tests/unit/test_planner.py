@@ -1,37 +1,22 @@
-"""The plan of a fleet: figures that can be checked by hand, the way back, and what is refused."""
+"""The forecast of a fleet: bytes, bandwidth, time, cost and memory, in figures that can be checked by hand."""
 
-import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.config import BrokerConfig
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import Codec
-from islands.config import IslandConfig
-from ops.planning.fleet import Fleet, Site, limits_to_raise, load_of, merging_per_cycle_s
+from ops.planning.fleet import Fleet, load_of, merging_per_cycle_s
 from ops.planning.footprint import contribution_bytes, cut, version_bytes, wire_of
 from ops.planning.forecast import forecast
 from ops.planning.links import Assume, Mode, required
 from ops.planning.notes import notes
-from ops.planning.planner import as_chosen, choose, plan
-
-N = 1_000_000
-
-
-def site(**changes):
-    return Site(**({"name": "site", "step_s": 0.5, "tokens_per_step": 1000} | changes))
-
-
-def fleet(sites=4, **changes):
-    shared = {name: changes.pop(name) for name in ("step_s", "gbps", "latency_s", "accelerators") if name in changes}
-    values = {"parameters": N, "sites": (site(**shared),) * sites, "version_codec": Codec.F32}
-    return Fleet(**(values | changes))
-
+from ops.planning.planner import plan
+from tests.planned_fleets import N, fleet, site
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
@@ -372,201 +357,3 @@ def test_of_several_aggregators_the_fullest_is_told():
     largest = 4 * 13 * N
     assert shared > 192 * 2**20 + 5 * largest  # the one that has the embedding, and nothing else
     assert shared < alone
-
-
-# --- the way back ---------------------------------------------------------------------------------------------------
-
-
-def chosen_for(gbps):
-    return choose(fleet(), Mode.DECOUPLED, gbps)
-
-
-def test_narrow_links_get_a_smaller_codec_first_and_then_a_longer_interval():
-    needed = forecast(fleet(), Mode.DECOUPLED).down_gbps
-    for share, codec, interval in ((0.6, Codec.BF16, 24), (0.3, Codec.INT8, 24), (0.2, Codec.INT4, 24)):
-        near = chosen_for(needed * share)
-        assert (near.codec, near.version_codec, near.sync_interval_steps) == (codec, codec, interval)
-    far = chosen_for(needed * 0.05)
-    assert (far.codec, far.version_codec, far.sync_interval_steps) == (Codec.INT4, Codec.INT4, 100)
-
-
-def test_the_brokers_link_is_shared_by_the_sites_that_go_through_it():
-    shared = fleet(gbps=10.0, broker_gbps=2.0)
-    assert forecast(shared, Mode.DECOUPLED).link_gbps == 0.5
-    assert forecast(shared, Mode.DP) == forecast(fleet(gbps=10.0), Mode.DP)
-
-
-@pytest.mark.parametrize("codec", [Codec.F32, Codec.INT4])
-@pytest.mark.parametrize("fragments", [2, 8])
-def test_what_shards_get_leaves_the_brokers_host_again_and_their_versions_enter_it(codec, fragments):
-    def found(**changes):
-        return forecast(fleet(codec=codec, fragments=fragments, **changes), Mode.DECOUPLED)
-
-    one, two = found(), found(shards=2)
-    assert (one.broker_up_gbps, one.broker_down_gbps) == (4 * one.down_gbps, 4 * one.up_gbps)
-    assert (two.up_gbps, two.down_gbps) == (one.up_gbps, one.down_gbps)
-    assert two.broker_up_gbps == pytest.approx(one.broker_up_gbps + 4 * one.up_gbps)
-    assert two.broker_down_gbps == pytest.approx(one.broker_down_gbps + one.down_gbps)
-    links = {"gbps": 10.0, "shards": 2}
-    enough = found(broker_gbps=two.broker_up_gbps, **links)
-    assert (enough.fits, enough.sync_interval_steps) == (True, 24)
-    narrow = found(broker_gbps=0.98 * two.broker_up_gbps, **links)
-    assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(0.98 * narrow.exact_gbps))
-
-
-def test_a_broker_that_is_too_narrow_is_told_even_if_the_sites_links_are_not_known():
-    needed = forecast(fleet(), Mode.DECOUPLED)
-    narrow = forecast(fleet(broker_gbps=4 * needed.down_gbps / 2), Mode.DECOUPLED)
-    assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(needed.down_gbps / 2))
-    assert {round(each.received, 3) for each in narrow.arrivals} == {0.5}
-    asked = fleet(gbps=1.0, broker_gbps=4 * needed.down_gbps / 2)
-    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].startswith("A site's share of the broker has 0.00133 of")
-    wide = forecast(fleet(broker_gbps=1000.0), Mode.DECOUPLED)
-    assert (wide.fits, wide.link_gbps, wide.round_s) == (None, None, needed.round_s)
-
-
-def test_a_bandwidth_below_any_setting_is_refused_with_the_one_that_would_do():
-    with pytest.raises(ConfigError, match=r"bandwidth = 1e-06: no codec, H up to 1000 or P is enough") as caught:
-        chosen_for(1e-6)
-    least = float(caught.value.cure.split("at least ")[1].split()[0])
-    assert chosen_for(least).sync_interval_steps == 1000
-
-
-@pytest.mark.parametrize(("parameters", "step_s"), [(5 * 10**9, 1.0), (70 * 10**9, 10.0), (10**9, 60.0)])
-@pytest.mark.parametrize("gbps", [1.0, 7.0, 1000.0])
-def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message(parameters, step_s, gbps):
-    asked = fleet(sites=8, parameters=parameters, step_s=step_s, gbps=gbps, held_bytes=1 << 40)
-    chosen = choose(asked, Mode.DECOUPLED, gbps)
-    settled = as_chosen(asked, chosen)
-    assert merging_per_cycle_s(settled) <= chosen.sync_interval_steps * step_s
-    assert limits_to_raise(settled) == {}
-    assert settled.max_message_bytes == BrokerConfig().max_message_bytes == IslandConfig().max_message_bytes
-    planned = plan(settled, Mode.DECOUPLED)
-    assert notes(settled, planned) == []
-    assert planned.chosen.sync_interval_steps == chosen.sync_interval_steps
-
-
-# --- what cannot be -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"utilisation": 1.0}, "utilisation = 1.0: must be at least 1e-06 and below 1"),
-        ({"utilisation": 0.0}, "utilisation = 0.0: must be at least 1e-06 and below 1"),
-        ({"fragments": 25}, "fragments = 25: must lie between 1 and 24: at most one falls due"),
-        ({"shards": 0}, "shards = 0: must lie between 1 and 8"),
-        ({"shards": 9}, "shards = 9: must lie between 1 and 8: each has at least one of the fragments"),
-        ({"fragments": 0}, "fragments = 0: must lie between 1 and"),
-        ({"overlap_steps": -1}, "overlap = -1: must lie between 0 and"),
-        ({"step_s": 0.0}, "step_time = 0.0: must lie between"),
-        ({"gbps": -1.0}, "bandwidth = -1.0: must lie between"),
-        ({"sites": 0}, "sites = 0: must be at least 1"),
-        ({"parameters": 0}, "params = 0: must lie between"),
-        ({"broker_gbps": 0.0}, "broker_bandwidth = 0.0: must lie between 1e-09 and"),
-        ({"accelerator_gb": 0.0}, "memory_gb = 0.0: must lie between 1e-09 and"),
-        ({"host_gb": 0.0}, "host_memory_gb = 0.0: must lie between 1e-09 and"),
-        ({"price_per_hour": -1.0}, "price = -1.0: must lie between 0 and 1e+18"),
-        ({"price_per_gb": 1e19}, "price_per_gb = 1e+19: must lie between 0 and 1e+18"),
-    ],
-)
-def test_impossible_settings_are_refused_with_a_cure(changes, words):
-    with pytest.raises(ConfigError) as caught:
-        fleet(**changes)
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "mode", "words"),
-    [
-        (
-            {"latency_s": 10.0},
-            Mode.DECOUPLED,
-            "sync_interval = 24: latency alone takes 20 s of a round, and H steps 12 s",
-        ),
-        ({"latency_s": 1.0}, Mode.DP, "dp reaches at most 7.7% here"),
-        ({"latency_s": 1.0}, Mode.DILOCO, "diloco reaches at most 85.7% here"),
-        ({"latency_s": 1.0}, Mode.STREAMING, "an overlap of 5 steps hides it"),
-        ({"price_per_hour": 1.0}, Mode.DECOUPLED, "give --accelerators as well"),
-        ({"accelerator_gb": 80.0}, Mode.DECOUPLED, "give --accelerators as well"),
-        ({"host_gb": 0.1}, Mode.DECOUPLED, "is too little for the aggregator beside the broker: it takes 0.2"),
-        ({"accelerators": 1, "accelerator_gb": 0.01}, Mode.DECOUPLED, "at least 2 a site"),
-    ],
-)
-def test_fleets_that_cannot_work_are_refused_with_what_could(changes, mode, words):
-    with pytest.raises(ConfigError) as caught:
-        plan(fleet(**changes), mode)
-    assert words in str(caught.value)
-
-
-@example(  # a median link that is too narrow, and one fragment
-    parameters=15_623_914,
-    sites=40,
-    step_s=1.0,
-    gbps=1.0,
-    latency_s=0.0,
-    interval=1,
-    fragments=1,
-    tau=0,
-    target=0.5,
-    codec=Codec.F32,
-    assume=Assume.ATOLL,
-    mode=Mode.DECOUPLED,
-)
-@settings(max_examples=60)
-@given(
-    parameters=st.integers(1, 10**13),
-    sites=st.integers(1, 40),
-    step_s=st.floats(1e-4, 1e4),
-    gbps=st.none() | st.floats(1e-4, 1e6),
-    latency_s=st.floats(0, 2),
-    interval=st.integers(1, 500),
-    fragments=st.integers(1, 100),
-    tau=st.integers(0, 50),
-    target=st.floats(0.01, 0.9999),
-    codec=st.sampled_from(Codec),
-    assume=st.sampled_from(Assume),
-    mode=st.sampled_from(Mode),
-)
-def test_whatever_is_asked_gets_finite_figures_or_a_refusal(parameters, sites, interval, fragments, tau, **asked):
-    shared = {name: asked.pop(name) for name in ("step_s", "gbps", "latency_s")}
-    mode, target = asked.pop("mode"), asked.pop("target")
-    try:
-        found = forecast(
-            fleet(
-                sites=sites,
-                parameters=parameters,
-                sync_interval_steps=interval,
-                fragments=fragments,
-                overlap_steps=tau,
-                utilisation=target,
-                **shared,
-                **asked,
-            ),
-            mode,
-        )
-    except ConfigError:
-        return
-    figures = [found.up_gbps, found.down_gbps, found.round_s, found.rounds_apart_s, found.tokens_per_day]
-    figures += [found.traffic_gb_per_day, found.sync_interval_steps]
-    assert all(math.isfinite(each) and each >= 0 for each in figures)
-    assert 0 < found.utilisation <= 1
-    assert found.staleness >= 0
-    if mode is Mode.DECOUPLED:
-        # Older than a version: where merging comes between up and down, and the next round has begun meanwhile; or a
-        # link that is always full has a contribution under way up while the last version still comes down.
-        one_after_the_other = (found.round_s / shared["step_s"] + 2) / found.sync_interval_steps
-        assert found.staleness <= max(1, one_after_the_other, *(each.age for each in found.arrivals))
-        assert sum(found.open_shares) <= fragments + 1e-6
-
-
-def test_decoupled_islands_beside_another_mode_are_refused_where_they_are_when_asked_about():
-    """Baselines wait on a link that is too narrow, and are told how long; decoupled ones would compute, unheard."""
-    narrow = fleet(parameters=5 * 10**9, sites=8, step_s=1.0, gbps=0.01)
-    with pytest.raises(ConfigError) as refused:
-        plan(narrow, Mode.DECOUPLED)
-    beside = plan(narrow, Mode.DP).alternatives
-    assert beside[Mode.DECOUPLED] == refused.value.cure
-    diloco = beside[Mode.DILOCO]
-    assert not isinstance(diloco, str)
-    assert diloco.utilisation < 0.01

@@ -1,0 +1,184 @@
+"""The broker as a process: a real Redis that comes, goes and hangs, the addresses where it listens, and its end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from broker.registry.registry import Registry
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from ops.processes import redis_server
+from ops.processes.cluster import free_ports
+from tests.aggregator_hand import beat
+from tests.broker_bench import RUN, WAIT_S, config, on_a_broker, until
+
+# --- Redis ----------------------------------------------------------------------------------------------------------
+
+
+class Redis:
+    """A server that can be started, again and empty, on one port."""
+
+    def __init__(self, directory):
+        self.found = redis_server.server(port=free_ports(1), directory=directory)
+        self.process = None
+
+    def start(self):
+        self.process = subprocess.Popen(self.found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def stop(self):
+        if self.process is not None:
+            self.process.kill()  # works on a suspended process too
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = Redis(tmp_path)
+    yield server
+    server.stop()
+
+
+async def in_redis(url, condition, what):
+    """Waits until what stands in Redis about the run meets a condition; returns it."""
+    registry = Registry(url, RUN)
+
+    async def look():
+        with contextlib.suppress(Exception):
+            found = await registry.read()
+            return found if condition(found) else None
+
+    try:
+        return await until(look, what)
+    finally:
+        await registry.aclose()
+
+
+def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(redis):
+    async def use(bench):
+        url = redis.found.url
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await island.send(beat(3))  # no Redis yet: routing does not care
+        await aggregator.receive(m.Heartbeat)
+        await island.send(beat(4), run="other")
+        await island.receive(m.Refused)
+        redis.start()
+        found = await in_redis(url, lambda s: "a" in s.members and s.refusals.get("broker:hub"), "a in Redis")
+        assert found.members["a"]["inner_step"] == 3
+        assert found.refusals["broker:hub"] == {"a": {"wrong_run": 1}}
+        assert found.brokers["hub"]["peers"] == 1
+        redis.stop()
+        await island.send(beat(5))
+        await aggregator.receive(m.Heartbeat)  # nobody waited for Redis
+        redis.start()  # empty
+        found = await in_redis(url, lambda s: "a" in s.members, "a in Redis again")
+        assert found.members["a"]["inner_step"] == 5
+        await island.send(m.Leave(inner_step=6, tokens=60, reason="done"))
+        await in_redis(url, lambda s: s.members["a"]["left"], "the farewell")
+
+    on_a_broker(config(redis_url=redis.found.url), use)
+
+
+def test_a_redis_that_hangs_delays_nobody(redis):
+    redis.start()
+
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await island.send(beat(0))
+        await in_redis(redis.found.url, lambda s: "a" in s.members, "a in Redis")
+        redis.process.send_signal(signal.SIGSTOP)
+        for step in range(1, 200):
+            await island.send(beat(step))
+            while (await aggregator.receive(m.Heartbeat)).message.inner_step != step:
+                pass
+
+    on_a_broker(config(redis_url=redis.found.url), use)
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_named_with_a_cure():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port = {port}"):
+            on_a_broker(config(port=port), None)
+
+
+def test_a_unix_socket_that_is_taken_or_cannot_be_made_is_named_with_a_cure(tmp_path):
+    taken = f"@{tmp_path.name}-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as holder:
+        holder.bind(f"\0{taken[1:]}")
+        holder.listen()
+        with pytest.raises(ConfigError, match=rf"ipc = '{taken}': a process listens there already"):
+            on_a_broker(config(ipc=taken), None)
+    with pytest.raises(ConfigError, match=r"No such file or directory.*or @NAME"):
+        on_a_broker(config(ipc=str(tmp_path / "away" / "hub")), None)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match=r"file': is a file, and no socket"):
+        on_a_broker(config(ipc=str(tmp_path / "file")), None)
+    assert (tmp_path / "file").read_text() == "kept"
+    with pytest.raises(ConfigError, match=r"ipc = .*1 to 102 bytes"):
+        config(ipc="/" + 102 * "x")
+
+
+def _has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost", pytest.param("[::1]", marks=needs_ipv6)])
+def test_a_host_may_be_a_wildcard_or_a_name_or_stand_in_brackets(host):
+    async def use(bench):
+        there = host if host.startswith("[") else "127.0.0.1"
+        address = f"tcp://{there}:{bench.listening.control_port}"
+        bench.listening = replace(bench.listening, address=address)
+        aggregator = await bench.aggregator()
+        assert (await aggregator.attach()).versions == (-1,)
+
+    on_a_broker(config(host=host, insecure=True), use)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_broker_cleanly_even_if_redis_hangs(number, redis):
+    redis.start()
+    asyncio.run(in_redis(redis.found.url, lambda _: True, "Redis"))
+    command = [sys.executable, "-m", "ops.cli", "broker", "--run", RUN, "--port", "0"]
+    environment = {**os.environ, "REDIS_URL": redis.found.url, "ATOLL_LOG": "text"}
+    broker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        line = broker.stderr.readline()
+        assert "broker.ready" in line, line
+        assert f"run={RUN}" in line
+        redis.process.send_signal(signal.SIGSTOP)
+        broker.send_signal(number)
+        rest = broker.stderr.read()
+        assert broker.wait(timeout=WAIT_S) == 0, rest
+        assert "broker.ended" in rest
+        assert "Traceback" not in rest
+    finally:
+        broker.kill()
+        broker.wait()
+        broker.stderr.close()
+
+
+def test_bad_settings_end_the_process_with_their_cure():
+    command = [sys.executable, "-m", "ops.cli", "broker", "--port", "70000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "atoll: port = 70000: must be from 1 to 65534 (the bulk port is the next one), or 0\n"
