@@ -24,7 +24,8 @@ from islands.hosts.regions import Spread, owners, part_of, region_of
 
 Array = npt.NDArray[Any]
 
-PINNED_FROM = 1 << 20  #: bytes of an array that a GPU copies through pinned memory; less is there at once anyway
+#: Where arrays go to the host through pinned memory, from so many bytes: smaller ones are there at once anyway.
+PINNED_ON, PINNED_FROM = "gpu", 1 << 20
 
 
 class Together:
@@ -293,11 +294,11 @@ def to_host(leaf: jax.Array) -> Array:
 def _fetched(array: jax.Array) -> Array:
     """Returns what is on one device; waits until it is computed.
 
-    A GPU writes to pinned memory. To any other memory JAX copies at 1.4 GB/s, and what the loop itself reads, such as
-    its loss, waits behind that (docs/accelerators.md).
+    From a GPU to memory that is not pinned JAX copies at 1.4 GB/s, and what the loop itself reads, such as its loss,
+    waits behind that (docs/accelerators.md).
     """
     (device,) = array.devices()
-    if array.nbytes >= PINNED_FROM and device.platform == "gpu":
+    if device.platform == PINNED_ON and array.nbytes >= PINNED_FROM:
         array = jax.device_put(array, SingleDeviceSharding(device, memory_kind="pinned_host"))
     return np.asarray(array)
 

@@ -12,7 +12,8 @@ handed over differs from what was trained by one rounding, not by the sum of all
 the laboratory's comparison) r <- L, and what was rounded away is lost.
 
 In float32 the reference is moved by the sum that moves the parameters: who has not trained has L = r, and so L' = r'
-and a pseudo-gradient of exactly zero. Of other progress each adoption rounds away a unit in the last place.
+and a pseudo-gradient of exactly zero. Of other progress each adoption rounds away a unit in the last place. (With
+0 < keep < 1 a device may fuse the product into the sum; the two results then agree to the last bit but one.)
 
 *What a cast rounds away on installing is not progress.* In a dtype that is narrower than float32, such as bfloat16, L'
 misses Theta + keep * (L - r) by a large rounding error e, which would be handed over with the next capture, as if the
@@ -20,8 +21,7 @@ island had trained it. The last formula gives r = Theta + e: r follows what L' r
 what it was, and the next shift, Theta' - r, takes e back again. Rounding errors neither travel nor add up.
 
 L' is needed for that on the host, where it is computed a second time from the L that was there before: the sum and the
-cast are single IEEE operations, so both results agree. (With 0 < keep < 1 a device may fuse the product into the sum;
-the results then agree to the last bit but one.)
+cast are single IEEE operations, so both results agree.
 """
 
 from __future__ import annotations

@@ -179,6 +179,20 @@ def test_a_donated_array_is_reported_as_such():
         placement.to_host(x)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_])
+def test_what_goes_to_the_host_through_pinned_memory_is_the_same(monkeypatch, dtype):
+    """As from a GPU: a CPU has pinned memory, too, in JAX."""
+    monkeypatch.setattr(jax_placement, "PINNED_ON", "cpu")
+    moved = []
+    monkeypatch.setattr(jax, "device_put", lambda x, to, put=jax.device_put: moved.append(to.memory_kind) or put(x, to))
+    large, small = jnp.arange(1 << 20).reshape(1024, 1024).astype(dtype), jnp.arange(8).astype(dtype)
+    for leaf in (large, small):
+        found = placement.to_host(leaf)
+        assert found.dtype == dtype
+        assert np.array_equal(found, np.asarray(leaf))
+    assert moved == ["pinned_host"], "the large one alone"
+
+
 def test_random_keys_go_to_the_host_as_data_and_come_back_as_keys():
     key = jax.random.key(7)
     back = placement.from_host(placement.to_host(key), key)

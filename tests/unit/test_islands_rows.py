@@ -184,7 +184,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from broker.wire.fragments import cut, partition
 from islands.arrays.partition import tensor_specs
 from islands.arrays.parameters import Parameters
-from islands.arrays.placement import Placement
+from islands.arrays.placement import Placement, to_host
 from islands.arrays.reference import adopted
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
@@ -215,6 +215,7 @@ for layout in (P(), P("data"), P("data", "model"), P(None, "model"), P(("data", 
                 target = expected.copy()
                 target[rows] = adopted(expected[rows], shift, 1.0) if keep else shift.astype(dtype)
                 assert np.array_equal(np.asarray(new["w"]), target), (layout, dtype, keep)
+                assert np.array_equal(to_host(new["w"]), target)
             params, expected = step(new), 2 * target
         assert step._cache_size() == 1
 print("ok")
