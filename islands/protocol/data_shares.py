@@ -154,33 +154,33 @@ class DataShare:
     def take(self) -> tuple[int, int, int, int]:
         """Returns index, count, cursor and seed of the next batch, and goes on to the one after it."""
         self.takes = True
-        return self._take()
-
-    def _take(self) -> tuple[int, int, int, int]:
         taken = self.index, self.count, self.cursor, self.seed
+        self._ahead.append(self._next())
+        return taken
+
+    def _next(self) -> TrainedBatch:
+        """Returns the next batch, and goes on to the one after it."""
         if self._by_blocks:
-            self._ahead.append(TrainedBatch(self._block, 0, self.cursor))
+            batch = TrainedBatch(self._block, 0, self.cursor)
             self.cursor += 1
             if self.cursor == self._block_ends:
                 self._next_block()
-            return taken
+            return batch
         number = number_of(self._held[0]) if self._held else self.index
-        self._ahead.append(TrainedBatch(number, self.share_epoch, self.cursor))
+        batch = TrainedBatch(number, self.share_epoch, self.cursor)
         self.cursor += 1
         self._in_a_row += 1
         if len(self._held) > 1 and self._in_a_row >= IN_A_ROW:
             self._put_back()
             self._held.append(self._held.pop(0))
             self._show()
-        return taken
+        return batch
 
     def trained(self) -> TrainedBatch:
         """A step was run: returns the batch it was trained on, which is the oldest taken, else the next one."""
-        if not self._ahead:
-            self._take()
-        taken = self._ahead.popleft()
-        self._at_hand = taken.share
-        return taken
+        batch = self._ahead.popleft() if self._ahead else self._next()
+        self._at_hand = batch.share
+        return batch
 
     def runs_short(self) -> bool:
         """Returns True once for each block that is trained while no other one is known."""

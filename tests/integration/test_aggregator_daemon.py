@@ -313,7 +313,7 @@ def test_a_signal_ends_the_aggregator_with_a_partial_report(number, tmp_path):
 def test_a_disk_that_fails_delays_versions_and_nothing_else(tmp_path, monkeypatch):
     commit = Store.commit
 
-    def failing(self, what, state):
+    def failing(self, what, state, **_):
         if what.fragment_version == 2:
             raise Unavailable("cannot write: No space left on device; free space", definite=True)
         commit(self, what, state)
