@@ -52,7 +52,7 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether adopting rounds to fewer bits than the sum has."""
+    """Whether parameters of ``dtype`` have fewer bits than the sum that replaces them, so that a cast rounds."""
     return wide_dtype(dtype) != dtype
 
 

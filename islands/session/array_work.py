@@ -221,7 +221,9 @@ class ArrayWork:
     async def settle(self, install: Install, before: tuple[Leaf, ...]) -> None:
         """Moves the reference to where an installation has put the parameters.
 
-        ``before`` is what they were, where it rounds.
+        Args:
+            install: What was installed.
+            before: The parameters that it replaced, where it ``rounds``; else nothing.
         """
         reference = self._references[install.fragment_id]
 

@@ -48,7 +48,7 @@ class Install:
         shift: The same on the host, before it was placed.
         dtypes: Of the local parameters.
         mixes: ``keep`` is the share of the local value itself.
-        rounds: What it replaces is needed as well: a cast rounds (:mod:`islands.arrays.reference`).
+        rounds: A cast rounds, so the reference needs what is replaced as well (:mod:`islands.arrays.reference`).
         places: Tensors to sample, by number -> positions in them (:mod:`islands.arrays.persistence`), on their device.
     """
 

@@ -71,7 +71,7 @@ class TorchIsland:
             self._state.reset()
 
     def _for_reports(self, loss: torch.Tensor) -> Any:
-        """Returns a loss for others to read; None on a device that has copied one a moment ago."""
+        """Returns a loss as others can read it; None on a GPU that has copied one in the last ``LOSS_EVERY_S``."""
         if loss.is_cuda:
             now_s = clocks.monotonic()
             if now_s < self._next_loss_s:
