@@ -24,6 +24,7 @@ from broker.wire.messages import AGGREGATOR, BROKER, Channel, Codec, Envelope
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import decode_tensor, encode_tensor
 from ops.processes.cluster import free_ports
+from tests.broker_bench import bare_socket
 
 RUN = "demo"
 WAIT_S = 40.0  # for anything that must happen
@@ -304,13 +305,7 @@ class Bench:
             await serve(given(settings), stop=asyncio.Event())
 
     def raw(self, channel):
-        """A bare DEALER, for what no endpoint would send."""
-        port = self.listening.bulk_port if channel is Channel.BULK else self.listening.control_port
-        sock = self.context.socket(zmq.DEALER)
-        sock.linger = 0
-        self.stack.callback(sock.close)
-        sock.connect(f"tcp://127.0.0.1:{port}")
-        return sock
+        return bare_socket(self.stack, self.context, self.listening, channel)
 
     async def end(self):
         for end in self._ends:

@@ -124,13 +124,17 @@ class Bench:
         return aggregator
 
     def raw(self, channel):
-        """A bare DEALER, for what no endpoint would send."""
-        port = self.listening.bulk_port if channel is Channel.BULK else self.listening.control_port
-        sock = self.context.socket(zmq.DEALER)
-        sock.linger = 0
-        self._stack.callback(sock.close)
-        sock.connect(f"tcp://127.0.0.1:{port}")
-        return sock
+        return bare_socket(self._stack, self.context, self.listening, channel)
+
+
+def bare_socket(stack, context, listening, channel):
+    """Returns a bare DEALER that is connected to a broker, for what no endpoint would send."""
+    port = listening.bulk_port if channel is Channel.BULK else listening.control_port
+    sock = context.socket(zmq.DEALER)
+    sock.linger = 0
+    stack.callback(sock.close)
+    sock.connect(f"tcp://127.0.0.1:{port}")
+    return sock
 
 
 def on_a_broker(settings, use):

@@ -29,6 +29,8 @@ class Hub:
         self.bucket = Bucket.open(f"file://{self.place}")
         self.copies = self.copier(epoch)
 
+    as_shard = (0, 1)  #: its number, of how many
+
     def copier(self, epoch=1, bucket=None, name="hub-1"):
         return Copies(
             bucket or self.bucket,
@@ -37,6 +39,7 @@ class Hub:
             name=name,
             run_id="demo",
             epoch=epoch,
+            shard=self.as_shard,
             wall_s=lambda: NOW_S,
         )
 

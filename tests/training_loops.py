@@ -1,5 +1,7 @@
 """Training loops in NumPy that join a hub as islands, and what its store holds of them."""
 
+import contextlib
+import threading
 import time
 
 import numpy as np
@@ -47,6 +49,19 @@ def train(island, params, train_step=numpy_step, *, until=lambda: False, pause_s
         params = island.step(params, tokens=TOKENS, loss=1.0, **options)
         time.sleep(pause_s)  # plays the work of a step
     return params
+
+
+@contextlib.contextmanager
+def training(island, params):
+    """Has an island train in a thread, until the end of the block."""
+    stop = threading.Event()
+    trainer = threading.Thread(target=train, args=(island, params), kwargs={"until": stop.is_set})
+    trainer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        trainer.join(WAIT_S)
 
 
 def newest(hub):

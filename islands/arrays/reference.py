@@ -52,7 +52,7 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether parameters of ``dtype`` have fewer bits than the sum that replaces them, so that a cast rounds."""
+    """Returns whether adopting a version rounds parameters of ``dtype``: it has fewer bits than float32."""
     return wide_dtype(dtype) != dtype
 
 

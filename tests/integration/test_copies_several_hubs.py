@@ -62,7 +62,7 @@ class ShardHub(Hub):
     """The store of one shard of two, which has one fragment."""
 
     def __init__(self, folder, shard):
-        self.shard = shard
+        self.shard, self.as_shard = shard, (shard, 2)
         folder = folder / f"host-{shard}"
         folder.mkdir()
         super().__init__(folder)
@@ -75,18 +75,6 @@ class ShardHub(Hub):
         """Shard 0's record has come so far, or shard 1 has taken so much of it over."""
         at = {"roster": list(roster)} if self.shard else {"epoch": roster[0], "serial": roster[1]}
         self.opened.save_run(self.record | {"shard": [self.shard, 2]} | at)
-
-    def copier(self, epoch=1, bucket=None, name="hub-1"):
-        return Copies(
-            bucket or self.bucket,
-            store=self.store,
-            tape=self.tape,
-            name=name,
-            run_id="demo",
-            epoch=epoch,
-            shard=(self.shard, 2),
-            wall_s=lambda: NOW_S,
-        )
 
     def _commit(self, p, version):
         if p == self.shard:

@@ -15,7 +15,7 @@ from broker.wire.messages import OWN_PASS
 from broker.wire.ranges import IntervalSet
 from islands.session import checkpoint
 from tests.hub import WAIT_S, Hub
-from tests.training_loops import join, newest, params_of, train
+from tests.training_loops import join, newest, params_of, train, training
 
 pytestmark = pytest.mark.usefixtures("seats_of_its_own")
 
@@ -223,10 +223,7 @@ def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_bat
             params, _ = stays.restore(params_of())
             goes = join(hub, params_of(), island_id="goes")
             theirs, _ = goes.restore(params_of())
-            stop = threading.Event()
-            trainer = threading.Thread(target=train, args=(stays, params), kwargs={"until": stop.is_set})
-            trainer.start()
-            try:
+            with training(stays, params):
                 train(goes, theirs, until=lambda: min(newest(hub)) > 2)
                 goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
                 train(goes, theirs, until=lambda: tenures[1].owner == "stays")
@@ -242,9 +239,6 @@ def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_bat
                         assert time.monotonic() < ends_s
                         begins = back.inner_step
                         theirs = train(back, theirs, until=lambda: back.inner_step > begins + 30)  # noqa: B023
-            finally:
-                stop.set()
-                trainer.join(WAIT_S)
     batches = {}
     for row in rows_of(tmp_path / "store"):
         for each in row["contributions"]:
@@ -260,10 +254,7 @@ def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_block
         params, _ = stays.restore(params_of())
         goes = join(hub, params_of(), island_id="goes")
         theirs, _ = goes.restore(params_of())
-        stop = threading.Event()
-        trainer = threading.Thread(target=train, args=(stays, params), kwargs={"until": stop.is_set})
-        trainer.start()
-        try:
+        with training(stays, params):
             train(goes, theirs, until=lambda: min(newest(hub)) > 2)
             goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
             train(goes, theirs, until=lambda: not hub.core.run.shares.told("goes", 1).blocks)
@@ -273,9 +264,6 @@ def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_block
                 theirs, _ = back.restore(params_of())
                 began = back.share.cursor
                 theirs = train(back, theirs, until=lambda: back.share.cursor > began + 30)
-        finally:
-            stop.set()
-            trainer.join()
     batches = [
         (d["from_batch"], d["to_batch"])
         for row in rows_of(tmp_path / "store")

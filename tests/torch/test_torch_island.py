@@ -289,6 +289,26 @@ def test_large_fragments_are_copied_beside_training_and_waits_for_them_count(tmp
     assert np.array_equal(model.weight.detach().numpy(), merged)
 
 
+def test_a_gpu_copies_a_loss_now_and_then(monkeypatch):
+    """A copy costs the training thread more than the rest of a usual step. The tensor only says that it is on a GPU."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    now_s, copied = [10.0], []
+    monkeypatch.setattr(islands.torch.island.clocks, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(islands.torch.island, "loss_leaf", lambda loss: copied.append(now_s[0]) or loss)
+    island = object.__new__(islands.torch.TorchIsland)
+    island._next_loss_s = 0.0
+    loss = torch.zeros(()).as_subclass(OnGpu)
+    told = []
+    for step in range(20):
+        now_s[0] = 10 + 0.0625 * step
+        told.append(island._for_reports(loss) is not None)
+    assert copied == [10.0, 10.25, 10.5, 10.75, 11.0]
+    assert told == [step % 4 == 0 for step in range(20)]
+
+
 def test_a_loop_without_an_optimizer_joins_too(tmp_path):
     model = network()
     with Hub(tmp_path / "store", total_tokens=400) as hub, join(hub, model) as island:

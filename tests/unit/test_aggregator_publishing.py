@@ -32,11 +32,16 @@ from tests.aggregator_hand import Desk, desk, notes, of, resolutions, sent
 # --- durability before publication --------------------------------------------------------------------------------
 
 
-def test_nothing_is_published_before_it_is_durable():
-    made = desk("a")
+def merged_and_not_written(**settings):
+    """Returns a core whose first version the disk is yet to write, and what it said to the contribution."""
+    made = desk("a", **settings)
     made.writes = False
     made.open_round("a", step=4)
-    said = made.offer("a", 0, 4)
+    return made, made.offer("a", 0, 4)
+
+
+def test_nothing_is_published_before_it_is_durable():
+    made, said = merged_and_not_written()
     assert [type(a) for a in said if type(a) in (Merge, Persist, Publish)] == [Merge, Persist]
     assert made.run.versions == (0,)
     assert sent(made.beat("a", 5), FleetState, "a")[-1].versions == (0,)
@@ -46,10 +51,7 @@ def test_nothing_is_published_before_it_is_durable():
 
 
 def test_a_contribution_in_a_version_that_is_not_durable_is_still_waiting():
-    made = desk("a")
-    made.writes = False
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
+    made, _ = merged_and_not_written()
     asked = (Outstanding(fragment_id=0, from_step=0, to_step=4),)
     assert [r.fate for r in resolutions(made.beat("a", 5, outstanding=asked), "a")] == [Fate.WAITING]
     assert [r.fate for r in resolutions(made.offer("a", 0, 4, base=0), "a")] == [Fate.WAITING]
@@ -58,10 +60,7 @@ def test_a_contribution_in_a_version_that_is_not_durable_is_still_waiting():
 
 
 def test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durable():
-    made = desk("a", dead_after_s=100.0)
-    made.writes = False
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
+    made, _ = merged_and_not_written(dead_after_s=100.0)
     commit = made.writing[0].commit
     said = made.write(fails="no space left on device")
     (note,) = notes(said, "version.not_durable")
@@ -74,10 +73,7 @@ def test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durabl
 
 
 def test_while_a_commit_is_under_way_another_version_that_is_durable_publishes_nothing():
-    made = desk("a")
-    made.writes = False
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
+    made, _ = merged_and_not_written()
     assert not of(made.feed(Persisted(fragment_id=0, fragment_version=0)), Publish)
     assert made.run.versions == (0,)
     assert of(made.write(), Publish)
