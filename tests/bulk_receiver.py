@@ -5,6 +5,7 @@ import time
 
 from broker.chunks import heads
 from broker.chunks.kept import Kept
+from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
 from broker.wire.codec import decode
 from broker.wire.headers import Limits
@@ -48,7 +49,7 @@ class BulkReceiver:
         if not heads.is_head(first):
             return peer, decode([first, *frames])
         self.nbytes += sum(map(len, frames))
-        into, found = self._flows.setdefault(peer, Inflow(Limits())), None
+        into, found = self._flows.setdefault(peer, Inflow(Limits(), ReusedMemory(0))), None
         for head, pieces in into.in_order(heads.read(first), frames):
             if isinstance(head, heads.Ask):
                 answer = into.answer(head, pieces, self._kept)

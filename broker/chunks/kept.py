@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from broker.chunks.memory import Opened
 from broker.wire import headers
 from broker.wire.headers import Buffer, Limits
 from broker.wire.schema import Unfit
@@ -27,13 +28,13 @@ class Partial:
 
     Attributes:
         frames: Its buffers, the last one maybe in part.
-        missing: What is to come of that one; None: it is whole.
+        open: That one, if more of it is to come.
         nbytes: That are here.
         total: Of the payload.
     """
 
     frames: list[Buffer]
-    missing: memoryview | None
+    open: Opened | None
     nbytes: int
     total: int
 

@@ -1,11 +1,14 @@
-"""Memory that is used again: a page that is new costs the kernel more than the bytes that are written to it. Pure."""
+"""Memory that is used again: a page that is new costs the kernel more than the bytes that are written to it. Pure.
+
+Frames that came in pieces are copied together there, where somebody reads them (:class:`Joined`).
+"""
 
 from __future__ import annotations
 
 import math
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,3 +64,43 @@ class ReusedMemory:
             except IndexError:
                 break
             excess -= 1
+
+
+class Opened(Protocol):
+    """A frame of which more is to come."""
+
+    @property
+    def buffer(self) -> Any:
+        """The frame as a message has it."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is to come."""
+
+    def add(self, piece: memoryview) -> None:
+        """Takes in the next bytes."""
+
+
+class Joined:
+    """A frame that is copied together.
+
+    Args:
+        memory: Where it is to lie.
+
+    Attributes:
+        buffer: All of that.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self.buffer = memoryview(memory)
+        self._missing = self.buffer
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is to come."""
+        return self._missing.nbytes
+
+    def add(self, piece: memoryview) -> None:
+        """Copies the next bytes."""
+        self._missing[: piece.nbytes] = piece
+        self._missing = self._missing[piece.nbytes :]

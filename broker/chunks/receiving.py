@@ -1,22 +1,22 @@
 """Puts messages together again from their chunks, and gives credit: the other end of a flow. Pure.
 
-A frame that lies in one chunk stays where it is; one that is cut is copied into memory of its own, which is taken when
-its first piece comes. So a message in chunks takes the memory of its bytes, and one that came whole takes no more than
-before.
+A frame that lies in one chunk stays where it is. One that is cut is copied into memory of its own, which is taken when
+its first piece comes; or its pieces stay where they are, too, for who passes them on (:class:`Pieces`). So a message in
+chunks takes the memory of its bytes, and one that came whole takes no more than before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from broker.chunks.heads import Ask, Chunk, Credit, Resume
 from broker.chunks.kept import LEAST_BYTES, Kept, Partial, key_in
-from broker.chunks.memory import ReusedMemory
+from broker.chunks.memory import Joined, Opened, ReusedMemory
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
+from broker.wire.messages.pieces import Pieces
 
 #: Beyond what has come the other end may send so much; more than any link that is known of has under way.
 CREDIT_BYTES = 32 << 20
@@ -44,25 +44,25 @@ class Inflow:
 
     Args:
         limits: Of one message; a larger one is refused with its first chunk.
-        memory: Of frames that are put together.
+        memory: Of frames that are put together; None: those behind the header are left in :class:`Pieces`.
 
     Attributes:
         broken: A chunk that is yet to come is waited for in vain: the connections are to be ended.
     """
 
-    def __init__(self, limits: Limits, memory: ReusedMemory | None = None) -> None:
+    def __init__(self, limits: Limits, memory: ReusedMemory | None) -> None:
         self.broken = False
         self._received = {0: 0}  # bytes by connection
         self._early: dict[tuple[int, int], tuple[Chunk | Ask, Sequence[Buffer]]] = {}  # by transfer and offset
         self._early_bytes = 0
-        self._memory = ReusedMemory(0) if memory is None else memory
+        self._memory = memory
         self._limits = limits
         self._transfer = self._total = 0
         self._offset = 0  # of the next chunk
         self._whole = True  # all of it has come
         self._refused = False  # what is left of this message is thrown away
         self._frames: list[Buffer] = []
-        self._open: memoryview | None = None  # what is missing of the last frame
+        self._open: Opened | None = None  # the last frame, if more of it is to come
 
     @property
     def partial_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Inflow:
             partial = kept.take(key_in(frames[0], self._limits), ask.total - header.nbytes)
             if partial is not None:
                 self._frames += partial.frames
-                self._open = partial.missing
+                self._open = partial.open
                 self._offset += partial.nbytes
         return Resume(ask.transfer, self._offset)
 
@@ -198,8 +198,9 @@ class Inflow:
             return _malformed(f"{nbytes} bytes, {chunk.rest} left of its last frame", f"1 to {left} in all")
         if self._open is not None:
             piece, rest = views[0].nbytes, chunk.rest if len(views) == 1 else 0
-            if self._open.nbytes != piece + rest:
-                return _malformed(f"{piece} bytes of a frame, {rest} to come", f"{self._open.nbytes} together")
+            missing = self._open.missing_bytes
+            if missing != piece + rest:
+                return _malformed(f"{piece} bytes of a frame, {rest} to come", f"{missing} together")
         return None
 
     def _kept(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> RemoteProtocolError | None:
@@ -215,19 +216,22 @@ class Inflow:
         """Adds the pieces of a chunk to the frames of the message."""
         places = range(len(views))
         if self._open is not None:
-            piece = views[0]
-            self._open[: piece.nbytes] = piece
-            self._open = self._open[piece.nbytes :] or None
+            self._open.add(views[0])
+            self._open = self._open if self._open.missing_bytes else None
             places = places[1:]
         for place in places:
             if rest and place == len(views) - 1:
-                memory: Any = self._memory.take(views[place].nbytes + rest)
-                whole = memoryview(memory)
-                whole[: views[place].nbytes] = views[place]
-                self._frames.append(whole)
-                self._open = whole[views[place].nbytes :]
+                self._open = self._opened(views[place].nbytes + rest)
+                self._open.add(views[place])
+                self._frames.append(self._open.buffer)
             else:
                 self._frames.append(frames[place])
+
+    def _opened(self, nbytes: int) -> Opened:
+        """Returns a frame of so many bytes, all of which are to come."""
+        if self._memory is not None:
+            return Joined(self._memory.take(nbytes))
+        return Pieces(nbytes) if self._frames else Joined(bytearray(nbytes))
 
 
 def _malformed(got: str, expected: str) -> RemoteProtocolError:

@@ -20,6 +20,7 @@ from broker.chunks.meter import SendingMeter
 from broker.chunks.subflow import MOST_UNDER_WAY_BYTES, Subflow
 from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
+from broker.wire.messages.pieces import behind, nbytes_of
 
 #: Messages without tensors of at most so many bytes travel whole, as do urgent ones: none is long in another's way.
 WHOLE_BYTES = 32 << 10
@@ -143,7 +144,7 @@ class Outflow:
             key: Of its payload (:mod:`broker.chunks.kept`), if it is worth going on with.
             asks: A part of it has gone over an earlier connection.
         """
-        nbytes = sum(memoryview(each).nbytes for each in frames)
+        nbytes = sum(map(nbytes_of, frames))
         whole = nbytes <= WHOLE_BYTES and (urgent or len(frames) == 1)
         transfer = Transfer(frames=frames, nbytes=nbytes, whole=whole, what=what, key=key, asks=asks)
         (self._urgent if urgent and whole else self._waiting).append(transfer)
@@ -246,7 +247,7 @@ class Outflow:
             return
         transfer.sent_bytes, at = answer.offset, answer.offset
         for place, frame in enumerate(transfer.frames):
-            nbytes = memoryview(frame).nbytes
+            nbytes = nbytes_of(frame)
             if at < nbytes:
                 transfer.frame, transfer.at = place, at
                 return
@@ -256,22 +257,25 @@ class Outflow:
         return transfer.number or self._number + 1
 
     def _cut(self, transfer: Transfer, size: int, subflow: int) -> Next:
-        """Returns the next bytes of a message as a chunk, whose frames are views of those of the message."""
+        """Returns the next bytes of a message as a chunk, whose frames are views of those of the message.
+
+        It ends early where a frame goes on in another place.
+        """
         frames: list[Buffer] = []
         frame, at, left = transfer.frame, transfer.at, size
         while True:
-            view = memoryview(transfer.frames[frame]).cast("B")
-            piece = view[at : at + left]
+            piece = behind(transfer.frames[frame], at)[:left]
             frames.append(piece)
             left -= piece.nbytes
             at += piece.nbytes
-            rest = view.nbytes - at
-            if rest == 0:
-                frame, at = frame + 1, 0
-            if left == 0 and (rest or frame == len(transfer.frames) or memoryview(transfer.frames[frame]).nbytes):
+            rest = nbytes_of(transfer.frames[frame]) - at
+            if rest:
+                break
+            frame, at = frame + 1, 0
+            if left == 0 and (frame == len(transfer.frames) or nbytes_of(transfer.frames[frame])):
                 break
         head = Chunk(self._number_of(transfer), transfer.nbytes, transfer.sent_bytes, rest)
-        return Next(transfer, [head.packed(), *frames], size, True, subflow, frame, at)
+        return Next(transfer, [head.packed(), *frames], size - left, True, subflow, frame, at)
 
 
 def _whole(transfer: Transfer) -> Next:

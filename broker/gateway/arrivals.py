@@ -17,6 +17,7 @@ from broker.wire.codec import Origin, Unreadable, decode, peek, verify
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Probe, Reason, Version, kind_of
+from broker.wire.messages.pieces import nbytes_of
 
 #: The checksums of versions below this are looked at on the spot: it takes less than 1 ms, at 5 to 15 GB/s.
 VERIFY_HERE_BYTES = 4 << 20
@@ -35,7 +36,7 @@ def event_of(channel: Channel, taken: Taken, limits: Limits, key: str) -> Receiv
     except RemoteProtocolError as err:
         origin = err.origin if isinstance(err, Unreadable) else peek(frames, limits)
         return _rejected(channel, taken.peer, key, err, origin)
-    size_bytes = sum(memoryview(frame).nbytes for frame in frames)
+    size_bytes = sum(map(nbytes_of, frames))
     return Received(channel=channel, peer=taken.peer, envelope=envelope, size_bytes=size_bytes, key=key)
 
 

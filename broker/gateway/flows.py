@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from broker.chunks import heads
 from broker.chunks.kept import LEAST_BYTES, Kept, key_of
-from broker.chunks.memory import ReusedMemory
-from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Inflow, Refused
+from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
 from broker.gateway.bonds import Bonds
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
@@ -76,7 +75,6 @@ class Flows:
         self._put, self._limits = put, limits
         self._most_bytes = max(most_bytes, limits.max_message_bytes)
         self._partial_bytes = self._kept_bytes = 0
-        self._memory = ReusedMemory(SPARE_FRAMES, SPARE_BYTES)
         self._flows: dict[bytes, _Flow] = {}
         self._bonds = Bonds()
         self._behind: dict[int, bytes] = {}  # routing id by descriptor
@@ -259,7 +257,7 @@ class Flows:
     def _of(self, peer: bytes) -> _Flow:
         flow = self._flows.get(peer)
         if flow is None:
-            flow = self._flows[peer] = _Flow(Inflow(self._limits, self._memory))
+            flow = self._flows[peer] = _Flow(Inflow(self._limits, None))
         return flow
 
     def _lost(self, peer: bytes, now_s: float) -> list[Unreachable]:

@@ -23,6 +23,7 @@ from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of
+from broker.wire.messages.pieces import pieces_of
 from broker.wire.schema import MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
 
 #: Kind, as written in headers, to message type: ``fleet_state`` is :class:`broker.wire.messages.FleetState`.
@@ -112,7 +113,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelop
         raise Unreadable(unfit, _origin(header)) from unfit
 
 
-def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
+def _decode(header: dict[str, Any], frames: Sequence[Buffer]) -> Envelope:
     # The version comes first: another version may have other keys.
     if type(header.get("v")) is not int or header["v"] != PROTOCOL_VERSION:
         raise Unfit(header.get("v"), str(PROTOCOL_VERSION), reason=Reason.PROTOCOL_VERSION, at="v")
@@ -142,7 +143,7 @@ def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
     )
 
 
-def _read_buffers(entries: Any, frames: Sequence[memoryview]) -> tuple[Encoded, ...]:
+def _read_buffers(entries: Any, frames: Sequence[Buffer]) -> tuple[Encoded, ...]:
     if type(entries) is not list:
         raise Unfit(entries, "an array", at="buffers")
     if len(entries) != len(frames):
@@ -153,7 +154,7 @@ def _read_buffers(entries: Any, frames: Sequence[memoryview]) -> tuple[Encoded, 
     )
 
 
-def _read_buffer(entry: Any, frame: memoryview) -> Encoded:
+def _read_buffer(entry: Any, frame: Buffer) -> Encoded:
     if type(entry) is not dict or entry.keys() != _BUFFER_KEYS:
         raise Unfit(entry, "a map with the keys " + ", ".join(sorted(_BUFFER_KEYS)))
     codec = _CODECS.get(entry["codec"]) if type(entry["codec"]) is str else None
@@ -188,7 +189,10 @@ def verify(envelope: Envelope) -> None:
 def verify_payload(payload: Payload) -> None:
     """The same for a payload without its envelope."""
     for index, encoded in enumerate(payload):
-        found = xxhash.xxh3_64_intdigest(encoded.data)
+        content = xxhash.xxh3_64()
+        for piece in pieces_of(encoded.data):
+            content.update(piece)
+        found = content.intdigest()
         if found != encoded.checksum:
             field = f"buffers[{index}].checksum"
             expected = f"{encoded.checksum:#018x}"

@@ -15,10 +15,12 @@ import msgpack
 import xxhash
 
 from broker.wire.errors import ConfigError
+from broker.wire.messages.pieces import Pieces
 from broker.wire.messages.values import Reason
 from broker.wire.schema import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEXT, Unfit
 
-#: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame.
+#: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame. Behind the header it may lie in several places
+#: (:mod:`broker.wire.messages.pieces`).
 Buffer = Any
 
 #: The number at a header's end, big-endian as msgpack writes it.
@@ -87,7 +89,7 @@ def _is_sealed(header: memoryview) -> bool:
     return bytes(header[-SEAL_BYTES:]) == xxhash.xxh3_64_digest(header[:-SEAL_BYTES])
 
 
-def views(frames: Sequence[Buffer], limits: Limits) -> list[memoryview]:
+def views(frames: Sequence[Buffer], limits: Limits) -> list[Buffer]:
     """Returns views of the frames, after their number has been checked.
 
     Raises:
@@ -100,8 +102,10 @@ def views(frames: Sequence[Buffer], limits: Limits) -> list[memoryview]:
     return [view(frame) for frame in frames]
 
 
-def view(frame: Buffer) -> memoryview:
-    """Returns a view of whatever has bytes in one piece."""
+def view(frame: Buffer) -> Buffer:
+    """Returns a view of whatever has bytes; what lies in several places as it is."""
+    if isinstance(frame, Pieces):
+        return frame
     try:
         seen = memoryview(frame)
     except (TypeError, ValueError) as err:  # not a buffer, or one that was released
@@ -111,7 +115,7 @@ def view(frame: Buffer) -> memoryview:
     return seen
 
 
-def read(frames: Sequence[memoryview], limits: Limits) -> dict[str, Any]:
+def read(frames: Sequence[Buffer], limits: Limits) -> dict[str, Any]:
     """Returns the map in the first frame, after the sizes of all and its checksum have been looked at.
 
     Raises:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from broker.chunks import heads, subflow
+from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_CHUNK_BYTES
@@ -114,7 +115,7 @@ def test_no_frame_on_the_wire_is_larger_than_a_chunk():
     async def main():
         async with linked(Channel.BULK) as (router, endpoint):
             under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE))))
-            into, sizes, whole = Inflow(Limits()), [], None
+            into, sizes, whole = Inflow(Limits(), ReusedMemory(0)), [], None
             while whole is None:
                 peer, first, *frames = await received(router)
                 sizes += map(len, frames)

@@ -20,6 +20,7 @@ from broker.wire.messages import (
     Reason,
     kind_of,
 )
+from broker.wire.messages.pieces import Pieces
 from broker.wire.schema import MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT
 from broker.wire.tensors import encode_tensor
 from tests.envelopes import EXAMPLES, contribution, envelope, heartbeat, packed, raw, refusal, refusal_of_body
@@ -288,12 +289,19 @@ def test_frames_must_be_as_many_as_the_header_says():
     assert refusal(raw(EXAMPLES[1]) | {"buffers": 2}, first, second).field == "buffers"
 
 
-def test_verify_finds_a_damaged_buffer_and_decode_does_not_look():
+def in_pieces(data):
+    pieces = Pieces(len(data))
+    pieces.add(memoryview(data))
+    return pieces
+
+
+@pytest.mark.parametrize("form", [bytes, in_pieces])
+def test_verify_finds_a_damaged_buffer_and_decode_does_not_look(form):
     header, first, second = encode(EXAMPLES[1])
     damaged = bytearray(second)
     damaged[5] ^= 1
-    verify(decode([header, first, second]))
-    received = decode([header, first, damaged])
+    verify(decode([header, first, form(second)]))
+    received = decode([header, first, form(damaged)])
     with pytest.raises(RemoteProtocolError) as caught:
         verify(received)
     assert (caught.value.reason, caught.value.field) == (Reason.CHECKSUM, "buffers[1].checksum")

@@ -10,18 +10,21 @@ from hypothesis import strategies as st
 from broker.chunks import heads
 from broker.chunks.heads import Chunk, Credit, Resume
 from broker.chunks.kept import KEPT_S, Kept, Partial, key_in, key_of
+from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
 from broker.chunks.sending import WHOLE_BYTES, Outflow
 from broker.chunks.subflow import FIRST_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES, MOST_UNDER_WAY_BYTES, STALLED_S
 from broker.wire import headers
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
+from broker.wire.messages.pieces import BLOCK_BYTES, LEAST_PIECE_BYTES, Pieces, behind, nbytes_of, pieces_of
 
 MOST = 1 << 30
 
 
-def inflow(most_bytes=MOST, most_frames=1000):
-    return Inflow(Limits(max_header_bytes=1, max_message_bytes=most_bytes, max_buffers=most_frames - 1))
+def inflow(most_bytes=MOST, most_frames=1000, *, in_pieces=False):
+    limits = Limits(max_header_bytes=1, max_message_bytes=most_bytes, max_buffers=most_frames - 1)
+    return Inflow(limits, None if in_pieces else ReusedMemory(0))
 
 
 def taken(into, head, frames, kept=None):
@@ -44,7 +47,7 @@ def cut(*sizes, seed=0):
 
 
 def same(frames, expected):
-    return [bytes(memoryview(each)) for each in frames] == [bytes(each) for each in expected]
+    return [b"".join(map(bytes, pieces_of(each))) for each in frames] == [bytes(each) for each in expected]
 
 
 def carried(out, into, now_s=0.0):
@@ -93,9 +96,10 @@ def test_a_head_that_is_none_is_malformed(frame):
         max_size=3,
     ),
     st.lists(st.floats(0, 3), min_size=60, max_size=60),
+    st.booleans(),
 )
-def test_every_message_arrives_once_in_order_and_whole(messages, delays):
-    out, into = Outflow(), inflow()
+def test_every_message_arrives_once_in_order_and_whole(messages, delays, in_pieces):
+    out, into = Outflow(), inflow(in_pieces=in_pieces)
     sent = [cut(9, *sizes, seed=i) for i, sizes in enumerate(messages)]
     for frames in sent:
         out.put(frames)
@@ -234,6 +238,47 @@ def test_silence_begins_with_what_is_under_way_and_ends_with_what_is_noted():
     assert out.patience_s == max(STALLED_S, 4 * 8.0)
 
 
+# --- what is passed on as it came ---
+
+
+@given(
+    st.lists(st.sampled_from([1, 1000, LEAST_PIECE_BYTES - 1, LEAST_PIECE_BYTES, MOST_CHUNK_BYTES]), min_size=1),
+    st.integers(0, 1 << 40),
+)
+def test_pieces_are_their_buffer_and_large_ones_stay_where_they_are(sizes, at):
+    came = [memoryview(each) for each in cut(*sizes)]
+    buffer = Pieces(sum(sizes))
+    for each in came:
+        assert buffer.missing_bytes > 0
+        buffer.add(each)
+    whole, at = b"".join(came), at % (sum(sizes) + 1)
+    assert buffer.missing_bytes == 0
+    assert nbytes_of(buffer) == len(whole)
+    assert b"".join(pieces_of(buffer)) == whole
+    assert whole.startswith(bytes(behind(buffer, at)), at)
+    assert behind(buffer, at).nbytes or at == len(whole)
+    ours = {id(each.obj) for each in pieces_of(buffer)}
+    assert {id(each.obj) for each in came if each.nbytes >= LEAST_PIECE_BYTES} <= ours
+    assert all(each.nbytes <= BLOCK_BYTES for each in pieces_of(buffer))
+
+
+@given(st.lists(st.sampled_from([0, 1, 4096, 700_000, 5_000_000]), min_size=1, max_size=4), st.integers(16, 22))
+@settings(max_examples=40)
+def test_what_came_in_pieces_goes_on_in_chunks_and_arrives_whole(sizes, window_bits):
+    sent = cut(9, *sizes)
+    for in_pieces in (True, False):  # to a broker, and from it
+        out, into, arrived = Outflow(), inflow(in_pieces=in_pieces), []
+        out.put(sent)
+        for _ in range(1000):
+            arrived += carried(out, into)[0]
+            if arrived:
+                break
+            slow_s = 0.0 if out.window_bytes < 1 << window_bits else 0.5  # its window grows no more
+            out.credited(into.credit(), slow_s)
+        assert same(arrived[0], cut(9, *sizes))
+        sent = arrived[0]
+
+
 # --- what a broken connection has cut off ---
 
 
@@ -243,12 +288,16 @@ def header(checksums, sequence):
     return headers.seal(msgpack.packb({"seq": sequence, "buffers": entries, "checksum": 2**64 - 1}))
 
 
-@given(st.lists(st.sampled_from([0, 1, 4096, 700_000, 1_500_000]), min_size=1, max_size=4), st.integers(0, 3_000_000))
+@given(
+    st.lists(st.sampled_from([0, 1, 4096, 700_000, 1_500_000]), min_size=1, max_size=4),
+    st.integers(0, 3_000_000),
+    st.booleans(),
+)
 @settings(max_examples=40)
-def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes):
+def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes, in_pieces):
     buffers, kept, sums = cut(*sizes), Kept(MOST), [7 + i for i in range(len(sizes))]
     total = sum(sizes)
-    out, into = Outflow(), inflow()
+    out, into = Outflow(), inflow(in_pieces=in_pieces)
     out.put([header(sums, 1), *buffers], key=key_of(sums))
     while (step := out.next()) is not None and into.received_bytes < until_bytes:
         taken(into, heads.read(step.frames[0]), [bytes(memoryview(each)) for each in step.frames[1:]])
@@ -260,7 +309,7 @@ def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes)
     if (cut_off := into.cut_off()) is not None:
         kept.keep(*cut_off, 0.0)
     had = 0 if cut_off is None else cut_off[1].nbytes
-    again, into = Outflow(), inflow()
+    again, into = Outflow(), inflow(in_pieces=in_pieces)
     again.put([header(sums, 2), *buffers], key=key_of(sums), asks=True)
     arrived = None
     while (step := again.next()) is not None:

@@ -3,6 +3,7 @@
 import pytest
 
 from broker.chunks import heads
+from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import FIRST_BYTES, STALLED_S
@@ -23,7 +24,7 @@ class Line:
     def __init__(self):
         self.outcome, self.frames = Put.TAKEN, []
         self.flows = Flows(self._put, Limits())
-        self.into = Inflow(Limits())
+        self.into = Inflow(Limits(), ReusedMemory(0))
         self.came = []
 
     def _put(self, peer, frames):

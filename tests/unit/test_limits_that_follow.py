@@ -8,6 +8,7 @@ import pytest
 
 from aggregator.state.model_limits import SECTION_BYTES, least_held_bytes, least_message_bytes
 from broker.chunks import heads
+from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
 from broker.config import BrokerConfig
 from broker.gateway.flows import Flows, Put
@@ -149,7 +150,7 @@ def test_messages_that_are_not_whole_have_room_together_and_the_silent_one_gives
 
 
 def test_what_memory_does_not_hold_is_refused():
-    into = Inflow(Limits(max_message_bytes=1 << 62))
+    into = Inflow(Limits(max_message_bytes=1 << 62), ReusedMemory(0))
     refused = into.take(heads.Chunk(1, 1 << 61, 0, (1 << 61) - 1), [b"x"])
     assert isinstance(refused, Refused)
     assert refused.error.reason is Reason.OVERSIZE

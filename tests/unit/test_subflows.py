@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from broker.chunks import heads
 from broker.chunks.bonding import Bonding
 from broker.chunks.heads import Bond, Chunk, Credit
+from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
@@ -86,7 +87,7 @@ def test_a_broker_binds_what_came_under_the_same_key_and_number():
 
 
 def spread(connections, limits=None):
-    out, into = Outflow(), Inflow(limits or Limits(max_header_bytes=1, max_message_bytes=1 << 40))
+    out, into = Outflow(), Inflow(limits or Limits(max_header_bytes=1, max_message_bytes=1 << 40), ReusedMemory(0))
     for subflow in range(1, connections):
         out.spread(subflow)
         into.spread(subflow)
