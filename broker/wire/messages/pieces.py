@@ -58,7 +58,7 @@ class Pieces:
             return
         while piece.nbytes:
             if not self._room.nbytes:
-                self._room = memoryview(np.empty(min(BLOCK_BYTES, self.missing_bytes), np.uint8))
+                self._room = np.empty(min(BLOCK_BYTES, self.missing_bytes), np.uint8).data
                 self._append(self._room)
             taken = min(self._room.nbytes, piece.nbytes)
             self._room[:taken] = piece[:taken]
