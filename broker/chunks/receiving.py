@@ -1,8 +1,8 @@
 """Puts messages together again from their chunks, and gives credit: the other end of a flow. Pure.
 
 A frame that lies in one chunk stays where it is. One that is cut is copied into memory of its own, which is taken when
-its first piece comes; or its pieces stay where they are, too, for who passes them on (:class:`Pieces`). So a message in
-chunks takes the memory of its bytes, and one that came whole takes no more than before.
+its first piece comes; or its pieces stay where they are, too, for who passes them on (:class:`Scattered`). So a message
+in chunks takes the memory of its bytes, and one that came whole takes no more than before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker.chunks.memory import Joined, Opened, ReusedMemory
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
-from broker.wire.messages.pieces import Pieces
+from broker.wire.messages.scattered import Scattered
 
 #: Beyond what has come the other end may send so much; more than any link that is known of has under way.
 CREDIT_BYTES = 32 << 20
@@ -44,7 +44,7 @@ class Inflow:
 
     Args:
         limits: Of one message; a larger one is refused with its first chunk.
-        memory: Of frames that are put together; None: those behind the header are left in :class:`Pieces`.
+        memory: Of frames that are put together; None: those behind the header are left in :class:`Scattered`.
 
     Attributes:
         broken: A chunk that is yet to come is waited for in vain: the connections are to be ended.
@@ -231,7 +231,7 @@ class Inflow:
         """Returns a frame of so many bytes, all of which are to come."""
         if self._memory is not None:
             return Joined(self._memory.take(nbytes))
-        return Pieces(nbytes) if self._frames else Joined(bytearray(nbytes))
+        return Scattered(nbytes) if self._frames else Joined(bytearray(nbytes))
 
 
 def _malformed(got: str, expected: str) -> RemoteProtocolError:

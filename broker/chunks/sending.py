@@ -20,7 +20,7 @@ from broker.chunks.meter import SendingMeter
 from broker.chunks.subflow import MOST_UNDER_WAY_BYTES, Subflow
 from broker.wire.headers import Buffer
 from broker.wire.messages import AttachBulk, FollowBulk, Message, Observe, Observed, Probe, Probed, Want
-from broker.wire.messages.pieces import behind, nbytes_of
+from broker.wire.messages.scattered import behind, nbytes_of
 
 #: Messages without tensors of at most so many bytes travel whole, as do urgent ones: none is long in another's way.
 WHOLE_BYTES = 32 << 10

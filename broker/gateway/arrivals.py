@@ -17,7 +17,7 @@ from broker.wire.codec import Origin, Unreadable, decode, peek, verify
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Probe, Reason, Version, kind_of
-from broker.wire.messages.pieces import nbytes_of
+from broker.wire.messages.scattered import nbytes_of
 
 #: The checksums of versions below this are looked at on the spot: it takes less than 1 ms, at 5 to 15 GB/s.
 VERIFY_HERE_BYTES = 4 << 20

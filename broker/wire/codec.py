@@ -23,7 +23,7 @@ from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of
-from broker.wire.messages.pieces import pieces_of
+from broker.wire.messages.scattered import pieces_of
 from broker.wire.schema import MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
 
 #: Kind, as written in headers, to message type: ``fleet_state`` is :class:`broker.wire.messages.FleetState`.

@@ -15,12 +15,12 @@ import msgpack
 import xxhash
 
 from broker.wire.errors import ConfigError
-from broker.wire.messages.pieces import Pieces
+from broker.wire.messages.scattered import Scattered
 from broker.wire.messages.values import Reason
 from broker.wire.schema import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEXT, Unfit
 
 #: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame. Behind the header it may lie in several places
-#: (:mod:`broker.wire.messages.pieces`).
+#: (:mod:`broker.wire.messages.scattered`).
 Buffer = Any
 
 #: The number at a header's end, big-endian as msgpack writes it.
@@ -104,7 +104,7 @@ def views(frames: Sequence[Buffer], limits: Limits) -> list[Buffer]:
 
 def view(frame: Buffer) -> Buffer:
     """Returns a view of whatever has bytes; what lies in several places as it is."""
-    if isinstance(frame, Pieces):
+    if isinstance(frame, Scattered):
         return frame
     try:
         seen = memoryview(frame)

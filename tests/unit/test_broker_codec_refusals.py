@@ -20,7 +20,7 @@ from broker.wire.messages import (
     Reason,
     kind_of,
 )
-from broker.wire.messages.pieces import Pieces
+from broker.wire.messages.scattered import Scattered
 from broker.wire.schema import MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT
 from broker.wire.tensors import encode_tensor
 from tests.envelopes import EXAMPLES, contribution, envelope, heartbeat, packed, raw, refusal, refusal_of_body
@@ -290,7 +290,7 @@ def test_frames_must_be_as_many_as_the_header_says():
 
 
 def in_pieces(data):
-    pieces = Pieces(len(data))
+    pieces = Scattered(len(data))
     pieces.add(memoryview(data))
     return pieces
 

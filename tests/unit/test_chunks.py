@@ -17,7 +17,7 @@ from broker.chunks.subflow import FIRST_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNK_BYT
 from broker.wire import headers
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
-from broker.wire.messages.pieces import BLOCK_BYTES, LEAST_PIECE_BYTES, Pieces, behind, nbytes_of, pieces_of
+from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered, behind, nbytes_of, pieces_of
 
 MOST = 1 << 30
 
@@ -247,7 +247,7 @@ def test_silence_begins_with_what_is_under_way_and_ends_with_what_is_noted():
 )
 def test_pieces_are_their_buffer_and_large_ones_stay_where_they_are(sizes, at):
     came = [memoryview(each) for each in cut(*sizes)]
-    buffer = Pieces(sum(sizes))
+    buffer = Scattered(sum(sizes))
     for each in came:
         assert buffer.missing_bytes > 0
         buffer.add(each)

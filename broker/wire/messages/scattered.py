@@ -19,8 +19,8 @@ LEAST_PIECE_BYTES = 512 << 10
 BLOCK_BYTES = 2 << 20
 
 
-class Pieces:
-    """The pieces of one buffer, which is complete once :attr:`missing_bytes` is 0.
+class Scattered:
+    """One buffer in pieces, which is complete once :attr:`missing_bytes` is 0.
 
     Args:
         nbytes: Of the whole buffer.
@@ -36,7 +36,7 @@ class Pieces:
         self._room = memoryview(b"")  # what is free of the last one
 
     @property
-    def buffer(self) -> Pieces:
+    def buffer(self) -> Scattered:
         """The buffer as a message has it."""
         return self
 
@@ -89,14 +89,14 @@ class Pieces:
 
 def nbytes_of(buffer: Any) -> int:
     """Returns the size of a buffer, in one piece or in several."""
-    return buffer.nbytes if isinstance(buffer, Pieces) else memoryview(buffer).nbytes
+    return buffer.nbytes if isinstance(buffer, Scattered) else memoryview(buffer).nbytes
 
 
 def behind(buffer: Any, at: int) -> memoryview:
     """Returns the bytes of a buffer from ``at`` on that lie in one place."""
-    return buffer.behind(at) if isinstance(buffer, Pieces) else memoryview(buffer).cast("B")[at:]
+    return buffer.behind(at) if isinstance(buffer, Scattered) else memoryview(buffer).cast("B")[at:]
 
 
 def pieces_of(buffer: Any) -> Iterator[Any]:
     """Yields what a buffer consists of, in order: itself, if it lies in one piece."""
-    yield from buffer if isinstance(buffer, Pieces) else (buffer,)
+    yield from buffer if isinstance(buffer, Scattered) else (buffer,)
