@@ -4,10 +4,11 @@ A real broker and a real aggregator (with its disk and Redis) serve scripted isl
 one fragment, 1/P of the model: it is *opened*, every island hands over its pseudo-gradient, the aggregator merges,
 steps and writes (fsync included), the version is *committed*, then *received* by the islands. Beside each round, in
 turn, the same bytes take the same way by themselves, over raw TCP and over ZeroMQ (benchmarks/carriers.py): latency is
-shown in multiples of that. Memory is VmHWM less that of the same process under a model of almost no parameters, in
-multiples of the model's float32 bytes. Besides the model, both may hold bounded pools: here the contributions of the
-open round, one message per island, and what is in sockets, a few messages whatever the number of islands. The columns
-"less round" leave the first out; with ``--strict`` the exit status is 1 unless
+shown in multiples of that. And as many bytes as a version's file has are written and flushed by themselves: *disk*,
+beside *persist*. Memory is VmHWM less that of the same process under a model of almost no parameters, in multiples of
+the model's float32 bytes. Besides the model, both may hold bounded pools: here the contributions of the open round, one
+message per island, and what is in sockets, a few messages whatever the number of islands. The columns "less round"
+leave the first out; with ``--strict`` the exit status is 1 unless
 
     aggregator <= 3 x model + pools,    broker <= 1 x model + pools,    pools = (islands + 10) messages of one fragment
 """
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,6 +41,8 @@ MIB = 1 << 20
 WARM_UP_ROUNDS = 3
 #: Messages of one fragment that may be in the sockets of a process, both high-water marks and one being copied each.
 SOCKET_MESSAGES = 10
+#: What is written to the disk at a time.
+PIECE_BYTES = 8 * MIB
 #: A model that weighs nothing, to find out what the processes take without one.
 NO_MODEL = 48
 
@@ -51,6 +56,7 @@ COLUMNS = (
     Column(key="merge_ms", title="merge", form=",.1f"),
     Column(key="persist_ms", title="persist", form=",.1f"),
     Column(key="deliver_ms", title="deliver", form=",.1f"),
+    Column(key="disk_ms", title="disk ms", form=",.1f"),
     Column(key="tcp_ms", title="TCP ms", form=",.1f"),
     Column(key="times_tcp", title="x TCP", form=".1f"),
     Column(key="zeromq_ms", title="ZeroMQ ms", form=",.1f"),
@@ -88,11 +94,12 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one case gave: rounds after the warm-up, seconds of the carriers, memory."""
+    """What one case gave: rounds after the warm-up, seconds of the carriers and of the disk, memory."""
 
     payloads: Payloads
     stages: list[Stages]
     carriers_s: Mapping[Kind, list[float]]
+    disk_s: list[float]
     peak: Peak
 
 
@@ -119,6 +126,7 @@ def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
             for kind in (Kind if carriers else ())
         }
         seconds: dict[Kind, list[float]] = {kind: [] for kind in others}
+        disk_s: list[float] = []
 
         async def drive() -> list[Arrival]:
             async with scripted_fleet([hub.address] * case.islands, payloads) as fleet:
@@ -131,6 +139,8 @@ def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
                         took_s = other.round()
                         if number >= WARM_UP_ROUNDS:
                             seconds[kind].append(took_s)
+                    if others and number >= WARM_UP_ROUNDS:
+                        disk_s.append(disk_alone_s(directory, hub.config.store))
                 return [arrival for island in fleet.islands for arrival in island.arrivals]
 
         arrivals = asyncio.run(drive())
@@ -140,7 +150,22 @@ def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
     if overlap or len(stages) != WARM_UP_ROUNDS + case.rounds:
         what = f"{len(stages)} rounds were seen, {WARM_UP_ROUNDS + case.rounds} were run"
         raise Unavailable(f"{what}, or some overlapped: their times mean nothing, run it again", definite=True)
-    return Measured(payloads=payloads, stages=stages[WARM_UP_ROUNDS:], carriers_s=seconds, peak=peak)
+    return Measured(payloads=payloads, stages=stages[WARM_UP_ROUNDS:], carriers_s=seconds, disk_s=disk_s, peak=peak)
+
+
+def disk_alone_s(directory: Path, store: Path) -> float:
+    """Writes as many bytes to a file as the newest version has; returns how long that took, fsync included."""
+    newest = max(store.glob("fragments/*/*"), key=lambda path: path.stat().st_mtime)
+    left, piece = newest.stat().st_size, memoryview(os.urandom(PIECE_BYTES))
+    path = directory / "alone"
+    began_s = time.monotonic()
+    with path.open("wb", buffering=0) as file:
+        while left:
+            left -= file.write(piece[:left]) or 0
+        os.fsync(file.fileno())
+    took_s = time.monotonic() - began_s
+    path.unlink()
+    return took_s
 
 
 def stages_of(tape: Path, arrivals: list[Arrival]) -> list[Stages]:
@@ -208,6 +233,7 @@ def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
         "merge_ms": 1e3 * median(each.computed_s - each.closed_s for each in stages),
         "persist_ms": 1e3 * median(each.committed_s - each.computed_s for each in stages),
         "deliver_ms": 1e3 * median(each.received_s - each.committed_s for each in stages),
+        "disk_ms": 1e3 * median(measured.disk_s),
         "tcp_ms": 1e3 * tcp_s,
         "times_tcp": latency_s / tcp_s,
         "zeromq_ms": 1e3 * zeromq_s,

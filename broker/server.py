@@ -61,7 +61,7 @@ from broker.routing.relay import (
 )
 from broker.transport.descriptors import Name
 from broker.transport.memory import memory_bytes
-from broker.transport.sockets import IN_A_ROW, configure_socket
+from broker.transport.sockets import IN_A_ROW, configure_socket, failure_of
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
 from broker.wire.headers import Buffer, Limits, partial_room_bytes
@@ -403,7 +403,7 @@ class _Broker:
     def _hand_over(self, channel: Channel, peer: bytes, frames: Sequence[Buffer]) -> Put:
         # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
         sent: Any = self._sockets[channel].send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
-        error = sent.exception()
+        error = failure_of(sent)
         if error is None:
             return Put.TAKEN
         if isinstance(error, zmq.Again):

@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
-from broker.transport.sockets import configure_socket
+from broker.transport.sockets import configure_socket, failure_of
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Channel
@@ -94,7 +94,7 @@ class Line(Connection):
             self._spoken_over = self.connection
         # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
         sent: Any = self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        error = sent.exception()
+        error = failure_of(sent)
         if isinstance(error, zmq.Again):
             return False
         if error is not None:
@@ -108,7 +108,7 @@ class Line(Connection):
             Unavailable: If the socket fails.
         """
         taken: Any = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        error = taken.exception()
+        error = failure_of(taken)
         if isinstance(error, zmq.Again):
             return None
         if error is not None:

@@ -55,6 +55,23 @@ class SocketOptions:
         socket.set(zmq.TCP_MAXRT, 60_000)
 
 
+def failure_of(done: Any) -> BaseException | None:
+    """Returns why a send or receive that did not wait has failed; None if it has not.
+
+    Without the frames that the error has passed through: they refer to the future, and that to the error. Such a cycle
+    held all that their callers have, whole versions among it, until Python's collector came, which in a daemon is
+    hardly ever (:mod:`broker.process.collecting`).
+
+    Args:
+        done: The future of pyzmq.
+    """
+    try:
+        done.result()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's to raise
+        return error.with_traceback(None)
+    return None
+
+
 CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
 BULK_OPTIONS = SocketOptions(high_water_mark=64, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
 #: Messages that are taken in before the other channel's turn. A version that is delivered brings an answer on both, and

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -109,6 +111,30 @@ def test_large_messages_go_in_chunks_one_after_the_other_and_arrive_whole():
             assert endpoint.traffic.bytes_up > 3 * LARGE.nbytes
 
     run(main())
+
+
+def test_what_was_sent_is_let_go_without_the_collector_of_cycles():
+    """Nothing to take off a socket is an error inside, whose frames refer to those of who asked: the sender's."""
+
+    async def main():
+        async with linked(Channel.BULK) as (router, endpoint):
+            receiver = BulkReceiver(router)
+            data = np.ones(LARGE.shape, np.float32)
+            let_go = weakref.ref(data)
+            sending = asyncio.create_task(endpoint.send(envelope(contribution(data))))
+            del data
+            await receiver.message()
+            assert await sending
+            del sending
+            async with asyncio.timeout(PATIENCE_S):
+                while let_go() is not None:
+                    await endpoint.recv(0.02)  # the last credit
+
+    gc.disable()
+    try:
+        run(main())
+    finally:
+        gc.enable()
 
 
 def test_no_frame_on_the_wire_is_larger_than_a_chunk():
