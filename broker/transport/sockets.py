@@ -58,9 +58,9 @@ class SocketOptions:
 def failure_of(done: Any) -> BaseException | None:
     """Returns why a send or receive that did not wait has failed; None if it has not.
 
-    Without the frames that the error has passed through: they refer to the future, and that to the error. Such a cycle
-    held all that their callers have, whole versions among it, until Python's collector came, which in a daemon is
-    hardly ever (:mod:`broker.process.collecting`).
+    The error comes without its traceback, whose frames refer to the future, and that to the error. Such a cycle stays
+    until Python's collector comes, which in a daemon is hardly ever (:mod:`broker.process.collecting`); and with it
+    stays all that the callers of those frames have, such as the version that they send.
 
     Args:
         done: The future of pyzmq.

@@ -1,7 +1,7 @@
 """A buffer of a message that lies in several places, as it came. Pure.
 
 A broker passes tensors on without looking into them. To copy their chunks together first took it a quarter of its time
-and as much new memory again; it need not, as they leave it in chunks, too.
+and as much new memory again. It need not, as they leave it in chunks, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-#: A smaller piece is copied to others: who sends to a fast link should not have to send what came over a slow one in
-#: thousands of chunks.
+#: A smaller piece is copied behind others: what came over a slow link in thousands of chunks leaves in few.
 LEAST_PIECE_BYTES = 512 << 10
 #: What such pieces are copied to.
 BLOCK_BYTES = 2 << 20
@@ -66,7 +65,7 @@ class Scattered:
             self._here += taken
 
     def _close(self) -> None:
-        """Leaves free what is free of the last piece."""
+        """Ends the last piece where its content ends."""
         if self._room.nbytes:
             self._pieces[-1] = self._pieces[-1][: -self._room.nbytes]
             self._room = memoryview(b"")
@@ -80,7 +79,7 @@ class Scattered:
         return iter(self._pieces)
 
     def behind(self, at: int) -> memoryview:
-        """Returns the bytes from ``at`` on that lie in one place; empty at the end."""
+        """Returns the bytes that lie in one place from ``at`` on; none at the end."""
         if at >= self.nbytes:
             return memoryview(b"")
         place = bisect_right(self._begins, at) - 1
@@ -93,7 +92,7 @@ def nbytes_of(buffer: Any) -> int:
 
 
 def behind(buffer: Any, at: int) -> memoryview:
-    """Returns the bytes of a buffer from ``at`` on that lie in one place."""
+    """Returns the bytes of a buffer that lie in one place from ``at`` on."""
     return buffer.behind(at) if isinstance(buffer, Scattered) else memoryview(buffer).cast("B")[at:]
 
 
