@@ -66,6 +66,11 @@ class ReusedMemory:
             excess -= 1
 
 
+def fresh(nbytes: int) -> memoryview:
+    """Returns new memory of so many bytes, not initialised."""
+    return np.empty(nbytes, np.uint8).data
+
+
 class Opened(Protocol):
     """A frame of which more is to come."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from broker.chunks.heads import Ask, Chunk, Credit, Resume
 from broker.chunks.kept import LEAST_BYTES, Kept, Partial, key_in
-from broker.chunks.memory import Joined, Opened, ReusedMemory
+from broker.chunks.memory import Joined, Opened, ReusedMemory, fresh
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
@@ -231,7 +231,7 @@ class Inflow:
         """Returns a frame of so many bytes, all of which are to come."""
         if self._memory is not None:
             return Joined(self._memory.take(nbytes))
-        return Scattered(nbytes) if self._frames else Joined(bytearray(nbytes))
+        return Scattered(nbytes, fresh) if self._frames else Joined(fresh(nbytes))
 
 
 def _malformed(got: str, expected: str) -> RemoteProtocolError:

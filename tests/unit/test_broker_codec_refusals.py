@@ -7,6 +7,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from broker.chunks.memory import fresh
 from broker.wire.codec import Origin, decode, encode, peek, verify
 from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import Kind, TensorSpec
@@ -290,7 +291,7 @@ def test_frames_must_be_as_many_as_the_header_says():
 
 
 def in_pieces(data):
-    pieces = Scattered(len(data))
+    pieces = Scattered(len(data), fresh)
     pieces.add(memoryview(data))
     return pieces
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker.chunks import heads
 from broker.chunks.heads import Chunk, Credit, Resume
 from broker.chunks.kept import KEPT_S, Kept, Partial, key_in, key_of
-from broker.chunks.memory import ReusedMemory
+from broker.chunks.memory import ReusedMemory, fresh
 from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
 from broker.chunks.sending import WHOLE_BYTES, Outflow
 from broker.chunks.subflow import FIRST_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES, MOST_UNDER_WAY_BYTES, STALLED_S
@@ -247,7 +247,7 @@ def test_silence_begins_with_what_is_under_way_and_ends_with_what_is_noted():
 )
 def test_pieces_are_their_buffer_and_large_ones_stay_where_they_are(sizes, at):
     came = [memoryview(each) for each in cut(*sizes)]
-    buffer = Scattered(sum(sizes))
+    buffer = Scattered(sum(sizes), fresh)
     for each in came:
         assert buffer.missing_bytes > 0
         buffer.add(each)

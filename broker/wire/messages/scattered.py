@@ -7,10 +7,8 @@ and as much new memory again. It need not, as they leave it in chunks, too.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import numpy as np
 
 #: A smaller piece is copied behind others: what came over a slow link in thousands of chunks leaves in few.
 LEAST_PIECE_BYTES = 512 << 10
@@ -23,12 +21,13 @@ class Scattered:
 
     Args:
         nbytes: Of the whole buffer.
+        fresh: Returns new memory of so many bytes, for small pieces.
     """
 
-    __slots__ = ("_begins", "_here", "_pieces", "_room", "nbytes")
+    __slots__ = ("_begins", "_fresh", "_here", "_pieces", "_room", "nbytes")
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+    def __init__(self, nbytes: int, fresh: Callable[[int], memoryview]) -> None:
+        self.nbytes, self._fresh = nbytes, fresh
         self._here = 0
         self._pieces: list[memoryview] = []
         self._begins: list[int] = []
@@ -57,7 +56,7 @@ class Scattered:
             return
         while piece.nbytes:
             if not self._room.nbytes:
-                self._room = np.empty(min(BLOCK_BYTES, self.missing_bytes), np.uint8).data
+                self._room = self._fresh(min(BLOCK_BYTES, self.missing_bytes))
                 self._append(self._room)
             taken = min(self._room.nbytes, piece.nbytes)
             self._room[:taken] = piece[:taken]
