@@ -94,7 +94,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one case gave: rounds after the warm-up, seconds of the carriers and of the disk, memory."""
+    """The figures of one case, of its rounds after the warm-up: stages, carriers and disk in seconds, and memory."""
 
     payloads: Payloads
     stages: list[Stages]

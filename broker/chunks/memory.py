@@ -80,7 +80,7 @@ class Opened(Protocol):
 
     @property
     def missing_bytes(self) -> int:
-        """What is to come."""
+        """Bytes of the frame that have not come yet."""
 
     def add(self, piece: memoryview) -> None:
         """Takes in the next bytes."""
@@ -102,7 +102,7 @@ class Joined:
 
     @property
     def missing_bytes(self) -> int:
-        """What is to come."""
+        """Bytes of the frame that have not come yet."""
         return self._missing.nbytes
 
     def add(self, piece: memoryview) -> None:

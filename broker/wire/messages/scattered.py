@@ -40,7 +40,7 @@ class Scattered:
 
     @property
     def missing_bytes(self) -> int:
-        """What is to come."""
+        """Bytes of the buffer that have not come yet."""
         return self.nbytes - self._here
 
     def add(self, piece: memoryview) -> None:
