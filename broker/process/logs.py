@@ -129,7 +129,7 @@ def log_to_stderr(level: int | str = logging.INFO) -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines; those that a full disk or a closed pipe does not take are counted, and told of when it is over."""
+    """Writes lines; those that a full disk or closed stream does not take are counted, and told of when it is over."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -137,6 +137,9 @@ class _Handler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record, or drops it: no process ends because nobody takes its log."""
+        if self.stream.closed:  # a thread may log after its program has closed stderr
+            self._lost += 1
+            return
         try:
             if self._lost:
                 lost = logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"})

@@ -14,6 +14,20 @@ from tests.local_run import NUMPY_TASK, Up, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
+# Samples that grow while a run trains. Some exist only once an island has joined, or its first work is merged.
+GROWING = (
+    ("broker", "atoll_broker_received_messages_total", {}),
+    ("broker", "atoll_broker_sent_bytes_total", {}),
+    ("aggregator", "atoll_aggregator_versions_total", {}),
+    ("aggregator", "atoll_aggregator_contributors_total", {}),
+    ("aggregator", "atoll_aggregator_merged_tokens_total", {}),
+    ("aggregator", "atoll_aggregator_island_tokens_total", {"island": "island-1"}),
+    ("aggregator", "process_cpu_seconds_total", {}),
+    ("island-0", "atoll_island_steps_total", {}),
+    ("island-0", "atoll_island_contributions_total", {"fate": "merged"}),
+    ("island-1", "atoll_island_sent_bytes_total", {}),
+)
+
 
 class Scrape:
     """The samples of one process at one moment."""
@@ -50,24 +64,22 @@ def test_broker_aggregator_and_islands_are_scraped_while_a_run_trains(tmp_path):
         names = ["broker", "aggregator", "island-0", "island-1"]
         assert ports == {name: first + k for k, name in enumerate(names)}
         assert f"metrics of aggregator at http://127.0.0.1:{first + 1}/metrics" in up.err
-        before = {name: wait_for(lambda port=port: scrape(port), f"metrics of {name}") for name, port in ports.items()}
+
+        def value(process, name, labels):
+            found = scrape(ports[process])
+            return found is not None and found.all(name, **labels)
+
+        for process, name, labels in GROWING:
+            what = f"{name} of {process}"
+            (old,) = wait_for(lambda of=(process, name, labels): value(*of), what, evidence=lambda: up.err)
+            grown = wait_for(
+                lambda of=(process, name, labels), old=old: [each for each in value(*of) or () if each != old],
+                f"change of {what} from {old}",
+                evidence=lambda: up.err,
+            )
+            assert grown > [old], what
         up.wait_for_progress(versions=3)
         after = {name: Scrape(port) for name, port in ports.items()}
-
-        for process, name, labels in (
-            ("broker", "atoll_broker_received_messages_total", {}),
-            ("broker", "atoll_broker_sent_bytes_total", {}),
-            ("aggregator", "atoll_aggregator_versions_total", {}),
-            ("aggregator", "atoll_aggregator_contributors_total", {}),
-            ("aggregator", "atoll_aggregator_merged_tokens_total", {}),
-            ("aggregator", "atoll_aggregator_island_tokens_total", {"island": "island-1"}),
-            ("aggregator", "process_cpu_seconds_total", {}),
-            ("island-0", "atoll_island_steps_total", {}),
-            ("island-0", "atoll_island_contributions_total", {"fate": "merged"}),
-            ("island-1", "atoll_island_sent_bytes_total", {}),
-        ):
-            old, new = before[process].one(name, **labels), after[process].one(name, **labels)
-            assert new > old, (process, name, old, new)
 
         hub = after["aggregator"]
         trained = hub.one("atoll_aggregator_trained_tokens_total")

@@ -97,6 +97,13 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
     assert lines == ["before", "warning log.gap lines=2", "after"]
 
 
+def test_a_line_after_the_stream_was_closed_prints_no_error_of_logging(capsys):
+    stream = written(json=False)
+    stream.close()
+    logs.get("core").info("late")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_program_with_logging_of_its_own_sees_the_fields_in_the_message():
     stream = io.StringIO()
     logging.basicConfig(stream=stream, level=logging.INFO, format="%(levelname)s:%(name)s:%(message)s", force=True)
