@@ -26,4 +26,5 @@ class FragmentState(NamedTuple):
 
 def seeded(params: Vector) -> FragmentState:
     """Returns version 0 of a fragment: the given parameters at rest."""
-    return FragmentState(params=params, momentum=np.zeros_like(params), version=0)
+    momentum = np.zeros(params.shape, np.float32)  # not zeros_like, which takes memory for each zero
+    return FragmentState(params=params, momentum=momentum, version=0)

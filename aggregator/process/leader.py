@@ -138,7 +138,7 @@ class Leader:
         self._wire = BrokerLinks(context, config, self._heard)
         self._workers = Workers(
             store,
-            {p: state for p, (_, state) in loaded.fragments.items()},
+            loaded.fragments,
             deliver=self._made,
             spawn=self._spawn,
             recorder=_recorder(config),
@@ -247,7 +247,7 @@ class Leader:
                     await self._wire.send(action)
                 case Publish(fragment_id=p):
                     step = None if action.base is None else self._workers.take_difference(p, action.fragment_version)
-                    self._wire.publish(action, self.core.run.epoch, self._workers.durable[p], step)
+                    self._wire.publish(action, self.core.run.epoch, self._workers.durable[p].state, step)
                 case Plant():
                     self._workers.plant(action)
                 case Merge():

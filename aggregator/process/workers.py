@@ -1,9 +1,10 @@
 """Worker threads of the aggregator: merges in one, their pieces in some, installed states and the disk in another.
 
 Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. A fragment has at most two
-states here: the *durable* one, which may be published, and a *pending* one, which replaces it once it is on disk in all
-places where it must be. All bookkeeping happens on the event loop; the threads compute from what they are given and
-return what they made.
+states here: the *durable* one, which may be published and stays in its file, and a *pending* one in memory, which
+replaces it once it is on disk in all places where it must be. So beside contributions an aggregator holds the fragments
+that it is at, not the model. All bookkeeping happens on the event loop; the threads compute from what they are given
+and return what they made.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -38,6 +39,7 @@ from aggregator.merge.resources import Resources
 from aggregator.merge.versions import Made
 from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
+from aggregator.store.resting import Resting
 from aggregator.store.store import Store
 from broker.chunks.memory import ReusedMemory
 from broker.process import logs
@@ -87,7 +89,7 @@ class Workers:
 
     Args:
         store: Loaded; closed by whoever opened it, after :meth:`close`.
-        durable: Fragment -> its newest durable state.
+        durable: Fragments that have a version in the store.
         deliver: Takes the completions.
         spawn: Starts a task; an error that leaves it must end the process.
         recorder: Keeps merged payloads; None to keep none.
@@ -96,19 +98,20 @@ class Workers:
     def __init__(
         self,
         store: Store,
-        durable: Mapping[int, FragmentState],
+        durable: Iterable[int],
         *,
         deliver: Deliver,
         spawn: Spawn,
         recorder: Recorder | None,
     ) -> None:
-        self.durable = dict(durable)
+        self.durable = {p: store.resting(p) for p in durable}
         self.manifest: FragmentManifest | None = None
         self._store = store
         self._deliver = deliver
         self._spawn = spawn
         self._recorder = recorder
         self._pending: dict[int, Made] = {}
+        self._written: dict[int, Resting] = {}  # what is pending, once it is on this disk
         self._differences: dict[int, tuple[int, tuple[Encoded, ...] | None]] = {}  # fragment -> its newest version's
         self._newest_order: dict[int, Plant | Merge | Persist] = {}
         self._unsaved: SaveRun | None = None
@@ -145,7 +148,8 @@ class Workers:
         if made is not None and made.digest == commit.digest:
             return made.state
         durable = self.durable.get(commit.fragment_id)
-        return durable if durable is not None and durable.version == commit.fragment_version else None
+        same = durable is not None and durable.commit.fragment_version == commit.fragment_version
+        return durable.state if durable is not None and same else None
 
     # --- orders -------------------------------------------------------------------------------------------------
 
@@ -183,11 +187,14 @@ class Workers:
         made = await _in(self._compute, self._merge_now, self._tensors(action.fragment_id), action, before)
         await self._computed(action, made)
 
-    def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, before: FragmentState) -> Made:
+    def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: Resting) -> Made:
         """In the computing thread."""
         began_s = time.monotonic()
         assert self._outer_step is not None, "a merge came before the warm-up"
-        kept = self._recorder is not None
+        for each in tuple(self.durable.values()):
+            each.leave()  # what was read of it to be sent
+        durable.verify()
+        before, kept = durable.state, self._recorder is not None
         made, merged = versions.merge(tensors, action, before, self._outer_step, kept=kept, resources=self._resources)
         log.debug(
             "round.merged",
@@ -200,6 +207,7 @@ class Workers:
         )
         if self._recorder is not None:
             self._recorder.record(action, before, merged, made.state)
+        durable.leave()
         return made
 
     def _spread(self, call: Callable[[int], int], count: int) -> Iterable[int]:
@@ -218,7 +226,9 @@ class Workers:
         assert made.digest == commit.digest, f"fragment {p}: {made.digest} is pending, {commit.digest} to be committed"
         done: Persisted | PersistFailed
         try:
-            await _in(self._disk, self._store.commit, commit, made.state, prune=False)
+            written = await _in(self._disk, self._commit_now, commit, made.state)
+            if self._newest_order[p] is action:
+                self._written[p] = written
             done = Persisted(fragment_id=p, fragment_version=version)
         except Unavailable as err:
             done = PersistFailed(fragment_id=p, fragment_version=version, detail=str(err))
@@ -227,11 +237,16 @@ class Workers:
         if isinstance(done, Persisted):
             await _in(self._disk, self._store.prune, p)
 
+    def _commit_now(self, commit: Commit, state: FragmentState) -> Resting:
+        """In the thread of the disk."""
+        self._store.commit(commit, state, prune=False)
+        return self._store.resting(commit.fragment_id)
+
     def settle(self, fragment_id: int, fragment_version: int) -> None:
         """The core is about to hear that a version is durable everywhere: from here on it is the one to publish."""
         made = self._pending.get(fragment_id)
         if made is not None and made.state.version == fragment_version:
-            self.durable[fragment_id] = made.state
+            self.durable[fragment_id] = self._written.pop(fragment_id)
             self._differences[fragment_id] = fragment_version, made.difference
             del self._pending[fragment_id]
 

@@ -11,7 +11,8 @@
     ...         in format 2: residual, float32 [elements], of a version that was rounded for the wire
 
 Numbers are little-endian; the header is padded with zeros so that the arrays begin at a multiple of 64 bytes. Nothing
-follows the arrays, which are written from where they are and read to where they stay, without a second copy.
+follows the arrays, which are written from where they are, and used where they lie in the file
+(:class:`aggregator.store.resting.Resting`) or read to where they stay, without a second copy.
 """
 
 from __future__ import annotations
@@ -121,34 +122,34 @@ def write_commit(fd: int, commit: Commit, state: FragmentState) -> None:
         write_all(fd, memoryview(array.view(np.uint8).data))
 
 
-def read_commit(path: Path) -> tuple[Commit, FragmentState]:
-    """Returns one fragment version, verified bit by bit; its arrays are new and contiguous.
+def read_header(path: Path) -> Header:
+    """Returns what stands before the arrays, which are not looked at.
 
     Raises:
-        Damaged: If a byte is not what was written, or one is missing.
+        Damaged: If a byte of it is not what was written, or the file has not the length that it says.
         FileNotFoundError: If there is no such file.
         Unavailable: If it cannot be read; it may be whole.
     """
-    with _opened(path) as file:
-        header = _read_header(file, path)
-        params = _read_array(file, path, header, "params", header.commit.digest)
-        momentum = _read_array(file, path, header, "momentum", header.momentum_digest)
-        digest = header.residual_digest
-        residual = None if digest is None else _read_array(file, path, header, "residual", digest)
-    return header.commit, FragmentState(params, momentum, header.commit.fragment_version, residual)
+    with opened(path) as file:
+        return _read_header(file, path)
 
 
 def read_params(path: Path) -> tuple[Commit, Vector]:
-    """Returns the parameters of one fragment version and leaves the rest alone; raises as :func:`read_commit`."""
-    with _opened(path) as file:
+    """Returns the parameters of one fragment version, verified, and leaves the rest alone; raises as read_header."""
+    with opened(path) as file:
         header = _read_header(file, path)
-        return header.commit, _read_array(file, path, header, "params", header.commit.digest)
+        params = np.empty(header.elements, np.dtype("<f4"))
+        if file.readinto(params.view(np.uint8).data) != params.nbytes:
+            raise Damaged(path, "it ends within its params")
+    check(path, "params", params, header.commit.digest)
+    return header.commit, params
 
 
-def read_header(path: Path) -> Header:
-    """Returns what stands before the arrays, which are not looked at; raises as :func:`read_commit`."""
-    with _opened(path) as file:
-        return _read_header(file, path)
+def check(path: Path, name: str, array: Vector, digest: str) -> None:
+    """Raises Damaged if the bytes of an array of a file are not those that its digest names."""
+    found = fragment_digest(array)
+    if found != digest:
+        raise Damaged(path, f"its {name} have digest {found}, expected {digest}")
 
 
 def write_all(fd: int, data: memoryview) -> None:
@@ -165,7 +166,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
+def opened(path: Path) -> Iterator[io.BufferedReader]:
     """Opens a file for reading, and says what a failure to read it means."""
     try:
         with path.open("rb") as file:
@@ -213,16 +214,6 @@ def _read_header(file: io.BufferedReader, path: Path) -> Header:
     if file.read(header.arrays_at - file.tell()).strip(b"\0"):
         raise Damaged(path, "its padding is not zero")
     return header
-
-
-def _read_array(file: io.BufferedReader, path: Path, header: Header, name: str, digest: str) -> Vector:
-    array = np.empty(header.elements, np.dtype("<f4"))
-    if file.readinto(array.view(np.uint8).data) != array.nbytes:
-        raise Damaged(path, f"it ends within its {name}")
-    found = fragment_digest(array)
-    if found != digest:
-        raise Damaged(path, f"its {name} have digest {found}, expected {digest}")
-    return array
 
 
 def _aligned(offset: int) -> int:

@@ -24,7 +24,7 @@ from aggregator.events import Commit
 from aggregator.ledger.rolling_back import rolled_back
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.rounds.recovery import renumbered
-from aggregator.store.commit_file import Damaged, read_commit, read_header, write_all, write_commit
+from aggregator.store.commit_file import Damaged, read_header, write_all, write_commit
 from aggregator.store.layout import (
     commit_path,
     fragment_ids,
@@ -38,6 +38,7 @@ from aggregator.store.layout import (
 )
 from aggregator.store.ledger_file import LedgerFile, key_of
 from aggregator.store.replacing import TEMPORARY, flush_directory, replace
+from aggregator.store.resting import Resting, verified
 from broker.wire.errors import LocalProtocolError, Unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Loaded:
 
     Attributes:
         run: The run record; None in a new store.
-        fragments: Fragment id -> its newest whole version.
+        fragments: Fragment id -> its newest whole version; the arrays lie in its file.
         damaged: Newer versions that are not whole. They stay where they are until newer ones replace them; whether
             to go on without them is for the core to decide, since a peer may have seen them.
     """
@@ -140,12 +141,13 @@ class Store:
         for fragment_id in fragment_ids(self._directory):
             for version in versions(self._directory, fragment_id):
                 try:
-                    fragments[fragment_id] = read_commit(commit_path(self._directory, fragment_id, version))
+                    whole = verified(commit_path(self._directory, fragment_id, version))
                 except Damaged as err:
                     damaged.append(err)
                     self._damaged[fragment_id].add(version)
                     continue
-                self._newest[fragment_id] = fragments[fragment_id][0]
+                fragments[fragment_id] = whole.commit, whole.state
+                self._newest[fragment_id] = whole.commit
                 break
         present = {p: max(versions(self._directory, p), default=-1) for p in fragment_ids(self._directory)}
         for fragment_id, version, _ in self._ledger.complete(self._commits_on_disk()):
@@ -153,6 +155,16 @@ class Store:
                 self._to_strike[fragment_id] = min(version, self._to_strike.get(fragment_id, version))
         self._loaded = True
         return Loaded(run=run, fragments=fragments, damaged=tuple(damaged))
+
+    def resting(self, fragment_id: int) -> Resting:
+        """Returns the newest whole version of a fragment, left in its file.
+
+        Raises:
+            Unavailable: It cannot be read, or is not what was written.
+        """
+        path = commit_path(self._directory, fragment_id, self._newest[fragment_id].fragment_version)
+        with mapped(f"cannot read {path}", definite=True):
+            return Resting(path)
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -268,10 +280,10 @@ class Store:
             epoch: Of the commits.
         """
         for p, version in sorted(above.items()):
-            commit, state = read_commit(commit_path(self._directory, p, self._newest[p].fragment_version))
+            whole = verified(commit_path(self._directory, p, self._newest[p].fragment_version))
             highest = max(version, *versions(self._directory, p))
-            if highest > commit.fragment_version:
-                self.commit(renumbered(commit, highest, epoch), state._replace(version=highest + 1))
+            if highest > whole.commit.fragment_version:
+                self.commit(renumbered(whole.commit, highest, epoch), whole.state._replace(version=highest + 1))
 
     def roll_back(
         self, snapshot: Path, above: Mapping[int, int], epoch: int, books: Mapping[int, Mapping[str, Any]]
@@ -290,12 +302,10 @@ class Store:
             Damaged: A file of the snapshot is not what was written. Nothing is changed then.
         """
         files = {p: commit_path(snapshot, p, versions(snapshot, p)[0]) for p in fragment_ids(snapshot)}
-        for path in files.values():
-            read_commit(path)  # all of them first; one at a time is in memory
-        for p, path in sorted(files.items()):
-            commit, state = read_commit(path)
-            again = renumbered(commit, above[p], epoch, rolled_back(commit.ledger, books[p]))
-            self.commit(again, state._replace(version=again.fragment_version))
+        whole = {p: verified(path) for p, path in sorted(files.items())}  # all of them first
+        for p, saved in whole.items():
+            again = renumbered(saved.commit, above[p], epoch, rolled_back(saved.commit.ledger, books[p]))
+            self.commit(again, saved.state._replace(version=again.fragment_version))
 
     @property
     def name(self) -> str:

@@ -13,8 +13,9 @@ from ops.planning.footprint import AGGREGATOR_BASE_BYTES
 AUTO = "auto"
 #: What one aggregator merges of eight islands in 24 s on one core (:mod:`ops.planning.fleet`): in H steps of a second.
 PARAMETERS_EACH = 10**9
-#: An aggregator's memory: parameters, momentum and what versions leave over, in float32, and as much of the fragment
-#: that it merges, with the version that it makes of it (:func:`ops.planning.footprint.aggregator_memory`).
+#: Parameters, momentum and what versions leave over, in float32: they lie in files, for which the machine should have
+#: room in memory, or each round reads its disk. And as much of the fragment that an aggregator merges, with the version
+#: that it makes of it.
 BYTES_PER_PARAMETER, BYTES_PER_MERGED = 12, 16
 
 

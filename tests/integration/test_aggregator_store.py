@@ -15,9 +15,10 @@ from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
-from aggregator.store.commit_file import Damaged, read_commit
+from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions
 from aggregator.store.loading import load_for
+from aggregator.store.resting import verified
 from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
@@ -107,7 +108,7 @@ def test_the_residual_of_a_version_that_was_rounded_comes_back_too_and_is_verifi
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(Damaged, match="its residual have digest"):
-        read_commit(path)
+        verified(path)
 
 
 def test_the_newest_two_versions_are_kept_and_the_seed_for_ever(tmp_path):

@@ -84,14 +84,14 @@ def test_a_slow_aggregator_stretches_the_interval_and_asks_nothing_more_of_the_l
     assert any("Merging every fragment once" in each for each in notes(asked, plan(asked, Mode.DECOUPLED)))
 
 
-def test_shards_share_the_merging_and_its_memory():
+def test_shards_share_the_merging_and_the_model():
     """Eight fragments: five aggregators have two at most, as four have."""
     asked = fleet(sites=8, parameters=5 * 10**9, step_s=1.0, gbps=10.0)
     cycle = {n: merging_per_cycle_s(replace(asked, shards=n)) for n in (1, 2, 4, 5, 8)}
     assert [cycle[1] / each for each in cycle.values()] == pytest.approx([1, 2, 4, 4, 8])
     one, eight = (plan(replace(asked, shards=n), Mode.DECOUPLED) for n in (1, 8))
     assert eight.chosen.sync_interval_steps == 24 < one.chosen.sync_interval_steps
-    assert eight.memory["aggregator"].expected < one.memory["aggregator"].expected / 2
+    assert eight.memory["aggregator"].expected < one.memory["aggregator"].expected
     assert any("Merging every" in each for each in notes(asked, one))
     assert not any("Merging every" in each for each in notes(replace(asked, shards=8), eight))
 
@@ -100,11 +100,11 @@ def test_one_aggregator_and_the_broker_share_a_host():
     asked = fleet(sites=8, parameters=5 * 10**9, step_s=1.0)
     memory = plan(asked, Mode.DECOUPLED).memory
     both = memory["aggregator"].expected + memory["broker"].expected
-    with pytest.raises(ConfigError, match="too little for the aggregator beside the broker: it takes 95"):
-        plan(replace(asked, host_gb=64.0), Mode.DECOUPLED)
-    assert both == pytest.approx(96e9, rel=1e-2)
+    with pytest.raises(ConfigError, match=r"too little for the aggregator beside the broker: it takes 60\.9"):
+        plan(replace(asked, host_gb=40.0), Mode.DECOUPLED)
+    assert both == pytest.approx(60.9e9, rel=1e-2)
     shared = replace(asked, shards=8, host_gb=90.0)
-    assert plan(shared, Mode.DECOUPLED).memory["aggregator"].expected < 64e9
+    assert plan(shared, Mode.DECOUPLED).memory["aggregator"].expected < 30e9
 
 
 def test_one_site_that_is_far_away_changes_nothing_for_the_others():
@@ -348,7 +348,9 @@ def test_a_round_is_open_for_as_long_as_its_own_fragment_takes():
     planned = plan(asked, Mode.DECOUPLED).memory
     contributions = 4 * sum(up * min(1, each / 2.4) for up, each in zip(wire.ups, journeys_s, strict=True))
     empty = 192 * 2**20
-    assert planned["aggregator"].expected == pytest.approx(empty + 4 * (2 * 20 * N + 3 * 13 * N) + contributions)
+    making = 4 * 2 * 2 * 13 * N + max(wire.downs)
+    assert making > 4 * 20 * N
+    assert planned["aggregator"].expected == pytest.approx(empty + 4 * 20 * N + making + contributions)
     assert all(each.bound is None or each.expected <= each.bound for each in planned.values())
 
 
@@ -356,4 +358,4 @@ def test_of_several_aggregators_the_fullest_is_told():
     alone, shared = (plan(unequal(shards=n), Mode.DECOUPLED).memory["aggregator"].expected for n in (1, 8))
     largest = 4 * 13 * N
     assert shared > 192 * 2**20 + 5 * largest  # the one that has the embedding, and nothing else
-    assert shared < alone
+    assert shared <= alone

@@ -1,0 +1,151 @@
+"""Durable versions that stay in their files: memory, damage, and a merge that uses them."""
+
+import asyncio
+import mmap
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.events import Merge, Persist, Plant
+from aggregator.process.workers import Workers
+from aggregator.store import resting
+from aggregator.store.commit_file import Damaged
+from aggregator.store.layout import commit_path
+from aggregator.store.resting import Resting, verified
+from aggregator.store.store import Store
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import Codec, Recipe
+from tests.integration.test_aggregator_store import commit_of, state_of
+from tests.unit.test_aggregator_merge import part, random, spec
+
+SIZE = 4_000_000  # elements: 16 MB an array
+
+
+def committed(directory, size=1000):
+    """Commits version 1, with a residual; returns its file and its arrays."""
+    state = state_of(1, size)._replace(residual=random(size, 9))
+    with Store.open(directory) as store:
+        store.load()
+        store.commit(commit_of(state), state)
+    return commit_path(directory, 0, 1), state
+
+
+def flip(path, place):
+    """Another process writes to the file."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+def mapped_bytes():
+    """Resident memory of this process that is a file's."""
+    return 1024 * int(re.search(r"RssFile:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def same(state, expected):
+    return all(np.array_equal(getattr(state, name), getattr(expected, name)) for name in state._fields)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_taken_while_the_arrays_are_looked_at_and_no_longer(tmp_path):
+    path, expected = committed(tmp_path, SIZE)
+    nbytes = 3 * 4 * SIZE
+    before = mapped_bytes()
+    version = Resting(path)
+    assert mapped_bytes() - before < nbytes / 10
+    version.verify()
+    assert mapped_bytes() - before > 0.9 * nbytes
+    version.leave()
+    assert mapped_bytes() - before < nbytes / 10
+    assert same(version.state, expected)
+    del version
+    assert mapped_bytes() - before < nbytes / 10
+
+
+def test_a_version_lives_on_after_its_file_was_removed(tmp_path):
+    path, expected = committed(tmp_path)
+    version = verified(path)
+    path.unlink()
+    version.leave()
+    version.verify()
+    assert same(version.state, expected)
+    assert version.commit.fragment_version == 1
+
+
+@pytest.mark.parametrize("name", ["params", "momentum", "residual"])
+def test_what_somebody_else_wrote_to_a_file_is_found(tmp_path, name):
+    path, _ = committed(tmp_path)
+    version = verified(path)
+    end = path.stat().st_size - 4000 * (2 - ["params", "momentum", "residual"].index(name))
+    flip(path, end - 100)
+    with pytest.raises(Damaged, match=f"its {name} have digest"):
+        version.verify()
+
+
+def test_where_files_cannot_be_mapped_they_are_read(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise OSError(19, "No such device")
+
+    path, expected = committed(tmp_path)
+    monkeypatch.setattr(resting.mmap, "mmap", type("Refused", (mmap.mmap,), {"__new__": refused}))
+    version = verified(path)
+    path.unlink()
+    assert same(version.state, expected)
+
+
+class Desk:
+    """Workers on a store, driven by hand: orders go in, completions come out."""
+
+    def __init__(self, store):
+        self.done = asyncio.Queue()
+        self.tasks = []
+        self.workers = Workers(store, store.load().fragments, deliver=self.done.put, spawn=self.spawn, recorder=None)
+        self.workers.begin(FragmentManifest(((spec((SIZE,)),),)), Recipe())
+
+    def spawn(self, work):
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def durable(self, version):
+        """Has what was computed written, and settles it."""
+        computed = await self.done.get()
+        commit = commit_of(state_of(version), digest=computed.digest)
+        self.workers.persist(Persist(commit=commit))
+        assert (await self.done.get()).fragment_version == version
+        self.workers.settle(0, version)
+        await asyncio.gather(*self.tasks)
+        self.tasks.clear()
+
+
+def merge_of(version):
+    parts = (part(random(SIZE, version), codec=Codec.BF16),)
+    return Merge(round_id=version, fragment_id=0, fragment_version=version, parts=parts, version_codec=Codec.BF16)
+
+
+def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_was_changed(tmp_path):
+    async def run():
+        with Store.open(tmp_path) as store:
+            desk = Desk(store)
+            try:
+                desk.workers.plant(Plant(fragment_id=0, payload=part(random(SIZE, 0)).payload))
+                await desk.durable(0)
+                desk.workers.merge(merge_of(1))
+                await desk.durable(1)
+                durable = desk.workers.durable[0]
+                assert durable.state.params.base is not None, "the arrays are views of the file"
+                assert not durable.state.params.flags.writeable
+                desk.workers.take_difference(0, 1)
+                path = commit_path(tmp_path, 0, 1)
+                flip(path, path.stat().st_size - 100)
+                desk.workers.merge(merge_of(2))
+                with pytest.raises(Damaged, match=r"00000001\.commit is damaged: its residual have digest"):
+                    await asyncio.gather(*desk.tasks)
+                assert desk.done.empty()
+            finally:
+                desk.workers.close()
+
+    asyncio.run(run())
