@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import ctypes
 import errno
 import signal
 import socket
@@ -43,7 +41,7 @@ from broker.gateway.receiving import Intake, Taken, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
-from broker.process import clocks, flags, logs, open_files, settings
+from broker.process import clocks, flags, limits, logs, settings
 from broker.process.collecting import collect_seldom
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter
@@ -71,7 +69,8 @@ log = logs.get(__name__)
 
 #: What is still queued for islands when the broker ends is sent for so long; all of it is repeated by its senders.
 LINGER_MS = 200
-#: From here on a frame is a mapping of its own: large enough that the page faults cost little beside the copying.
+#: From here on a frame goes back to the system when it is freed. Frames are allocated in ZeroMQ's threads and freed
+#: elsewhere: with 16 islands and 100 M parameters glibc alone held twice what was in use (benchmarks/README.md).
 LARGE_FRAME_BYTES = 1 << 20
 #: A bulk connection that took nothing is tried again after this.
 TRY_AGAIN_S = 0.005
@@ -103,26 +102,11 @@ def run(args: argparse.Namespace) -> int:
     """
     logs.configure("broker")
     config = settings.load(BrokerConfig, args, "broker")
-    _return_large_frames()
+    limits.return_freed(LARGE_FRAME_BYTES, arenas=1)
     collect_seldom()
-    open_files.raise_limit()
+    limits.raise_open_files()
     asyncio.run(_until_signalled(config))
     return 0
-
-
-def _return_large_frames() -> None:
-    """Makes glibc give the memory of large frames back as soon as they are freed, and keep one pool for small ones.
-
-    Left alone, it raises its limit for separate mappings to the size of the frames that it sees, and keeps a pool per
-    thread; frames are allocated in ZeroMQ's threads and freed elsewhere, and between small allocations that outlive
-    them their places do not fit the next ones. With 16 islands and 100 M parameters the broker then held twice what it
-    had in use (benchmarks/README.md). Other C libraries have no such settings. To be called while there is one thread.
-    """
-    m_mmap_threshold, m_arena_max = -3, -8  # malloc.h
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(m_mmap_threshold, LARGE_FRAME_BYTES)
-        mallopt(m_arena_max, 1)
 
 
 async def _until_signalled(config: BrokerConfig) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import math
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import islands
-from broker.process import flags, logs, settings
+from broker.process import flags, limits, logs, settings
 from broker.process.signals import Interrupted, Signals
 from broker.sinks.target import check_installed, target_of
 from broker.transport.keys import client_keys
@@ -64,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     logs.configure(config.island_id or "island")
     tables = settings.read_file(args.config) if args.config is not None else {}
-    _keep_freed_memory()
+    # Each step frees its temporaries and allocates them again. Giving pages back takes milliseconds under the lock of
+    # the allocator, which the training thread then waits for in the middle of a boundary: three quarters of one percent
+    # of its time instead of one quarter, on two processors shared by four islands.
+    limits.keep_freed()
     with Signals() as signals:
         try:
             task = load_task(config.task, tables.get("task", {}))
@@ -75,20 +77,6 @@ def run(args: argparse.Namespace) -> int:
         except RunEnded as err:
             log.info("island.ended", reason=str(err))
     return 0
-
-
-def _keep_freed_memory() -> None:
-    """Tells glibc to keep what is freed, up to 2 GB, instead of returning it to the kernel at once.
-
-    Each training step frees its temporaries and allocates them again. Giving pages back takes milliseconds under the
-    allocator's lock, which the training thread then waits for in the middle of a boundary: a quarter of one percent of
-    its time instead of three quarters, on two processors shared by four islands.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(trim_threshold, (1 << 31) - 1)
-        libc.mallopt(mmap_threshold, 32 << 20)  # the most that glibc accepts
 
 
 def train(

@@ -1,0 +1,47 @@
+"""A daemon may have more files open than it starts with, and large memory that it frees is the system's again."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
+from broker.process.limits import raise_open_files
+print(raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE), raise_open_files())
+"""
+
+
+def test_the_limit_is_raised_as_far_as_the_system_allows():
+    done = subprocess.run([sys.executable, "-c", FILES], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.split() == ["512"] * 4
+
+
+# What a library of numbers does: large buffers of growing sizes, and small things in between that outlive them.
+MEMORY = """
+import re, sys
+from pathlib import Path
+from broker.process.limits import return_freed
+if sys.argv[1] == "set":
+    return_freed(8 << 20)
+MIB, kept, buffers = 1 << 20, [], []
+bytearray(30 * MIB)  # freed: glibc's own limit is that from here on
+for _ in range(10):
+    buffers.append(bytearray(16 * MIB))
+    buffers[-1][::4096] = bytes(4096)
+    kept.append(bytearray(100_000))
+buffers.clear()
+print(int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_large_memory_that_was_freed_is_not_kept_between_small_things():
+    def kept_mib(how):
+        command = [sys.executable, "-c", MEMORY, how]
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout)
+
+    assert kept_mib("set") < 50
+    assert kept_mib("left alone") > 100
