@@ -124,12 +124,15 @@ def assumptions(fleet: Fleet) -> list[str]:
         ]
     else:
         shared = f"; {fleet.shards} aggregators, each on a host of its own, get it from there" * (fleet.shards > 1)
+        state_gb = (12 if fleet.differences else 8) * fleet.parameters / 1e9
         found = [
             f"Through a hub each fragment goes up once in {fleet.codec} and down once in {fleet.version_codec} every H "
             f"steps (f = 1), headers included; the broker carries all {sites} sites' traffic{shared}.",
             f"{never} Where the median link or the aggregator is too slow, H grows; a slower site is in fewer.",
             "An aggregator takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each island per parameter of a "
             "fragment, as measured on two shared cores; that of the baselines takes no time.",
+            f"The model's state at {'one aggregator' if fleet.shards == 1 else 'all aggregators together'}, "
+            f"{state_gb:.3g} GB, stays in files; with as much memory to spare, merging does not wait for the disk.",
             f"Data-parallel is a ring of {buckets}: {ring}.",
         ]
     tokens = {site.tokens_per_step for site in fleet.sites}
