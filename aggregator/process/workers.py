@@ -39,8 +39,8 @@ from aggregator.merge.resources import Resources
 from aggregator.merge.versions import Made
 from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
-from aggregator.store.resting import Resting
 from aggregator.store.store import Store
+from aggregator.store.version_file import VersionFile
 from broker.chunks.memory import ReusedMemory
 from broker.process import logs
 from broker.wire.errors import Unavailable
@@ -104,14 +104,14 @@ class Workers:
         spawn: Spawn,
         recorder: Recorder | None,
     ) -> None:
-        self.durable = {p: store.resting(p) for p in durable}
+        self.durable = {p: store.newest_file(p) for p in durable}
         self.manifest: FragmentManifest | None = None
         self._store = store
         self._deliver = deliver
         self._spawn = spawn
         self._recorder = recorder
         self._pending: dict[int, Made] = {}
-        self._written: dict[int, Resting] = {}  # what is pending, once it is on this disk
+        self._written: dict[int, VersionFile] = {}  # what is pending, once it is on this disk
         self._differences: dict[int, tuple[int, tuple[Encoded, ...] | None]] = {}  # fragment -> its newest version's
         self._newest_order: dict[int, Plant | Merge | Persist] = {}
         self._unsaved: SaveRun | None = None
@@ -187,12 +187,12 @@ class Workers:
         made = await _in(self._compute, self._merge_now, self._tensors(action.fragment_id), action, before)
         await self._computed(action, made)
 
-    def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: Resting) -> Made:
+    def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: VersionFile) -> Made:
         """In the computing thread."""
         began_s = time.monotonic()
         assert self._outer_step is not None, "a merge came before the warm-up"
         for each in tuple(self.durable.values()):
-            each.leave()  # what was read of it to be sent
+            each.release()  # what was read of it to be sent
         durable.verify()
         before, kept = durable.state, self._recorder is not None
         made, merged = versions.merge(tensors, action, before, self._outer_step, kept=kept, resources=self._resources)
@@ -207,7 +207,7 @@ class Workers:
         )
         if self._recorder is not None:
             self._recorder.record(action, before, merged, made.state)
-        durable.leave()
+        durable.release()
         return made
 
     def _spread(self, call: Callable[[int], int], count: int) -> Iterable[int]:
@@ -237,10 +237,10 @@ class Workers:
         if isinstance(done, Persisted):
             await _in(self._disk, self._store.prune, p)
 
-    def _commit_now(self, commit: Commit, state: FragmentState) -> Resting:
+    def _commit_now(self, commit: Commit, state: FragmentState) -> VersionFile:
         """In the thread of the disk."""
         self._store.commit(commit, state, prune=False)
-        return self._store.resting(commit.fragment_id)
+        return self._store.newest_file(commit.fragment_id)
 
     def settle(self, fragment_id: int, fragment_version: int) -> None:
         """The core is about to hear that a version is durable everywhere: from here on it is the one to publish."""

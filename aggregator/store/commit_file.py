@@ -12,7 +12,7 @@
 
 Numbers are little-endian; the header is padded with zeros so that the arrays begin at a multiple of 64 bytes. Nothing
 follows the arrays, which are written from where they are, and used where they lie in the file
-(:class:`aggregator.store.resting.Resting`) or read to where they stay, without a second copy.
+(:class:`aggregator.store.version_file.VersionFile`) or read to where they stay, without a second copy.
 """
 
 from __future__ import annotations

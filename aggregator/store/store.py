@@ -38,7 +38,7 @@ from aggregator.store.layout import (
 )
 from aggregator.store.ledger_file import LedgerFile, key_of
 from aggregator.store.replacing import TEMPORARY, flush_directory, replace
-from aggregator.store.resting import Resting, verified
+from aggregator.store.version_file import VersionFile, verified
 from broker.wire.errors import LocalProtocolError, Unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -156,15 +156,15 @@ class Store:
         self._loaded = True
         return Loaded(run=run, fragments=fragments, damaged=tuple(damaged))
 
-    def resting(self, fragment_id: int) -> Resting:
-        """Returns the newest whole version of a fragment, left in its file.
+    def newest_file(self, fragment_id: int) -> VersionFile:
+        """Returns the file of a fragment's newest whole version, to use its arrays where they lie.
 
         Raises:
             Unavailable: It cannot be read, or is not what was written.
         """
         path = commit_path(self._directory, fragment_id, self._newest[fragment_id].fragment_version)
         with mapped(f"cannot read {path}", definite=True):
-            return Resting(path)
+            return VersionFile(path)
 
     # --- writing ---------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""A durable version that stays in its file: the process uses its arrays, and holds memory only while it does.
+"""Uses a durable version in its file: memory is taken while its arrays are looked at, and not otherwise.
 
-The file is mapped, so the kernel reads what is touched, keeps of it what it has room for, and needs to write nothing to
+The file is mapped. The kernel reads what is touched, keeps of it what it has room for, and needs to write nothing to
 take that room back. Files of the store are replaced whole and never written to (:mod:`aggregator.store.replacing`), so
 what is mapped does not change; a file that was removed lives on until nobody uses it. That somebody else wrote to it,
-or the disk returns other bytes than it took, is found by :meth:`Resting.verify`.
+or the disk returns other bytes than it took, is found by :meth:`VersionFile.verify`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aggregator.store.commit_file import check, opened, read_header
 _FLOAT_BYTES = np.dtype("<f4").itemsize
 
 
-class Resting:
+class VersionFile:
     """One fragment version in the file that makes it durable.
 
     Args:
@@ -56,17 +56,17 @@ class Resting:
         for name, digest in self._digests.items():
             check(self._path, name, getattr(self.state, name), digest)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Gives back the memory that looking at the arrays took; they may be looked at again."""
         if isinstance(self._content, mmap.mmap) and hasattr(self._content, "madvise"):
             self._content.madvise(mmap.MADV_DONTNEED)
 
 
-def verified(path: Path) -> Resting:
-    """Returns a version that is whole, bit by bit; raises as :class:`Resting`."""
-    version = Resting(path)
+def verified(path: Path) -> VersionFile:
+    """Returns a version that is whole, bit by bit; raises as :class:`VersionFile`."""
+    version = VersionFile(path)
     version.verify()
-    version.leave()
+    version.release()
     return version
 
 

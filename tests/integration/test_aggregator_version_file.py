@@ -11,11 +11,11 @@ import pytest
 
 from aggregator.events import Merge, Persist, Plant
 from aggregator.process.workers import Workers
-from aggregator.store import resting
+from aggregator.store import version_file
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import commit_path
-from aggregator.store.resting import Resting, verified
 from aggregator.store.store import Store
+from aggregator.store.version_file import VersionFile, verified
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Codec, Recipe
 from tests.integration.test_aggregator_store import commit_of, state_of
@@ -56,11 +56,11 @@ def test_memory_is_taken_while_the_arrays_are_looked_at_and_no_longer(tmp_path):
     path, expected = committed(tmp_path, SIZE)
     nbytes = 3 * 4 * SIZE
     before = mapped_bytes()
-    version = Resting(path)
+    version = VersionFile(path)
     assert mapped_bytes() - before < nbytes / 10
     version.verify()
     assert mapped_bytes() - before > 0.9 * nbytes
-    version.leave()
+    version.release()
     assert mapped_bytes() - before < nbytes / 10
     assert same(version.state, expected)
     del version
@@ -71,7 +71,7 @@ def test_a_version_lives_on_after_its_file_was_removed(tmp_path):
     path, expected = committed(tmp_path)
     version = verified(path)
     path.unlink()
-    version.leave()
+    version.release()
     version.verify()
     assert same(version.state, expected)
     assert version.commit.fragment_version == 1
@@ -92,7 +92,7 @@ def test_where_files_cannot_be_mapped_they_are_read(tmp_path, monkeypatch):
         raise OSError(19, "No such device")
 
     path, expected = committed(tmp_path)
-    monkeypatch.setattr(resting.mmap, "mmap", type("Refused", (mmap.mmap,), {"__new__": refused}))
+    monkeypatch.setattr(version_file.mmap, "mmap", type("Refused", (mmap.mmap,), {"__new__": refused}))
     version = verified(path)
     path.unlink()
     assert same(version.state, expected)
