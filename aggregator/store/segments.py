@@ -237,23 +237,21 @@ class TapeReader:
 
         Meanwhile the one that is written may be closed, and a closed one compressed or dropped: then one looks again.
         """
-        wanted = max(self.segment, 1)
-        for again in (True, True, False):
-            closed = numbers_in(self._path)  # before the other is opened, which may then be closed as well
+        for _ in range(3):
+            before = numbers_in(self._path)
             try:
                 growing = io.FileIO(self._path) if self._path.suffix != PACKED else None
             except FileNotFoundError:
                 growing = None
-            newest = None if growing is None else number_of(growing, closed)
+            newest = None if growing is None else number_of(growing, before)
+            closed = numbers_in(self._path)  # all that were closed before the one that is open now began
             ahead = min((each for each in closed if each >= self.segment), default=None)
             found = ahead if newest is None or (ahead is not None and ahead < newest) else newest
-            if found is not None and found > wanted and again:  # what is wanted was closed just now, or is gone
-                _close(growing)
-            elif found is not None and found == newest:
+            if found is not None and found == newest:
                 self._begin(growing, self._path, newest, grows=True)
                 return True
-            elif found is not None:
-                _close(growing)
+            _close(growing)
+            if found is not None:
                 for name in (plain_name(self._path, found), packed_name(self._path, found)):
                     with suppress(FileNotFoundError):
                         self._begin(opened(name), name, found, grows=False)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aggregator.store import rotation
+from aggregator.store import rotation, segments
 from aggregator.store.segments import (
     TapeReader,
     first_digest,
@@ -392,6 +392,25 @@ def test_a_reader_beside_a_writer_that_closes_and_compresses_all_the_time_sees_e
     assert seen == list(range(count))
     assert longest == count
     assert len(numbers_in(path)) > 10
+
+
+@pytest.mark.parametrize("look", range(7))
+def test_a_tape_that_begins_while_a_reader_looks_for_it_is_read_from_its_first_segment(path, monkeypatch, look):
+    looks = []
+
+    def late(where):
+        found = numbers_in(where)
+        looks.append(found)
+        if len(looks) == look + 1:
+            filled(path, 50)
+        return found
+
+    monkeypatch.setattr(segments, "numbers_in", late)
+    reader, seen = TapeReader(path), []
+    for _ in range(40):
+        seen += [json.loads(text) for _, text in reader.read()]
+    assert [line["n"] for line in own(seen)] == list(range(50))
+    assert reader.missed == 0
 
 
 def test_what_is_written_between_the_end_of_a_file_and_its_closing_is_read(path, monkeypatch):
