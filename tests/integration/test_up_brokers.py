@@ -100,8 +100,8 @@ def test_the_run_ends_in_order_and_nothing_that_was_merged_is_lost(run):
     check_report(run.report)
     check_versions(run.ledger)
     check_ranges(run.ledger)
-    # On a busy machine an island may take as long to move as MOVED_WITHIN_S allows. By then the others are eight versions
-    # on: what it brings is too stale, and it takes over theirs. Nothing else may be wasted, and that seldom.
+    # On a busy machine an island may take as long to move as MOVED_WITHIN_S allows. By then the others are eight
+    # versions on: what it brings is too stale, and it takes over theirs. Nothing else may be wasted, and little of it.
     wasted = run.report["tokens"]["wasted"]
     assert wasted.keys() <= {"stale", "overwritten"}
     assert sum(wasted.values()) <= 0.05 * run.report["tokens"]["trained"], run.up.notes("contribution.refused")
