@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 #: From here on memory goes back to the system when it is freed. Left alone, glibc kept half a model more, with 24
-#: fragments of 100 M parameters (benchmarks/README.md). Limits of 1 MiB cost page faults, those of 8 MiB none to see.
+#: fragments of 100 M parameters (benchmarks/README.md). With 1 MiB, page faults made rounds slower; with 8 MiB not.
 LARGE_BYTES = 8 << 20
 
 

@@ -1,4 +1,4 @@
-"""One fragment of the global model at one version: its vectors, in memory. Pure."""
+"""One fragment of the global model at one version: its vectors. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How many files a process may have open, and when the memory that it frees goes back to the system. Shell.
 
-The second are settings of glibc, to be made while there is one thread; other C libraries have no such settings.
+The latter are settings of glibc, to be made while there is one thread; other C libraries have no such settings.
 """
 
 from __future__ import annotations

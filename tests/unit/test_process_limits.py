@@ -19,7 +19,7 @@ def test_the_limit_is_raised_as_far_as_the_system_allows():
     assert done.stdout.split() == ["512"] * 4
 
 
-# What a library of numbers does: large buffers of growing sizes, and small things in between that outlive them.
+# What a library of numbers does: large buffers, and small things in between that outlive them.
 MEMORY = """
 import re, sys
 from pathlib import Path
