@@ -23,7 +23,7 @@ def stored(path):
         for row in loaded.run["manifest"][p]:
             name, shape = row[0], tuple(row[1])
             size = int(np.prod(shape, dtype=int))
-            arrays[name] = state.params[start : start + size].reshape(shape)
+            arrays[name] = state.params[start : start + size].reshape(shape).copy()  # of what lies in a file
             start += size
     return arrays
 
