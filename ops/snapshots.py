@@ -128,8 +128,7 @@ def restore(directory: Path, name: str) -> dict[int, int]:
             opened = [stack.enter_context(Store.open(store)) for store in shard]
             loaded = [each.load() for each in opened]
             epoch = 1 + max(each.run["epoch"] for each in loaded if each.run is not None)
-            commits = [commit for each in loaded for commit, _ in each.fragments.values()]
-            del loaded  # with the parameters
+            commits = [commit for each in loaded for commit in each.fragments.values()]
             newest = sorted(commits, key=lambda commit: (commit.epoch, commit.fragment_version))
             books = {commit.fragment_id: commit.ledger for commit in newest}  # the last one stands
             above = {

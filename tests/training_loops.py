@@ -17,8 +17,9 @@ def stored(path):
     """The newest parameters in a store, by tensor name."""
     with Store.open(path) as store:
         loaded = store.load()
+        states = {p: store.newest_file(p).state for p in loaded.fragments}
     arrays = {}
-    for p, (_, state) in loaded.fragments.items():
+    for p, state in states.items():
         start = 0
         for row in loaded.run["manifest"][p]:
             name, shape = row[0], tuple(row[1])

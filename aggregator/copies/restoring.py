@@ -263,7 +263,7 @@ def _make_store(store: Path, whole: CompleteSet, epoch: int, leave_out: int) -> 
         for damaged in loaded.damaged:
             raise damaged
         for each in whole.versions:
-            commit = loaded.fragments[each.fragment_id][0]
+            commit = loaded.fragments[each.fragment_id]
             if (commit.fragment_version, commit.digest) != (each.version, each.digest):
                 what = f"version {each.version} of fragment {each.fragment_id} is {each.digest} in the set"
                 raise Unavailable(f"{what}, and {commit.digest} in its file; take another copy", definite=True)

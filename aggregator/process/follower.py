@@ -85,7 +85,7 @@ class Follower:
         self._lead: Lead | None = None
         self.ended = False  #: the run has, as its leader has said
         holding = Holding(
-            stored={p: (commit.fragment_version, commit.digest) for p, (commit, _) in loaded.fragments.items()},
+            stored={p: (commit.fragment_version, commit.digest) for p, commit in loaded.fragments.items()},
             run_epoch=0 if loaded.run is None else loaded.run["epoch"],
             foundings=foundings_of(loaded.run),
             damaged=frozenset(p for p, _ in newer_but_damaged(loaded)),

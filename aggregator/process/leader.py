@@ -124,7 +124,7 @@ class Leader:
         self._events: EventLines[Event | ReplicationEvent] = EventLines((MAX_EVENTS, MAX_PAYLOADS))
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
-        commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
+        commits = loaded.fragments
         now_s = self._clock()
         epoch = least_epoch if term is None else term.epoch
         founding = None if term is None else term.founding

@@ -38,7 +38,7 @@ def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) 
         if config.new_lineage:
             given_up[p] = max(int(damaged.path.stem), given_up.get(p, -1))
             continue
-        kept = loaded.fragments[p][0].fragment_version
+        kept = loaded.fragments[p].fragment_version
         cure = (
             f"is damaged ({damaged.problem}): restore it from a copy, such as a standby's; or give up what is in "
             f"it and go on from version {kept}, with --new-lineage"

@@ -50,13 +50,13 @@ class Loaded:
 
     Attributes:
         run: The run record; None in a new store.
-        fragments: Fragment id -> its newest whole version; the arrays lie in its file.
+        fragments: Fragment id -> its newest whole version; :meth:`Store.newest_file` has its arrays.
         damaged: Newer versions that are not whole. They stay where they are until newer ones replace them; whether
             to go on without them is for the core to decide, since a peer may have seen them.
     """
 
     run: Mapping[str, Any] | None
-    fragments: Mapping[int, tuple[Commit, FragmentState]]
+    fragments: Mapping[int, Commit]
     damaged: tuple[Damaged, ...]
 
 
@@ -65,7 +65,7 @@ def newer_but_damaged(loaded: Loaded) -> Iterator[tuple[int, Damaged]]:
     for damaged in loaded.damaged:
         p, version = damaged.path.parent.name, damaged.path.stem
         whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
-        if whole is not None and version.isdecimal() and int(version) > whole[0].fragment_version:
+        if whole is not None and version.isdecimal() and int(version) > whole.fragment_version:
             yield int(p), damaged
 
 
@@ -136,25 +136,23 @@ class Store:
             Damaged: If the run record is.
         """
         run = read_run(self._directory)
-        fragments: dict[int, tuple[Commit, FragmentState]] = {}
+        self._newest.clear()
         damaged: list[Damaged] = []
         for fragment_id in fragment_ids(self._directory):
             for version in versions(self._directory, fragment_id):
                 try:
-                    whole = verified(commit_path(self._directory, fragment_id, version))
+                    self._newest[fragment_id] = verified(commit_path(self._directory, fragment_id, version)).commit
                 except Damaged as err:
                     damaged.append(err)
                     self._damaged[fragment_id].add(version)
                     continue
-                fragments[fragment_id] = whole.commit, whole.state
-                self._newest[fragment_id] = whole.commit
                 break
         present = {p: max(versions(self._directory, p), default=-1) for p in fragment_ids(self._directory)}
         for fragment_id, version, _ in self._ledger.complete(self._commits_on_disk()):
             if version > present.get(fragment_id, -1):  # given up for a leader's, and not struck before a crash
                 self._to_strike[fragment_id] = min(version, self._to_strike.get(fragment_id, version))
         self._loaded = True
-        return Loaded(run=run, fragments=fragments, damaged=tuple(damaged))
+        return Loaded(run=run, fragments=dict(self._newest), damaged=tuple(damaged))
 
     def newest_file(self, fragment_id: int) -> VersionFile:
         """Returns the file of a fragment's newest whole version, to use its arrays where they lie.
@@ -306,6 +304,7 @@ class Store:
         for p, saved in whole.items():
             again = renumbered(saved.commit, above[p], epoch, rolled_back(saved.commit.ledger, books[p]))
             self.commit(again, saved.state._replace(version=again.fragment_version))
+            saved.release()
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""How many files a process may have open, and when the memory that it frees goes back to the system. Shell.
+"""Raises the limit of open files, and sets when memory that is freed goes back to the system. Shell.
 
 The latter are settings of glibc, to be made while there is one thread; other C libraries have no such settings.
 """

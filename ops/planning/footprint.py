@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker.chunks.receiving import SPARE_BYTES
 from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.lengths import MERGED_BYTES, encoded_bytes
 from broker.wire.messages import Codec
@@ -23,9 +24,6 @@ TENSOR_HEADER_BYTES = 75
 
 #: Memory of the processes without a model: Python and libraries, in the aggregator mostly numba.
 AGGREGATOR_BASE_BYTES, BROKER_BASE_BYTES = 192 << 20, 54 << 20
-
-#: Memory of chunks that is kept for the next ones (``SPARE_BYTES`` in :mod:`broker.chunks.receiving`).
-CHUNK_BYTES = 128 << 20
 
 #: High-water marks of 4 in each direction, and one message that is copied each way.
 MESSAGES_IN_SOCKETS = 10
@@ -115,7 +113,7 @@ def aggregator_memory(
     model, making = 4.0 * sum(wire.elements), 2 * arrays * 4.0 * max(wire.elements) + max(wire.downs)
     pools = (islands + MESSAGES_IN_SOCKETS) * wire.largest_message
     rounds = islands * _open(wire.ups, open_shares)
-    chunks = min(CHUNK_BYTES, model)
+    chunks = min(SPARE_BYTES, model)
     return Memory(
         expected=AGGREGATOR_BASE_BYTES + chunks + max(model, making + rounds),
         bound=AGGREGATOR_BASE_BYTES + chunks + max(model, making) + max(pools, rounds),

@@ -72,6 +72,12 @@ def load(directory):
         return store.load()
 
 
+def newest_state(directory, fragment_id=0):
+    with Store.open(directory) as store:
+        store.load()
+        return store.newest_file(fragment_id).state
+
+
 def ledger_versions(directory):
     rows = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
     return [(row["fragment_id"], row["fragment_version"]) for row in rows]
@@ -85,7 +91,7 @@ def test_the_newest_version_comes_back_bit_by_bit_with_momentum_and_books(tmp_pa
     loaded = load(tmp_path)
     assert sorted(loaded.fragments) == [0, 7]
     for fragment_id in (0, 7):
-        commit, state = loaded.fragments[fragment_id]
+        commit, state = loaded.fragments[fragment_id], newest_state(tmp_path, fragment_id)
         expected = state_of(3, seed=fragment_id)
         assert commit == commit_of(expected, fragment_id)
         assert np.array_equal(state.params, expected.params)
@@ -100,8 +106,7 @@ def test_the_residual_of_a_version_that_was_rounded_comes_back_too_and_is_verifi
     with Store.open(tmp_path) as store:
         store.load()
         store.commit(commit_of(state), state)
-    _, loaded = load(tmp_path).fragments[0]
-    assert np.array_equal(loaded.residual, residual)
+    assert np.array_equal(newest_state(tmp_path).residual, residual)
     assert np.array_equal(read_newest(tmp_path, 0)[1], state.params)
     path = commit_path(tmp_path, 0, 0)
     content = bytearray(path.read_bytes())
@@ -189,7 +194,7 @@ def test_an_aggregator_does_not_go_on_behind_a_damaged_newest_version(tmp_path):
         load_for(store, AggregatorConfig(store=tmp_path))
     commit_path(tmp_path, 0, 3).unlink()  # the operator's explicit order
     with Store.open(tmp_path) as store:
-        assert load_for(store, AggregatorConfig(store=tmp_path)).fragments[0][0].fragment_version == 2
+        assert load_for(store, AggregatorConfig(store=tmp_path)).fragments[0].fragment_version == 2
 
 
 def test_a_store_is_not_taken_by_another_shard_whose_fragments_it_would_seem_to_lack(tmp_path):
@@ -213,11 +218,12 @@ def test_a_new_lineage_begins_above_a_damaged_version_with_the_parameters_before
         store.save_run({"run_id": "atoll", "epoch": 4})
     os.truncate(commit_path(tmp_path, 0, 3), 1000)
     with Store.open(tmp_path) as store:
-        kept = store.load().fragments[0]
-        commit, state = load_for(store, AggregatorConfig(store=tmp_path, new_lineage=True)).fragments[0]
-    assert (kept[0].fragment_version, commit.fragment_version, state.version, commit.epoch) == (2, 4, 4, 5)
-    assert commit.digest == kept[0].digest
-    assert state.momentum.tobytes() == kept[1].momentum.tobytes()
+        kept, before = store.load().fragments[0], store.newest_file(0).state
+        commit = load_for(store, AggregatorConfig(store=tmp_path, new_lineage=True)).fragments[0]
+        state = store.newest_file(0).state
+    assert (kept.fragment_version, commit.fragment_version, state.version, commit.epoch) == (2, 4, 4, 5)
+    assert commit.digest == kept.digest
+    assert state.momentum.tobytes() == before.momentum.tobytes()
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 5, 30, 200, 1000, 5000, 8000])
@@ -226,7 +232,7 @@ def test_a_torn_newest_version_is_passed_over_and_reported(tmp_path, keep_bytes)
     path = commit_path(tmp_path, 0, 3)
     os.truncate(path, keep_bytes)
     loaded = load(tmp_path)
-    assert loaded.fragments[0][0].fragment_version == 2
+    assert loaded.fragments[0].fragment_version == 2
     (damaged,) = loaded.damaged
     assert damaged.path == path
     assert "ends" in damaged.problem or "holds" in damaged.problem
@@ -241,7 +247,7 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path, place):
     content[int(len(content) * place)] ^= 0x10
     path.write_bytes(content)
     loaded = load(tmp_path)
-    assert loaded.fragments[0][0].fragment_version == 2
+    assert loaded.fragments[0].fragment_version == 2
     assert len(loaded.damaged) == 1
 
 
@@ -256,7 +262,7 @@ def test_who_waits_for_a_commit_may_have_old_versions_removed_later(tmp_path):
         assert versions(tmp_path, 0) == [4, 3, 0]
         store.prune(1)  # of which there is none
     with Store.open(tmp_path) as store:
-        assert store.load().fragments[0][0].fragment_version == 4
+        assert store.load().fragments[0].fragment_version == 4
 
 
 def test_a_damaged_version_is_written_again_and_pruned_like_any_other(tmp_path):
@@ -266,7 +272,7 @@ def test_a_damaged_version_is_written_again_and_pruned_like_any_other(tmp_path):
         store.load()
         other = state_of(3, seed=9)
         store.commit(commit_of(other), other)
-    assert np.array_equal(load(tmp_path).fragments[0][1].params, other.params)
+    assert np.array_equal(newest_state(tmp_path).params, other.params)
     fill_up = [state_of(4), state_of(5)]
     with Store.open(tmp_path) as store:
         store.load()
@@ -341,7 +347,7 @@ def test_a_failed_write_did_not_happen_and_says_what_to_do(tmp_path, monkeypatch
         assert versions(tmp_path, 0) == [3, 2, 0]
         assert list(tmp_path.rglob("*.tmp")) == []
         store.commit(commit_of(state_of(4)), state_of(4))
-    assert load(tmp_path).fragments[0][0].fragment_version == 4
+    assert load(tmp_path).fragments[0].fragment_version == 4
     assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
 
 
@@ -442,7 +448,7 @@ def test_a_kill_before_the_rename_leaves_the_version_before_and_no_litter(tmp_pa
     kill_in_commit(tmp_path, **stop)
     assert len(list(tmp_path.rglob("*.tmp"))) == 1
     loaded = load(tmp_path)
-    assert loaded.fragments[0][0].fragment_version == 3
+    assert loaded.fragments[0].fragment_version == 3
     assert loaded.damaged == ()
     assert list(tmp_path.rglob("*.tmp")) == []
 
@@ -451,7 +457,7 @@ def test_a_kill_between_the_rename_and_the_ledger_line_keeps_the_version_and_its
     fill(tmp_path, newest=3)
     kill_in_commit(tmp_path, stop_after_bytes=commit_path(tmp_path, 0, 3).stat().st_size)
     assert ledger_versions(tmp_path) == [(0, v) for v in range(4)]
-    assert load(tmp_path).fragments[0][0].fragment_version == 4
+    assert load(tmp_path).fragments[0].fragment_version == 4
     assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
 
 

@@ -77,6 +77,16 @@ def test_a_version_lives_on_after_its_file_was_removed(tmp_path):
     assert version.commit.fragment_version == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_was_loaded_keeps_no_file_of_an_old_version(tmp_path):
+    """A run goes on for days with what it was loaded from; the disk would never get those files back."""
+    committed(tmp_path)
+    with Store.open(tmp_path) as store:
+        loaded = store.load()
+        assert loaded.fragments[0].fragment_version == 1
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
 @pytest.mark.parametrize("name", ["params", "momentum", "residual"])
 def test_what_somebody_else_wrote_to_a_file_is_found(tmp_path, name):
     path, _ = committed(tmp_path)
@@ -105,20 +115,27 @@ class Desk:
         self.done = asyncio.Queue()
         self.tasks = []
         self.workers = Workers(store, store.load().fragments, deliver=self.done.put, spawn=self.spawn, recorder=None)
-        self.workers.begin(FragmentManifest(((spec((SIZE,)),),)), Recipe())
+        self.workers.begin(FragmentManifest(((spec((SIZE,)),), (spec((SIZE,), name="y"),))), Recipe())
+
+    async def plant(self, fragment_id):
+        """Makes version 0 of a fragment."""
+        self.workers.plant(Plant(fragment_id=fragment_id, payload=part(random(SIZE, fragment_id)).payload))
+        await self.durable(0, fragment_id)
 
     def spawn(self, work):
         self.tasks.append(asyncio.ensure_future(work))
 
-    async def durable(self, version):
-        """Has what was computed written, and settles it."""
+    async def durable(self, version, fragment_id=0):
+        """Has what was computed written, and settles it; returns the resident memory of files before it was."""
         computed = await self.done.get()
-        commit = commit_of(state_of(version), digest=computed.digest)
+        mapped = mapped_bytes() if sys.platform == "linux" else 0
+        commit = commit_of(state_of(version), fragment_id, digest=computed.digest)
         self.workers.persist(Persist(commit=commit))
         assert (await self.done.get()).fragment_version == version
-        self.workers.settle(0, version)
+        self.workers.settle(fragment_id, version)
         await asyncio.gather(*self.tasks)
         self.tasks.clear()
+        return mapped
 
 
 def merge_of(version):
@@ -131,10 +148,12 @@ def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_was_ch
         with Store.open(tmp_path) as store:
             desk = Desk(store)
             try:
-                desk.workers.plant(Plant(fragment_id=0, payload=part(random(SIZE, 0)).payload))
-                await desk.durable(0)
+                await desk.plant(0)
+                await desk.plant(1)
+                before = mapped_bytes() if sys.platform == "linux" else 0
+                desk.workers.durable[1].state.params.max()  # as it is read to be sent whole
                 desk.workers.merge(merge_of(1))
-                await desk.durable(1)
+                assert await desk.durable(1) - before < 4 * SIZE, "what is looked at takes memory no longer than that"
                 durable = desk.workers.durable[0]
                 assert durable.state.params.base is not None, "the arrays are views of the file"
                 assert not durable.state.params.flags.writeable

@@ -15,7 +15,7 @@ from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, Unavailable
 from ops.chaos.verify import verify
 from ops.snapshots import restore
-from tests.integration.test_aggregator_store import commit_of, fill, load, state_of
+from tests.integration.test_aggregator_store import commit_of, fill, load, newest_state, state_of
 from tests.local_run import Process, Up, command, environment, json_lines, wait_for
 
 RECORD = {"run_id": "demo", "epoch": 3}
@@ -38,7 +38,7 @@ def grow(directory, newest, fragments=(0, 1)):
     with Store.open(directory) as store:
         loaded = store.load()
         for p in fragments:
-            for version in range(loaded.fragments[p][1].version + 1, newest + 1):
+            for version in range(loaded.fragments[p].fragment_version + 1, newest + 1):
                 state = state_of(version, seed=p)
                 store.commit(commit_of(state, p), state)
 
@@ -53,7 +53,7 @@ def test_the_last_k_and_every_nth_version_are_kept(tmp_path):
             state = state_of(version)
             store.commit(commit_of(state), state)
     assert versions(tmp_path, 0) == [12, 11, 10, 5, 0]
-    assert load(tmp_path).fragments[0][1].version == 12
+    assert load(tmp_path).fragments[0].fragment_version == 12
 
 
 # --- snapshots ------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_rolled_back_versions_are_the_snapshots_under_numbers_above_all(tmp_path
             store.load()
             store.roll_back(source, {0: 9, 1: 7}, 4, {0: {}, 1: {}})
     for p, version in ((0, 10), (1, 8)):
-        commit, state = load(tmp_path).fragments[p]
+        commit, state = load(tmp_path).fragments[p], newest_state(tmp_path, p)
         assert (commit.fragment_version, state.version, commit.epoch) == (version, version, 4)
         assert np.array_equal(state.params, state_of(3, seed=p).params)
         assert np.array_equal(state.momentum, state_of(3, seed=p).momentum)
@@ -146,7 +146,7 @@ def test_a_damaged_snapshot_changes_nothing(tmp_path):
     path.write_bytes(content)
     with pytest.raises(Unavailable, match="nothing was changed"):
         restore(tmp_path, "early")
-    assert [load(tmp_path).fragments[p][1].version for p in (0, 1)] == [5, 5]
+    assert [load(tmp_path).fragments[p].fragment_version for p in (0, 1)] == [5, 5]
 
 
 @pytest.mark.slow
