@@ -25,7 +25,7 @@ from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, Unavailable
 from ops import cli
 from tests.copied_hub import FRAGMENTS, NOW_S, Hub
-from tests.integration.test_aggregator_store import commit_of, state_of
+from tests.integration.test_aggregator_store import commit_of, newest_state, state_of
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_restored_store_has_parameters_momentum_and_books_of_the_copy_bit_by_b
     assert again.run == hub.record | {"epoch": 1001}
     assert again.damaged == ()
     for p, kept in zip(FRAGMENTS, (2, 1), strict=True):
-        commit, state = again.fragments[p]
+        commit, state = again.fragments[p], newest_state(tmp_path / "again" / "store", p)
         expected = state_of(kept, seed=p)
         assert commit.epoch == 1001
         assert commit.fragment_version == state.version == restored.versions[p]
@@ -86,7 +86,7 @@ def test_a_run_that_had_ended_keeps_its_versions(hub, tmp_path):
     assert hub.copies.make().ended
     (restored,) = restore(hub.bucket, tmp_path / "again", NOW_S)
     assert restored.versions == (1, 0)
-    assert loaded(tmp_path / "again").fragments[0][0] == commit_of(state_of(1), 0)
+    assert loaded(tmp_path / "again").fragments[0] == commit_of(state_of(1), 0)
 
 
 def test_finished_parts_of_the_tape_snapshots_and_settings_come_along(hub, tmp_path):
