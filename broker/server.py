@@ -69,9 +69,10 @@ log = logs.get(__name__)
 
 #: What is still queued for islands when the broker ends is sent for so long; all of it is repeated by its senders.
 LINGER_MS = 200
-#: From here on a frame goes back to the system when it is freed. Frames are allocated in ZeroMQ's threads and freed
-#: elsewhere: with 16 islands and 100 M parameters glibc alone held twice what was in use (benchmarks/README.md).
-LARGE_FRAME_BYTES = 1 << 20
+#: Memory of frames that is kept for the next ones. In new memory for each, page faults were two fifths of all that a
+#: broker's processors did. ZeroMQ allocates frames in its threads, and they are freed elsewhere: in pools for each thread
+#: their places were not used again (benchmarks/README.md).
+KEPT_FRAME_BYTES, POOLS = 128 << 20, 1
 #: A bulk connection that took nothing is tried again after this.
 TRY_AGAIN_S = 0.005
 #: The last report to Redis may take so long.
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     """
     logs.configure("broker")
     config = settings.load(BrokerConfig, args, "broker")
-    limits.return_freed(LARGE_FRAME_BYTES, arenas=1)
+    limits.keep_freed(KEPT_FRAME_BYTES, arenas=POOLS)
     collect_seldom()
     limits.raise_open_files()
     asyncio.run(_until_signalled(config))

@@ -7,8 +7,6 @@ import importlib.util
 import time
 from typing import Any
 
-import numpy as np
-
 from benchmarks.fleet import RUN
 from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, resting_bytes, rows_of, train
 from broker.wire.messages import Codec
@@ -47,14 +45,24 @@ class Watch:
                 self._lines.say("synced", fragment=number, capture_s=self._captured.pop(number), committed=True)
 
 
-class NumpyIsland:
-    """An island of plain arrays."""
+class JaxIsland:
+    """An island of a JAX model, on CPU; the step is jitted and donates what it is given."""
 
     def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
+        import jax
+        import jax.numpy as jnp
+
         import islands
 
+        self._jax = jax
         self._watch = Watch(lines)
-        self._params = {f"w{i:02}": np.zeros((rows_of(args.parameters), COLUMNS), np.float32) for i in range(TENSORS)}
+        shape = rows_of(args.parameters), COLUMNS
+        self._params: Any = {f"w{i:02}": jnp.zeros(shape) for i in range(TENSORS)}
+        self._change = jax.jit(
+            lambda params: {name: each.at[0].add(-1e-3) for name, each in params.items()}, donate_argnums=0
+        )
+        self._finite = jax.jit(lambda params: jnp.isfinite(jnp.stack([each[-1, -1] for each in params.values()])).all())
+        jax.block_until_ready(self._params)
         lines.say("resting", bytes=resting_bytes())
         self._island = islands.join(
             args.coordinator,
@@ -68,24 +76,24 @@ class NumpyIsland:
 
     def change(self) -> None:
         """Changes a row of every tensor."""
-        for name, each in self._params.items():
-            changed = each if each.flags.writeable else each.copy()
-            changed[0] -= 1e-3
-            self._params[name] = changed
+        self._params = self._jax.block_until_ready(self._change(self._params))
 
     def step(self) -> None:
         """The island's step."""
         self._watch.boundary()
-        self._params = dict(self._island.step(self._params, tokens=TOKENS))
+        self._params = self._island.step(self._params, tokens=TOKENS)
+
+    def look(self) -> None:
+        """Notes what was adopted."""
         self._watch.adopted(self._island.versions)
 
     def poison(self) -> None:
         """Makes all parameters NaN."""
-        self._params = {name: np.full_like(each, np.nan) for name, each in self._params.items()}
+        self._params = self._jax.tree.map(lambda each: each * float("nan"), self._params)
 
     def finite(self) -> bool:
         """Returns False once NaN is in this peer's model. One number of each tensor tells: all would be NaN."""
-        return all(bool(np.isfinite(each[-1, -1])) for each in self._params.values())
+        return bool(self._finite(self._params))
 
 
 class TorchIsland:
@@ -124,6 +132,9 @@ class TorchIsland:
         """The island's step."""
         self._watch.boundary()
         self._island.step(tokens=TOKENS)
+
+    def look(self) -> None:
+        """Notes what was adopted."""
         self._watch.adopted(self._island.versions)
 
     def poison(self) -> None:
@@ -138,4 +149,4 @@ class TorchIsland:
 
 
 if __name__ == "__main__":
-    train(TorchIsland if importlib.util.find_spec("torch") else NumpyIsland, __doc__)
+    train(TorchIsland if importlib.util.find_spec("torch") else JaxIsland, __doc__)

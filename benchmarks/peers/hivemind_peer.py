@@ -66,6 +66,9 @@ class Averager:
         taking = len(gathered) if gathered else 0
         self._lines.say("synced", fragment=0, capture_s=began_s, committed=taking > 1, peers=taking)
 
+    def look(self) -> None:
+        """Notes nothing: syncs are noted as they are made."""
+
     def poison(self) -> None:
         """Makes all parameters NaN."""
         with self._averager.get_tensors() as tensors, torch.no_grad():

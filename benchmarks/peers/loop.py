@@ -27,6 +27,9 @@ class System(Protocol):
     def step(self) -> None:
         """Calls the system, which may synchronise."""
 
+    def look(self) -> None:
+        """Notes what came of that; not timed."""
+
     def poison(self) -> None:
         """Makes all parameters NaN."""
 
@@ -83,7 +86,9 @@ def train(join: Callable[[argparse.Namespace, Lines], System], doc: str | None) 
     number = 0
     while True:
         time.sleep(args.step_s)
+        began_s = time.monotonic()
         system.change()
+        changed_s = time.monotonic() - began_s
         if poisoned[0]:
             poisoned[0] = False
             system.poison()
@@ -95,5 +100,6 @@ def train(join: Callable[[argparse.Namespace, Lines], System], doc: str | None) 
             lines.say("failed", error=f"{type(err).__name__}: {err}"[:500])
             raise
         took_s = time.monotonic() - began_s
+        system.look()
         number += 1
-        lines.say("step", number=number, took_s=took_s, finite=system.finite(), peak_bytes=resting_bytes())
+        lines.say("step", number=number, took_s=took_s, changed_s=changed_s, finite=system.finite(), peak_bytes=resting_bytes())

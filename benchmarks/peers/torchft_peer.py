@@ -92,6 +92,9 @@ class Replica:
         """A step of the inner optimizer, at whose end the wrapper synchronises."""
         self._inner.step()
 
+    def look(self) -> None:
+        """Notes nothing: syncs are noted as they are made."""
+
     def poison(self) -> None:
         """Makes all parameters NaN."""
         with torch.no_grad():

@@ -29,7 +29,7 @@ def raise_open_files() -> int:
     return hard
 
 
-def return_freed(least_bytes: int, *, arenas: int = 0) -> None:
+def return_freed(least_bytes: int) -> None:
     """Has memory of so many bytes or more go back to the system as soon as it is freed.
 
     Left alone, glibc raises its limit for separate mappings to the size of what it sees, up to 32 MiB, and what is
@@ -37,17 +37,21 @@ def return_freed(least_bytes: int, *, arenas: int = 0) -> None:
 
     Args:
         least_bytes: Large enough that the page faults cost little beside the use of it.
-        arenas: Pools for smaller memory, at the most; 0: as many as glibc likes, some for each processor.
     """
     _set(_MMAP_THRESHOLD, least_bytes)
+
+
+def keep_freed(most_bytes: int = (1 << 31) - 1, *, arenas: int = 0) -> None:
+    """Has glibc keep what is freed for the next use: a new page costs the kernel more than the bytes written to it.
+
+    Args:
+        most_bytes: What is free at the end of a pool beyond that goes back to the system.
+        arenas: Pools, at the most; 0: as many as glibc likes, some for each processor.
+    """
+    _set(_TRIM_THRESHOLD, most_bytes)
+    _set(_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts
     if arenas:
         _set(_ARENA_MAX, arenas)
-
-
-def keep_freed() -> None:
-    """Has glibc keep what is freed, up to 2 GB, for the next use."""
-    _set(_TRIM_THRESHOLD, (1 << 31) - 1)
-    _set(_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts
 
 
 def _set(option: int, value: int) -> None:
