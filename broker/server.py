@@ -69,8 +69,8 @@ log = logs.get(__name__)
 
 #: What is still queued for islands when the broker ends is sent for so long; all of it is repeated by its senders.
 LINGER_MS = 200
-#: Memory of frames that is kept for the next ones. In new memory for each, page faults were two fifths of all that a
-#: broker's processors did. ZeroMQ allocates frames in its threads, and they are freed elsewhere: in pools for each thread
+#: Memory of frames that is kept for the next ones: with new memory for each, a broker spent two fifths of its time on
+#: page faults. ZeroMQ allocates frames in its threads, and they are freed elsewhere: with a pool for each thread
 #: their places were not used again (benchmarks/README.md).
 KEPT_FRAME_BYTES, POOLS = 128 << 20, 1
 #: A bulk connection that took nothing is tried again after this.

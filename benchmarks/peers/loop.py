@@ -102,4 +102,5 @@ def train(join: Callable[[argparse.Namespace, Lines], System], doc: str | None) 
         took_s = time.monotonic() - began_s
         system.look()
         number += 1
-        lines.say("step", number=number, took_s=took_s, changed_s=changed_s, finite=system.finite(), peak_bytes=resting_bytes())
+        times = {"took_s": took_s, "changed_s": changed_s}
+        lines.say("step", number=number, **times, finite=system.finite(), peak_bytes=resting_bytes())
