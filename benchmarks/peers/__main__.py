@@ -3,8 +3,10 @@
 The others are installed by pip, in environments of their own, when they are first needed; one that does not install or
 start here is left out, and the error said. Every system is run once for each fault and all take turns, so what is
 measured before the faults is measured three times: *sync*, from the capture of a whole model to the adoption of what
-came of it (fragments one after another); *held up*, how long training waits for each; bytes carried for it, per peer;
-and memory, of a peer beyond the framework and its first copy of the model. Then the other peer is killed, or what
+came of it (fragments one after another); *held up*, by how much that makes the loop's calls of the system longer;
+*waits*, by how much it makes the steps' own changes of the parameters longer, which come behind copies and additions
+that a call has only dispatched; bytes carried for it, per peer; and memory, of a peer beyond the framework and its
+first copy of the model. Then the other peer is killed, or what
 coordinates, or a peer's parameters are made NaN. Nothing that is killed is started again. Every system has its own
 defaults, time-outs too.
 """
@@ -36,6 +38,7 @@ COLUMNS = (
     Column(key="parameters", title="parameters", form=","),
     Column(key="sync_ms", title="sync, ms", form=",.0f"),
     Column(key="held_up_ms", title="held up, ms", form=",.1f"),
+    Column(key="waits_ms", title="waits, ms", form=",.1f"),
     Column(key="mb", title="MB per sync and peer", form=",.1f"),
     Column(key="models", title="memory, models", form=".1f"),
     Column(key="peer_stall_s", title="stall, peer killed, s", form=".1f"),
@@ -62,7 +65,8 @@ def observe(running_system: Running, system: System, fault: str, args: argparse.
         "fault": fault,
         "syncs": syncs,
         "sync_ms": reading.sync_ms(lines, begins_s=begins_s, ends_s=ends_s),
-        "held_up_ms": reading.held_up_ms(lines, syncs, usual=system.step_in_call, begins_s=begins_s, ends_s=ends_s),
+        "held_up_ms": reading.longer_ms("took_s", lines, syncs, begins_s=begins_s, ends_s=ends_s),
+        "waits_ms": reading.longer_ms("changed_s", lines, syncs, begins_s=begins_s, ends_s=ends_s),
         "steps_per_s": reading.steps_per_s(lines, begins_s=begins_s, ends_s=ends_s),
         "mb": None if before is None or after is None or not syncs else (after - before) / 2e6 / syncs,
         "peer_bytes": running_system.peer_bytes(0),
@@ -103,6 +107,7 @@ def row_of(system: System, parameters: int, found: list[dict[str, Any]]) -> dict
         "runs": len(found),
         "sync_ms": of_all("sync_ms"),
         "held_up_ms": of_all("held_up_ms"),
+        "waits_ms": of_all("waits_ms"),
         "mb": of_all("mb"),
         "models": None if peer_bytes is None else peer_bytes / (4 * parameters),
         "coordinator_bytes": of_all("coordinator_bytes"),

@@ -54,7 +54,7 @@ class JaxIsland:
 
         import islands
 
-        self._jax = jax
+        self._jax: Any = jax
         self._watch = Watch(lines)
         shape = rows_of(args.parameters), COLUMNS
         self._params: Any = {f"w{i:02}": jnp.zeros(shape) for i in range(TENSORS)}
@@ -62,7 +62,7 @@ class JaxIsland:
             lambda params: {name: each.at[0].add(-1e-3) for name, each in params.items()}, donate_argnums=0
         )
         self._finite = jax.jit(lambda params: jnp.isfinite(jnp.stack([each[-1, -1] for each in params.values()])).all())
-        jax.block_until_ready(self._params)
+        self._jax.block_until_ready(self._params)
         lines.say("resting", bytes=resting_bytes())
         self._island = islands.join(
             args.coordinator,

@@ -30,21 +30,22 @@ def whole_syncs(lines: Sequence[Line], fragments: int, *, begins_s: float, ends_
     return sum(1 for line in _of("synced", lines, begins_s, ends_s) if line["committed"]) / fragments
 
 
-def held_up_ms(lines: Sequence[Line], syncs: float, *, usual: bool, begins_s: float, ends_s: float) -> float | None:
-    """Returns for how many milliseconds of each sync a peer could not train: the time of its calls of the system.
+def longer_ms(what: str, lines: Sequence[Line], syncs: float, *, begins_s: float, ends_s: float) -> float | None:
+    """Returns by how many milliseconds each sync made a part of steps longer: what is beyond the median of all steps.
 
     Args:
+        what: ``took_s``, the call of the system, for which the training thread is held up; or ``changed_s``, the change
+            of the parameters, which waits where copies and additions that the call has dispatched are still at work.
         lines: Of one peer.
         syncs: In that time.
-        usual: Whether a call does the optimizer's step besides: then only what is beyond the median call counts.
-        begins_s: Calls are counted that ended from here on ...
+        begins_s: Steps are counted that ended from here on ...
         ends_s: ... until then.
     """
-    took_s = [line["took_s"] for line in _of("step", lines, begins_s, ends_s)]
+    took_s = [line[what] for line in _of("step", lines, begins_s, ends_s)]
     if not took_s or not syncs:
         return None
-    less_s = statistics.median(took_s) if usual else 0.0
-    return float(1e3 * sum(max(0.0, each - less_s) for each in took_s) / syncs)
+    usual_s = statistics.median(took_s)
+    return float(1e3 * sum(max(0.0, each - usual_s) for each in took_s) / syncs)
 
 
 def stall_s(lines: Sequence[Line], *, fault_s: float, ends_s: float) -> float:

@@ -41,7 +41,6 @@ class System:
         fragments: Of the model.
         delay: Steps between sending a fragment and adopting it, where that is a setting.
         coordinators: Names of the processes that coordinate.
-        step_in_call: Whether the call that synchronises does the optimizer's step besides.
     """
 
     name: str
@@ -49,20 +48,18 @@ class System:
     fragments: int = 1
     delay: int = 0
     coordinators: tuple[str, ...] = ()
-    step_in_call: bool = False
 
 
 SYSTEMS = (
     System(name="atoll", fragments=8, coordinators=("broker", "aggregator")),
     System(name="atoll, whole", coordinators=("broker", "aggregator")),
-    System(name="torchft", package="torchft", coordinators=("lighthouse",), step_in_call=True),
+    System(name="torchft", package="torchft", coordinators=("lighthouse",)),
     System(
         name="torchft, streaming",
         package="torchft",
         fragments=8,
         delay=4,
         coordinators=("lighthouse",),
-        step_in_call=True,
     ),
     System(name="hivemind", package="hivemind"),
 )

@@ -10,8 +10,8 @@ from benchmarks.peers.systems import SYSTEMS
 from broker.wire.errors import Unavailable
 
 
-def step(at_s, took_s=0.001, finite=True):
-    return {"kind": "step", "at_s": at_s, "took_s": took_s, "finite": finite}
+def step(at_s, took_s=0.001, finite=True, changed_s=0.001):
+    return {"kind": "step", "at_s": at_s, "took_s": took_s, "changed_s": changed_s, "finite": finite}
 
 
 def synced(at_s, capture_s, fragment=0, committed=True):
@@ -33,12 +33,12 @@ def test_a_sync_that_was_given_up_or_began_before_does_not_count():
     assert reading.whole_syncs(lines[:1], 1, **ALL) == 0
 
 
-def test_training_is_held_up_by_calls_or_by_what_they_take_beyond_a_usual_one():
-    lines = [step(1, 0.010), step(2, 0.010), step(3, 0.210)]
-    assert reading.held_up_ms(lines, 2, usual=False, **ALL) == pytest.approx(115)
-    assert reading.held_up_ms(lines, 2, usual=True, **ALL) == pytest.approx(100)
-    assert reading.held_up_ms(lines, 0, usual=True, **ALL) is None
-    assert reading.held_up_ms([], 2, usual=True, **ALL) is None
+def test_what_a_sync_makes_longer_is_what_is_beyond_a_usual_step():
+    lines = [step(1, 0.010), step(2, 0.010, changed_s=0.031), step(3, 0.210)]
+    assert reading.longer_ms("took_s", lines, 2, **ALL) == pytest.approx(100)
+    assert reading.longer_ms("changed_s", lines, 2, **ALL) == pytest.approx(15)
+    assert reading.longer_ms("took_s", lines, 0, **ALL) is None
+    assert reading.longer_ms("took_s", [], 2, **ALL) is None
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,8 @@ def test_parameters_are_finite_if_they_are_after_every_step():
 
 
 def run(fault, **more):
-    before = {"sync_ms": 300.0, "held_up_ms": 2.0, "mb": None, "peer_bytes": 4000, "coordinator_bytes": None}
+    times = {"sync_ms": 300.0, "held_up_ms": 2.0, "waits_ms": 1.0}
+    before = {**times, "mb": None, "peer_bytes": 4000, "coordinator_bytes": None}
     return {"fault": fault, **before, "stall_s": 0.5, "steps_per_s_after": 0.0, "finite": True, **more}
 
 
@@ -70,6 +71,7 @@ def test_a_row_has_medians_of_all_runs_and_what_each_fault_did():
     runs = [run("peer", sync_ms=100.0), run("coordinator", stall_s=75.0), run("nan", finite=False)]
     row = command.row_of(SYSTEMS[0], 1000, runs)
     assert (row["runs"], row["sync_ms"], row["mb"], row["models"]) == (3, 300.0, None, 1.0)
+    assert (row["held_up_ms"], row["waits_ms"]) == (2.0, 1.0)
     assert (row["peer_stall_s"], row["coordinator_stall_s"], row["goes_on"], row["nan"]) == (0.5, 75.0, "no", "yes")
     alone = command.row_of(SYSTEMS[0], 1000, runs[:1])
     assert (alone["coordinator_stall_s"], alone["goes_on"], alone["nan"]) == (None, None, None)
