@@ -172,9 +172,9 @@ def running(
             return inside(0, command)
 
     address, coordinators = _coordinators(system, load, directory, python)
-    environment = one_thread_environment() | ROOT_ENVIRONMENT | our_environment("")
+    environment = one_thread_environment() | ROOT_ENVIRONMENT | our_environment("") | ON_CPU
     specs = [
-        ProcessSpec(name=name, command=place(command), environment=environment | ON_CPU)
+        ProcessSpec(name=name, command=place(command), environment=environment)
         for name, command in coordinators.items()
     ]
     module = f"benchmarks.peers.{system.package or 'atoll'}_peer"
