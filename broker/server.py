@@ -22,7 +22,7 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
-from broker.chunks.receiving import Refused
+from broker.chunks.receiving import SPARE_BYTES, Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.gateway.arrivals import event_of, refused, timed, verified
 from broker.gateway.connections import most_unread_bytes
@@ -69,10 +69,9 @@ log = logs.get(__name__)
 
 #: What is still queued for islands when the broker ends is sent for so long; all of it is repeated by its senders.
 LINGER_MS = 200
-#: Memory of frames that is kept for the next ones: with new memory for each, a broker spent two fifths of its time on
-#: page faults. ZeroMQ allocates frames in its threads, and they are freed elsewhere: with a pool for each thread
+#: Pools of memory. ZeroMQ allocates frames in its threads, and they are freed elsewhere: with a pool for each thread
 #: their places were not used again (benchmarks/README.md).
-KEPT_FRAME_BYTES, POOLS = 128 << 20, 1
+POOLS = 1
 #: A bulk connection that took nothing is tried again after this.
 TRY_AGAIN_S = 0.005
 #: The last report to Redis may take so long.
@@ -103,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """
     logs.configure("broker")
     config = settings.load(BrokerConfig, args, "broker")
-    limits.keep_freed(KEPT_FRAME_BYTES, arenas=POOLS)
+    limits.keep_freed(SPARE_BYTES, arenas=POOLS)
     collect_seldom()
     limits.raise_open_files()
     asyncio.run(_until_signalled(config))

@@ -1,4 +1,4 @@
-"""An island of Atoll in the same loop: in PyTorch where that is installed, else in numpy."""
+"""An island of Atoll in the same loop: in PyTorch where that is installed, else in JAX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from benchmarks.fleet import RUN
-from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, resting_bytes, rows_of, train
+from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, System, resting_bytes, rows_of, train
 from broker.wire.messages import Codec
 from islands.session.session import Copies, Session
 
@@ -45,7 +45,18 @@ class Watch:
                 self._lines.say("synced", fragment=number, capture_s=self._captured.pop(number), committed=True)
 
 
-class JaxIsland:
+class Watched(System):
+    """An island whose captures and adoptions are noted."""
+
+    _watch: Watch
+    _island: Any
+
+    def look(self) -> None:
+        """Notes what was adopted."""
+        self._watch.adopted(self._island.versions)
+
+
+class JaxIsland(Watched):
     """An island of a JAX model, on CPU; the step is jitted and donates what it is given."""
 
     def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
@@ -83,10 +94,6 @@ class JaxIsland:
         self._watch.boundary()
         self._params = self._island.step(self._params, tokens=TOKENS)
 
-    def look(self) -> None:
-        """Notes what was adopted."""
-        self._watch.adopted(self._island.versions)
-
     def poison(self) -> None:
         """Makes all parameters NaN."""
         self._params = self._jax.tree.map(lambda each: each * float("nan"), self._params)
@@ -96,7 +103,7 @@ class JaxIsland:
         return bool(self._finite(self._params))
 
 
-class TorchIsland:
+class TorchIsland(Watched):
     """An island of a PyTorch model."""
 
     def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
@@ -132,10 +139,6 @@ class TorchIsland:
         """The island's step."""
         self._watch.boundary()
         self._island.step(tokens=TOKENS)
-
-    def look(self) -> None:
-        """Notes what was adopted."""
-        self._watch.adopted(self._island.versions)
 
     def poison(self) -> None:
         """Makes all parameters NaN."""

@@ -13,13 +13,13 @@ from pathlib import Path
 import hivemind
 import torch
 
-from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, resting_bytes, rows_of, train
+from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, System, resting_bytes, rows_of, train
 
 #: Of one averaging: who is alone gives up then, and trains on.
 AVERAGE_WITHIN_S = 60.0
 
 
-class Averager:
+class Averager(System):
     """One peer; matchmaking takes two seconds at least, the shortest that its request time-out allows with room."""
 
     def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
@@ -65,9 +65,6 @@ class Averager:
             return
         taking = len(gathered) if gathered else 0
         self._lines.say("synced", fragment=0, capture_s=began_s, committed=taking > 1, peers=taking)
-
-    def look(self) -> None:
-        """Notes nothing: syncs are noted as they are made."""
 
     def poison(self) -> None:
         """Makes all parameters NaN."""

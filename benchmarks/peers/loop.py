@@ -28,7 +28,7 @@ class System(Protocol):
         """Calls the system, which may synchronise."""
 
     def look(self) -> None:
-        """Notes what came of that; not timed."""
+        """Notes what came of that, where it is not noted within; not timed."""
 
     def poison(self) -> None:
         """Makes all parameters NaN."""

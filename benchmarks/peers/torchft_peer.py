@@ -12,10 +12,10 @@ from torch.distributed import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo
 
-from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, resting_bytes, rows_of, train
+from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, System, resting_bytes, rows_of, train
 
 
-class Replica:
+class Replica(System):
     """One replica; every time-out is the default."""
 
     def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
@@ -91,9 +91,6 @@ class Replica:
     def step(self) -> None:
         """A step of the inner optimizer, at whose end the wrapper synchronises."""
         self._inner.step()
-
-    def look(self) -> None:
-        """Notes nothing: syncs are noted as they are made."""
 
     def poison(self) -> None:
         """Makes all parameters NaN."""

@@ -22,7 +22,8 @@ from broker.wire.messages.scattered import Scattered
 CREDIT_BYTES = 32 << 20
 #: Of chunks that came before one that is due, over another connection; a sender goes on for half of it.
 MOST_EARLY_BYTES = 64 << 20
-#: Memory of frames that is kept for the next ones, at each end.
+#: Memory of frames that is kept for the next ones, at each end and in a broker, which spent two fifths of its processor
+#: time on page faults with new memory for each.
 SPARE_FRAMES, SPARE_BYTES = 256, 128 << 20
 
 

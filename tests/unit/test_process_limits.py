@@ -59,7 +59,7 @@ def faults():
 
 with ThreadPoolExecutor(1) as thread:
     for _ in range(10):
-        before, frames = faults(), [thread.submit(bytearray, 2 << 20).result() for _ in range(16)]
+        before, frames = faults(), [thread.submit(bytearray, 3 << 19).result() for _ in range(16)]
         for each in frames:
             each[::4096] = bytes(len(each) // 4096)
         frames.clear()
@@ -74,4 +74,4 @@ def test_memory_that_is_kept_is_used_again_whichever_thread_freed_it():
         return int(subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout)
 
     assert new_pages("kept") < 100
-    assert new_pages("returned") > 4000
+    assert new_pages("returned") > 2000  # 16 frames of 384 pages, each too small for a huge one
