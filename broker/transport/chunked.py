@@ -7,6 +7,7 @@ end wait for a frame that nobody sends.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from broker.routing.resending import Carried
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 
+#: A connection that took nothing is tried again after this, and that a message can go on is looked for as often.
+TRY_AGAIN_S, LOOK_S = 0.005, 1.0
 #: Messages that wait to be received; more are not taken off the socket, and so give no credit.
 MOST_ARRIVED = 4
 
@@ -38,7 +41,7 @@ class Chunked:
 
     Attributes:
         arrived: What has come, and what of that is refused.
-        full: The connection took nothing: to be tried again in a moment.
+        full: A connection took nothing: to be tried again with :meth:`go_on` in a moment.
     """
 
     def __init__(self, put: Callable[[Sequence[Buffer], int], bool], limits: Limits, others: int = 0) -> None:
@@ -63,6 +66,14 @@ class Chunked:
     def link(self) -> Link:
         """The link, as its chunks have shown it."""
         return Link(self._up.bytes_per_s, self._down.bytes_per_s, self._up.round_trip_s)
+
+    @property
+    def look_after_s(self) -> float:
+        """After how long to go on though nothing has come: soon where a connection took nothing.
+
+        While a message is under way at least now and then: its sender waits for credit, and may ask for nothing.
+        """
+        return TRY_AGAIN_S if self.full else LOOK_S if self._in.partial_bytes else math.inf
 
     @property
     def has_room(self) -> bool:
@@ -168,12 +179,12 @@ class Chunked:
     def go_on(self, connection: int, now_s: float) -> None:
         """Sends what may go: answers and credit, then messages."""
         self._over(connection, now_s)
-        self.full = False
         while self._owed and self._put([self._owed[0]], 0):
             del self._owed[0]
         for subflow in tuple(self._owes_credit):
             if self._put([self._in.credit(subflow).packed()], subflow):
                 self._owes_credit.discard(subflow)
+        self.full = bool(connection and (self._owed or self._owes_credit))
         while (step := self._out.next()) is not None:
             if not self._put(step.frames, step.subflow):
                 self.full = True

@@ -15,6 +15,7 @@ from broker.chunks.receiving import Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.transport.endpoint import Endpoint
+from broker.transport.line import Line
 from broker.transport.sockets import IN_A_ROW, failure_of
 from broker.wire.addresses import bulk_address, channel_address, check_address
 from broker.wire.codec import decode, encode, verify
@@ -213,7 +214,19 @@ def test_a_message_that_a_connection_cut_off_goes_on_where_it_was_under_another_
     run(main())
 
 
-def test_a_large_message_comes_down_in_chunks_and_is_noted():
+@pytest.mark.parametrize("takes_all", [True, False])
+def test_a_large_message_comes_down_in_chunks_and_is_noted(takes_all, monkeypatch):
+    """Also where a connection at first takes none of the notes: its sender waits for them, and nothing else comes."""
+    refused, put = [], Line.put
+
+    def puts(line, frames):
+        if takes_all or not heads.is_head(memoryview(frames[0])) or len(refused) == 10:
+            return put(line, frames)
+        refused.append(frames)
+        return False
+
+    monkeypatch.setattr(Line, "put", puts)
+
     async def main():
         async with linked(Channel.BULK) as (router, endpoint):
             assert await endpoint.send(envelope(Want(versions=(1,))))
@@ -235,6 +248,7 @@ def test_a_large_message_comes_down_in_chunks_and_is_noted():
                 arrived = await endpoint.recv(PATIENCE_S)
             verify(arrived)
             await serving
+            assert takes_all or len(refused) == 10
 
     run(main())
 
