@@ -69,9 +69,9 @@ class Chunked:
 
     @property
     def look_after_s(self) -> float:
-        """After how long to go on though nothing has come: soon where a connection took nothing.
+        """Returns the seconds after which to go on though nothing has come: few where a connection took nothing.
 
-        While a message is under way at least now and then: its sender waits for credit, and may ask for nothing.
+        While a message is under way it is looked for now and then: its sender may wait for credit, and sends nothing.
         """
         return TRY_AGAIN_S if self.full else LOOK_S if self._in.partial_bytes else math.inf
 
