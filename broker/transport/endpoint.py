@@ -34,6 +34,7 @@ from broker.routing.resending import Carried
 from broker.transport.chunked import LOOK_S, TRY_AGAIN_S, Chunked
 from broker.transport.keys import ClientKeys
 from broker.transport.line import Dial, Line
+from broker.transport.polls import Polls
 from broker.transport.sockets import IN_A_ROW
 from broker.wire.addresses import channel_address
 from broker.wire.codec import Origin, Unreadable, decode, encode, peek
@@ -130,6 +131,7 @@ class Endpoint:
         self._others_of = 0  # of the connection with this number
         self._connections = connections
         self._looks = 0  # for messages
+        self._polls = Polls()
         self._chunked = Chunked(self._put, limits, connections - 1) if channel is Channel.BULK else None
 
     async def __aenter__(self) -> Self:
@@ -324,19 +326,22 @@ class Endpoint:
 
     def _take_in(self, chunked: Chunked) -> None:
         """Takes in what has come over bulk connections, as long as there is room for messages; sends what may go."""
-        now_s = time.monotonic()
+        now_s, taken = time.monotonic(), False
         self._look_after_line()
         for subflow, line in {0: self._open_line, **self._others}.items():
             for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
                 frames = self._taken(line) if chunked.has_room else None
                 if frames is None:
                     break
+                taken = True
                 # Asked behind the message: what came over a new connection is not taken for the old one's.
                 connection = self.connection
                 if not subflow or self._others.get(subflow) is line:
                     chunked.take_in(frames, connection, now_s, subflow)
         chunked.go_on(self.connection, now_s)
         self._look_after_others(chunked)
+        if taken:
+            self._polls.look_again()
 
     def _read(self, frames: Sequence[Buffer] | Refused | None) -> Envelope | None:
         """Returns a message; None where it cannot be read."""
@@ -378,21 +383,13 @@ class Endpoint:
             # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
             timeout_ms = max(0, math.ceil(1000 * left_s))
             try:
-                if await self._ready(events, timeout_ms):
+                sockets = [line.socket for line in (self._open_line, *self._others.values())]
+                if await self._polls.ready(sockets, events, timeout_ms):
                     return True
             except zmq.ZMQError as err:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
             if time.monotonic() >= deadline_s:
                 return False
-
-    async def _ready(self, events: int, timeout_ms: int) -> bool:
-        if not self._others:
-            # pyzmq's type stub leaves the second argument out.
-            return bool(await self._open_line.socket.poll(timeout_ms, events))  # type: ignore[call-arg]
-        poller = zmq.asyncio.Poller()
-        for line in (self._open_line, *self._others.values()):
-            poller.register(line.socket, events)
-        return bool(await poller.poll(timeout_ms))
 
     @property
     def _look_again_s(self) -> float:

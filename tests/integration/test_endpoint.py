@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import time
 import weakref
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 import zmq
 
 from broker.chunks import heads, subflow
+from broker.chunks.heads import Credit
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_CHUNK_BYTES
-from broker.transport.endpoint import Endpoint
+from broker.transport.endpoint import AT_A_TIME, Endpoint
 from broker.transport.line import Line
 from broker.transport.sockets import IN_A_ROW, failure_of
 from broker.wire.addresses import bulk_address, channel_address, check_address
@@ -210,6 +212,28 @@ def test_a_message_that_a_connection_cut_off_goes_on_where_it_was_under_another_
             verify(arrived)
             assert arrived.sequence == 2
             assert receiver.resumed == [had]
+
+    run(main())
+
+
+def test_what_one_task_leaves_on_a_socket_wakes_another():
+    """A sender takes in what comes as well, a few at a time. What it leaves there ZeroMQ does not announce again."""
+
+    async def main():
+        async with linked(Channel.BULK) as (router, endpoint):
+            assert await endpoint.send(envelope(Want(versions=(1,))))
+            peer, *_ = await received(router)
+            receiving = asyncio.create_task(endpoint.recv(PATIENCE_S))
+            await asyncio.sleep(0.1)
+            small = encode(envelope(Want(versions=(1,)), sender="broker", to="island-0"))
+            credit = Credit(received=0, limit=0).packed()
+            for frames in [[credit]] * AT_A_TIME + [small]:
+                await router.send_multipart([peer, *frames])
+            time.sleep(0.2)  # all of it comes, and the receiver has no turn
+            endpoint._take_in(endpoint._chunked)
+            began_s = time.monotonic()
+            assert (await receiving).message == Want(versions=(1,))
+            assert time.monotonic() - began_s < PATIENCE_S / 2
 
     run(main())
 
