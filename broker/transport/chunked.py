@@ -7,7 +7,6 @@ end wait for a frame that nobody sends.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,6 @@ from broker.routing.resending import Carried
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 
-#: A connection that took nothing is tried again after this, and that a message can go on is looked for as often.
-TRY_AGAIN_S, LOOK_S = 0.005, 1.0
 #: Messages that wait to be received; more are not taken off the socket, and so give no credit.
 MOST_ARRIVED = 4
 
@@ -66,14 +63,6 @@ class Chunked:
     def link(self) -> Link:
         """The link, as its chunks have shown it."""
         return Link(self._up.bytes_per_s, self._down.bytes_per_s, self._up.round_trip_s)
-
-    @property
-    def look_after_s(self) -> float:
-        """Returns the seconds after which to go on though nothing has come: few where a connection took nothing.
-
-        While a message is under way it is looked for now and then: its sender may wait for credit, and sends nothing.
-        """
-        return TRY_AGAIN_S if self.full else LOOK_S if self._in.partial_bytes else math.inf
 
     @property
     def has_room(self) -> bool:

@@ -31,7 +31,7 @@ from broker.chunks.kept import LEAST_BYTES, key_of
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
 from broker.routing.resending import Carried
-from broker.transport.chunked import LOOK_S, TRY_AGAIN_S, Chunked
+from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
 from broker.transport.line import Dial, Line
 from broker.transport.polls import Polls
@@ -44,6 +44,8 @@ from broker.wire.messages import Channel, Envelope, kind_of
 
 log = logging.getLogger(__name__)
 
+#: A connection that took nothing is tried again after this, and that a message can go on is looked for as often.
+TRY_AGAIN_S, LOOK_S = 0.005, 1.0
 #: While other connections are being made, whether they stand is looked at as often.
 LOOK_SOON_S = 0.05
 #: Chunks taken in between two turns of other tasks.
@@ -306,7 +308,7 @@ class Endpoint:
                 return self._read(frames)
             here = chunked is not None and chunked.arrived
             left_s = max(0.0, deadline_s - time.monotonic())
-            wait_s = min(left_s, math.inf if chunked is None else chunked.look_after_s)
+            wait_s = min(left_s, TRY_AGAIN_S) if chunked is not None and chunked.full else left_s
             if not here and not await self._poll(zmq.POLLIN, wait_s) and wait_s == left_s:
                 return None
             if chunked is None:

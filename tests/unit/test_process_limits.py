@@ -6,6 +6,13 @@ import sys
 
 import pytest
 
+
+def said_by(program, how):
+    """The number that a process of its own prints."""
+    command = [sys.executable, "-c", program, how]
+    return int(subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout)
+
+
 FILES = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
@@ -39,12 +46,8 @@ print(int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text()
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_large_memory_that_was_freed_is_not_kept_between_small_things():
-    def kept_mib(how):
-        command = [sys.executable, "-c", MEMORY, how]
-        return int(subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout)
-
-    assert kept_mib("set") < 50
-    assert kept_mib("left alone") > 100
+    assert said_by(MEMORY, "set") < 50, "MiB"
+    assert said_by(MEMORY, "left alone") > 100
 
 
 # What ZeroMQ does: a thread of its own makes frames, another one frees them.
@@ -69,9 +72,5 @@ print(faults() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_memory_that_is_kept_is_used_again_whichever_thread_freed_it():
-    def new_pages(how):
-        command = [sys.executable, "-c", FRAMES, how]
-        return int(subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout)
-
-    assert new_pages("kept") < 100
-    assert new_pages("returned") > 2000  # 16 frames of 384 pages, each too small for a huge one
+    assert said_by(FRAMES, "kept") < 100, "new pages"
+    assert said_by(FRAMES, "returned") > 2000  # 16 frames of 384 pages, each too small for a huge one

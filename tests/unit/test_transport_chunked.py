@@ -1,11 +1,9 @@
 """A client's end of the bulk channel: credit that a connection did not take is given again."""
 
-import math
-
 from broker.chunks import heads
 from broker.chunks.heads import Credit
 from broker.chunks.sending import Outflow
-from broker.transport.chunked import LOOK_S, TRY_AGAIN_S, Chunked
+from broker.transport.chunked import Chunked
 from broker.wire.headers import DEFAULT_LIMITS
 
 CONNECTION = 1
@@ -33,19 +31,17 @@ def test_credit_that_a_connection_did_not_take_is_given_again_soon():
     first, *_ = chunks_of(1 << 20)
     chunked.take_in(first, CONNECTION, 0.0)
     chunked.go_on(CONNECTION, 0.0)
-    assert (chunked.full, chunked.look_after_s) == (True, TRY_AGAIN_S), "its sender may wait for that alone"
+    assert chunked.full, "its sender may wait for that alone"
     takes.append(True)
     chunked.go_on(CONNECTION, 0.0)
     (credit,) = map(heads.read, given)
     assert isinstance(credit, Credit)
     assert credit.received == sum(map(len, first[1:]))
-    assert (chunked.full, chunked.look_after_s) == (False, LOOK_S), "the message is under way"
+    assert not chunked.full
 
 
-def test_where_nothing_is_under_way_or_nothing_connected_nobody_looks_again():
+def test_without_a_connection_there_is_nothing_to_try_again():
     chunked = Chunked(lambda frames, subflow: False, DEFAULT_LIMITS)
-    assert chunked.look_after_s == math.inf
     chunked.take_in(chunks_of(1 << 20)[0], CONNECTION, 0.0)
     chunked.go_on(0, 0.0)
-    assert not chunked.full, "without a connection there is nothing to try"
-    assert chunked.look_after_s == LOOK_S
+    assert not chunked.full
