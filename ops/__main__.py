@@ -1,6 +1,7 @@
 """``python3 -m ops COMMAND`` in a bare checkout, or ``python3 CHECKOUT/ops COMMAND`` elsewhere, with any Python.
 
-So there is only the standard library, and old syntax."""
+So there is only the standard library, and old syntax.
+"""
 
 import os
 import shutil

@@ -18,25 +18,22 @@ from ops.launcher import ROOT, TORCH_ENVIRONMENT, LauncherError, torch_environme
 TORCH_TESTS = ("tests/torch", "tests/integration/test_sinks.py")
 
 GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("lint", ("ruff", "check", ".")),
-    ("format", ("ruff", "format", "--check", ".")),
-    ("types", ("mypy",)),
+    ("lint", ("-m", "ruff", "check", ".")),
+    ("format", ("-m", "ruff", "format", "--check", ".")),
+    ("imports", ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo", "--no-cache")),
+    ("types", ("-m", "mypy")),
 )
 
-#: Folders that the first suite leaves out: those that start processes, that need PyTorch, or a Docker engine.
-APART = ("tests/integration", "tests/torch", "tests/compose")
-
-#: Tests that start no processes of their own share out the processors. Those that do mostly wait for these: two files
-#: at a time, each by one worker, since the tests of a file often share a run.
-SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("computed", ("-n", "auto", "--dist", "worksteal", *(word for each in APART for word in ("--ignore", each)))),
-    ("integration", ("-n", "2", "--dist", "loadfile", "tests/integration")),
-)
+#: A file is run by one worker, since its tests often share a run. Those that start processes mostly wait for them while
+#: others compute: there is a worker more than processors.
+WORKERS = ("-n", str(1 + (os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``test``."""
-    parser.add_argument("--gates", action="store_true", help="lint, format and types only")
+    parser.add_argument("--full", action="store_true", help="every test, also those that take long or need PyTorch")
+    parser.add_argument("--rest", dest="only_rest", action="store_true", help="with --full: what test alone leaves out")
+    parser.add_argument("--gates", action="store_true", help="lint, format, imports and types only")
     torch_help = f"the tests of islands.torch and of --log-to, in {TORCH_ENVIRONMENT}, which this builds"
     parser.add_argument("--torch", action="store_true", help=torch_help)
     parser.epilog = f"{parser.epilog}\n\nWith arguments of pytest only those tests are run."
@@ -46,18 +43,27 @@ def run(args: argparse.Namespace) -> int:
     """Runs what was asked for; returns 0 if all of it passed, else the first failure's exit status.
 
     Raises:
-        ConfigError: This is no checkout, or the tools are not installed.
+        ConfigError: This is no checkout, the tools are not installed, or flags contradict each other.
     """
     if not (ROOT / "tests").is_dir():
         raise ConfigError("tests", os.fspath(ROOT), "has no tests: run this in a checkout of the sources")
-    if args.torch:
-        return _run_all([("torch", ("pytest", *(args.rest or TORCH_TESTS)))], _torch_python())
+    if args.only_rest and not args.full:
+        raise ConfigError("--rest", "given", "goes with --full: test alone first, then test --full --rest")
     if args.rest:
-        return _run("pytest", args.rest)
-    failed = _run_all(GATES)
+        return _run(("-m", "pytest", *args.rest), _torch_python() if args.torch else sys.executable)
+    if args.torch:
+        return _torch()
+    failed = 0 if args.only_rest else _run_all(GATES)
     if failed or args.gates:
         return failed
-    return _run_all((name, ("pytest", *flags)) for name, flags in SUITES)
+    profile = "fast" if not args.full else "rest" if args.only_rest else "full"
+    failed = _run_all([(f"{profile} profile", ("-m", "pytest", "--profile", profile, *WORKERS))])
+    without = _torch() if args.full else 0
+    return failed or without
+
+
+def _torch() -> int:
+    return _run_all([("torch", ("-m", "pytest", *WORKERS, *TORCH_TESTS))], _torch_python())
 
 
 def _torch_python() -> str:
@@ -77,16 +83,16 @@ def _run_all(commands: Iterable[tuple[str, tuple[str, ...]]], python: str = sys.
     failed = 0
     for name, command in commands:
         started_s = time.monotonic()
-        status = _run(command[0], command[1:], python)
+        status = _run(command, python)
         print(f"{name}: {'passed' if status == 0 else 'FAILED'} in {time.monotonic() - started_s:.1f} s", flush=True)
         failed = failed or status
     return failed
 
 
-def _run(module: str, arguments: Sequence[str], python: str = sys.executable) -> int:
-    """Runs ``python -m module`` in its own process group and leaves nothing of it behind."""
+def _run(arguments: Sequence[str], python: str = sys.executable) -> int:
+    """Runs Python in a process group of its own and leaves nothing of it behind."""
     environment = os.environ | {"ATOLL_NO_VENV": "1"}  # tests start our commands with this interpreter, as it is
-    process = subprocess.Popen([python, "-m", module, *arguments], cwd=ROOT, env=environment, process_group=0)
+    process = subprocess.Popen([python, *arguments], cwd=ROOT, env=environment, process_group=0)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return process.wait()

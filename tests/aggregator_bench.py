@@ -9,7 +9,6 @@ import contextlib
 import time
 
 import numpy as np
-import zmq
 import zmq.asyncio
 
 from aggregator.config import AggregatorConfig

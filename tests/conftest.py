@@ -1,4 +1,4 @@
-"""What all tests share: Hypothesis without deadlines, and the range of simulated seeds."""
+"""What all tests share: the profile of the run, the order of files, and the range of simulated seeds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import os
 import signal
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# A deadline turns a busy machine into a failing test; every test has a hard limit of its own (pyproject.toml).
-settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("atoll")
+from tests import profiles
+from tests.profiles import Profile
 
 # A shell without job control starts its background jobs with SIGINT ignored, and so would they what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -22,11 +20,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 #: Of the long runs with every combination of troubles, each for itself.
 LONG_SEEDS = range(4)
 #: Of the small ones, and how many of them are one test.
-PACKED_SEEDS, SEEDS_AT_ONCE = range(120), 10
+PACKED_SEEDS, SEEDS_AT_ONCE = range(120), 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     long, packed = (f"{seeds.start}:{seeds.stop}" for seeds in (LONG_SEEDS, PACKED_SEEDS))
+    parser.addoption(
+        "--profile",
+        type=Profile,
+        choices=list(Profile),
+        default=Profile.FULL,
+        help="fast: without the tests that are marked full, and a quarter of those that are marked rotating; "
+        "rest: what fast leaves out; full (default): all",
+    )
     parser.addoption(
         "--seeds",
         help="range of simulated seeds, FIRST:LAST; one seed N is N:N+1 "
@@ -37,6 +43,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what happened into tests/transcripts instead of comparing; review the diff",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    profiles.begin(config.getoption("--profile"))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    profile, commit = config.getoption("--profile"), profiles.commit()
+    if profile is Profile.FULL:
+        return "profile: full"
+    turn = f"of crash points and seeds quarter {int(commit, 16) % 4} of 0 to 3, by commit {commit[:10]}"
+    return f"profile: {profile}; {turn}" + (" is left out" if profile is Profile.REST else "")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:], others = profiles.split(items, config.getoption("--profile"))
+    config.hook.pytest_deselected(items=others)
+    profiles.interleave(items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 from unittest import TestCase
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from tests.profiles import examples
 
 #: The two numbers of a step are at most that: more than there is to choose from.
 MOST = 60
@@ -46,12 +48,8 @@ def brief_runs(make: Callable[[], W], step: Step[W], kinds: Iterable[str], *, ru
         def teardown(self) -> None:
             self.world.heal()
 
-    Machine.TestCase.settings = settings(
-        max_examples=runs,
-        stateful_step_count=steps,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
+    Machine.TestCase.settings = examples(
+        runs, stateful_step_count=steps, suppress_health_check=list(HealthCheck), derandomize=True
     )
     return Machine.TestCase
 

@@ -319,7 +319,7 @@ def _folded(
     return largest
 
 
-def _rounded(
+def _rounded(  # noqa: D417  an entry describes two addresses that belong together
     codec: Any, exact: Any, base: Any, params: Any, scales: Any, codes: Any, count: Any, limits: Any, scratch: Any
 ) -> Any:
     """Rounds the step of a piece from ``base`` to ``exact``: writes it encoded, what it leads to, and what is left out.

@@ -200,8 +200,10 @@ class BrokerLinks:
     # --- out ----------------------------------------------------------------------------------------------------
 
     async def send(self, action: Send) -> None:
-        """Sends a small message at once, or drops it: where the broker is away, for all of them are repeated; and with
-        a complaint where no peer would read it.
+        """Sends a small message at once.
+
+        It is dropped where the broker is away, for all of them are repeated, and with a complaint where no peer would
+        read it.
         """
         links = self._by(action.by)
         if isinstance(action.message, AttachBulk | FollowBulk):  # the only ones on the bulk channel

@@ -155,7 +155,6 @@ class LeaseKey:
         Returns:
             Whether it was granted, and holder and epoch as the key has them now; "" and 0 if there is none.
         """
-
         self._renewals += 1
         number = self._renewals
 

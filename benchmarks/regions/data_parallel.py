@@ -95,8 +95,8 @@ def train(
     multihost_utils.sync_global_devices("begin")
     compiled(shared(initial), shared(optimizer.init(initial)), split(next(data)), jnp.float32(0))[2].block_until_ready()
     multihost_utils.sync_global_devices("clock")
-    began_s, off_s, number = time.monotonic(), 0.0, 0
-    said_s = began_s
+    began_s = said_s = time.monotonic()
+    off_s, number = 0.0, 0
     while True:
         params, state, value = compiled(params, state, split(next(data)), jnp.float32(number))
         value.block_until_ready()

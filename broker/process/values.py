@@ -123,6 +123,7 @@ def whole_number(text: str) -> int:
 
 
 def describe(base: Any) -> str:
+    """Returns the words for what a setting of this type takes."""
     origin = typing.get_origin(base)
     if origin in SEQUENCES:
         return f"a list, each item {describe(typing.get_args(base)[0])}"

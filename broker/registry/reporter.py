@@ -126,13 +126,16 @@ class Relaying(Protocol):
     counters: RelayCounters
 
     @property
-    def num_peers(self) -> int: ...
+    def num_peers(self) -> int:
+        """Islands known, and those joining."""
 
     @property
-    def queued_bytes(self) -> int: ...
+    def queued_bytes(self) -> int:
+        """Bytes of contributions that wait for an aggregator."""
 
     @property
-    def held_bytes(self) -> int: ...
+    def held_bytes(self) -> int:
+        """Bytes of versions that are kept."""
 
 
 class Reporter:

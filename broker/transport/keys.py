@@ -152,8 +152,8 @@ def write_allow_list(path: Path, allowed: dict[str, Identity]) -> None:
     text = _HEADING + "".join(f"{format_line(identity, key)}\n" for key, identity in allowed.items())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(text)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(text.encode())
         os.chmod(file.name, 0o644)
         os.replace(file.name, path)
     except OSError as err:

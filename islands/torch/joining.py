@@ -17,7 +17,7 @@ from islands.torch.optimizer_state import OptimizerState
 from islands.torch.shards import is_spread
 
 
-def join(
+def join(  # noqa: D417  what is not listed is as in islands.join
     address: str | Sequence[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,

@@ -1,9 +1,9 @@
-"""The time line of an island or a job: when it trains, with which share of its slices, and why not. Pure.
+r"""The time line of an island or a job: when it trains, with which share of its slices, and why not. Pure.
 
 Two state machines, driven by drawn losses (:mod:`ops.goodput.fleet`)::
 
     elastic   TRAINING --a loss, at the next check--> SCALING DOWN --+--> TRAINING with what is there
-                 |  \\--slices are back and waited long--> SCALING UP --+
+                 |  \--slices are back and waited long--> SCALING UP --+
                  +--the last slice went--> DOWN --a slice is back, restart--> TRAINING
     rigid     TRAINING --a loss, at the next check--> RESTARTING --> TRAINING, whole
 

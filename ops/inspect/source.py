@@ -22,13 +22,17 @@ class RunReader(Protocol):
 
     run_id: str
 
-    async def read(self) -> Snapshot: ...
+    async def read(self) -> Snapshot:
+        """Returns what is known of islands, fragments and totals now."""
 
-    async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]: ...
+    async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]:
+        """Returns at most ``count`` events after a number, oldest first."""
 
-    async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion: ...
+    async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion:
+        """Returns a version of a fragment; None: the newest."""
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Gives up the connection."""
 
 
 def add_key_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,11 @@
-"""One direction of one link: releases bytes when they may arrive. Pure.
+r"""One direction of one link: releases bytes when they may arrive. Pure.
 
 Every connection of the link is a *flow*. What a flow is offered waits in its own queue until it is *ready*, its delay
 after it was offered; then it leaves at the rate that all flows of the lane share. They take turns of a few kilobytes,
 so that a heartbeat on the control connection waits for at most one turn of the bulk connection and not for the
 megabytes behind it::
 
-    offer --> [ flow 1: ready at 0.040, 0.041, .. ] --\\
+    offer --> [ flow 1: ready at 0.040, 0.041, .. ] --\
     offer --> [ flow 2: ready at 0.043 ]            ----> turns --> rate --> take
 
 What always holds: within a flow nothing is lost, reordered or changed in length; nothing leaves before it is ready;

@@ -49,7 +49,7 @@ class Traffic:
 
     @property
     def spacing_steps(self) -> float:
-        """h = H / P: steps between two transfers."""
+        """Steps between two transfers, h = H / P."""
         return self.sync_interval_steps / len(self.releases)
 
     @property

@@ -223,7 +223,7 @@ def free_ports(count: int) -> int:
     lowest_outgoing = _lowest_outgoing_port()
     low, high = (10_000, lowest_outgoing) if lowest_outgoing > 12_000 else (10_000, 60_000)
     for _ in range(200):
-        first = random.randrange(low, high - count)
+        first = random.Random().randrange(low, high - count)
         if are_free(range(first, first + count)):
             return first
     raise ConfigError("port", 0, f"no {count} adjacent free ports were found; name one")

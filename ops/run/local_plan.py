@@ -280,8 +280,8 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         # The file is that of an earlier run, named after its directory. Its repetition is a run of its own: in a Redis
         # that both use, older versions under one name would never replace the earlier run's.
         run["run_id"] = names_of(run_dir)[0]
-    brokers = ",".join(f"tcp://127.0.0.1:{port + 2 * k}" for k in range(up.brokers))
-    run |= {"broker": brokers, "redis_url": redis_url}
+    run["broker"] = ",".join(f"tcp://127.0.0.1:{port + 2 * k}" for k in range(up.brokers))
+    run["redis_url"] = redis_url
     decided: dict[str, dict[str, Any]] = {
         "broker": {"host": "127.0.0.1", "port": port},
         "aggregator": {
@@ -331,25 +331,30 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
         raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
     _check_task(plan.island.task, plan.task)
-    if up.evaluate_every and plan.aggregator.profile is Profile.DATA_PARALLEL:
-        cure = "needs versions of a global model, which data-parallel training does not keep: leave it out"
-        raise ConfigError("evaluate_every", up.evaluate_every, cure)
-    if up.log_to and plan.aggregator.profile is Profile.DATA_PARALLEL:
-        cure = "needs the event tape of an aggregator, which data-parallel training does not have: leave it out"
-        raise ConfigError("log_to", ",".join(up.log_to), cure)
+    if plan.aggregator.profile is Profile.DATA_PARALLEL:
+        _check_data_parallel(up)
     for target in up.log_to:
         check_installed(target_of(target))
-    if plan.aggregator.profile is Profile.DATA_PARALLEL:
-        if up.devices_per_island > 1:
-            cure = "does not go with --profile data-parallel, which takes all devices that its batch is divided over"
-            raise ConfigError("devices_per_island", up.devices_per_island, f"{cure}: leave it out")
-        if up.metrics:
-            cure = "does not go with --profile data-parallel, which has none of the processes that serve metrics"
-            raise ConfigError("metrics", up.metrics, cure)
     for benchmark in up.benchmark:
         check_findable(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
         check_mentioned(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
     return plan
+
+
+def _check_data_parallel(up: UpConfig) -> None:
+    """Checks what ``up`` was asked for beside the profile data-parallel, which has neither versions nor an aggregator.
+
+    Raises:
+        ConfigError: Something does not go with it.
+    """
+    for name, value, wanted, why in (
+        ("evaluate_every", up.evaluate_every, up.evaluate_every > 0, "keeps no versions of a global model"),
+        ("log_to", ",".join(up.log_to), up.log_to != (), "has no event tape of an aggregator"),
+        ("devices_per_island", up.devices_per_island, up.devices_per_island > 1, "divides its batch over all devices"),
+        ("metrics", up.metrics, up.metrics > 0, "has none of the processes that serve metrics"),
+    ):
+        if wanted:
+            raise ConfigError(name, value, f"does not go with --profile data-parallel, which {why}: leave it out")
 
 
 def _check_task(path: str, options: Mapping[str, Any]) -> None:

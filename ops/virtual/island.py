@@ -142,7 +142,7 @@ class SimIsland:
             self.perform(self.core.handle(event, self.clock.now_s))
             self.simulation.invariants.after_island_event(self)
 
-    def perform(self, actions: list[ie.Action]) -> None:
+    def perform(self, actions: list[ie.Action]) -> None:  # noqa: PLR0915  one case for each action
         """Carries out actions; what takes time ends in an event."""
         queue, plan = self.simulation.queue, self.simulation.plan
         for action in actions:

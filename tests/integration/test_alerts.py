@@ -15,7 +15,6 @@ from ops.processes.cluster import free_ports
 from tests.local_run import Up, wait_for
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is a package of Debian"),
 ]

@@ -35,7 +35,6 @@ def rows(measure, capsys, *flags):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys, tmp_path):
     (row,) = rows(wire_bytes, capsys, "--dir", str(tmp_path))
@@ -80,7 +79,6 @@ def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, tmp_path):
     without, scraped = rows(metrics_cost, capsys, "--dir", str(tmp_path))
@@ -94,7 +92,6 @@ def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_link_is_narrow_in_the_middle_of_the_drill_and_its_island_in_versions_throughout(capsys, tmp_path):
     before, narrow, after = rows(narrowing, capsys, "--dir", str(tmp_path))
@@ -118,7 +115,6 @@ def test_the_core_is_measured_with_rounds_open(capsys):
         assert row["open_rounds"] >= 1
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_heartbeat_of_more_islands_stands_beside_one_of_few(capsys, tmp_path):
     few, more = rows(heartbeats, capsys, "--dir", str(tmp_path))
@@ -155,7 +151,6 @@ def test_help_of_every_benchmark_has_an_example(measure, capsys):
     assert "example:\n  python -m benchmarks." in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
 def test_the_training_thread_has_a_processor_of_its_own_where_that_is_asked(tmp_path, capsys):
@@ -190,7 +185,6 @@ def test_strangers_say_that_a_broker_is_gone(capsys):
     assert strangers.main(["--quick", "--at-once", "0", address]) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_islands_stand_in_the_comparison_without_the_others(capsys, tmp_path):
     (row,) = rows(peers, capsys, "--dir", str(tmp_path), "--environments", str(tmp_path / "none"))
@@ -226,7 +220,6 @@ def test_more_connections_than_a_flow_may_have_are_refused(capsys):
     assert capsys.readouterr().err == "error: connections = 17: must be from 1 to 16\n"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("namespaces")
 def test_both_sides_of_the_drill_come_down_to_the_loss(capsys, tmp_path):

@@ -10,7 +10,6 @@ import msgpack
 import numpy as np
 import pytest
 import zmq
-import zmq.asyncio
 
 from broker.gateway.arrivals import VERIFY_HERE_BYTES
 from broker.wire import messages as m

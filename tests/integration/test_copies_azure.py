@@ -7,7 +7,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from tests.azure_server import CREDENTIALS, SERVER, WHY_NOT, azure_server
 from tests.object_check import comes_back_bit_by_bit, takes_and_gives_objects
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 needs_azure = pytest.mark.skipif(SERVER is None, reason=WHY_NOT)
 
 

@@ -4,8 +4,6 @@ import pytest
 
 from tests.local_run import ops
 
-pytestmark = [pytest.mark.slow]
-
 
 @pytest.mark.parametrize(
     ("arguments", "said"),

@@ -16,7 +16,7 @@ import pytest
 from ops.processes.cluster import free_ports
 from tests.local_run import Up, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 class Page:

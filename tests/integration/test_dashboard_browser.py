@@ -22,7 +22,6 @@ from tests.local_run import Process, Up, wait_for
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]

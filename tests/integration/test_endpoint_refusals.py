@@ -9,7 +9,6 @@ import msgpack
 import numpy as np
 import pytest
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from benchmarks import strangers
@@ -239,7 +238,7 @@ def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_it_anew
 
 @pytest.mark.parametrize("timeout_s", [6.0, 65.6, 600.0])
 def test_a_connection_that_is_idle_for_longer_than_pings_are_apart_stays(timeout_s):
-    """libzmq reads what a ping says of patience into 16 bits of milliseconds: 65.6 s were 64 ms, and 600 s were ten."""
+    """Libzmq reads what a ping says of patience into 16 bits of milliseconds: 65.6 s were 64 ms, and 600 s were ten."""
     options = replace(BULK_OPTIONS, ping_every_s=0.3, ping_timeout_s=timeout_s)
 
     async def main():

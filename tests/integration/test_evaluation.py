@@ -1,4 +1,4 @@
-"""Evaluation beside training, in real runs: started by ``up``, killed, and by hand on a run that knows nothing of it"""
+"""Evaluation beside training, in real runs: started by ``up``, killed, and by hand."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from ops import curve
 from tests.local_run import ROOT, Process, Up, check_report, descendants, json_lines, ops, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 BENCHMARKS = """
 import numpy as np

@@ -74,7 +74,6 @@ def test_a_loop_joins_by_at_most_six_lines_and_they_are_marked(name):
     assert unmarked == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_learns_by_one_command_and_leaves_nothing_behind(name, tmp_path):
     variables = {

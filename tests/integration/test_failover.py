@@ -11,7 +11,7 @@ from aggregator.store.layout import commit_path, read_name, run_path, versions
 from ops.inspect.replay import replay_all
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 AGGREGATORS = ("aggregator", "standby-1")
 

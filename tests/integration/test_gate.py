@@ -251,7 +251,7 @@ def test_strangers_who_come_all_at_once_and_hold_on_hold_up_nobody(on_a_broker):
 
 
 def test_no_peer_can_name_the_routing_id_that_zeromq_draws_next():
-    """libzmq ends the process when it draws an id that a peer has named."""
+    """Libzmq ends the process when it draws an id that a peer has named."""
     libc = "import ctypes; rand = ctypes.CDLL(None).rand; print(*[rand() ^ rand() << 31 & 1 << 31 for _ in range(8)])"
     drawn = subprocess.run([sys.executable, "-c", libc], capture_output=True, text=True, check=True, timeout=WAIT_S)
     command = [sys.executable, "-m", "ops.cli", "broker", "--run", "r", "--port", "0"]

@@ -30,7 +30,6 @@ def tree(directory):
     return {each.name: each.read_text() for each in directory.iterdir()}
 
 
-@pytest.mark.slow
 def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
     fleet = tmp_path / "fleet"
     port = free_ports(2)

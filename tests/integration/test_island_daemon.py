@@ -255,7 +255,6 @@ def last_progress_at_s(process):
     return datetime.datetime.fromisoformat(times[-1]).timestamp() if times else 0.0
 
 
-@pytest.mark.slow
 def test_islands_of_one_host_name_that_see_no_common_lock_both_train_and_come_back_as_themselves(spawn, hub, tmp_path):
     """As in containers on the host's network, under PrivateTmp, or on cloned machines."""
     address = hub(islands=2)
@@ -304,7 +303,6 @@ def test_a_silent_run_ends_with_1_and_the_address(spawn):
     assert f"{address} was silent for 0.2 s while connecting to the broker" in process.log.read_text()
 
 
-@pytest.mark.slow
 def test_the_example_of_a_loop_of_ones_own_trains_to_the_end_of_a_run(spawn, hub):
     address = hub(tokens=20_000)
     process = spawn("own", address, "--run", RUN, "--dtype", "bf16", module="examples.own_loop")

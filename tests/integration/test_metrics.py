@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ops.processes.cluster import free_ports
 from tests.local_run import NUMPY_TASK, Up, ops, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 # Samples that grow while a run trains. Some exist only once an island has joined, or its first work is merged.
 GROWING = (

@@ -311,7 +311,6 @@ def test_what_cannot_be_asked_is_said_with_the_cure(capsys, tmp_path):
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_whole_run_is_seen_explained_and_watched_through_its_broker_alone(tmp_path, capsys):
     run_dir = tmp_path / "run"

@@ -357,7 +357,6 @@ def test_a_master_is_found_and_one_that_nobody_knows_is_told_with_its_cure(watch
         ask(wrong, read_all)
 
 
-@pytest.mark.slow
 def test_a_failover_in_the_middle_of_a_run_disturbs_no_training_and_status_comes_back(watched, tmp_path):
     run_dir = tmp_path / "run"
     flags = ("--islands", 2, "--tokens", 0, "--run", "watched", "--pace", 0.01)

@@ -12,7 +12,7 @@ from aggregator.rules.outliers import WARM_UP_ROUNDS
 from ops.faults import MISBEHAVIORS, FaultKind
 from tests.local_run import NUMPY_TASK, Process, Up, check_report, check_versions, ops, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 #: What each of them is refused for, at least.
 REASONS = {

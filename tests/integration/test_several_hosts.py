@@ -17,7 +17,7 @@ from tests.local_run import wait_for
 from tests.several_hosts import Merges, islands_in, live_again
 
 PATIENCE_S = 120.0  # of one test; nothing here depends on how long it takes
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_two_hosts_train_as_one_island_and_every_version_is_that_of_the_formulas(tmp_path):

@@ -16,7 +16,7 @@ from ops.sinks.command import claim
 from ops.sinks.sources import DirectorySource, key_of
 from tests.local_run import ROOT, Process, Up, descendants, is_alive, ops, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 EVERY_S = 0.25
 #: Nothing of the test's user, and MLflow's plain files, which it keeps for who asks for them.

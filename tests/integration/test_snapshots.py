@@ -149,7 +149,6 @@ def test_a_damaged_snapshot_changes_nothing(tmp_path):
     assert [load(tmp_path).fragments[p].fragment_version for p in (0, 1)] == [5, 5]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_with_a_standby_is_rolled_back_and_goes_on(tmp_path):
     run_dir = tmp_path / "run"

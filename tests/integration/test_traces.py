@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from ops.processes.cluster import free_ports
 from tests.local_run import Up, check_report, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 PARTS = {"open", "contribution", "merge", "persist", "publish", "adopt"}

@@ -26,7 +26,7 @@ from tests.local_run import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 TOKENS = 20_000
 ISLANDS = {f"island-{i}" for i in range(4)}

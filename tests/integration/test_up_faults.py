@@ -13,7 +13,7 @@ from tests.local_run import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_an_interrupted_run_ends_every_process_and_reports_what_was_done(tmp_path):

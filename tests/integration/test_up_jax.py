@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from tests.local_run import Up, check_ranges, check_report, check_versions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 TOKENS = 120_000
 

@@ -15,7 +15,7 @@ from ops import cli
 from ops.inspect.replay import replay_all
 from tests.local_run import Process, Up, check_ranges, check_report, check_versions, descendants, is_alive, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 #: Tokens to train after the kill.
 MORE = 30_000

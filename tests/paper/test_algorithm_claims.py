@@ -15,7 +15,7 @@ seconds = st.floats(0.0, 100.0)
 
 
 def test_equation_3_by_hand():
-    """tau = 2 steps of 1 s leave 2 s; 0.5 s went to the quorum, 0.3 s to synchronising; gamma = 0.9 of the rest."""
+    """Tau = 2 steps of 1 s leave 2 s; 0.5 s went to the quorum, 0.3 s to synchronising; gamma = 0.9 of the rest."""
     grace_s = grace_window_s(factor=0.9, overlap_steps=2, step_s=1.0, quorum_s=0.5, sync_s=0.3)
     assert grace_s == pytest.approx(0.9 * (2 * 1.0 - (0.5 + 0.3)))
 
@@ -53,7 +53,7 @@ def test_algorithm_2_line_3_at_least_k_learners_are_waited_for():
 
 
 def test_algorithm_2_line_7_weights_are_amount_times_rate():
-    """w = n * n / s: twice the tokens in as many steps weigh four times, in twice the steps twice."""
+    """W = n * n / s: twice the tokens in as many steps weigh four times, in twice the steps twice."""
     base = Trained(island_id="a", tokens=100, steps=10, staleness=0.0)
     batch = Trained(island_id="b", tokens=200, steps=10, staleness=0.0)
     faster = Trained(island_id="b", tokens=200, steps=20, staleness=0.0)

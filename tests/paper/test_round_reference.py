@@ -77,7 +77,6 @@ def assert_close(got, expected, what):
     assert distance <= VALUE_TOLERANCE, f"{what} is {distance:.1e} away"
 
 
-@pytest.mark.slow
 def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
     tape = tmp_path / "events.jsonl"
     islands = {}

@@ -16,7 +16,7 @@ from ops.processes.cluster import free_ports
 from tests.local_run import PATIENCE_S, wait_for
 from tests.releases.wheels import LAST_WHEEL, ROOT, built, changed, copied_tree, installed, last_tag, minor, version_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 pytest.importorskip("hatchling")
 
 TOKENS = 6400

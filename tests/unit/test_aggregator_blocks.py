@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.ledger.data_blocks import MOST_BATCHES, DataBlocks
@@ -320,7 +320,6 @@ STEPS = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(STEPS, max_size=60), st.booleans())
 def test_whatever_islands_do_no_batch_is_merged_twice_and_what_was_lost_goes_before_what_is_new(steps, alone):
     fleet = Fleet(alone)

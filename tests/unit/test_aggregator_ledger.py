@@ -4,7 +4,6 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -15,6 +14,7 @@ from aggregator.ledger.rolling_back import rolled_back
 from broker.wire.messages import Reason
 from broker.wire.ranges import StepRange
 from tests.aggregator_hand import steps
+from tests.profiles import examples
 
 WEIGHTS = {0: 3, 1: 5}
 ISLANDS = ("a", "b")
@@ -173,7 +173,7 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
         # The model calls these lost; they arrived, and are in flight until they are merged or refused.
         waiting_of_the_dead = sum(
             of.tokens * WEIGHTS[p]
-            for island_id, lives in self.ledger.lives().items()
+            for lives in self.ledger.lives().values()
             for life in lives.values()
             if life.ended
             for p, account in life.accounts.items()
@@ -196,9 +196,9 @@ class FoldedLedgerAgainstTokens(LedgerAgainstTokens):
 
 
 TestFoldedLedgerAgainstTokens = FoldedLedgerAgainstTokens.TestCase
-TestFoldedLedgerAgainstTokens.settings = settings(max_examples=60, stateful_step_count=30)
+TestFoldedLedgerAgainstTokens.settings = examples(60, stateful_step_count=30)
 TestLedgerAgainstTokens = LedgerAgainstTokens.TestCase
-TestLedgerAgainstTokens.settings = settings(max_examples=60, stateful_step_count=30)
+TestLedgerAgainstTokens.settings = examples(60, stateful_step_count=30)
 
 
 def test_books_of_a_fragment_that_never_moves_stay_empty_when_a_run_is_rolled_back():

@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.events import Part
@@ -142,7 +142,6 @@ def test_lengths_survive_where_their_squares_leave_the_range_of_float32(scale):
     np.testing.assert_allclose(merged.delta.astype(np.float64) / scale, expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     weights=st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 1)), min_size=1, max_size=6),
@@ -158,7 +157,6 @@ def test_the_result_is_never_longer_than_the_cap_nor_than_the_longest_contributi
     assert merged.norm == pytest.approx(np.linalg.norm(merged.delta), rel=1e-5)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), lam=st.floats(0.05, 1), kind=st.sampled_from([Kind.MEAN, Kind.RDA]))
 def test_a_round_that_is_stale_as_a_whole_moves_the_model_less_by_exactly_that(seed, lam, kind):
     deltas = [random(64, seed + i) for i in range(3)]

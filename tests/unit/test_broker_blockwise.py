@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.wire import blockwise
@@ -13,6 +13,7 @@ from broker.wire.errors import LocalProtocolError
 from broker.wire.lengths import BLOCK_ELEMENTS, block_count, encoded_bytes
 from broker.wire.messages import Codec, Encoded
 from broker.wire.tensors import Elements, decode_into, decode_tensor, encode_tensor, is_finite, squared_norm
+from tests.profiles import examples
 
 BLOCKWISE = [codec for codec in Codec if codec.blockwise]
 LARGEST = {Codec.INT8: 127, Codec.INT4: 7}
@@ -129,7 +130,7 @@ def test_the_bytes_are_those_of_the_twin(codec, size):
     assert decode_tensor(encoded).tobytes() == twin_decode(bytes(encoded.data), codec, size).tobytes()
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(FINITE, max_size=600), st.sampled_from(BLOCKWISE))
 def test_no_element_is_off_by_more_than_half_the_scale_of_its_block_but_those_that_are_clipped(values, codec):
     values = np.array(values, np.float32)
@@ -148,7 +149,7 @@ def test_no_element_is_off_by_more_than_half_the_scale_of_its_block_but_those_th
     np.testing.assert_allclose(scales_of(encoded), expected, rtol=2**-22)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(FINITE, min_size=1, max_size=256), st.sampled_from([1, 2, 4, 6]))
 def test_clipping_never_loses_more_than_the_scale_of_the_largest_element(values, power):
     """Hardly more: errors are compared in 1024ths of that scale."""
@@ -212,7 +213,7 @@ def test_chunks_leave_no_seam(codec):
 # --- decoding ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data(), st.integers(0, 700), st.sampled_from(BLOCKWISE))
 def test_whatever_bytes_arrive_are_decoded_as_the_twin_does(data, elements, codec):
     length = encoded_bytes(codec, elements)
@@ -237,7 +238,7 @@ def test_finite_scales_that_lead_beyond_float32_are_found(codec):
     assert not is_finite(received(codec, data, 10))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from(list(Codec)), st.integers(0, 1500), st.integers(0, 1500))
 def test_any_range_of_elements_is_that_of_the_whole(codec, one, other):
     start, stop = sorted((one, other))

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fuzz_decoder import fuzz
@@ -33,6 +33,7 @@ from tests.envelopes import (
     refusal,
     refusal_of_body,
 )
+from tests.profiles import examples
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
@@ -42,7 +43,6 @@ FUZZ_INPUTS = int(os.environ.get("ATOLL_FUZZ_INPUTS", "5000"))
 # --- round trips ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(ENVELOPES)
 def test_every_message_comes_back_from_the_wire_as_it_was(sent):
     assert decode([bytes(frame) for frame in encode(sent)]) == sent
@@ -166,7 +166,7 @@ JSON_LIKE = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_any_value_in_any_place_is_read_or_refused(data):
     example = EXAMPLES[data.draw(st.integers(0, len(EXAMPLES) - 1))]

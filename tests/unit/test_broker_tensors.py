@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.wire import tensors
@@ -23,6 +23,7 @@ from broker.wire.tensors import (
     norm,
     squared_norm,
 )
+from tests.profiles import examples
 
 SPECIAL = np.array([0.0, -0.0, 1.0, -2.5, np.inf, -np.inf, 1e-45, -1e-45, 3.4028235e38, 1e-38], np.float32)
 MANY = 3 * tensors._BLOCK + 17  # several blocks, the last one short
@@ -65,7 +66,7 @@ def test_unaligned_bytes_decode_into_an_aligned_array():
     assert norm(encoded) == pytest.approx(np.linalg.norm(array), rel=1e-6)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.floats(width=32), max_size=50))
 def test_bf16_is_what_ml_dtypes_rounds_to(values):
     array = np.array(values, np.float32)

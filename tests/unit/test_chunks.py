@@ -4,7 +4,7 @@ import itertools
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.chunks import heads
@@ -18,6 +18,7 @@ from broker.wire import headers
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
 from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered, behind, nbytes_of, pieces_of
+from tests.profiles import examples
 
 MOST = 1 << 30
 
@@ -263,7 +264,7 @@ def test_pieces_are_their_buffer_and_large_ones_stay_where_they_are(sizes, at):
 
 
 @given(st.lists(st.sampled_from([0, 1, 4096, 700_000, 5_000_000]), min_size=1, max_size=4), st.integers(16, 22))
-@settings(max_examples=40)
+@examples(40)
 def test_what_came_in_pieces_goes_on_in_chunks_and_arrives_whole(sizes, window_bits):
     sent = cut(9, *sizes)
     for in_pieces in (True, False):  # to a broker, and from it
@@ -293,7 +294,7 @@ def header(checksums, sequence):
     st.integers(0, 3_000_000),
     st.booleans(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_what_was_cut_off_anywhere_goes_on_and_arrives_whole(sizes, until_bytes, in_pieces):
     buffers, kept, sums = cut(*sizes), Kept(MOST), [7 + i for i in range(len(sizes))]
     total = sum(sizes)

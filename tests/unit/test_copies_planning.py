@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.copies import planning, sets
@@ -20,6 +20,7 @@ from aggregator.copies.sets import (
     write_set,
 )
 from broker.wire.errors import ConfigError
+from tests.profiles import examples
 
 
 def digest(*what):
@@ -217,7 +218,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(STEPS, max_size=40))
 def test_whatever_fails_the_newest_set_names_objects_that_are_there_and_one_state_of_the_store(steps):
     versions, epoch = [1, 1, 1], 1

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -15,6 +15,7 @@ from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import added, decode_tensor, difference, encode_tensor, fragment_digest
+from tests.profiles import examples
 
 ROUNDING = [Codec.BF16, Codec.INT8, Codec.INT4]
 SHAPES = [(300,), (7, 40), ()]
@@ -24,7 +25,7 @@ TENSORS = tuple(TensorSpec(name=f"t{n}", shape=s, dtype="float32", kind=Kind.MEA
 vectors = hnp.arrays(np.float32, SIZE, elements=st.floats(-1e3, 1e3, width=32))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(exact=vectors, base=vectors, codec=st.sampled_from(list(Codec)))
 def test_the_sum_is_one_product_and_one_float32_sum_for_each_element(exact, base, codec):
     payload = difference(exact, base, SHAPES, codec)

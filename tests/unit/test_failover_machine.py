@@ -8,12 +8,13 @@ it happens, and at the end everything is healed, and somebody must lead with eve
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.failover_models import NAMES
 from tests.failover_world import World
+from tests.profiles import examples
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
@@ -120,9 +121,7 @@ class FailoverWithPowerCuts(Failover):
     dark = True
 
 
-BRIEF = settings(
-    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+BRIEF = examples(15, stateful_step_count=40, suppress_health_check=list(HealthCheck), derandomize=True)
 TestFailover = Failover.TestCase
 TestFailover.settings = BRIEF
 TestFailoverWithAForgetfulRedis = FailoverWithAForgetfulRedis.TestCase

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ops.goodput import renewal, simulation, timeline
@@ -24,6 +24,7 @@ from ops.goodput.fleet import (
 )
 from ops.goodput.simulation import expected_goodput, simulate
 from ops.goodput.timeline import Cause, TimeLine, coupled
+from tests.profiles import examples
 
 NEVER = FailureModel(mtbi_years=1e9)
 
@@ -78,7 +79,7 @@ def life(end_s, *intervals, down=(), lost_s=0.0):
     coordinator=(0.01, 1e7, 0.0),
     domains=None,
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_nothing_is_wasted_twice_whatever_the_trouble(
     mode, islands, days, coordinator, domains, sync_interval, **troubles
 ):
@@ -317,7 +318,8 @@ def test_while_the_coordinator_is_away_an_island_that_goes_down_loses_all_since_
 
 def test_what_an_island_loses_again_before_the_next_barrier_it_loses_once():
     """Renewals: up for U, exponential, and away for D. Of the U trained before it goes down, what it trained since the
-    last barrier or its return is lost; a barrier comes after W of training."""
+    last barrier or its return is lost; a barrier comes after W of training.
+    """
     model = replace(FailureModel(), mtbi_years=0.01, sync_interval=500, step_s=10.0, check_s=0.0)
     fleet = Fleet(mode=Mode.DILOCO, chips=64, islands=1, days=4000.0)
     up_s, down_s, interval_s = model.chip_mtbi_s / 64, model.repair_s + model.restart_s, model.interval_s

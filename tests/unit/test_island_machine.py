@@ -1,6 +1,5 @@
 """The island's state machine against a naive model of steps."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -8,6 +7,7 @@ from broker.wire import messages as m
 from islands.protocol.events import Capture, Prepare, Tick
 from tests.aggregator_hand import TOKENS_PER_STEP
 from tests.island_hand import Hand, sent
+from tests.profiles import examples
 
 
 class IslandAgainstSteps(RuleBasedStateMachine):
@@ -117,4 +117,4 @@ class IslandAgainstSteps(RuleBasedStateMachine):
 
 
 TestIslandAgainstSteps = IslandAgainstSteps.TestCase
-TestIslandAgainstSteps.settings = settings(max_examples=60, stateful_step_count=40)
+TestIslandAgainstSteps.settings = examples(60, stateful_step_count=40)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.wire.errors import ConfigError
@@ -47,7 +47,6 @@ def rate_at(step, total, num_steps=10**6, **options):
 # --- the rate -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)  # the first example compiles
 @given(step=st.integers(0, 2000), warm_up=st.integers(0, 200), total=st.integers(1, 1500))
 def test_the_rate_is_the_formula(step, warm_up, total):
     progress = min(1.0, max(0.0, (step - warm_up) / max(total - warm_up, 1)))

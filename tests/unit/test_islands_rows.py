@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.wire.errors import ConfigError
@@ -21,6 +21,7 @@ from islands.arrays.partition import tensor_specs
 from islands.arrays.placement import Placement, is_on_device
 from islands.arrays.reference import Reference, encode_seed
 from islands.initial_values import InitialValues
+from tests.profiles import examples
 
 pytestmark = pytest.mark.timeout(600)  # it compiles: the limit is for a hang, not for a busy machine
 
@@ -44,7 +45,7 @@ def values(shape, dtype, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple),
     st.sampled_from(DTYPES),

@@ -292,7 +292,7 @@ def test_the_merge_rule_of_a_file_that_has_it_among_the_options_of_the_task_is_o
     ("words", "said"),
     [
         (("--evaluate-every", "-5"), "evaluate_every = -5: must be a number of tokens, such as 200K, or 0"),
-        (("--evaluate-every", "5K", "--profile", "data-parallel"), "evaluate_every = 5000: needs versions of a global"),
+        (("--evaluate-every", "5K", "--profile", "data-parallel"), "evaluate_every = 5000: does not go with --profile"),
         (("--benchmark", "mine"), "benchmark = 'mine': must read package.module:function, such as mymodel:accuracy"),
         (("--benchmark", "no.such:one"), "benchmark = 'no.such:one': there is no module no"),
         (("--benchmark", "json:dump", "json.tool:mian"), "benchmark = 'json.tool:mian': "),

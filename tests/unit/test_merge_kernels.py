@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba.core import caching
@@ -27,6 +27,7 @@ from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import added, decode_tensor, difference, encode_tensor
+from tests.profiles import examples
 
 pytestmark = pytest.mark.timeout(300)  # kernels are compiled where nothing is cached
 STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
@@ -104,7 +105,7 @@ def test_a_step_on_the_way_of_the_merge_is_the_step_by_its_result(parts):
         assert (after.params.tobytes(), after.momentum.tobytes()) == (apart.params.tobytes(), apart.momentum.tobytes())
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     vectors=hnp.arrays(np.float32, (3, 70), elements=st.floats(-100, 100, width=32)),
     rate=st.floats(0.01, 2),
@@ -137,7 +138,7 @@ def test_received_bytes_may_lie_at_any_address_and_are_left_as_they_are(codec, s
     assert [bytes(p.payload[0].data) for p in moved] == copies
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     exact=hnp.arrays(np.float32, 1301, elements=st.floats(-(2.0**99), 2.0**99, width=32)),
     base=hnp.arrays(np.float32, 1301, elements=st.sampled_from([0.0, -0.0, 1.0, -3.5, 1e-40, 7e5, -2e30])),

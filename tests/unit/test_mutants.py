@@ -47,7 +47,6 @@ def test_a_mutant_whose_place_text_or_test_is_gone_is_an_error_that_names_it(tmp
         mutant.check_tests(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_few_mutants_are_noticed(tmp_path):
     seed = xxhash.xxh3_64_intdigest(b"".join(Path(ROOT / file).read_bytes() for file in SOURCES))
     quick = [m for m in MUTANTS if all(test.startswith("tests/unit/") for test in m.tests)]

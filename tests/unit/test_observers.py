@@ -5,7 +5,7 @@ import zlib
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.observing import answers
@@ -25,6 +25,7 @@ from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Inquiry, Reason
 from broker.wire.records import KeptVersion, LeaseView, Snapshot
 from tests.aggregator_hand import beat
+from tests.profiles import examples
 from tests.relay_bench import RUN, version
 
 ASK = m.Observe(about=Inquiry.SNAPSHOT)
@@ -147,7 +148,6 @@ def test_who_asks_on_and_on_is_hung_up_and_who_waits_when_told_is_not(led):
         led.now_s += 0.1 if looked_up(led) else 1.0
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300), st.floats(0, 2)), max_size=400))
 def test_whoever_asks_what_is_remembered_is_bounded_and_nobody_is_answered_too_often(asked):
     observers, now_s, answered = Observers(), 0.0, {}
@@ -196,13 +196,12 @@ SNAPSHOTS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(SNAPSHOTS)
 def test_a_snapshot_comes_back_as_it_was(snapshot):
     assert answers.unpack_snapshot(answers.pack_snapshot(snapshot)) == snapshot
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.lists(st.tuples(st.tuples(st.integers(0, 2**60), st.integers(0, 99)), TABLES), unique_by=lambda each: each[0])
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.wire.errors import ConfigError
@@ -17,6 +17,7 @@ from ops.planning.links import Assume, Mode, required
 from ops.planning.notes import notes
 from ops.planning.planner import plan
 from tests.planned_fleets import N, fleet, site
+from tests.profiles import examples
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ def test_one_site_on_a_narrow_link_does_not_choose_for_all(gbps):
             plan(replace(asked, sites=(wide,) * 2 + (narrow,) * 6), Mode.DECOUPLED)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     gbps=st.floats(0.5, 40.0),
     parameters=st.sampled_from([10**8, 10**9, 5 * 10**9]),

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.config import BrokerConfig
@@ -16,6 +16,7 @@ from ops.planning.links import Assume, Mode
 from ops.planning.notes import notes
 from ops.planning.planner import as_chosen, choose, plan
 from tests.planned_fleets import fleet
+from tests.profiles import examples
 
 # --- the way back ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ def test_fleets_that_cannot_work_are_refused_with_what_could(changes, mode, word
     assume=Assume.ATOLL,
     mode=Mode.DECOUPLED,
 )
-@settings(max_examples=60)
+@examples(60)
 @given(
     parameters=st.integers(1, 10**13),
     sites=st.integers(1, 40),

@@ -6,13 +6,14 @@ Whatever an island hands over is, at any time, with the aggregator, in the broke
 import random
 from collections import Counter, defaultdict
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel
 from tests.aggregator_hand import beat
+from tests.profiles import examples
 from tests.relay_bench import CONFIG, Driver, contribution, version
 
 ISLANDS = ("a", "b", "c")
@@ -167,9 +168,7 @@ class RelayMachine(RuleBasedStateMachine):
 
 
 TestRelay = RelayMachine.TestCase
-TestRelay.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+TestRelay.settings = examples(20, stateful_step_count=30, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def test_nothing_vanishes_in_long_conversations():

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.routing.deliveries import BURST, ROOM_S
@@ -12,6 +12,7 @@ from broker.routing.resending import PATIENT_S, RESEND_S
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, BROKER, Reason
 from tests.aggregator_hand import beat
+from tests.profiles import examples
 from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, state_part, version
 
 # --- backpressure towards the aggregator ------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(steps=STEPS)
 def test_whatever_comes_limits_hold_and_nobody_is_sent_what_it_did_not_ask_for(steps):
     driver = Driver(dataclasses.replace(CONFIG, max_peers=4))

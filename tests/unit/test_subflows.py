@@ -4,7 +4,7 @@ import random
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.chunks import heads
@@ -17,6 +17,7 @@ from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
 from broker.gateway.bonds import Bonds
 from broker.gateway.flows import Flows, Put
 from broker.wire.headers import Limits
+from tests.profiles import examples
 from tests.unit.test_flows import version
 
 # --- who belongs together ---
@@ -106,7 +107,7 @@ def message(seed, *sizes):
     ),
     st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_whatever_way_chunks_take_messages_arrive_once_in_order_and_whole(connections, sizes, seed):
     """Each connection keeps its order, and is as slow as it likes."""
     drawn, (out, into) = random.Random(seed), spread(connections)
@@ -237,7 +238,6 @@ anything = st.one_of(
 
 
 @given(st.lists(st.tuples(few, st.one_of(anything, st.sampled_from(["end", "send", "full"])), st.integers(0, 1000))))
-@settings(max_examples=100, deadline=None)
 def test_whatever_peers_say_over_several_connections_does_no_harm(said):
     """Whoever they are, in whatever order; also where a connection takes nothing."""
     full = set()

@@ -9,7 +9,7 @@ import threading
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.store import rotation, segments
@@ -26,6 +26,7 @@ from aggregator.store.tape import Tape, numbered_lines, read_lines
 from ops.chaos.recording import TapeFollower
 from ops.dashboard.followed_tape import FollowedTape
 from ops.inspect.dropped import gone_of
+from tests.profiles import examples
 
 
 def close(tape):
@@ -294,7 +295,7 @@ STEPS = st.one_of(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(30)
 @given(steps=st.lists(STEPS, max_size=14))
 def test_whatever_happens_all_lines_are_there_once_and_in_order(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("tape")
@@ -318,7 +319,7 @@ def test_whatever_happens_all_lines_are_there_once_and_in_order(tmp_path_factory
         shutil.rmtree(folder)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8), keep=st.integers(1, 4))
 def test_with_a_rule_what_is_there_is_the_end_and_what_is_gone_is_counted(tmp_path_factory, counts, keep):
     folder = tmp_path_factory.mktemp("tape")
