@@ -21,7 +21,7 @@ from broker.wire.names import check_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig(Recipe):
-    """One aggregator. Every field is a flag of ``atoll aggregator``, and a key of ``[aggregator]`` or ``[recipe]``.
+    """An aggregator's settings: flags of ``atoll aggregator``, keys of ``[aggregator]`` or ``[recipe]``.
 
     Those of the recipe are inherited (:class:`broker.wire.messages.Recipe`). Each field says whether a restart on the
     store of a run may change it (:mod:`aggregator.state.run_settings`). A fixed one is told to islands as they join, or

@@ -154,7 +154,7 @@ class Aggregator:
         )
 
     def _table(self) -> tuple[dict[type, Callable[[Any], None]], dict[type, Callable[[Member, Any, Received], None]]]:
-        """Returns the handlers: of events and of messages from anybody; of messages from an island that has joined."""
+        """Returns the handlers: of events and messages from anybody; of messages from islands that joined."""
         anybody: dict[type, Callable[[Any], None]] = {
             Received: self._received,
             Computed: self._commits.computed,
@@ -233,7 +233,7 @@ class Aggregator:
     # --- events and messages ----------------------------------------------------------------------------------
 
     def _received(self, event: Received) -> None:
-        """Hands a message to its handler, with its sender where only islands that have joined say such a thing."""
+        """Hands a message to its handler, with its sender where only joined islands send that kind."""
         if not self.leading:
             return  # everything that matters is repeated
         self._behind.compare(event)
@@ -252,7 +252,7 @@ class Aggregator:
             self.run.note("message.unexpected", kind=type(message).__name__, sender=event.envelope.sender)
 
     def _attached(self, event: Received) -> None:
-        """A broker says what it holds: it gets what it lacks, and those that its absence cut off get more time."""
+        """Sends a broker the versions that it lacks; gives more time to islands that its absence cut off."""
         attached = event.envelope.message
         assert isinstance(attached, Attached)
         outage = self._publishing.answered(attached, event.broker)
@@ -261,7 +261,7 @@ class Aggregator:
         self._publishing.attached(attached, event, outage)
 
     def _heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> None:
-        """Takes in an island's counters, tells those that they concern, and answers with the state of the fleet."""
+        """Takes in an island's counters, tells the parts concerned, and answers with the fleet's state."""
         asked = self._membership.heartbeat(member, beat, event)
         if asked is None:
             return

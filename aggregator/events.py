@@ -28,7 +28,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """The result of a payload's inspection: a flaw, or else the Euclidean norm of all its tensors, which is finite."""
+    """The inspection of a payload: a flaw, or else the finite Euclidean norm of all its tensors."""
 
     flaw: Flaw | None = None
     norm: float | None = None
@@ -96,7 +96,7 @@ class RunSaveFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
-    """A broker refused a message of this aggregator because a later epoch leads there; ``kind`` is the message's."""
+    """A broker refused this aggregator's message of that ``kind``: a later epoch leads there."""
 
     broker: int
     kind: str
@@ -186,7 +186,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """Merge ``parts`` in this order and take the outer step; ``capped``: no length beyond what directions support.
+    """Merge ``parts`` in this order, take the outer step; ``capped`` limits lengths of opposed directions.
 
     With another ``version_codec`` than float32 the version is the one before plus a rounded difference.
 
@@ -203,7 +203,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """All that becomes durable at once with one fragment version; ``ledger`` is the fragment's slice of the books."""
+    """All that becomes durable with a fragment version; ``ledger`` is the fragment's slice of the books."""
 
     fragment_id: int
     fragment_version: int
@@ -223,7 +223,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRun:
-    """Replace the run record: epoch, manifest, members and their incarnations. Completion: :class:`RunSaved`."""
+    """Replace the run record: epoch, manifest, members, incarnations. Completion: :class:`RunSaved`."""
 
     serial: int
     record: Mapping[str, Any]

@@ -80,7 +80,7 @@ LAST_REPORT_S = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """The addresses of a broker: the one for clients, its ports, and the one for processes of this machine, or none."""
+    """The addresses of a broker: for clients, with its ports, and, if there is one, for this machine."""
 
     address: str
     control_port: int

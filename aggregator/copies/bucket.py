@@ -1,4 +1,4 @@
-"""One prefix of an object store. Shell around ``obstore``, which speaks to S3, Google, Azure and a folder alike.
+"""One prefix of an object store, by ``obstore``: S3, Google, Azure and a folder alike. Shell.
 
 Every call blocks, is bounded in time, and raises :class:`~broker.wire.errors.Unavailable` with a cure when the other
 side does not do its part: the library repeats what a server or the network failed at, a few times, ever more slowly.
@@ -167,7 +167,7 @@ class Bucket:
 
 
 def _brief(err: BaseException) -> str:
-    """The sentence of an error of the library, which adds requests, its inner state, and the server's XML to it."""
+    """Returns the sentence of a library error, without its requests, inner state and server's XML."""
     text = re.sub(r"\s+", " ", str(err).partition("\n\nDebug source")[0])
     code = re.search(r"<Code>(\w+)</Code>", text)
     sentence = text.partition("<?xml")[0]

@@ -137,7 +137,7 @@ class Copies:
         return fitting(self._read_all(shard, own), leaders)
 
     def _together(self, everything: set[str], whole: CompleteSet) -> bool:
-        """Returns True if a run can be restored from this copy of shard 0: of each other shard a fitting one exists."""
+        """Returns True if this copy of shard 0 can restore a run: each other shard has one that fits."""
         shards = self._shard[1]
         others = (
             self._read_all(shard, newest_sets(below(everything, folder(shard, shards)))) for shard in range(1, shards)
@@ -181,7 +181,7 @@ class Copier:
 
     @classmethod
     def of(cls, config: AggregatorConfig, *, name: str, epoch: int) -> Copier | None:
-        """Begins to copy, if the settings say where to; raises ConfigError and Unavailable as :meth:`Bucket.open`."""
+        """Begins to copy, if ``copy_to`` is set. Raises ConfigError and Unavailable as :meth:`Bucket.open`."""
         if not config.copy_to:
             return None
         bucket = Bucket.open(config.copy_to)

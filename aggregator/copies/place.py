@@ -1,4 +1,4 @@
-"""The address of an object store: ``s3://bucket/prefix``, also ``gs://``, ``az://`` and ``file:///path``. Pure.
+"""An object store's address: ``s3://bucket/prefix``, ``gs://``, ``az://``, ``file:///path``. Pure.
 
 Credentials never stand in it: they come from the environment, by the usual names (``AWS_ACCESS_KEY_ID`` and so on), or
 from the machine's role. Of a server that speaks S3 without being Amazon's, ``?endpoint=http://host:9000`` says where it

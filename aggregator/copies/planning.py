@@ -1,4 +1,4 @@
-"""Decides what is uploaded and deleted, whether this aggregator may, when, and how a restored run goes on. Pure.
+"""Rules of copies: uploads and deletions, by whom and when, and how a restored run goes on. Pure.
 
 Order of a copy: objects that are missing, commit files first; the file that makes a set of them; then what no set needs
 any more. So at every moment, whatever fails, the newest set names only objects that are there.
@@ -139,7 +139,7 @@ class CopyClock:
         self.detail = ""  #: why the last attempt failed; empty: it did not
 
     def done(self, began_s: float, now_s: float) -> None:
-        """A copy is complete. The next begins early by what this one took, so that none gets older than it may."""
+        """A copy is complete; the next begins earlier by its duration, so that none gets older than it may."""
         self._since_s, self._failures, self.detail = began_s, 0, ""
         self._next_s = began_s + max(self._every_s / 2, self._every_s - (now_s - began_s))
 

@@ -61,7 +61,7 @@ class Restored:
 
 
 def sets_there(bucket: Bucket) -> list[CompleteSet]:
-    """Returns the sets in an object store, newest first; of several shards, those of shard 0 before the others'.
+    """Returns the sets in an object store, newest first; those of shard 0 before other shards'.
 
     Raises:
         Unavailable: There is none, of one shard at least, or it cannot be read.
@@ -111,7 +111,7 @@ def _sets_of(bucket: Bucket, keys: Iterable[str], shard: int, shards: int) -> li
 
 
 def chosen(sets: Mapping[int, Sequence[CompleteSet]]) -> dict[int, CompleteSet]:
-    """Returns what a restore takes of each shard, unless something is broken; nothing of one that has none that fits.
+    """Returns each shard's set for a restore, if all are sound; a shard without one that fits is left out.
 
     Args:
         sets: As :func:`sets_by_shard` returns them.
@@ -121,7 +121,7 @@ def chosen(sets: Mapping[int, Sequence[CompleteSet]]) -> dict[int, CompleteSet]:
 
 
 def restore(bucket: Bucket, directory: Path, now_s: float, shard: int | None = None) -> list[Restored]:
-    """Writes the newest sets that are whole and fit together into a new directory, as stores to go on from.
+    """Writes the newest whole sets that fit together into a new directory, as stores to go on from.
 
     It is laid out as ``up`` does: the store of shard 0 is in the folder ``store``; the event tape, and the settings of
     a run by ``up``, lie beside it. Those of shard 1 are in ``aggregator-1``, and so on.

@@ -31,13 +31,13 @@ def below(keys: Iterable[str], prefix: str) -> set[str]:
 
 
 def shards_there(keys: Collection[str]) -> set[int]:
-    """Returns of how many shards the runs are that are copied there; one, unless two runs were given the same place."""
+    """Returns the shard counts of the runs copied there: several only if runs share the place."""
     found = {int(match[2]) for key in keys if (match := _FOLDER.match(key)) and newest_sets([key[match.end() :]])}
     return found | ({1} if any(key.startswith(COMPLETE) for key in keys) else set())
 
 
 def misplaced(keys: Collection[str], shards: int) -> str:
-    """Says why a run of so many shards must not be copied there, and what to do about it; nothing if it may."""
+    """Returns the reason not to copy a run of so many shards there, with a cure; empty if there is none."""
     others = sorted(shards_there(keys) - {shards})
     if not others:
         return ""
@@ -46,7 +46,7 @@ def misplaced(keys: Collection[str], shards: int) -> str:
 
 
 def fits(own: CompleteSet, leader: CompleteSet) -> bool:
-    """Returns True if two copies can be restored together: a shard's is of the run of shard 0's, and not newer."""
+    """Returns True if two copies go together: a shard's is of shard 0's run, and not newer."""
     return own.run_id == leader.run_id and own.roster <= leader.roster
 
 

@@ -221,7 +221,7 @@ def _open_newest(directory: Path, fragment_id: int, stack: ExitStack) -> tuple[H
 
 
 def _standing(directory: Path, commits: Mapping[int, tuple[Header, int]]) -> Iterator[Source]:
-    """Yields what stays: version 0, on which the loss before training is measured, and snapshots, if there are any."""
+    """Yields the lasting files: version 0, for the loss before training, and snapshots, if any."""
     for p, (header, _) in sorted(commits.items()):
         path = commit_path(directory, p, 0)
         if header.commit.fragment_version and path.exists():
@@ -255,7 +255,7 @@ def _tapes(tape: Path, stack: ExitStack) -> Iterator[Source]:
 
 
 def _settings(directory: Path, run_id: str) -> Iterator[Source]:
-    """Yields the settings that ``up`` has written for this run beside its store, or above it: a standby may lead."""
+    """Yields the settings that ``up`` wrote for this run, beside its store or above: a standby may lead."""
     for path in (directory.parent / "config.toml", directory.parent.parent / "config.toml"):
         if path.is_file() and f'run_id = "{run_id}"' in path.read_text(encoding="utf-8", errors="replace"):
             yield Source(path=path.name, place=path, size=path.stat().st_size, grows=False)
@@ -268,7 +268,7 @@ def _shard_of(record: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _roster_of(record: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns how much of shard 0's decisions is in a record: all of its own, or what another has taken over."""
+    """Returns the roster in a record, (epoch, serial): shard 0's own, or the one another took over."""
     epoch, serial = record.get("roster", (0, 0)) if _shard_of(record)[0] else (record["epoch"], record.get("serial", 0))
     return epoch, serial
 

@@ -72,7 +72,7 @@ class Key(NamedTuple):
 
 
 class Tally:
-    """Keeps the sums of merged and wasted tokens by fragment; only accounts that have changed are added up again.
+    """Keeps sums of merged and wasted tokens by fragment; only changed accounts are added up again.
 
     Args:
         account: Returns an account; None if it is not kept any more.
@@ -117,7 +117,7 @@ def in_all(
     weights: Mapping[int, int],
     gaps: Reason,
 ) -> Books:
-    """Returns the balance over all islands, as :func:`balance` would, from sums that were kept as entries were made.
+    """Returns the balance over all islands, as :func:`balance` would, from the sums of ``tally``.
 
     Args:
         tally: Of every life that is not folded; up to date.

@@ -1,4 +1,4 @@
-"""The batches that were merged, and those that wait to be: by fragment, and by share or block of the data. Pure."""
+"""Batches that were merged or wait to be: by fragment, and by share or block of the data. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of data: who is given which, how many batches at once, and what becomes of one that was lost (section 8).
+"""Blocks of data: their owners, their sizes, and the fate of those that were lost (section 8).
 
 The whole data is one sequence of batches, pass after pass, in an order that all islands share. It goes out in *blocks*
 of some seconds of training each, as islands ask for them: who is twice as fast is given twice the data, and who joins
@@ -43,7 +43,7 @@ _WHOLE = Share(index=0, count=1, share_epoch=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Batches ``[from_batch, to_batch)`` of ``tokens`` each in one island's hands; empty ``owner``: about to end."""
+    """Batches ``[from_batch, to_batch)`` of ``tokens`` each, an island's; empty ``owner``: about to end."""
 
     owner: str
     from_batch: int
@@ -53,7 +53,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """A block was given to an island; or it has ended, and the batches from ``reached`` on are there to be given."""
+    """A block was given to an island, or has ended: batches from ``reached`` on can be given again."""
 
     block: int
     given: Given
@@ -107,7 +107,7 @@ class DataBlocks:
         return [*dealt, self._give(island_id, batch_tokens, self._interval)]
 
     def resume(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Dealt]:
-        """A life goes on after a pause: where its blocks have ended meanwhile, it has another one to begin with."""
+        """Gives a life that goes on after a pause a block to begin with, if its own have ended."""
         return [] if self._owners.of(island_id) else [self._give(island_id, batch_tokens, self._interval)]
 
     def leave(self, island_id: str, home: int) -> None:
@@ -124,7 +124,7 @@ class DataBlocks:
         return dealt + self._give_to(present)
 
     def settle_some(self, changed: Sequence[Presence]) -> list[Dealt]:
-        """Does the same where only these islands are not as they were, or are away for longer than they may be."""
+        """Settles as :meth:`settle`, for these islands alone: changed, or away for longer than they may be."""
         numbers = sorted(n for p in changed for n in self._owners.of(p.island_id))
         dealt = self._end_of(numbers, {p.island_id: p for p in changed})
         return dealt + self._give_to(sorted(changed, key=lambda p: p.island_id))
@@ -273,7 +273,7 @@ class DataBlocks:
     def refusal(
         self, island_id: str, home: int, fragment_id: int, data: Sequence[DataRange], steps: int, most_batches: int
     ) -> tuple[Reason, str] | None:
-        """Says why what a contribution was trained on cannot be, or is not its island's to train; None if it is.
+        """Returns the reason to refuse a contribution's data: impossible, or not its island's; None if fine.
 
         One that does not say what it was trained on is taken while its island has a block.
         """

@@ -87,7 +87,7 @@ class DataShares:
     # --- changing hands ---------------------------------------------------------------------------------------
 
     def join(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Moved]:
-        """A new life of an island begins with its home; what an earlier life had besides goes to nobody for now."""
+        """Gives a new life its home share alone; an earlier life's other shares go to nobody for now."""
         for share in self._owners.of(island_id):
             if share != home:
                 self._take(share)
@@ -103,13 +103,13 @@ class DataShares:
         return [self._moved(home, island_id, "its island is back")]
 
     def leave(self, island_id: str, home: int) -> None:
-        """The first step of joining where there are several shards: what the island has, and its home, are nobody's."""
+        """Takes an island's shares and its home from it: the first step of joining with several shards."""
         for share, tenure in list(self._owners.now.items()):
             if tenure.owner and (tenure.owner == island_id or share == home):
                 self._take(share)
 
     def settle(self, present: Sequence[Presence], now_s: float) -> list[Moved]:
-        """Hands shares back to islands that have returned, and those of absent ones to others; says what moved."""
+        """Hands shares back to islands that returned, and those of absent ones to others; returns the moves."""
         moved: list[Moved] = []
         self._waits = self._taken = False
         at_home = {p.home: p for p in present}
@@ -201,7 +201,7 @@ class DataShares:
     def refusal(
         self, island_id: str, home: int, fragment_id: int, data: Sequence[DataRange], steps: int, most_batches: int
     ) -> tuple[Reason, str] | None:
-        """Says why what a contribution was trained on cannot be, or is not its island's to train; None if it is.
+        """Returns the reason to refuse a contribution's data: impossible, or not its island's; None if fine.
 
         One that does not say what it was trained on is taken while its island's home has not moved.
 

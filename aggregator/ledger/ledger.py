@@ -32,7 +32,7 @@ PAST = "past"
 
 
 def tokens_trained(kept: Mapping[str, Any]) -> int:
-    """Returns the tokens that all islands had reported by a commit, from its slice of the ledger; 0 if it has none."""
+    """Returns the tokens all islands had reported by a commit, from its ledger slice; 0 if it has none."""
     folded = sum(row[2] for row, *_ in kept.get("past", {}).values())
     lives = (each["life"] for by_life in kept.get("accounts", {}).values() for each in by_life.values())
     return int(folded + sum(last - start for _, start, _, last, _ in lives))
@@ -123,7 +123,7 @@ class Ledger:
         self._participation[fragment_id].count(contributors, participation, staleness)
 
     def close_gap(self, island_id: str, incarnation: int, fragment_id: int) -> None:
-        """Books as ``unrecorded``, or ``store_lost``, what was trained, is not on its way, and has no known fate."""
+        """Books trained tokens without a fate, and not on their way, as ``unrecorded`` or ``store_lost``."""
         life = self._lives[island_id][incarnation]
         account = life.accounts[fragment_id]
         gap = life.trained_tokens - account.spent_tokens
@@ -174,7 +174,7 @@ class Ledger:
         return self._lives[island_id][incarnation].accounts[fragment_id]
 
     def resume_point(self, island_id: str) -> tuple[int, int]:
-        """Returns (step, tokens) where the next life starts: the highest hand-over that arrived, over all fragments."""
+        """Returns (step, tokens) where the next life starts: the highest hand-over of all fragments."""
         best = self.past(island_id).handed_over
         for life in self._lives.get(island_id, {}).values():
             ends = (account.handed_over for account in life.accounts.values())
@@ -218,7 +218,7 @@ class Ledger:
         return None if life is None else life.accounts[key.fragment_id]
 
     def check(self) -> None:
-        """Raises AssertionError if an account holds more than its island trained, or a sum is not that of its parts."""
+        """Raises AssertionError if an account holds more than was trained, or a sum differs from its parts."""
         for island_id, lives in self._lives.items():
             past = self.past(island_id)
             for fragment_id in self._weights:
@@ -237,7 +237,7 @@ class Ledger:
     # --- durability ------------------------------------------------------------------------------------------
 
     def slice(self, fragment_id: int) -> dict[str, Any]:
-        """Returns one fragment's accounts and participation as plain data for its commit; what waits is not in it."""
+        """Returns a fragment's accounts and participation as plain data for its commit, without waiting steps."""
         rows: dict[str, Any] = {}
         folded: dict[str, Any] = {}
         for island_id, past in self._past.items():
@@ -251,7 +251,7 @@ class Ledger:
         return {"accounts": rows, "past": folded, "tally": self._participation[fragment_id].record(), **lost}
 
     def counters(self) -> dict[str, dict[str, list[Any]]]:
-        """Returns the counters of each island as plain data, for the run record: of each life, and of those folded.
+        """Returns each island's counters as plain data for the run record: of each life and of folded ones.
 
         A life may end before any commit has it: what it trained is lost, and must be booked as that.
         """

@@ -1,4 +1,4 @@
-"""Who has which part of the data: as of now, in records that are being written, and as every shard knows it. Pure.
+"""Owners of parts of the data: now, in records being written, and as every shard knows them. Pure.
 
 Shares and blocks change hands by the same rules: an owner hears of its part once that is durable, and a part that was
 taken from somebody is given on once every shard knows it is nobody's and has said how far it was trained.

@@ -1,4 +1,4 @@
-"""Participation: the share of live islands in a version, and the staleness of their contributions. Pure."""
+"""Participation: the share of live islands in a version, and its contributions' staleness. Pure."""
 
 from __future__ import annotations
 

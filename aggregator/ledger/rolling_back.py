@@ -1,4 +1,4 @@
-"""The books of a run that is rolled back to a snapshot: what was merged since then is wasted, as ``rolled_back``. Pure.
+"""The books of a run rolled back to a snapshot: later merges are wasted, as ``rolled_back``. Pure.
 
 The model goes back, and nothing else does: tokens stay trained, steps and batches stay handed over, and each refusal
 keeps its cause. So the books that go on are the newest ones, in which of each life only what the snapshot had merged is

@@ -1,4 +1,4 @@
-"""The kernels of a merge, compiled by numba: decode, fold, outer step and rounding, block by block in the cache.
+"""A merge's kernels, compiled by numba: decode, fold, outer step, rounding, by blocks in the cache.
 
 Importing this module compiles them or loads them from numba's cache, so it is imported where they are first needed, in
 a worker thread. A kernel works on one piece, a range of a tensor without gaps: whole rows of ``columns`` elements, or
@@ -57,7 +57,7 @@ def _bytes(address: Any, count: Any) -> Any:
 
 @register_jitable
 def _decoded(source: Any, at: Any, count: Any, scratch: Any) -> Any:
-    """Returns the address of elements of a contribution as float32: among its bytes, or ``scratch``, filled."""
+    """Returns the address of a contribution's elements as float32: its own bytes, or filled ``scratch``."""
     address, codec, elements = source[0], source[1], source[2]
     start = at - source[3]
     if codec == F32:
@@ -140,7 +140,7 @@ def _unaligned(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def _accumulated(typing_context: Any, total: Any, term: Any) -> Any:
-    """Adds float32 in whatever order suits the processor's vectors: for lengths, which no island computes again."""
+    """Adds float32 in any order that suits the processor: for lengths, which no island computes again."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fadd(args[0], args[1], flags=("reassoc",))
@@ -213,7 +213,7 @@ def _added(out: Any, fresh: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: 
 
 @register_jitable
 def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any) -> Any:
-    """Takes the outer step of a block; returns the largest magnitude of its new parameters, as the bits of a float."""
+    """Takes the outer step of a block; returns its new parameters' largest magnitude, as a float's bits."""
     n = merged.size
     before = _floats(places[PARAMS] + 4 * start, n)
     if places[RESIDUAL]:
@@ -244,7 +244,7 @@ def _folded(
     chunk: Any,
     scratch: Any,
 ) -> Any:
-    """Makes one pass over a piece. All passes of a merge are this one, so that there is one kernel to compile.
+    """Makes one pass over a piece: every pass of a merge is this one, to have one kernel to compile.
 
     Args:
         sources: int64 [k, 4] (:mod:`.layout`); none of them leaves zeros.
@@ -322,9 +322,9 @@ def _folded(
 def _rounded(  # noqa: D417  an entry describes two addresses that belong together
     codec: Any, exact: Any, base: Any, params: Any, scales: Any, codes: Any, count: Any, limits: Any, scratch: Any
 ) -> Any:
-    """Rounds the step of a piece from ``base`` to ``exact``: writes it encoded, what it leads to, and what is left out.
+    """Rounds a piece's step from ``base`` to ``exact``; writes codes, new parameters and the rest.
 
-    That is ``base`` plus one float32 product, a sum of its own, as islands compute it: nothing may fuse the two.
+    Parameters are ``base`` plus one float32 product, a sum of its own, as islands compute it: nothing may fuse the two.
 
     Args:
         codec: Any but f32.
@@ -373,7 +373,7 @@ def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
 
 @register_jitable
 def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> Any:
-    """Writes codes as :func:`broker.wire.blockwise.quantise` does; returns the scale. ``scratch`` is then decoded."""
+    """Writes codes as :func:`broker.wire.blockwise.quantise`; returns the scale, decodes ``scratch``."""
     step, scale, divisor = _floats(scratch, n), np.float32(0), np.float32(1)
     bits = _largest(scratch, n)
     sound = bits < 0x7F800000
@@ -405,7 +405,7 @@ def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> A
 
 @register_jitable
 def _loses_less_clipped(step: Any, scale: Any, limits: Any) -> Any:
-    """Returns whether int4 loses less of a block with the smaller scale, as :mod:`broker.wire.blockwise` adds it up."""
+    """Returns True if int4 loses less by the smaller scale, as :mod:`broker.wire.blockwise` adds it up."""
     smaller, top, wide, clipped = np.float32(scale * CLIPPED), limits[0], np.int32(0), np.int32(0)
     for i in range(step.size):
         quotient, code = step[i] / scale, min(max(step[i] / smaller, -top), top)
@@ -418,7 +418,7 @@ def _loses_less_clipped(step: Any, scale: Any, limits: Any) -> Any:
 
 @register_jitable
 def _nearest(x: Any) -> Any:
-    """Returns the nearest integer, ties to even, of what is below 2^22: larger sums have no fraction. No zero is -0."""
+    """Rounds to the nearest integer, ties to even, below 2^22: larger sums have no fraction. Never -0."""
     return (x + np.float32(12582912)) - np.float32(12582912)
 
 

@@ -16,7 +16,7 @@ from numba import njit
 
 
 def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
-    """Returns the function compiled, from numba's cache where there is one (beside this file, or in ~/.cache).
+    """Returns the function compiled, from numba's cache if there is one: beside this file or ~/.cache.
 
     A cache that cannot be written or read costs some seconds at the start of each process, and nothing else.
 

@@ -11,7 +11,7 @@ Vector = NDArray[np.float32]
 
 
 class FragmentState(NamedTuple):
-    """One fragment of the global model at one version. The arrays are never written to once they are in here."""
+    """One fragment of the global model at one version; its arrays are never written to any more."""
 
     params: Vector  # float32 [elements of the fragment], tensors in manifest order
     momentum: Vector  # float32, same shape: optax's trace

@@ -1,4 +1,4 @@
-"""Inspects a payload as it arrives: its norm, and whether it is finite. The core never reads one. Pure."""
+"""Inspects an arriving payload: its norm, and whether it is finite. The core reads none. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection
 
 
 def _present(message: Contribution | Seed | HostPart, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Returns what the buffers of a message must be: all tensors, or what one of several hosts says that it has.
+    """Returns the tensors that a message's buffers must be: all, or the regions that one host names.
 
     Raises:
         RemoteProtocolError: It says what cannot be.

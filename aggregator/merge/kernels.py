@@ -52,7 +52,7 @@ CANCELLED = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedFragment:
-    """One merged fragment with what is worth knowing about it; lengths are Euclidean, over all tensors not frozen.
+    """One merged fragment and its measures; lengths are Euclidean, over all tensors not frozen.
 
     Attributes:
         delta: D, float32 [elements of the fragment], tensors in manifest order; zero where frozen.
@@ -115,7 +115,7 @@ def merge_and_step(
     kept: bool = False,
     resources: Resources = PLAIN,
 ) -> tuple[FragmentState, MergedFragment, bool]:
-    """Returns the fragment after the outer step by what :func:`merge_fragment` would return, to the last bit.
+    """Returns the fragment after an outer step by :func:`merge_fragment`'s result, to the last bit.
 
     Args:
         tensors: As there.
@@ -223,7 +223,7 @@ class _Strip:
         )
 
     def _squares(self) -> Doubles:
-        """Returns the squared lengths of rows, float64 [k, rows], by a pass over those for which they are not known."""
+        """Returns the squared lengths of rows, float64 [k, rows]; a pass computes the unknown ones."""
         squares = np.empty((len(self.sources), self.rows.stop - self.rows.start))
         unknown = [i for i, each in enumerate(self.squares) if each is None]
         for i, each in enumerate(self.squares):
@@ -264,7 +264,7 @@ def _strips(rows: int, columns: int) -> Iterator[slice]:
 
 
 def _mean_cosine(lengths: Doubles, square_of_sum: float) -> float | None:
-    """Returns the mean cosine of vectors known by their lengths and that of their sum, weighted by length products.
+    """Returns the mean cosine of vectors by their lengths and their sum's, weighted by length products.
 
     ||sum x||^2 = sum ||x||^2 + sum over pairs ||x|| ||y|| cos(x, y)
     """

@@ -1,4 +1,4 @@
-"""Describes contributions and results to the compiled kernels: addresses, codecs and offsets in one table. Pure."""
+"""Describes contributions and results to compiled kernels: addresses, codecs and offsets. Pure."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ _known: dict[int, Doubles] = {}
 
 
 def units_of(tensor: TensorSpec) -> int:
-    """Returns how many units of a tensor have a length of their own: with RDA as many as it says, otherwise one."""
+    """Returns the number of a tensor's units that have a length: with RDA its own count, otherwise one."""
     return math.prod(tensor.shape[: tensor.unit_axes]) if tensor.kind is Kind.RDA else 1
 
 
 def measure(tensor: TensorSpec, encoded: Encoded) -> Doubles:
-    """Returns the squared length of each unit, float64 [units], and keeps it as long as ``encoded`` is referred to.
+    """Returns the squared length of each unit, float64 [units], kept as long as ``encoded`` lives.
 
     Args:
         tensor: Whole, and not empty.

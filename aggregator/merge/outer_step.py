@@ -1,4 +1,4 @@
-"""The outer step: one Nesterov update of one fragment (DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1).
+"""The outer step: one Nesterov update of a fragment (DiLoCo, arXiv:2311.08105, algorithm 1).
 
 It is ``optax.sgd(learning_rate, momentum, nesterov=True)``, against which it is tested. It is computed on the way of a
 merge's last pass over memory (:mod:`aggregator.merge.passes`), while the merged pseudo-gradient is in the cache.

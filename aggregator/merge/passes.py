@@ -42,7 +42,7 @@ _loaded: list[ModuleType] = []
 
 @dataclass(slots=True)
 class Target:
-    """The vectors of a fragment that passes read and write, all float32 and contiguous; None: not there, not wanted.
+    """Vectors of a fragment that passes read and write: float32, contiguous; None: absent or unwanted.
 
     Attributes:
         params: Before the outer step.
@@ -149,12 +149,12 @@ def warm_up() -> None:
 
 
 def is_warm() -> bool:
-    """Returns True once the compiled merge kernels are loaded in this process; the first merge waits for that."""
+    """Returns True once the compiled kernels are loaded in this process; the first merge needs them."""
     return bool(_loaded)
 
 
 def kernels() -> ModuleType:
-    """Returns the compiled kernels, imported here: it takes seconds and memory, and only an aggregator merges."""
+    """Returns the compiled kernels, imported here: it takes seconds, and only an aggregator merges."""
     if not _loaded:
         from aggregator.merge import compiled
 

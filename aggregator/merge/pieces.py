@@ -1,4 +1,4 @@
-"""A tensor that came in pieces, one or more from each host of an island, read as if it were whole. Pure.
+"""A tensor in pieces, one or more from each host of an island, read as if it were whole. Pure.
 
 Pieces are never put together: merging reads a range of the tensor, and that meets one range of each piece
 (:class:`broker.wire.fragments.Region`). So a contribution of many hosts takes the memory of its bytes, like any other.
@@ -46,7 +46,7 @@ def vector(payload: Sequence[Encoded | Pieced]) -> Float32Array:
 
 
 class Pieces:
-    """The elements of a tensor in pieces as float32, a range at a time; like :class:`broker.wire.tensors.Elements`.
+    """A tensor's elements in pieces as float32, by range; like :class:`broker.wire.tensors.Elements`.
 
     Args:
         pieces: Together the tensor, each element once (:func:`broker.wire.fragments.flaw_in`).

@@ -25,7 +25,7 @@ def fresh(size: int) -> Vector:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The threads and memory of a merge: ``spread`` runs its pieces, ``empty`` returns vectors for its results."""
+    """A merge's threads and memory: ``spread`` runs its pieces, ``empty`` makes vectors for results."""
 
     spread: Spread = in_turn
     empty: Callable[[int], Vector] = fresh

@@ -1,4 +1,4 @@
-"""Rounds the step from a version to the next for the wire, in one pass: what islands add, what they get, what is left.
+"""Rounds a version's step for the wire in one pass: the difference, its result and the residual.
 
 The bytes are those that :func:`broker.wire.tensors.difference` and :func:`broker.wire.tensors.added` give: islands use
 these, and tests hold this against them.

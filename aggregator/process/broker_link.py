@@ -121,7 +121,7 @@ class Link:
         self._to_attach.set()
 
     def publish(self, fragment_id: int, fragment_version: int, outgoing: Outgoing, *, whole: bool) -> None:
-        """Queues a version. Differences follow each other; a whole one takes the place of all that wait before it.
+        """Queues a version: differences follow each other, a whole one replaces all that wait before it.
 
         So does a difference where many wait: the broker asks for a whole one then (:class:`WantWhole`).
         """

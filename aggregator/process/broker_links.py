@@ -157,7 +157,7 @@ class BrokerLinks:
                 await self._deliver(await self._inspected(envelope, place))
 
     async def _refused(self, place: int, refused: Refused) -> None:
-        """Said by a broker about what we sent. All of it is sent again while it matters; but not if we are deposed."""
+        """Handles a broker's refusal: messages are sent again while they matter, unless we are deposed."""
         self._complain(refused.reason, refused.kind, refused.detail, key=(refused.reason, refused.kind, str(place)))
         event = refusal_of_ours(refused, place)
         if event is not None:
@@ -217,7 +217,7 @@ class BrokerLinks:
     def publish(
         self, action: Publish, epoch: int, state: FragmentState, difference: tuple[Encoded, ...] | None
     ) -> None:
-        """Queues a version for the brokers that it is for, whole or as a difference; encoded once for all of them."""
+        """Queues a version for its brokers, whole or as a difference; encoded once for all of them."""
         assert self._manifest is not None
         tensors = self._manifest.fragments[action.fragment_id]
 

@@ -52,7 +52,7 @@ class EventLines(Generic[T]):
         return self._first.get_nowait()
 
     async def get_there(self) -> T | None:
-        """Returns the next event of those that are there, at times after a turn of other tasks; None without any."""
+        """Returns the next event that is there, at times after a turn of other tasks; None without any."""
         if self.empty():
             return None
         self._taken += 1

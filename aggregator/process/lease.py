@@ -103,7 +103,7 @@ return 0
 
 
 class LeaseKey:
-    """The operations on one shard's key; each is one attempt, and raises :class:`~broker.wire.errors.Unavailable`.
+    """Operations on one shard's key, one attempt each; raises :class:`~broker.wire.errors.Unavailable`.
 
     A leader renews through one of these for its whole term, since that counts the renewals.
     """
@@ -168,7 +168,7 @@ class LeaseKey:
         return await self._registry.attempt(renew)
 
     async def lead(self, *, holder: str, epoch: int) -> tuple[bool, str, int]:
-        """Says that ``holder`` leads without failover: renews what it has, else takes what is nobody's, or is older.
+        """Says that ``holder`` leads without failover: renews its lease, or takes one that is free or older.
 
         A lease under a lower epoch is older, whoever holds it: a store that leads has seen the end of that.
 
@@ -189,7 +189,7 @@ class LeaseKey:
         return (True, holder, epoch) if granted else (False, found.holder, found.epoch)
 
     async def give_up(self, *, holder: str, epoch: int, to: str) -> None:
-        """Leaves the lease to a standby, which may take it at once under a later epoch, and founds a line then."""
+        """Leaves the lease to a standby, which may take it at once under a later epoch and found a line."""
 
         async def give_up(_: Redis) -> None:
             await self._give_up(keys=[self._key], args=[holder, epoch, to])

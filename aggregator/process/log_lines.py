@@ -39,7 +39,7 @@ MOST_COMPLAINTS = 4096
 
 
 class NoteLog:
-    """Writes notes to the log; a repeated complaint about one island comes at its 1st, 10th, 100th, .. time only."""
+    """Logs notes; a repeated complaint about an island comes at its 1st, 10th, 100th, .. time only."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[Any, ...], int] = {}  # the latest one last

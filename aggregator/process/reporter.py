@@ -1,4 +1,4 @@
-"""The aggregator's reports to Redis: model versions and who is in them, totals, refusals, the lease and events.
+"""Reports to Redis: model versions and their islands, totals, refusals, the lease and events.
 
 Shell. Redis is a place to look, never a step on anyone's way: a task of its own writes what has changed, coalesced, and
 everything every few seconds and after an outage, so that a Redis that was away or came back empty ends up right.
@@ -145,7 +145,7 @@ class Reporter:
         return True
 
     async def _lead(self, lease: LeaseKey, epoch: int) -> None:
-        """Takes the lease, or renews it. Who holds it is a fact to report: routing goes by the epoch at the broker."""
+        """Takes or renews the lease, as a fact to report: routing goes by the epoch at the broker."""
         granted, holder, their_epoch = await lease.lead(holder=self._holder, epoch=epoch)
         if not granted and self._leased is not False:
             age_s = (await lease.read()).age_s

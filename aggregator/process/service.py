@@ -87,7 +87,7 @@ class _Seen:
 async def serve(
     given: Mapping[str, Any], *, stop: asyncio.Event, ready: Callable[[Aggregator], None] = lambda _: None
 ) -> Ending:
-    """Runs the aggregator until the run has ended or ``stop`` is set; writes the report, and says which it was.
+    """Runs the aggregator until the run ends or ``stop`` is set; writes the report, returns the ending.
 
     Args:
         given: Settings of :class:`~aggregator.config.AggregatorConfig` by name; the run of the store has the others.

@@ -1,4 +1,4 @@
-"""Worker threads of the aggregator: merges in one, their pieces in some, installed states and the disk in another.
+"""Worker threads of the aggregator: one for merges, some for pieces, one for the disk.
 
 Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. A fragment has at most two
 states here: the *durable* one, which may be published and stays in its file, and a *pending* one in memory, which
@@ -63,13 +63,13 @@ SPARE_VECTORS = 3
 
 
 def warmed_up(recipe: Recipe) -> OuterStep:
-    """Returns the outer step, with all kernels loaded, which takes seconds in a process: a standby does it early."""
+    """Returns the outer step, once all kernels are loaded, which takes seconds: a standby does it early."""
     warm_up()
     return make_outer_step(*settle(recipe).outer_rule)
 
 
 def load_kernels_early() -> None:
-    """Begins to load the kernels, in a thread that nobody waits for: the first island takes longer to start than that.
+    """Begins to load the kernels in a thread; the first island takes longer to start than that.
 
     What goes wrong is said where they are needed (:func:`warmed_up`).
     """
@@ -143,7 +143,7 @@ class Workers:
         self._disk.shutdown(cancel_futures=True)
 
     def state_of(self, commit: Commit) -> FragmentState | None:
-        """Returns the arrays of a commit that is durable or on its way to the disk; None once it has been replaced."""
+        """Returns the arrays of a commit, durable or on its way to the disk; None once it is replaced."""
         made = self._pending.get(commit.fragment_id)
         if made is not None and made.digest == commit.digest:
             return made.state
@@ -169,7 +169,7 @@ class Workers:
         self._spawn(self._persist(action))
 
     def save_run(self, action: SaveRun) -> None:
-        """Replaces the run record. One write at a time: while it lasts, only the newest of further ones is kept."""
+        """Replaces the run record, one write at a time: of those that wait, only the newest is kept."""
         self._unsaved = action
         if not self._saving:
             self._saving = True
@@ -243,7 +243,7 @@ class Workers:
         return self._store.newest_file(commit.fragment_id)
 
     def settle(self, fragment_id: int, fragment_version: int) -> None:
-        """The core is about to hear that a version is durable everywhere: from here on it is the one to publish."""
+        """Makes a version the one to publish: the core is about to hear that it is durable everywhere."""
         made = self._pending.get(fragment_id)
         if made is not None and made.state.version == fragment_version:
             self.durable[fragment_id] = self._written.pop(fragment_id)

@@ -101,7 +101,7 @@ class Commits:
         self._follow_the_slower_stage()
 
     def _follow_the_slower_stage(self) -> None:
-        """Rounds open as far apart as merging or writing takes, where the schedule is this aggregator's to choose."""
+        """Opens rounds as far apart as merging or writing takes, if this aggregator sets the schedule."""
         run = self._run
         if run.config.pacing is not Pacing.ADAPTIVE or run.phase is not Phase.RUNNING:
             return

@@ -110,14 +110,14 @@ class Ending:
                 self._linger_on()
 
     def heard(self, member: Member, beat: Heartbeat, event: Received) -> None:
-        """Takes note of an island's heartbeat, and answers it: its counters may be the last that the end waits for."""
+        """Takes note of an island's heartbeat and answers it; its counters may be the last to wait for."""
         if self.due():
             self.advance()
         self._close_gaps(member, beat, event.envelope.sequence)
         self._notices.tell(member)
 
     def _close_gaps(self, member: Member, beat: Heartbeat, sequence: int) -> None:
-        """Records steps that a stopped island handed over and whose fate was lost when the aggregator restarted.
+        """Records steps that a stopped island handed over, and whose fate a restart of the aggregator lost.
 
         It had nothing left when it answered the flush after it had stopped, and has nothing outstanding in a heartbeat
         sent after that: the fate of the rest was known to an earlier life of the aggregator and lost with it. What it
@@ -183,7 +183,7 @@ class Ending:
         return min(self._flush_moved_s + FLUSH_TIMEOUTS * timeout_s, began_s + FLUSH_TIMEOUTS_MOST * timeout_s)
 
     def _others_until_s(self, began_s: float) -> float:
-        """Until when shard 0 waits for the flushes of others, if they say nothing more; each is as patient itself."""
+        """Returns the time until which shard 0 waits for silent shards' flushes; each waits as long itself."""
         timeout_s, until_s = self._run.config.round_timeout_s, None
         if isinstance(self._roster, Keeper):
             until_s = self._roster.flushing_until_s(FLUSH_TIMEOUTS * timeout_s)
@@ -218,7 +218,7 @@ class Ending:
             self._run.finish("islands were given time to leave")
 
     def _missing(self, p: int) -> bool:
-        """Returns True if a live, stopped island has steps on this fragment that are neither merged nor wasted yet."""
+        """Returns True if a live, stopped island has steps on this fragment neither merged nor wasted."""
         return any(m.stopped and self._owes_steps(m, p) for m in self._run.members.live(self._run.now_s))
 
     def _owes_steps(self, member: Member, p: int | None = None) -> bool:

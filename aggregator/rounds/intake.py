@@ -1,4 +1,4 @@
-"""Intake of answers to a round: admitted, held, refused, or to be sent again (design, sections 4.3, 9).
+"""Intake of answers to a round: admitted, held, refused, or asked for again (design, 4.3, 9).
 
 There are two gates. As a contribution arrives it is checked by itself (:mod:`aggregator.rounds.admission`), and goes
 into the open round of its fragment, or is held for the next one. As its round closes it may have become too old by
@@ -40,7 +40,7 @@ class Intake:
                 member.emptied[round_.fragment_id] = event.envelope.sequence
 
     def contribution(self, member: Member, contribution: Contribution, event: Received) -> None:
-        """Admits a contribution into the open round of its fragment, or holds it for the next; or says why not."""
+        """Admits a contribution to its fragment's open round, or holds it for the next; or says why not."""
         run, p = self._run, contribution.fragment_id
         if p not in run.moving:
             self._notices.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {p} falls due in this run")
@@ -118,7 +118,7 @@ class Intake:
         return admission
 
     def _answer(self, member: Member, contribution: Contribution, admission: Admission) -> None:
-        """Tells an island at once that its contribution was refused, is to be sent again, or was known already."""
+        """Tells an island at once that its contribution was refused, is to be sent again, or was known."""
         run, p, steps = self._run, contribution.fragment_id, contribution.steps
         if admission.first:
             assert admission.reason is not None

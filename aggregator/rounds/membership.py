@@ -77,7 +77,7 @@ class Membership:
     # --- joining ----------------------------------------------------------------------------------------------
 
     def join(self, event: Received) -> None:
-        """Admits an island under its next incarnation, once that is durable; or refuses it with the difference."""
+        """Admits an island under its next incarnation, once that is durable, or refuses it with the reason."""
         run, join = self._run, event.envelope.message
         assert isinstance(join, Join)
         run.routes.heard(event.envelope, event.broker)
@@ -122,7 +122,7 @@ class Membership:
         run.pending_joins.beginning.append((run.save(), member.island_id))
 
     def _resume(self, member: Member, join: Join) -> None:
-        """Another process of an island goes on with its life, whose books are open: it brings what nobody merged."""
+        """Continues an island's life, whose books are open, in another process, which brings unmerged steps."""
         run = self._run
         run.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
         self.replaced(member)
@@ -168,7 +168,7 @@ class Membership:
         self._sharing.note(dealt)
 
     def saved(self, serial: int) -> None:
-        """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
+        """The run record of that serial is durable: welcomes islands that waited, and tells its shares."""
         self._run.shares.saved(serial)
         if self._run.config.shards > 1:
             self._sharing.look_again()  # what was nobody's may be given now
@@ -235,7 +235,7 @@ class Membership:
         return first_difference(manifest, merged_by(join.tensors, str(self._run.config.merge)))
 
     def _unused(self) -> bool:
-        """Whether the fragments may still be others: nothing of version 0 is here, nor anybody who could supply it.
+        """Returns True if the fragments may still change: no version 0 is here, nor an island to supply it.
 
         With several shards the others have them too, and keep them.
         """
@@ -282,7 +282,7 @@ class Membership:
     # --- hearing ----------------------------------------------------------------------------------------------
 
     def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> list[Resolution] | None:
-        """Takes in an island's counters; returns what became of what it asks about, None if they cannot be true."""
+        """Takes in an island's counters; returns the fates it asks for, None if the counters cannot be true."""
         run = self._run
         known = 0 if run.manifest is None else len(run.manifest)
         if len(beat.versions) != known or len(beat.overwritten_tokens) != known:
@@ -323,7 +323,7 @@ class Membership:
         return ""
 
     def _overdrawn(self, member: Member, beat: Heartbeat) -> str:
-        """Says for which fragment an island would have dropped more than it has not handed over; empty for none."""
+        """Names a fragment of which more tokens were dropped than remained; empty if there is none."""
         if not any(beat.overwritten_tokens):
             return ""  # all that is known beside that arrived, and was counted as trained when it did
         life = self._run.ledger.life(member.island_id, member.incarnation)
@@ -379,7 +379,7 @@ def _unreal(beat: Heartbeat) -> str:
 
 
 def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]) -> str:
-    """Says how an island's tensors differ from the run's; empty if they agree. Its own dtype is its own business."""
+    """Says how an island's tensors differ from the run's, dtypes aside; empty if they agree."""
     ours = manifest.whole
     theirs = {t.name: t for t in tensors if t.kind is not Kind.LOCAL}
     for name in sorted(ours.keys() | theirs.keys()):

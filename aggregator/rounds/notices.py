@@ -43,14 +43,14 @@ class Notices:
         self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))
 
     def tell_all(self, *, absent: bool = False) -> None:
-        """Sends every live island the state it needs; with ``absent`` those too that are away, for their brokers."""
+        """Sends every live island its state; with ``absent`` also those that are away, for their brokers."""
         run = self._run
         for member in run.members if absent else run.members.live(run.now_s):
             if not member.left:
                 self.tell(member)
 
     def announce(self, members: Sequence[Member], number: int) -> None:
-        """Tells islands of an open round, in a large fleet one after the other; each, unless it hears of it before.
+        """Tells islands of an open round, in a large fleet one by one, unless they hear of it before.
 
         Args:
             members: Whom it concerns.
@@ -92,7 +92,7 @@ class Notices:
             self._run.emit(Send(to=member.island_id, message=self._fleet_state(member)))
 
     def _fleet_state(self, member: Member) -> FleetState:
-        """Returns the state for one island; resolutions gathered since the last time go with it, and are forgotten."""
+        """Returns the state for an island, with the resolutions since the last one, which are forgotten."""
         run = self._run
         rounds = tuple(
             OpenRound(round_id=r.round_id, fragment_id=r.fragment_id)
@@ -118,7 +118,7 @@ class Notices:
         )
 
     def _due_soon(self, member: Member) -> tuple[int, ...]:
-        """Returns the fragments that open before this island's next boundary but one, or the next announcement."""
+        """Returns fragments that open before the island's next boundary but one, or the next announcement."""
         run = self._run
         if run.pacer is None or run.phase is not Phase.RUNNING:
             return ()

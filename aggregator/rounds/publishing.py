@@ -1,4 +1,4 @@
-"""Publishes versions to the brokers, and again to those that lack one; says to them who leads (design, section 4.7)."""
+"""Publishes versions to brokers, again to those that lack one; names the leader (design, 4.7)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Publishing:
         self._run.emit(publish)
 
     def want_whole(self, event: Received) -> None:
-        """A broker has differences of a fragment alone, and an island that lacks their base: it gets the whole."""
+        """Sends a broker a whole version: it has only differences, and an island lacks their base."""
         wanted = event.envelope.message
         assert isinstance(wanted, WantWhole)
         fragment = self._run.fragments.get(wanted.fragment_id)
@@ -84,7 +84,7 @@ class Publishing:
             self.publish(wanted.fragment_id, by=event.broker)
 
     def answered(self, attached: Attached, broker: int) -> Outage | None:
-        """Records that a broker answered; returns the outage that this ends. None while the run is being seeded."""
+        """Records a broker's answer; returns the outage that it ends, None while the run is being seeded."""
         run = self._run
         outage = self._broker_versions.answered(broker, run.of_ours(attached.versions), run.now_s)
         return None if run.manifest is None or run.phase is Phase.SEEDING else outage

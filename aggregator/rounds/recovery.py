@@ -59,7 +59,7 @@ class Peers:
         self._believed = False  # what islands claim
 
     def broker_holds(self, broker: int, versions: Sequence[int], own: Sequence[int]) -> str:
-        """Takes the versions on a broker's shelf; says which is ahead of ours, or nothing. Brokers are believed."""
+        """Takes in a broker's versions and believes them; says which are ahead of ours, empty if none."""
         ahead = _ahead(versions, own)
         _raise(self._of_brokers, ahead)
         _raise(self.versions, ahead)
@@ -94,7 +94,7 @@ class Peers:
         return _sentence(f"island {island_id}", ahead, own)
 
     def outvoted(self, live: Collection[str]) -> bool:
-        """Whether more than half of the live islands contradict those that claimed to be ahead, alive or dead by now.
+        """Returns True if most live islands contradict those that claimed to be ahead, alive or dead by now.
 
         A tie decides nothing: it takes more than half to be believed, and more than half to be refuted.
         """
@@ -107,7 +107,7 @@ class Peers:
 
 
 def renumbered(commit: Commit, above: int, epoch: int, books: Mapping[str, Any] | None = None) -> Commit:
-    """Returns the first commit of a new lineage: the same parameters under a version above all that were seen.
+    """Returns a new lineage's first commit: the old parameters under a version above all seen.
 
     Its books are those of the old commit, and from here on gaps in them are lost with the store; unless others are
     given, of a run that has all of its books.
@@ -143,7 +143,7 @@ class Lineage:
 
 
 def lineages(rows: Iterable[Mapping[str, Any]]) -> list[Lineage]:
-    """Returns the new lineages in the lines of ledgers, each line at most once per version, versions growing.
+    """Returns new lineages in ledger lines, which come at most once per version, versions growing.
 
     A line is the first of a lineage if nobody contributed to it and it names the bytes of an earlier version. One that
     has neither contributions nor such bytes is a fault, and for others to find.

@@ -213,7 +213,7 @@ class Adopter:
         return True
 
     def _enrol(self, told: Enrolled) -> None:
-        """Takes over who is in: a new life ends the old one at once, and begins when shard 0 knows from where on."""
+        """Takes over an island's life: a new one ends the old at once, and begins once shard 0 knows where."""
         run, known = self._run, self._run.members.get(told.island_id)
         before, nonce = (0, "") if known is None else (known.incarnation, known.nonce)
         member = run.members.enrol(told, run.now_s)

@@ -85,7 +85,7 @@ class Rounds:
             self.open(due)
 
     def _may_open(self) -> bool:
-        """Whether somebody can answer; where islands wait for each other, the first time everybody that is expected."""
+        """Returns True if a round may open; in lockstep with a ready island, the first time with all expected."""
         run, c = self._run, self._run.config
         if c.pacing is not Pacing.LOCKSTEP:
             return True
@@ -264,14 +264,14 @@ class Rounds:
         return run.round_times.rounds_allowed(len(run.moving), run.median_step_s, run.interval.steps)
 
     def _waited_for(self, round_: Round) -> frozenset[str]:
-        """Returns the islands that hold up a round: the responsive ones; all live ones where that leaves nobody."""
+        """Returns the islands that hold up a round: responsive ones; in a flush or without any, all live ones."""
         responsive = self._responsive()
         if round_.flush or round_.asked.isdisjoint(responsive):
             return self._run.members.live_ids(self._run.now_s)
         return responsive
 
     def _responsive(self) -> frozenset[str]:
-        """Returns the responsive islands that are not in quarantine; the same object as long as they are the same."""
+        """Returns the responsive islands not in quarantine; the same object while they stay the same."""
         responsive = self._run.members.responsive(self._run.now_s)
         out = self._run.quarantine.out(self._run.now_s)
         if not out:

@@ -78,7 +78,7 @@ class StoreBehind:
                 pass
 
     def advance(self) -> Sequence[Event]:
-        """Ends the wait where the store is not behind after all, or begins a new lineage where that was ordered.
+        """Ends the wait if the store is not behind after all, or begins a new lineage if that was ordered.
 
         Returns:
             What was completed meanwhile, and is to be taken note of now; nothing while the wait goes on.

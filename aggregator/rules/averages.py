@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class MovingAverage:
-    """An exponential average that no sample spoils for long, be it an outage or a compilation at the beginning.
+    """An exponential average that no sample spoils for long, be it an outage or a first compilation.
 
     A sample counts as at most four times the average, and the average as at most four times a sample.
     """

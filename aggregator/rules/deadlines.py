@@ -1,4 +1,4 @@
-"""Deadlines of many items: the earliest is known at once, and setting or moving one costs a logarithm. Pure.
+"""Deadlines of many items: the earliest at once, a change in logarithmic time. Pure.
 
 A heap with lazy deletion: what is moved or dropped leaves its old entry behind, which is thrown away when it comes to
 the top. Where most entries are old ones the heap is built anew, so that it is never more than twice as long as it need
@@ -50,7 +50,7 @@ class Deadlines:
         self._at_s.pop(name, None)
 
     def first(self) -> tuple[float, str] | None:
-        """Returns the earliest deadline and its item, of equal ones the item whose name is first; None without any."""
+        """Returns the earliest deadline and its item, of equal ones the first by name; None without any."""
         while self._heap:
             at_s, name = self._heap[0]
             if self._at_s.get(name) == at_s:

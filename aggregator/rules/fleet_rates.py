@@ -38,7 +38,7 @@ class FleetRates:
         self._news.add(island_id)
 
     def ratio(self, island_id: str, now_s: float) -> float:
-        """Returns the tokens that the fleet trains while an island trains one, from rates within :data:`SPREAD`."""
+        """Returns the tokens that the fleet trains per token of an island, by rates within :data:`SPREAD`."""
         self._look(now_s)
         rates = self._rates
         own = rates.get(island_id)

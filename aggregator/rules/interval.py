@@ -1,4 +1,4 @@
-"""The sync interval in force: H of the recipe, or longer where the aggregator is slower than that (design, 4.1).
+"""The sync interval in force: the recipe's H, or longer for a slower aggregator (design, 4.1).
 
 Versions of one aggregator are merged one after the other, and so they are made durable. If a stage takes longer for one
 than rounds are apart, those that close wait before it, each longer than the last: what they merge is stale when its
@@ -27,7 +27,7 @@ REST_LONGER, REST_SHORTER = 1, 4
 
 
 class SerialStage:
-    """Measures how long a stage takes that does one piece of work after the other, without the wait for its turn."""
+    """Measures the time of one piece of work in a serial stage, without the wait for its turn."""
 
     def __init__(self) -> None:
         self._average = MovingAverage(RATE)
@@ -35,7 +35,7 @@ class SerialStage:
         self._done_at_s: float | None = None  # the piece before
 
     def done(self, given_s: float, now_s: float) -> None:
-        """Takes a sample: work that was given at ``given_s`` is done. The first is left out: kernels load then."""
+        """Takes a sample: work given at ``given_s`` is done. The first, when kernels load, is left out."""
         if self._done_at_s is not None:
             self._average.add(max(0.0, now_s - max(given_s, self._done_at_s)))
             self._samples += 1
@@ -48,7 +48,7 @@ class SerialStage:
 
 
 def next_interval(recipe_steps: int, present_steps: int, needed_steps: float) -> int:
-    """Returns the interval to go on with, in inner steps: the present one unless it is clearly too short or too long.
+    """Returns the next interval in inner steps: the present one unless clearly too short or too long.
 
     Args:
         recipe_steps: The interval is never below.
@@ -84,7 +84,7 @@ class Interval:
         self._since = 0  # rounds, the last change
 
     def follow(self, step_s: float) -> str:
-        """Adapts the interval to what the stages take at a median inner step of ``step_s``; says why, if it changes.
+        """Adapts the interval to the stages at a median inner step of ``step_s``; says why if it changes.
 
         Asked once for each round.
         """

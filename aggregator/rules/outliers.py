@@ -206,12 +206,12 @@ def _known(sample: Sample) -> _Known:
 
 
 def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:
-    """Returns the norm of ``steps`` steps at a rate that is usual for ``typical_steps``; see the module's docstring."""
+    """Returns the norm of ``steps`` steps at a rate usual for ``typical_steps``; the module says why."""
     return math.exp(min(log_rate, 700.0)) * steps * max(1.0, math.sqrt(typical_steps / steps))
 
 
 def _alike(sample: Sample, known: Sequence[tuple[str, _Known]]) -> bool:
-    """Whether a contribution is at most ``ALIKE`` times as long as the lower median of the others in its round."""
+    """Returns True if a norm is at most ``ALIKE`` times the lower median of the others in its round."""
     others = [each for island_id, each in known if island_id != sample.island_id]
     if not sample.norm or len(others) < 2:
         return False

@@ -66,7 +66,7 @@ class Pacer:
         self._head_start = {p: sync_interval_steps - (k + 1) * spacing - wait for k, p in enumerate(every)}
 
     def resume(self, last_rounds: Mapping[int, int]) -> None:
-        """Goes on after a leader that is gone: what waits longest is due first, and at once; the others keep apart.
+        """Goes on after a leader that is gone: the longest waiting is due at once, the others stay apart.
 
         Its islands have trained since its last round, and often hold what it did not acknowledge: to wait once more
         would only be silence.
@@ -90,7 +90,7 @@ class Pacer:
         return self._interval / self._num_fragments
 
     def change_interval(self, sync_interval_steps: int, now_s: float) -> None:
-        """Goes on with another H; each fragment has as much of the new interval behind it as it had of the old one.
+        """Goes on with another H; each fragment has the same part of its interval behind it.
 
         So all of them stay apart, at the new distance, and what was due stays due. An island that the clock has
         forgotten is forgotten here, too.
@@ -127,7 +127,7 @@ class Pacer:
         return bool(len(ends_s)) and ends_s[self._last(len(ends_s))][0] <= now_s
 
     def opened(self, fragment_id: int, now_s: float) -> None:
-        """Starts the fragment's next interval; what it was late by counts towards it: fragments keep their distance.
+        """Starts the fragment's next interval, less its lateness, so that fragments keep their distance.
 
         After an outage all of them are late, by different parts of an interval; if only some of it counted, they would
         fall due together from then on. A round that would follow within half a spacing is left out.
@@ -159,7 +159,7 @@ class Pacer:
             self._unseen[p].add(island_id)
 
     def due_in_s(self, fragment_ids: Iterable[int], now_s: float) -> dict[int, float]:
-        """Returns seconds until each fragment falls due at the current paces; none of them while nobody advances."""
+        """Returns seconds until each fragment falls due at current paces; empty while no island advances."""
         waits_s: dict[int, float] = {}
         for p in fragment_ids:
             ends_s = self._ends_at(p, now_s)

@@ -1,4 +1,4 @@
-"""Numbers of many items in order: which is the k-th is known at once, however often one of them changes. Pure.
+"""Numbers of many items in order: the k-th is known at once, however often one changes. Pure.
 
 A sorted list and the number of each item. To put one in its place moves the references behind it, which for ten
 thousand items takes a microsecond; nothing is sorted again.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 
 class Ranked:
-    """One number of each item, by the name of the item; items with equal numbers stand in the order of their names."""
+    """One number per item, by the item's name; items of equal number are in the order of their names."""
 
     __slots__ = ("_order", "_value")
 

@@ -1,4 +1,4 @@
-"""What a recipe begins with: its profile, and for what that leaves open what suits the inner optimizer. Pure.
+"""The beginning of a recipe: its profile, then defaults that suit the inner optimizer. Pure.
 
 docs/results.md has what our defaults were compared with (``outer``, ``parity-muon``).
 """
@@ -120,7 +120,7 @@ def begun_with(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settle(recipe: Recipe, inner_optimizer: str = "", demands: Sequence[Demand] = ()) -> Recipe:
-    """Returns a recipe that leaves nothing open: what was not given is as demanded, or suits the inner optimizer.
+    """Returns a recipe with nothing left open: demands fill it, else the inner optimizer's defaults.
 
     Versions travel as pseudo-gradients do.
 

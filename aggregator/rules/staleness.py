@@ -97,7 +97,7 @@ def mean_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> flo
 
 
 def presence_factor(present: int, live: int, exponent: float) -> float:
-    """Returns ``(present / live) ** exponent``: how much of a step a round takes when islands are missing from it.
+    """Returns ``(present / live) ** exponent``: the part of a step for a round with islands missing.
 
     With RDA a merge has full length whoever is in it, so a round of one island among eight moves the model as far as a
     round of all, on an eighth of the evidence. An absent island counts as much as one that is there.
@@ -152,13 +152,13 @@ def merge_weights(
 
 
 def most_tokens_per_step(rates: Sequence[float]) -> float:
-    """Returns ``RATE_CAP`` times the lower median of the live islands' tokens per step; infinite if none is known."""
+    """Returns ``RATE_CAP`` times the lower median of the islands' tokens per step; infinite without any."""
     known = [rate for rate in rates if rate > 0]
     return RATE_CAP * median_low(known) if known else math.inf
 
 
 def _token_weights(contributions: Sequence[Trained], most_tokens_per_step: float, *, capped: bool) -> list[float]:
-    """Returns ``n * n / s`` per contribution; where ``capped``, the heaviest of three or more islands has half at most.
+    """Returns ``n * n / s`` per contribution; ``capped`` limits the heaviest of 3 or more islands to half.
 
     The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
     can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.

@@ -1,4 +1,4 @@
-"""The step clock: where every island is in its inner steps, from what each has reported (design, section 4.1). Pure.
+"""The step clock: estimates each island's inner step from its reports (design, section 4.1). Pure.
 
 An island's step counter is reported once per heartbeat and with each contribution; in between it is extrapolated at the
 island's own pace, for a bounded time. One that has not advanced for longer does not count, nor does one that is dead or
@@ -127,7 +127,7 @@ class StepClock:
         return pace.inner_step + elapsed_s / pace.step_time_s
 
     def line(self, island_id: str) -> tuple[float, int, float] | None:
-        """Returns when an island was at which step, and its seconds per inner step; None if it does not advance."""
+        """Returns an island's last (time, step, seconds per inner step); None if it does not advance."""
         step_time_s = self._times_s.get(island_id)
         if step_time_s is None:
             return None
@@ -157,7 +157,7 @@ class StepClock:
         return self._advancing
 
     def at(self, now_s: float) -> Moment:
-        """Returns what holds at ``now_s``; the same object until an island is heard of, or who counts may change."""
+        """Returns the answers at ``now_s``; one object until an island is heard of, or others may count."""
         advancing = self.advancing(now_s)
         if self._moment is None:
             steps = tuple(self.estimate(i, now_s) for i in advancing)
@@ -165,12 +165,12 @@ class StepClock:
         return self._moment
 
     def median_step_time_s(self, now_s: float) -> float | None:
-        """Returns the upper median of the step times of those that advance: the pace of the lower median island."""
+        """Returns the upper median step time of advancing islands: the pace of the lower median one."""
         self._look(now_s)
         return self._times_s[len(self._times_s) // 2][0] if len(self._times_s) else None
 
     def _look(self, now_s: float) -> None:
-        """Finds out who advances at a moment; what was found lasts until the cache is dropped, or for that moment."""
+        """Finds the islands that advance at a moment; valid until the cache is dropped, or for that moment."""
         if self._looked_at_s == now_s:
             return
         if now_s < self._asked_at_s:  # of an earlier moment: some may have advanced then

@@ -308,7 +308,7 @@ class Candidate:
         return lease.epoch < max(1, self._run[0])
 
     def _unvouched(self, lease: LeaseView) -> bool:
-        """Whether no lease says that this store has all that was published; nor did it when its holder took it.
+        """Returns True if no lease, now or when it was taken, says that this store has all published versions.
 
         What this store began to found before it died, it has to found again.
         """

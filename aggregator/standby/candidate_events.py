@@ -21,7 +21,7 @@ class Polled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpolled:
-    """Redis did not answer a poll, or an attempt to take the lease, which may have been granted all the same."""
+    """Redis did not answer a poll or an attempt at the lease, which may have been granted even so."""
 
     detail: str
 

@@ -33,7 +33,7 @@ def replica_of(commit: Commit, shard: int, epoch: int, payload: Payload) -> Repl
 
 
 def payload_of(state: FragmentState) -> tuple[Encoded, ...]:
-    """Returns parameters, momentum and a residual, if any, as they travel; the buffers are views of the arrays."""
+    """Returns parameters, momentum and any residual for the wire; the buffers are views of the arrays."""
     arrays = (state.params, state.momentum, state.residual)
     return tuple(encode_tensor(array, Codec.F32) for array in arrays if array is not None)
 

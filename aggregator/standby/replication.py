@@ -231,9 +231,9 @@ class Replication:
         standby.run_serial = follow.run_serial if follow.run_epoch == self.epoch else -1
 
     def _gives_way(self, name: str, follow: Follow) -> bool:
-        """Whether a standby should lead in place of this one, which began without a lease and has made nothing since.
+        """Returns True if a standby should lead instead: this one began without a lease, and made nothing.
 
-        It came late: its store is newer, and does not follow one that is not.
+        The standby came late: its store is newer, and does not follow one that is not.
         """
         if name == self.name or follow.run_epoch == self.epoch or not self._foundings:
             return False
@@ -343,7 +343,7 @@ class Replication:
         self._actions.append(Renew(in_sync=tuple(sorted(wanted))))
 
     def _caught_up(self, now_s: float) -> frozenset[str]:
-        """Returns the standbys that have everything published; once named in the lease, later commits wait for them."""
+        """Returns the standbys that have everything published; once in the lease, later commits await them."""
         return frozenset(
             name
             for name, s in self._standbys.items()

@@ -1,4 +1,4 @@
-"""Events and actions of a leader's replication, whose rules are in :mod:`aggregator.standby.replication`."""
+"""Events and actions of a leader's replication; :mod:`aggregator.standby.replication` has the rules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RenewFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outranked:
-    """A broker says that a later epoch leads there: the lease was taken, whether Redis can be asked or not."""
+    """A broker says that a later epoch leads there: the lease was taken, even if Redis is away."""
 
 
 ReplicationEvent = Outranked | Local | Followed | Renewed | RenewFailed

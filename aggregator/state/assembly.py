@@ -1,4 +1,4 @@
-"""Assembly: an island of several hosts sends a contribution in parts, and it counts when all of them are here.
+"""Assembly: joins the parts of a contribution from several hosts; it counts once all are here.
 
 Each host sends the regions that live on its devices; the speaker's message has the counters, too. The parts of one
 range of steps wait here. With the last of them they are one contribution, or one fragment of version 0, like any other:

@@ -69,7 +69,7 @@ def foundings_in(packed: bytes) -> tuple[Founding, ...]:
 
 
 def shards_in(packed: bytes) -> int:
-    """Returns how many shards a run record that :func:`foundings_in` has read counts; 0 if it does not say."""
+    """Returns the number of shards in a run record that :func:`foundings_in` has read; 0 if not given."""
     return int(msgpack.unpackb(packed).get("shard", (0, 0))[1])
 
 
@@ -84,7 +84,7 @@ def made_under(run_epoch: int, foundings: Sequence[Founding], stored: Mapping[in
 
 
 def stray(stored: Mapping[int, Key], own: Sequence[Founding], leaders: Sequence[Founding]) -> str:
-    """Says what of a store was never in the line of a leader, so that following it would erase it; empty if nothing.
+    """Names a store's part that was never in a leader's line: following would erase it; empty if none.
 
     Args:
         stored: What the store holds.

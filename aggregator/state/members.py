@@ -207,7 +207,7 @@ class Members:
         return member if member is not None and member.nonce == nonce else None
 
     def replaced_by(self, nonce: str) -> Member | None:
-        """The member that a process with ``nonce`` once was, before a later one replaced it; None if none is known."""
+        """Returns the member that process ``nonce`` was before a later one replaced it; None if not known."""
         member = self._named.get(nonce)
         return member if member is not None and nonce in member.earlier else None
 
@@ -263,14 +263,14 @@ class Members:
         return member if gone else None
 
     def resume(self, member: Member, nonce: str, tokens_per_step: int, now_s: float) -> None:
-        """Another process goes on with the present life of a member: its counters stand, what the last one said not."""
+        """Continues a member's life in another process: counters stand, the last process's reports do not."""
         heard = member.beat_sequence  # messages of both are counted on, and late ones of the last are told by that
         member.at.take("resume")
         self._renew(member, member.hint, nonce, tokens_per_step, now_s)
         member.beat_sequence = heard
 
     def claimed(self, island_id: str, incarnation: int) -> None:
-        """Takes note of a life that is not known here, by its own word: this store has gone back since it began.
+        """Notes a life unknown here, by its own word: this store has gone back since that began.
 
         Brokers were there, and fence every life below it: under a lower one the island would be told to end. Nor may
         two lives have the same number, for their contributions could not be told apart.
@@ -397,7 +397,7 @@ class Members:
         )
 
     def enrol(self, e: Enrolled, now_s: float) -> Member:
-        """Takes over what shard 0 says of an island: one that is new here, or a new life, which has not begun yet."""
+        """Takes over shard 0's word on an island: a new one, or a new life, which has not begun yet."""
         member = self._members.get(e.island_id)
         if member is None:
             member = Member(e.island_id, e.index, e.hint, 0, e.nonce, e.tokens_per_step, now_s)

@@ -28,7 +28,7 @@ LEAST_HELD_BYTES, HELD_SHARE = 1 << 30, 2
 
 
 def least_message_bytes(elements: int) -> int:
-    """Returns the least ``max_message_bytes`` for a largest fragment of so many elements: in float32, as seeds are."""
+    """Returns the least ``max_message_bytes`` for a fragment of ``elements``: in float32, as seeds are."""
     return 4 * elements + HEADER_BYTES
 
 
@@ -38,7 +38,7 @@ def most_elements(message_bytes: int) -> int:
 
 
 def fragments_of(tensors: tuple[TensorSpec, ...], recipe: Recipe, config: AggregatorConfig) -> FragmentManifest:
-    """Returns the fragments of a run that begins with these tensors: cut where one message could not hold them.
+    """Returns the fragments of a run that begins with these tensors, cut to fit into one message.
 
     Raises:
         ValueError: See :func:`broker.wire.fragments.cut` and :func:`broker.wire.fragments.partition`; or a section
@@ -59,12 +59,12 @@ def _packed(tensors: Iterable[TensorSpec], fragments: int, message_bytes: int) -
 
 
 def least_held_bytes(elements: int, islands: int) -> int:
-    """Returns the least ``held_bytes`` for a largest fragment of so many elements: a round of it, in float32."""
+    """Returns the least ``held_bytes`` for a fragment of ``elements``: one round of it, in float32."""
     return 4 * elements * islands
 
 
 def most_message_bytes(config: AggregatorConfig) -> int | None:
-    """Returns the largest message that is accepted; None where neither that nor the memory of the machine is known."""
+    """Returns the largest message accepted; None if neither limit nor machine memory is known."""
     return config.max_message_bytes or (room_bytes(config.memory_bytes) if config.memory_bytes else None)
 
 
@@ -84,7 +84,7 @@ def most_held_bytes(config: AggregatorConfig, manifest: FragmentManifest | None)
 
 
 def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool = False) -> ConfigError | None:
-    """Returns which setting is too small for a fragment of the run, and what would be enough; None if all fit.
+    """Returns an error for the setting that does not fit the run's fragments, with a cure; None if all do.
 
     Args:
         manifest: The run's fragments.
@@ -120,7 +120,7 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
 
 
 def _enough(manifest: FragmentManifest, fragments: int, message_bytes: int) -> int:
-    """Returns a limit that lets a run's tensors in, from ``message_bytes`` on: under another one they are cut anew."""
+    """Returns a limit, at least ``message_bytes``, that lets the run's tensors in: each cuts them anew."""
     tensors = manifest.whole.values()
     while (least := least_message_bytes(max(_packed(tensors, fragments, message_bytes).sizes))) > message_bytes:
         message_bytes = least
@@ -128,7 +128,7 @@ def _enough(manifest: FragmentManifest, fragments: int, message_bytes: int) -> i
 
 
 def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig, limit: int) -> str:
-    """Returns a cure for a largest message that is too large: more fragments, where these help, or smaller tensors."""
+    """Returns a cure for a too large message: more fragments, where these help, or smaller tensors."""
 
     def fits(parts: FragmentManifest) -> bool:
         return least_message_bytes(max(parts.sizes)) <= limit

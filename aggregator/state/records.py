@@ -92,7 +92,7 @@ def is_ledger_line(line: Mapping[str, Any]) -> bool:
 
 
 def manifest_to_rows(manifest: FragmentManifest) -> list[list[list[Any]]]:
-    """Returns a manifest as plain data: per fragment, a row per tensor of name, shape, dtype, kind, unit axes."""
+    """Returns a manifest as plain data: per fragment, rows of name, shape, dtype, kind and unit axes."""
     return [[list(_TENSOR.write(tensor).values()) for tensor in fragment] for fragment in manifest.fragments]
 
 

@@ -21,7 +21,7 @@ ROUND_IDS_PER_LIFE = 1_000_000
 
 
 def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
-    """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
+    """Goes on from the store of an earlier life; a version 0 that is not whole was never published."""
     run.epoch = max(run.epoch, record["epoch"] + 1)
     run.foundings = foundings_of(record)
     run.members.restore(record, run.now_s)
@@ -84,7 +84,7 @@ def _restore_seeds(run: Run, record: Mapping[str, Any], commits: Mapping[int, Co
 
 
 def _whole(commits: Mapping[int, Commit], planted: Mapping[int, str]) -> bool:
-    """Whether the commits of all fragments are of a version 0 that came from one island, or of later versions.
+    """Returns True if all commits are of a version 0 from one island, or one is of a later version.
 
     Those of version 0 share an id, or are what the record of the run's beginning names: a standby keeps what it has of
     an earlier attempt, under that one's id, where the same island supplied the same bytes again.

@@ -4,7 +4,8 @@ It collects answers until it is decided: with the last one that is waited for, w
 that begins then (``quorum_met_at_s``), or at its timeout (:mod:`aggregator.rules.quorum`).
 
 A contribution that arrives for an earlier round is *held*: it takes part in the next round of its fragment without
-counting towards the quorum. A contribution is admitted before it comes here (:mod:`aggregator.rounds.admission`).
+counting towards the quorum. One that came unasked waits in the same way, and counts. A contribution is admitted before
+it comes here (:mod:`aggregator.rounds.admission`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from aggregator.rules.quorum import Decision, RoundView, Waits, decide, effective_quorum
-from broker.wire.messages import DataRange, Merged, Payload, TrainedOn
+from broker.wire.messages import UNASKED, DataRange, Merged, Payload, TrainedOn
 from broker.wire.ranges import StepRange
 
 
@@ -65,7 +66,7 @@ class Round:
         self.contributions.append(contribution)
         self._count(contribution)
         self.waiting_bytes += contribution.payload_bytes
-        fresh = contribution.round_id == self.round_id
+        fresh = self.is_fresh(contribution)
         if fresh:
             self.answer_nothing(contribution.island_id)
         return fresh
@@ -84,11 +85,15 @@ class Round:
         self._owing.discard(island_id)
 
     def is_fresh(self, contribution: Admitted) -> bool:
-        """Whether a contribution answers this very round."""
-        return contribution.round_id == self.round_id
+        """Whether a contribution answers this very round.
+
+        One that was handed over unasked is for the round that takes it in: its island has nothing else to say. Only in
+        a flush everybody is asked what is left after it.
+        """
+        return contribution.round_id == self.round_id or (contribution.round_id == UNASKED and not self.flush)
 
     def owing(self, responsive: frozenset[str]) -> Set[str]:
-        """Asked islands among ``responsive`` that have not answered yet; asked of the same again, it costs nothing."""
+        """Returns asked, responsive islands without an answer yet; a repeated call costs nothing."""
         if self._asked_of is not responsive:
             self._asked_of, self._owing = responsive, set(self.asked & responsive) - self.answered
         return self._owing

@@ -168,7 +168,7 @@ class Run:
         }
 
     def _remember_roster(self) -> None:
-        """Keeps what the record that was just asked for says to the other shards, who hear of it once it is durable."""
+        """Keeps the roster of the record just ordered; other shards hear of it once that is durable."""
         island_id, incarnation = self.seeder or ("", 0)
         roster = Roster(
             to_shard=0,
@@ -261,7 +261,7 @@ class Run:
 
     @property
     def unready(self) -> frozenset[int]:
-        """Fragments that cannot have a round now: they have one, or nobody could adopt their newest version yet."""
+        """Fragments that cannot have a round now: they have one, or nobody could adopt the newest version."""
         return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE or f.undelivered)
 
     @property
@@ -284,7 +284,7 @@ class Run:
 
     @property
     def too_many_heartbeats(self) -> str:
-        """A warning with its cure where the fleet sends more heartbeats than a hub answers; else an empty text."""
+        """A warning with its cure if the fleet sends more heartbeats than a hub answers; else empty."""
         return self._liveness.too_many(self._fleet)
 
     @property
@@ -293,7 +293,7 @@ class Run:
 
     @property
     def median_step_s(self) -> float:
-        """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
+        """Median inner step time of advancing islands in seconds; the last known if none advances, first 0."""
         return self.clock.median_step_time_s(self.now_s) or self._median_step_s
 
     def remember_pace(self) -> None:
@@ -324,12 +324,12 @@ class Run:
         return min(self.members.dies_at_s(island_id), self.quarantine.until_s(island_id, self.now_s))
 
     def holds_nothing(self, member: Member) -> bool:
-        """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
+        """Returns True if an island joined before the run began, as this shard knows: it holds no version."""
         first_hand = self.never_began or not member.presumed
         return self.phase is Phase.SEEDING and not self.config.shard and first_hand
 
     def length(self, fragment_id: int) -> float:
-        """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.
+        """Returns a fragment's norm at version 0, at least that of as many average parameters of the model.
 
         Fragments of biases begin at zero, and so would be measured against nothing. 0 if no norm is known.
         """

@@ -59,7 +59,7 @@ def recorded(config: AggregatorConfig) -> dict[str, Any]:
 
 
 def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> AggregatorConfig:
-    """Returns the settings of a life: those given, then the run's, then those of the profile, then the defaults.
+    """Returns the settings of a life: those given, then the run's, the profile's, the defaults.
 
     Args:
         given: Setting name -> value, of those that a flag, the environment or a file names.

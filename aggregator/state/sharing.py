@@ -49,7 +49,7 @@ class Sharing:
         return self._run.phase is Phase.RUNNING and not self._run.config.shard
 
     def deadlines_s(self) -> list[float]:
-        """Returns when what has moved is to be written down; a share itself moves with any event after its time."""
+        """Returns the time to write down moved shares; a share itself moves with any event after its time."""
         return [self._save_at_s] if self._save_at_s is not None and self.due() else []
 
     def advance(self) -> None:
@@ -68,7 +68,7 @@ class Sharing:
         self._save(bool(moved))
 
     def _save(self, moved: bool) -> None:
-        """Has what was moved written down; in a large fleet with what is moved soon after, for a record is of all."""
+        """Has moves written down; in a large fleet together with later ones, since a record is of all."""
         run = self._run
         if moved and self._save_at_s is None:
             spare = max(0, len(run.members) - SAVED_AT_ONCE)
@@ -84,7 +84,7 @@ class Sharing:
             self._run.note(name, **facts)
 
     def _changed(self) -> list[Presence]:
-        """Returns the islands of which anything has changed that may move data, and those that are silent too long."""
+        """Returns the islands with a change that may move data, and those that are silent too long."""
         run, changed = self._run, []
         silent = dict.fromkeys(self._silences.due(run.now_s + ROUNDING_S))
         for island_id in dict.fromkeys([*self._unseen, *self._paused, *silent]):

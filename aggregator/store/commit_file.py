@@ -135,7 +135,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_params(path: Path) -> tuple[Commit, Vector]:
-    """Returns the parameters of one fragment version, verified, and leaves the rest alone; raises as read_header."""
+    """Returns a version's commit and verified parameters, and reads no more; raises as read_header."""
     with opened(path) as file:
         header = _read_header(file, path)
         params = np.empty(header.elements, np.dtype("<f4"))

@@ -92,7 +92,7 @@ def versions(directory: Path, fragment_id: int) -> list[int]:
 
 
 def pack_run(record: Mapping[str, Any]) -> bytes:
-    """Returns the content of the run record's file; ``record`` is plain data (:mod:`aggregator.state.records`)."""
+    """Returns the file content of a run record of plain data (:mod:`aggregator.state.records`)."""
     body = msgpack.packb(dict(record))
     packed: bytes = msgpack.packb({"format": FORMAT, "checksum": xxhash.xxh3_64_intdigest(body), "record": body})
     return packed

@@ -1,4 +1,4 @@
-"""The history of a store, ``ledger.jsonl``: one line per version, with who is in it, at what weight and staleness.
+"""The history of a store, ``ledger.jsonl``: a line per version, with islands, weights and staleness.
 
 A version is durable before it has its line, and keeps its bytes until it has: a line that could not be written is owed,
 and comes with whatever is asked for next. What a crash leaves is mended at the next beginning: a torn line is cut off,
@@ -43,7 +43,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class LedgerFile:
-    """The ledger file of one store, whose only writer this is. Every method raises Unavailable when the disk fails."""
+    """The ledger file of one store, and its only writer; raises Unavailable when the disk fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -11,7 +11,7 @@ log = logs.get(__name__)
 
 
 def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) -> Loaded:
-    """Returns what the store holds, if this run can go on from it; or follow a leader that mends it (``mendable``).
+    """Returns the store's content, if this run can go on from it, or (``mendable``) a leader can mend it.
 
     Raises:
         ConfigError: It belongs to another run, or to another shard of it.

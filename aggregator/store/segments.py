@@ -1,4 +1,4 @@
-"""The files of an event tape: closed segments with numbers, and the one that is written; read as one tape.
+"""The files of an event tape, read as one: numbered closed segments, and the one being written.
 
 ::
 
@@ -101,7 +101,7 @@ class Segments:
 
 
 def first_digest(line: Mapping[str, Any]) -> str:
-    """Returns a digest of the very first line of a tape, of which ``line`` is the first that is still there."""
+    """Returns the digest of a tape's very first line, by the first ``line`` that is still there."""
     if "segment" in line:
         return str(line.get("first", ""))
     return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
@@ -132,7 +132,7 @@ def is_tape(path: Path) -> bool:
 
 
 def segments_of(path: Path) -> Segments:
-    """Returns the files of a tape in order; its last is ``path`` itself. Raises OSError if that cannot be read."""
+    """Returns a tape's files in order, ``path`` itself last. Raises OSError if that cannot be read."""
     numbers = numbers_in(path)
     files = [plain if (plain := plain_name(path, n)).exists() else packed_name(path, n) for n in numbers]
     if path.is_file():

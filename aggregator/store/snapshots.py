@@ -1,4 +1,4 @@
-"""Named snapshots of a store: one version of every fragment, all of one moment, kept until somebody removes them.
+"""Named snapshots of a store: one version of each fragment, all of one moment, kept until removed.
 
     snapshots/before-anneal/snapshot.json                   when it was made, and of which versions
     snapshots/before-anneal/run.msgpack                     the run record of that moment

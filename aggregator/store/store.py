@@ -61,7 +61,7 @@ class Loaded:
 
 
 def newer_but_damaged(loaded: Loaded) -> Iterator[tuple[int, Damaged]]:
-    """Yields what is newer than the newest whole version of its fragment, and damaged; with the fragment's id."""
+    """Yields the damaged versions above a fragment's newest whole one, with the fragment's id."""
     for damaged in loaded.damaged:
         p, version = damaged.path.parent.name, damaged.path.stem
         whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
@@ -247,7 +247,7 @@ class Store:
         self.commit(commit, state, prune=prune)
 
     def prune(self, fragment_id: int) -> None:
-        """Removes versions older than the newest ``keep`` whole ones, but version 0 and every ``keep_every``-th.
+        """Removes versions before the newest ``keep`` whole ones, but 0 and every ``keep_every``-th.
 
         A file of 140 MB takes a twentieth of a second, a third of what writing one does: who waits for a commit should
         not wait for this as well.
@@ -286,7 +286,7 @@ class Store:
     def roll_back(
         self, snapshot: Path, above: Mapping[int, int], epoch: int, books: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        """Makes the versions of a snapshot the newest ones, under numbers above all others: nobody goes back in those.
+        """Makes a snapshot's versions the newest, under numbers above all others, which never go back.
 
         After a crash half-way, the same order again settles it.
 
@@ -308,7 +308,7 @@ class Store:
 
     @property
     def name(self) -> str:
-        """A name that is this store's alone, drawn when it was new: two stores of one run are never taken for one.
+        """This store's own name, drawn when it was new: no two stores of a run are taken for one.
 
         A copy of a store holds its name too. So the file says where it was written, by the inodes of the directory and
         of itself, which no copy has; where they differ, a new name is drawn. Devices are left out: their numbers change
@@ -352,7 +352,7 @@ class Store:
 
 
 def _locked(path: Path) -> int:
-    """Returns the descriptor that holds the lock; the operating system drops it when this process ends, however."""
+    """Returns the lock's descriptor; the system drops the lock when this process ends, in any way."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

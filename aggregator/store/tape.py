@@ -147,7 +147,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yields every line of a tape with its number; None for one that cannot be read. Empty lines are counted only.
+    """Yields a tape's lines with their numbers, None for unreadable ones; empty ones only count.
 
     Numbers go on from one segment to the next, from 1. Where older segments are gone, the first line has the number
     that it always had. One line at a time is in memory, and a chunk of the file.
@@ -325,7 +325,7 @@ class Tape:
         self._rotation.close()
 
     def _append(self, data: memoryview) -> None:
-        """Writes all of it; or raises OSError, having taken back what was written, so that gaps are where they say."""
+        """Writes all data, or takes it back and raises OSError, so that gaps are where they say."""
         size = os.fstat(self._fd).st_size
         try:
             while data:

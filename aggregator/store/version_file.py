@@ -1,4 +1,4 @@
-"""Uses a durable version in its file: memory is taken while its arrays are looked at, and not otherwise.
+"""A durable version in its file: memory is taken only while its arrays are looked at.
 
 The file is mapped. The kernel reads what is touched, keeps of it what it has room for, and needs to write nothing to
 take that room back. Files of the store are replaced whole and never written to (:mod:`aggregator.store.replacing`), so

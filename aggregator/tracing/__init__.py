@@ -1,1 +1,1 @@
-"""Traces of rounds: spans from the events and decisions of the core, and their export to an OpenTelemetry collector."""
+"""Traces of rounds: spans from the core's events and decisions, sent to an OpenTelemetry collector."""

@@ -1,1 +1,1 @@
-"""Large messages in chunks, and the credit that lets a sender send them: both ends of a bulk connection. Pure."""
+"""Both ends of a bulk connection: large messages in chunks, sent as far as credit allows. Pure."""

@@ -28,7 +28,7 @@ class Bonding:
 
     @property
     def wants_others(self) -> bool:
-        """Returns True once the broker has answered over the first connection, so that the others are to be made."""
+        """Whether to make the other connections: the broker has answered over the first."""
         return 0 in self._joined
 
     def due(self, standing: Mapping[int, int]) -> dict[int, Bond]:
@@ -57,7 +57,7 @@ class Bonding:
         return subflow != 0
 
     def carries(self, subflow: int) -> bool:
-        """Returns True if chunks may go over a connection: the first, or one over which the broker has answered."""
+        """Returns True if a connection may carry chunks: the first, or one over which the broker answered."""
         return subflow == 0 or subflow in self._joined
 
     @property
@@ -66,5 +66,8 @@ class Bonding:
         return len(self._joined | {0})
 
     def torn(self, standing: Mapping[int, int]) -> bool:
-        """Returns True if a connection that carried chunks has ended: they are lost, and all must be made anew."""
+        """Returns True if a connection beside the first that carried chunks has ended.
+
+        Its chunks are lost, and all connections must be made anew.
+        """
         return any(each and standing.get(each) != self._said[each] for each in self._joined)

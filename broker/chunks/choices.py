@@ -1,4 +1,4 @@
-"""What follows the links: the pseudo-gradients that an island sends, and the versions that an aggregator makes. Pure.
+"""Fits the pseudo-gradients of an island and the versions of an aggregator to the links. Pure.
 
 *Up* each island chooses for itself (:class:`LinkChoice`): the number format, and the share of the rounds that it takes
 part in. A round that is left out costs nothing but time: its steps are in the next contribution.

@@ -84,7 +84,7 @@ class Resume(NamedTuple):
 
 
 class Bond(NamedTuple):
-    """Says that this connection is one of several which carry the chunks of one flow; the broker says it back.
+    """Says that this connection is one of several for the chunks of one flow; the broker echoes it.
 
     Attributes:
         nonce: Of the flow, drawn by the client.

@@ -93,7 +93,7 @@ class Ladder:
         self._tight_since_s = self._wide_since_s = math.inf
 
     def look(self, bytes_per_s: float | None, elements_per_s: float | None, now_s: float) -> bool:
-        """Returns whether another level suits a link of this rate better, at what rounds ask for; it is in force then.
+        """Moves to the level that suits the rates of link and rounds; returns True if it is another one.
 
         A rate that is not known changes nothing.
         """

@@ -1,4 +1,4 @@
-"""Memory that is used again: a page that is new costs the kernel more than the bytes that are written to it. Pure.
+"""Reuses memory: a new page costs the kernel more than the bytes that are written to it. Pure.
 
 Frames that came in pieces are copied together there, where somebody reads them (:class:`Joined`).
 """
@@ -17,7 +17,7 @@ Octets = NDArray[np.uint8]
 
 
 class ReusedMemory:
-    """Pieces of memory that come back when nobody refers to them any more, views and buffers on their way included.
+    """Pieces of memory that come back once nothing refers to them, not even a view or a buffer.
 
     Args:
         most: Pieces that are kept for later; what comes back beyond that, the oldest first, is the system's again.

@@ -65,7 +65,7 @@ class SendingMeter:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest time, lately, from sending a chunk over an idle link to the note of it; None before the first.
+        """The shortest recent time from sending a chunk over an idle link to its note; None if none yet.
 
         On a narrow link most of it is what the chunk itself takes.
         """
@@ -82,7 +82,7 @@ class SendingMeter:
 
 
 class ReceivingMeter:
-    """The rate of the direction in which chunks come, by when each one of a message arrives after the one before."""
+    """The rate of incoming chunks, by the time from one chunk of a message to the next."""
 
     def __init__(self) -> None:
         self._rate = RateMeter()

@@ -87,9 +87,10 @@ class Inflow:
     def in_order(
         self, head: Chunk | Ask, frames: Sequence[Buffer], subflow: int = 0
     ) -> Iterator[tuple[Chunk | Ask, Sequence[Buffer]]]:
-        """Yields what can be taken in now of what came over a connection: all of it, in order, if there is but one.
+        """Yields the chunks and questions that can be taken in now, in order.
 
-        Each is to go to :meth:`take` or :meth:`answer` before the next one is asked for.
+        Over a single connection each is yielded as it comes. Each is to go to :meth:`take` or :meth:`answer` before the
+        next one is asked for.
         """
         nbytes = sum(memoryview(each).nbytes for each in frames)
         self._received[subflow] += nbytes

@@ -124,7 +124,7 @@ class Outflow:
         return sum(each.received_bytes for each in self._subflows.values())
 
     def silent_s(self, now_s: float) -> float:
-        """Returns for how long nothing has been noted as received while something is under way; 0.0: nothing is."""
+        """Returns how long nothing has been noted as received while bytes are under way; 0.0 if none are."""
         return max(each.silent_s(now_s) for each in self._subflows.values())
 
     @property

@@ -1,4 +1,4 @@
-"""Limits how many bytes are under way over one connection: by the receiver's credit, and by its speed. Pure.
+"""Limits the bytes under way over one connection, by the receiver's credit and by the speed. Pure.
 
 The word is that of Multipath TCP (RFC 8684). A flow begins with one, and has more where one TCP connection cannot fill
 a long link; each has its own credit, and finds out by itself how much its connection takes.
@@ -31,9 +31,9 @@ SOON_S, LATE_S = 0.25, 1.0
 
 @dataclass(slots=True)
 class Noted(Generic[Piece]):
-    """What the other end has noted as received: the pieces that are wholly there, their bytes, when the first was sent.
+    """Newly noted as received: whole pieces, bytes in all, and the time when the first was sent.
 
-    ``sent_s`` is None if none is.
+    ``sent_s`` is None if no piece is wholly there.
     """
 
     pieces: list[Piece]
@@ -112,7 +112,7 @@ class Subflow(Generic[Piece]):
             self._judged_from, self._held_up = self.given_bytes, False
 
     def silent_s(self, now_s: float) -> float:
-        """Returns for how long nothing has been noted as received while something is under way; 0.0: nothing is."""
+        """Returns how long nothing has been noted as received while bytes are under way; 0.0 if none are."""
         if not self._under_way:
             return 0.0
         return now_s - max(self._noted_s, self._under_way[0][1])

@@ -46,7 +46,7 @@ def refused(channel: Channel, taken: Taken, what: Refused, limits: Limits, key: 
 
 
 async def verified(event: Received | Rejected) -> Received | Rejected:
-    """Rejects a version whose buffers were damaged on their way; its aggregator hears of it, and publishes it again."""
+    """Rejects a version whose buffers were damaged on their way; its aggregator publishes it again."""
     if not isinstance(event, Received) or not isinstance(event.envelope.message, Version):
         return event
     envelope = event.envelope

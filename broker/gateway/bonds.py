@@ -1,4 +1,4 @@
-"""Which of a broker's bulk connections carry chunks together: the flow of a client that has made several. Pure.
+"""The flows of a broker's bulk connections: several may carry one client's chunks together. Pure.
 
 The first connection stands for the flow, under a number that its client has drawn. One that names the number later, and
 came under the same key, belongs to it.

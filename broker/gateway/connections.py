@@ -20,7 +20,7 @@ END_BYTES = 1
 
 
 def most_unread_bytes(channel: Channel, most_frame_bytes: int) -> int:
-    """Returns what a connection may bring in before anything of it is read here: beyond that it is a flood.
+    """Returns how many bytes a connection may bring in unread; more is a flood.
 
     That is the largest frame that ZeroMQ takes, and some for frames' own headers. On bulk it is also all that a peer
     has credit for: its chunks may wait while others are served.
@@ -83,7 +83,7 @@ class Connections:
         self._failed += 1
 
     def left(self) -> None:
-        """The peer of some connection has left in the handshake, or did not finish it in time; its end follows."""
+        """Counts a peer that left in the handshake or ran out of time; the end of its connection follows."""
         self._left += 1
 
     def closed(self, fd: int, received_bytes: int | None) -> Ending | None:
@@ -118,7 +118,9 @@ class Connections:
             connection.messages += 1
 
     def overfull(self, received_bytes: Callable[[int], int | None]) -> list[tuple[int, int]]:
-        """Returns those that bring in and do not deliver, with the bytes of it; to be asked about once a second.
+        """Returns descriptor and bytes of each connection that brings in bytes but delivers no message.
+
+        It is to be asked about once a second.
 
         Args:
             received_bytes: What the kernel has received for a descriptor; None if it does not say.

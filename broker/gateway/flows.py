@@ -1,4 +1,4 @@
-"""What goes over each bulk connection of a broker: messages out in chunks, and chunks in. Pure but for ``put``.
+"""The bulk connections of a broker: sends messages in chunks, takes in chunks. Pure but for ``put``.
 
 A connection has an entry here from its first large message on. What is put into it waits for the credit of the other
 end, a few messages at most; beyond that the relay keeps them (:class:`~broker.routing.events.Blocked`), and hears when
@@ -200,7 +200,7 @@ class Flows:
         return self.go_on(send.peer, now_s)
 
     def go_on(self, peer: bytes, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
-        """Sends what may go over a flow's connections: credit, then messages; returns what has become of messages."""
+        """Sends a flow's credit, then its messages, as far as they may go; returns the events that result."""
         peer = self.first_of(peer)
         flow = self._flows.get(peer)
         self.full.discard(peer)

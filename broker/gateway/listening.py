@@ -22,7 +22,9 @@ PORT_ATTEMPTS = 50
 
 
 def resolved(host: str) -> str:
-    """Returns the address to bind: ZeroMQ takes no names of hosts there, and IPv6 in brackets, which may be given too.
+    """Returns the address to bind for a host: ZeroMQ takes no host names there.
+
+    An IPv6 address may be given with brackets or without, and is returned with them.
 
     Raises:
         ConfigError: No such host.
@@ -68,7 +70,7 @@ def unix_paths(ipc: str) -> dict[Channel, str]:
 
 
 def kernel_name(path: str) -> bytes:
-    """Returns what the kernel calls a Unix socket: one in the abstract namespace begins with a zero byte, not ``@``."""
+    """Returns the kernel's name of a Unix socket: an abstract one begins with a zero byte, not ``@``."""
     return b"\0" + os.fsencode(path[1:]) if path.startswith("@") else os.fsencode(path)
 
 

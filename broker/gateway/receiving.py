@@ -22,7 +22,7 @@ _SLICE = 2_000
 
 
 def said_of(frame: zmq.Frame, name: int | str) -> Any:
-    """Returns what ZeroMQ says of the connection that a frame came by, such as its descriptor; None if it says nothing.
+    """Returns ZeroMQ's value for the connection of a frame, such as its descriptor; None if it has none.
 
     Of a peer that speaks ZMTP 1.0 or 2.0 it says nothing at all, and asking it is an error.
     """

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus: families as plain values, made when somebody asks, and the server that hands them out."""
+"""Metrics for Prometheus: families as plain values, made on demand, and the server for them."""

@@ -65,7 +65,7 @@ class Families:
         self._add(Kind.GAUGE, name, help, values, labels)
 
     def counter(self, name: str, help: str, values: Values, *labels: str) -> None:
-        """Adds what only grows while the process lives; ``name`` without ``_total``. All else as for :meth:`gauge`."""
+        """Adds values that only grow; ``name`` comes without ``_total``, all else as for :meth:`gauge`."""
         self._add(Kind.COUNTER, f"{name}_total", help, values, labels)
 
     def state(self, name: str, help: str, found: Mapping[str, str] | str, states: type[StrEnum], *labels: str) -> None:

@@ -168,7 +168,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Binds without asking for the name of the address: a name server that is away would hold the process up."""
+        """Binds without a look-up of the address's name: a name server that is away would block it."""
         TCPServer.server_bind(self)
         host, port = self.server_address[:2]
         self.server_name, self.server_port = str(host), port

@@ -1,7 +1,7 @@
-"""A run as its broker shows it: what :class:`~broker.registry.registry.Registry` reads, from where Redis is not. Shell.
+"""A run as its broker shows it, for places that do not reach Redis. Shell.
 
-One question at a time, each answered or an error within seconds; whoever calls decides when to ask again. It connects
-with the first question, and again after a loss.
+The reads are those of :class:`~broker.registry.registry.Registry`. One question at a time, each answered or an error
+within seconds; whoever calls decides when to ask again. It connects with the first question, and again after a loss.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MOST_REFUSALS = 50
 
 
 class Hearing(NamedTuple):
-    """What becomes of a question: answered, or refused, and with the last of many refusals its connection is ended."""
+    """The verdict on a question: answered or refused; too many refusals end the connection."""
 
     refusal: Refusal | None = None
     hang_up: bool = False

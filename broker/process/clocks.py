@@ -48,7 +48,7 @@ class SteadyClock:
 
 
 def shifted(offset_file: str | None, source: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Returns ``source`` shifted by what a file holds at the moment of reading; ``source`` itself without a file.
+    """Returns ``source`` shifted by the number in a file, read at each call; ``source`` without a file.
 
     Raises:
         ConfigError: The file cannot be read, or does not hold a double.

@@ -1,4 +1,4 @@
-"""Declares one setting as a dataclass field: its default, its help, its flag, and for how long its value holds."""
+"""Declares one setting as a dataclass field: default, help, flag, and how long its value holds."""
 
 from __future__ import annotations
 

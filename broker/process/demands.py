@@ -1,4 +1,4 @@
-"""Demands of an island on the recipe of its run: read from a table, and held against what the run has. Pure."""
+"""An island's demands on the recipe of its run: read from a table, compared with the run's. Pure."""
 
 from __future__ import annotations
 

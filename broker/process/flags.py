@@ -1,4 +1,4 @@
-"""Command-line flags: one for each setting (:mod:`broker.process.settings`), and a parser with a short and a long help.
+"""Command-line flags: one per setting (:mod:`.settings`), and a parser with a short and a long help.
 
 A daemon has some forty settings, of which a newcomer needs ten. So ``--help`` shows the everyday flags of a command,
 which the command names in groups; ``--help-all`` shows every flag under its subject.
@@ -117,7 +117,7 @@ def add_flags(
     skip: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """Adds one flag per setting of ``cls``, but for those named in ``skip``; returns the names of those added.
+    """Adds one flag per setting of ``cls``, except those in ``skip``; returns the names that it added.
 
     Each stands under the subject that its setting names, or else under the name of the class.
 

@@ -13,11 +13,12 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 def raise_open_files() -> int:
-    """Asks for as many files as the system allows; returns how many that are. A system that refuses is left as it is.
+    """Raises this process's limit of open files to the system's; returns the limit in force.
 
-    Each island holds two connections to its broker, and each is an open file there; an aggregator holds a file of each
-    fragment. Systems let a process have 1,024 of them unless it asks for more, which it may up to a second, far higher
-    limit: without that about 500 islands connect, and the others are left to wait for ever.
+    Where the system refuses, or names no upper limit, the limit stays. Each island holds two connections to its broker,
+    and each is an open file there; an aggregator holds a file of each fragment. Systems let a process have 1,024 of
+    them unless it asks for more, which it may up to a second, far higher limit: without that about 500 islands connect,
+    and the others are left to wait for ever.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard in (soft, resource.RLIM_INFINITY):
@@ -42,7 +43,7 @@ def return_freed(least_bytes: int) -> None:
 
 
 def keep_freed(most_bytes: int = (1 << 31) - 1, *, arenas: int = 0) -> None:
-    """Has glibc keep what is freed for the next use: a new page costs the kernel more than the bytes written to it.
+    """Has glibc keep freed memory: a new page costs the kernel more than the bytes written to it.
 
     Args:
         most_bytes: What is free at the end of a pool beyond that goes back to the system.

@@ -129,7 +129,7 @@ def log_to_stderr(level: int | str = logging.INFO) -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines; those that a full disk or closed stream does not take are counted, and told of when it is over."""
+    """Writes lines; counts those that a full disk or closed stream refuses, and logs the gap later."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

@@ -1,4 +1,4 @@
-"""The release of this program, and what to do where a peer speaks another version of the wire protocol."""
+"""The release of this program, and the cure where a peer speaks another version of the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def installed() -> str:
 
 
 def refusal_detail(error: RemoteProtocolError) -> str:
-    """Returns what is wrong with a message; of one in another version of the protocol, both versions and the cure."""
+    """Returns the fault of a message; for another protocol version, both versions and the cure."""
     if error.reason != Reason.PROTOCOL_VERSION:
         return f"{error.field} is {error.got}, expected {error.expected}"
     said = f"it speaks version {error.got} of the wire protocol, and {installed()} here version {PROTOCOL_VERSION}"

@@ -115,7 +115,7 @@ def load(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> T:
-    """Returns the settings of one process, from its flags, the environment and the file that ``args.config`` names.
+    """Returns a process's settings, from its flags, the environment and the file ``args.config``.
 
     Args:
         cls: The settings class.
@@ -137,7 +137,7 @@ def given(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Returns setting name -> value, of those that flags, environment or file name; otherwise as :func:`load`."""
+    """Returns setting name -> value, of those in flags, environment or file; otherwise as :func:`load`."""
     path = getattr(args, "config", None)
     tables = read_file(path) if path is not None else {}
     known = {each.name for each in settings_of(cls)}
@@ -149,7 +149,7 @@ def given(
 
 
 def own_table(cls: type[Any], tables: Mapping[str, Table], table: str) -> dict[str, Any]:
-    """Returns a process's own table, with those of the settings classes that its own inherits: ``[recipe]``.
+    """Returns a process's own table, joined with those of inherited settings classes: [recipe].
 
     Raises:
         ConfigError: Such a table has an unknown key, or a value that the own table has otherwise.
@@ -240,7 +240,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
 
 
 def check_finite(config: Any) -> None:
-    """Refuses numbers that are infinite or none (NaN), where all of a dataclass are durations, rates and shares.
+    """Refuses numbers that are infinite or NaN, for a dataclass of durations, rates and shares.
 
     Raises:
         ConfigError: One of them is.
@@ -253,7 +253,7 @@ def check_finite(config: Any) -> None:
 
 
 def refuse_unknown(table: Table, known: Collection[str], *, where: str) -> None:
-    """Raises ConfigError for the first key of ``table`` that is not in ``known``, with the nearest that is."""
+    """Raises ConfigError for the first key of ``table`` not in ``known``, with the nearest known one."""
     for name, value in table.items():
         if name not in known:
             place = f"[{where}] " if where else ""

@@ -58,7 +58,7 @@ def parse(written: str, *, field: str, source: str) -> dict[str, Any]:
 
 
 def dump(tables: Mapping[str, Mapping[str, Any]], *, heading: str = "") -> str:
-    """Returns the tables as TOML that :func:`broker.process.settings.read_file` reads back to the same values.
+    """Returns tables as TOML that :func:`broker.process.settings.read_file` reads back unchanged.
 
     Args:
         tables: Table name -> key -> value; keys whose value is None are left out.

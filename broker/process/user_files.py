@@ -17,7 +17,7 @@ log = logs.get(__name__)
 
 
 def lock(name: str) -> int | None:
-    """Takes a lock among all processes of this user on this machine, for as long as the descriptor returned is open.
+    """Takes a lock among this user's processes on this machine, held while the descriptor is open.
 
     The file stays: whoever removed it would let two others lock two files of that name.
 

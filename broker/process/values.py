@@ -105,7 +105,7 @@ def from_flag(name: str, given: Any, annotation: Any) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """Reads a whole number, also one that is written 1.2e6, or 1.2M: K, M, B or G, and T are powers of a thousand.
+    """Reads a whole number, also as 1.2e6 or 1.2M: K, M, B or G, and T are powers of a thousand.
 
     Raises:
         ValueError: It is none.

@@ -1,4 +1,4 @@
-"""Makes clients of Redis from an address: a server, or the master that sentinels name; a password from a file.
+"""Makes clients of Redis from the address of a server or of sentinels; a file may have the password.
 
 Shell. Nothing is sent before the first command. A file is read at every connection, so that a password which is
 replaced there is used from the next one on. Sentinels are asked at every connection, too: after a failover the next

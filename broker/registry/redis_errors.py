@@ -30,7 +30,7 @@ def why(err: BaseException) -> str:
 
 
 def cure(err: BaseException, url: str) -> str:
-    """Returns what to do about an error at an address; empty where nothing is known but that it does not serve."""
+    """Returns the cure for an error at an address; empty if none is known."""
     scheme = urlsplit(url).scheme.removesuffix(redis_address.SENTINEL)
     cause = err.__cause__ or err.__context__
     match err:

@@ -78,7 +78,7 @@ def aggregator_source(shard: int) -> str:
 
 
 class RedisRefusal(Unavailable):
-    """Redis, or what listens at its address, answers, and serves only another address; the message has the cure."""
+    """Redis, or another server at its address, refuses to serve; the message has the cure."""
 
 
 class Registry:
@@ -176,7 +176,7 @@ class Registry:
     # --- written by the aggregator ---
 
     async def write_fragments(self, records: Sequence[FragmentRecord]) -> int:
-        """Writes what fragments have become; returns how many records were not older than those that stand there."""
+        """Writes fragment records to Redis, unless a newer one is there; returns the number written."""
         if not records:
             return 0
 

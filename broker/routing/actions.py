@@ -31,7 +31,7 @@ NOBODY = m.joining("unknown")
 
 
 class Actions:
-    """Actions that wait to be handed to the driver; ``counters`` says what has happened since the beginning."""
+    """Actions that wait for the driver; ``counters`` is a tally of all since the beginning."""
 
     __slots__ = ("_actions", "_run_id", "_sequence", "_who", "counters")
 

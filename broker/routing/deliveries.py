@@ -187,7 +187,7 @@ class Deliveries:
     # --- what could not be sent ---
 
     def put_back(self, event: Blocked, now_s: float) -> None:
-        """Takes back what a full connection did not take; small messages are dropped, their senders repeat them."""
+        """Takes back a large message from a full connection; small ones are dropped: senders repeat them."""
         match event.envelope.message:
             case m.Version(fragment_id=p):
                 peer = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")

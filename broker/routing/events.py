@@ -67,7 +67,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Something arrived that could not be decoded; kind, sequence and claimed sender as far as they could be read."""
+    """A message could not be decoded; kind, sequence and claimed sender as far as they could be read."""
 
     channel: Channel
     peer: bytes
@@ -101,7 +101,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """The other end of a connection has all of what was sent with a :class:`Send`, as far as that is known."""
+    """The other end of a connection has all of a :class:`Send`, as far as that is known."""
 
     channel: Channel
     peer: bytes
@@ -123,14 +123,20 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowListChanged:
-    """From now on every message is judged by its key: public key -> whose it is. Before the first one, none is."""
+    """From now on every message is judged by its key: ``allowed`` maps a public key to its owner.
+
+    Before the first such event no message is judged.
+    """
 
     allowed: Mapping[str, Identity]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnedAway:
-    """A connection was not let in, or ended before it said anything; no reason where it may have been a mere knock."""
+    """A connection was refused, or ended before it said anything.
+
+    Without a reason it may have been a mere knock.
+    """
 
     channel: Channel
     reason: Reason | None

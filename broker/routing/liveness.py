@@ -42,7 +42,7 @@ class LivenessConfig:
             raise ConfigError("dead_after_s", self.dead_after_s, cure)
 
     def interval_of(self, islands: int) -> float:
-        """Returns the seconds between two heartbeats of an island, one of so many: more where there are very many.
+        """Returns the seconds between two heartbeats of an island; more where islands are very many.
 
         As a hub has so many heartbeats a second, and no more, as long as the allowances bear it: whoever is not heard
         for two intervals is not suspect yet, and for three not dead. Longer allowances let it grow further.

@@ -59,7 +59,7 @@ class Presence:
         return self._admit(peer, event, now_s)
 
     def _hear_host(self, peer: Peer | None, event: Received) -> Peer | Refusal:
-        """Takes note of one more host of an island, over a connection of its own; the island is who its speaker is."""
+        """Takes note of one more host of an island, over its own connection; returns the island's peer."""
         name, incarnation = event.envelope.sender, event.envelope.incarnation
         if peer is None or incarnation > peer.incarnation:
             return (
@@ -202,7 +202,7 @@ class Presence:
     # --- what is asked of all ---
 
     def _admit(self, who: Speaker, event: Received, now_s: float) -> Speaker | Refusal:
-        """Returns who speaks, heard just now; or says of a message that came over its connection before that it did."""
+        """Returns the speaker, heard just now; or refuses a message that its connection brought before."""
         if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):
             who.heard_s = now_s
             return who

@@ -56,7 +56,7 @@ class HeldVersion:
 
 @dataclass(slots=True)
 class _Trail:
-    """What is held of one fragment: ``steps`` are differences, each to the one before; ``whole`` is one of these."""
+    """Versions of one fragment: ``steps`` are differences in a row, ``whole`` lies before or among them."""
 
     whole: HeldVersion | None = None
     steps: list[HeldVersion] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Trail:
         return any(version in (each.version.base, each.version.fragment_version) for each in self.steps)
 
     def way(self, version: int) -> list[HeldVersion] | None:
-        """Returns what leads from a version to the newest, in the order to send it: the least bytes; None if nothing.
+        """Returns the cheapest way from a version to the newest, in order of sending; None if there is none.
 
         Empty for the newest itself.
         """
@@ -133,10 +133,10 @@ def _most_step_bytes(version: Version) -> int:
 
 
 class VersionShelf:
-    """What leads islands to the newest version of each fragment: at most one model and a half, however many they are.
+    """Leads islands to the newest version of each fragment; holds a model and a half at the most.
 
-    Whole versions, or differences as long as they are few, and the whole version that the first of these builds on,
-    once somebody has needed it.
+    It holds whole versions, or differences as long as they are few, and the whole version that the first of these
+    builds on, once somebody has needed it.
     """
 
     __slots__ = ("_numbers", "_trails", "held_bytes")
@@ -147,7 +147,7 @@ class VersionShelf:
         self.held_bytes = 0
 
     def offer(self, envelope: Envelope, version: Version, size_bytes: int) -> bool:
-        """Takes a version if it is newer, by (epoch, fragment version), than the one held; says whether it was.
+        """Takes a version newer, by (epoch, fragment version), than the one held; returns True if it did.
 
         Also a whole one that is not newer, where differences alone are held that lead on from it.
         """

@@ -1,4 +1,4 @@
-"""The broker's state machine: routes messages, and refuses those that break a rule. No sockets, no clock.
+"""The broker's state machine: routes messages, refuses those that break a rule. No sockets, no clock.
 
 The driver (:mod:`broker.server`, or the simulator) turns what happens into events, hands them to :meth:`Relay.handle`
 with the time, and carries out the actions that come back, in order. It calls again with :class:`Tick` at
@@ -245,9 +245,10 @@ class Relay:
         return None
 
     def _answer_for_nobody(self, event: Received, peer: Peer, now_s: float, *, led: bool) -> None:
-        """Tells an island that no aggregator answers that the broker lives (:mod:`islands.protocol.broker_choice`).
+        """Tells an island whose aggregator does not answer that the broker lives.
 
-        And one that was away when the run ended, or comes later, that it has: it would train on, or wait, for ever.
+        An island chooses its broker by that (:mod:`islands.protocol.broker_choice`). One that was away when the run
+        ended, or comes later, hears that it has ended: it would train on, or wait, for ever.
         """
         if peer.asked_s is None:
             peer.asked_s = now_s

@@ -1,1 +1,1 @@
-"""Sinks: writes figures of a run to TensorBoard, Weights & Biases or MLflow, by their own libraries. Shell."""
+"""Sinks: write a run's figures to TensorBoard, Weights & Biases or MLflow by their libraries. Shell."""

@@ -1,4 +1,4 @@
-"""The process beside an island that holds the library: ``python -m broker.sinks TARGET KEY NAME GROUP FOLDER``.
+"""The library's process beside an island: ``python -m broker.sinks TARGET KEY NAME GROUP FOLDER``.
 
 It reads rows from standard input until that ends, which it does with the island, however that dies. So a library that
 hangs, fills memory or crashes does it here. Rows that the library does not take wait, here and in the pipe; the island

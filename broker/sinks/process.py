@@ -1,4 +1,4 @@
-"""The island's side of the process that holds the library (:mod:`broker.sinks.__main__`): a thread and a short queue.
+"""The island's side of the library's process (:mod:`broker.sinks.__main__`): a thread and a queue.
 
 Whoever trains only puts a function into the queue, which takes a microsecond. The thread calls it, which may wait for a
 device, and writes the row into a pipe, which may wait for the library. A full queue drops what comes.
@@ -57,7 +57,7 @@ class SinkProcess:
         return None if process is None else process.pid
 
     def offer(self, make: Callable[[], Row]) -> bool:
-        """Takes a row that ``make`` returns, elsewhere and later; drops it if too many wait, and returns False."""
+        """Queues a function that returns a row, to be called later; drops it if full, and returns False."""
         try:
             self._waiting.put_nowait(make)
         except queue.Full:

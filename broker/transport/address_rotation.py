@@ -36,7 +36,7 @@ class AddressRotation:
         self._due_s = now_s
 
     def unknown(self, now_s: float) -> None:
-        """The name service gives none: what it gave before may still be right, else it is asked again after a pause."""
+        """The name service gives no address: the earlier ones still count, or it is asked again later."""
         if self._known:
             self.found(self._known, now_s)
         else:

@@ -1,4 +1,4 @@
-"""Messages in chunks at a client's end: what waits to go out and what has come in, over the connections of now.
+"""Messages in chunks at a client's end: both directions, over its present connections.
 
 What was on its way over a connection that broke is sent again by the cores' rules, and goes on where it was. One over
 which nothing is noted as received any more is to be made anew: a byte that was damaged on the way may have the other
@@ -72,7 +72,7 @@ class Chunked:
     def put(
         self, frames: Sequence[Buffer], connection: int, now_s: float, *, urgent: bool = False, key: int = 0
     ) -> Transfer:
-        """Takes in a message to be sent, and sends what may go; ``key`` is that of its payload, if it is large."""
+        """Takes in a message, and sends as much as may go; ``key`` is that of its payload, if it is large."""
         self._over(connection, now_s)
         transfer = self._out.put(frames, urgent=urgent, key=key, asks=key in self._begun)
         self._begun.discard(key)
@@ -103,7 +103,7 @@ class Chunked:
         return self._bonding.torn(standing)
 
     def bind(self, connection: int, standing: Mapping[int, int], now_s: float) -> bool:
-        """Says over connections that they belong together; returns whether those beside the first are to be made.
+        """Says over connections that they belong together; returns True if the others are to be made now.
 
         Args:
             connection: The number of the first connection.

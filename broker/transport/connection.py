@@ -26,7 +26,7 @@ LOOK_EVERY_S = 0.1
 
 
 def addresses_of(host: str, port: int) -> list[str]:
-    """Returns what ZeroMQ may connect to for a host's name, in the order of the name service; this may take seconds.
+    """Returns ZeroMQ addresses of a host, in the name service's order; this may take seconds.
 
     Raises:
         OSError: The name service does not know it, or does not answer.
@@ -94,7 +94,7 @@ class Connection:
         self._go_on(now_s)
 
     def watch(self, now_s: float) -> bool:
-        """Takes in what the monitor has seen; makes the connection anew when that is due, and says whether it did."""
+        """Takes in the monitor's news; makes the connection anew when due, and returns True if it did."""
         self._take_in(now_s)
         if self._down_since_s is None:
             return False
@@ -251,6 +251,6 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _same(seen: str, address: str) -> bool:
-    """Whether the monitor speaks of this address: of IPv4 it sometimes says the form that is mapped into IPv6."""
+    """Returns True if the monitor means this address; it may say IPv4 in the form mapped into IPv6."""
     (host, port), (at, at_port) = _host_and_port(seen), _host_and_port(address)
     return (_ip(host), port) == (_ip(at), at_port)

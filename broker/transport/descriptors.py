@@ -1,4 +1,4 @@
-"""Connections that ZeroMQ holds, by file descriptor: what has come in over one, and how it is ended. Shell.
+"""Connections of ZeroMQ, by file descriptor: counts the bytes received over one, and ends it. Shell.
 
 A descriptor may have been closed meanwhile, and given to something else, so a copy of it is looked at before anything
 is believed of it or done to it: whether its own end has a name that is ours.

@@ -57,7 +57,7 @@ OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """The messages and bytes that went through an endpoint since it was opened, without ZeroMQ's own bytes."""
+    """Messages and bytes through an endpoint since it was opened, without ZeroMQ's own bytes."""
 
     sent: int = 0  # messages given to a live connection
     unsent: int = 0  # messages dropped, for want of a connection or of room
@@ -165,7 +165,7 @@ class Endpoint:
         return await self.line(False, timeout_s)
 
     async def line(self, stands: bool, timeout_s: float) -> bool:
-        """Waits until a connection stands, or none does any more, unlike ``stands``; says how it is at the end.
+        """Waits until the connection is not as ``stands`` says any more; returns True if one stands then.
 
         As long as this is awaited, a lost connection is noticed at once; otherwise with the next send or receive.
         """
@@ -327,7 +327,7 @@ class Endpoint:
         return frames
 
     def _take_in(self, chunked: Chunked) -> None:
-        """Takes in what has come over bulk connections, as long as there is room for messages; sends what may go."""
+        """Takes in chunks of all bulk connections, while messages find room; sends as much as may go."""
         now_s, taken = time.monotonic(), False
         self._look_after_line()
         for subflow, line in {0: self._open_line, **self._others}.items():

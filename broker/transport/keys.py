@@ -63,7 +63,7 @@ def new_pair(identity: Identity) -> KeyPair:
 
 
 def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
-    """Writes both files of a pair and returns their paths, the secret one first; nothing is ever overwritten.
+    """Writes both files of a key pair, overwriting nothing; returns their paths, the secret one first.
 
     Raises:
         ConfigError: There is a pair of that name already.
@@ -180,7 +180,7 @@ def _read(path: Path, setting: str) -> str:
 
 
 def client_keys(key: Path | None, role: KeyRole) -> ClientKeys | None:
-    """Returns what to connect with, from a secret key file with ``broker.public`` beside it; None for no file.
+    """Returns a client's keys, from a secret key file and ``broker.public`` beside it; None for no file.
 
     Raises:
         ConfigError: A file is missing or wrong, or the key is another role's.
@@ -197,7 +197,7 @@ def client_keys(key: Path | None, role: KeyRole) -> ClientKeys | None:
 
 
 def own_name(key: Path | None) -> str:
-    """Returns the island id that a key is bound to; empty without a key, or with one that is good for any island.
+    """Returns the island id that a key is bound to; empty without a key, or if it fits any island.
 
     Raises:
         ConfigError: The file is missing or wrong.

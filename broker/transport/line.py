@@ -72,7 +72,7 @@ class Line(Connection):
             raise
 
     def hang_up(self, *, at_once: bool = False) -> None:
-        """Closes the socket; ZeroMQ sends what is queued for at most the channel's linger time, or not ``at_once``."""
+        """Closes the socket; ZeroMQ still sends its queue within the linger time, unless ``at_once``."""
         self.close()
         self.socket.close(linger=0 if at_once else None)
 

@@ -9,7 +9,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def memory_bytes() -> int:
-    """Returns the memory of this machine, or the least limit that a container or a service sets; 0: not known."""
+    """Returns this machine's memory, or the least limit of a container or service; 0 if not known."""
     try:
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # some systems have no such names

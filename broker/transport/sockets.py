@@ -80,7 +80,7 @@ IN_A_ROW = {Channel.CONTROL: 8, Channel.BULK: 1}
 
 
 def tcp_buffer_bytes() -> int:
-    """Returns what Linux lets one TCP connection have under way from here (``tcp_wmem``); 0 where it does not say."""
+    """Returns the most bytes Linux lets a TCP connection send ahead (``tcp_wmem``); 0 if not known."""
     try:
         return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text(encoding="utf-8").split()[2])
     except (OSError, ValueError, IndexError):

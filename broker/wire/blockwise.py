@@ -87,7 +87,7 @@ def quantise(flat: Float32Array, codec: Codec) -> ByteArray:
 
 
 def scale_limits(codec: Codec) -> tuple[np.float32, np.float32, np.float32]:
-    """Returns the largest code of int8 or int4, and the smallest and the largest scale of a block that is not empty."""
+    """Returns int8's or int4's largest code, and the smallest and largest scale of a non-empty block."""
     return _LARGEST_CODE[codec], np.float32(_SMALLEST_SCALE), np.float32(_LARGEST_SCALE[codec])
 
 
@@ -107,7 +107,7 @@ class Quantised:
         self._scales, self._codes = _parts(data, elements)
 
     def read(self, start: int, out: Float32Array) -> None:
-        """Writes the elements from ``start`` on into ``out``, as many as it holds; each is one float32 product.
+        """Fills ``out`` with the elements from ``start`` on; each is one float32 product.
 
         Allocates a byte an element for int4: ``out`` should be a piece that fits the cache.
 
@@ -137,7 +137,7 @@ def _parts(data: ByteArray, elements: int) -> tuple[Float32Array, ByteArray]:
 
 
 def _pieces(start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """Cuts a range of elements into the rest of a block, whole blocks, and the beginning of one, if not empty.
+    """Cuts a range of elements into a block's rest, whole blocks and a block's beginning, if not empty.
 
     Yields:
         Elements, counted from ``start``; and the blocks that they are in.

@@ -269,5 +269,5 @@ def _at(field: str, check: Any, *values: Any, **given: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    """Returns a short, printable form of a value that somebody else chose; ``repr`` alone could be megabytes."""
+    """Returns a short printable form of a foreign value; ``repr`` alone could be megabytes."""
     return reprlib.repr(value)

@@ -120,12 +120,12 @@ class FragmentManifest:
 
 
 def merged_by(tensors: tuple[TensorSpec, ...], rule: str) -> tuple[TensorSpec, ...]:
-    """Returns tensors as a recipe's merge rule has them: with ``mean`` none is merged by length and direction."""
+    """Returns tensors as a merge rule has them: with ``mean`` none is merged by length and direction."""
     return tuple(replace(t, kind=Kind(rule)) if t.kind is Kind.RDA else t for t in tensors)
 
 
 def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
-    """Returns tensors of at most ``most`` elements: larger ones in as few sections as that takes, of equal size.
+    """Returns tensors of at most ``most`` elements: larger ones in the fewest sections, of equal size.
 
     A section is some rows of the first axis. Units that this axis counts stay whole, so that merging is what it was;
     without unit axes a section is a unit by itself. A tensor with rows that are too large stays as it is.
@@ -151,7 +151,7 @@ def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
 
 
 def joined(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Returns tensors as they were before :func:`cut`. Sections that do not belong together stay as they are."""
+    """Returns tensors as they were before :func:`cut`; sections that do not belong together stay."""
     listed = list(tensors)
     families: dict[str, list[TensorSpec]] = {}
     for tensor in listed:
@@ -235,7 +235,7 @@ def _filled(tensors: Iterable[TensorSpec], most: int | None) -> list[tuple[Tenso
 
 
 def shard_of(fragment_id: int, shards: int) -> int:
-    """Which aggregator shard of ``shards`` owns a fragment: they take turns, so each has its part of every size."""
+    """Returns the shard that owns a fragment: shards take turns, so each has its part of every size."""
     return fragment_id % shards
 
 

@@ -1,4 +1,4 @@
-"""The first frame of a message: a msgpack map that ends with its own checksum, and is not trusted before that fits.
+"""The first frame of a message: a msgpack map, trusted only if the checksum at its end fits.
 
 Pure. What the map says is a question of :mod:`broker.wire.codec`; here are its size, its checksum, and that it is a map
 which takes no more memory than its bytes allow. The checksum is looked at first: a damaged header may well be
@@ -37,7 +37,7 @@ LEAST_ROOM_BYTES, ROOM_SHARE = 4 << 30, 4
 
 
 def room_bytes(memory_bytes: int) -> int:
-    """Returns the bytes that a machine has for one message, and for those that wait: a quarter of its memory.
+    """Returns the bytes for one message, and for all that wait: a quarter of the machine's memory.
 
     4 GiB at least, however little there is: memory is taken as bytes come. With eight fragments, one in float32 takes a
     quarter of what the model takes in bfloat16. So whoever can hold that has room for its fragments.
@@ -49,7 +49,7 @@ def room_bytes(memory_bytes: int) -> int:
 
 
 def partial_room_bytes(memory_bytes: int) -> int:
-    """Returns the bytes that a broker has for messages that are not whole, over all connections: half of its memory."""
+    """Returns a broker's bytes for unfinished messages of all connections: half of its memory."""
     return max(room_bytes(memory_bytes), memory_bytes // 2)
 
 
@@ -132,7 +132,7 @@ def read(frames: Sequence[Buffer], limits: Limits) -> dict[str, Any]:
 
 
 def _is_of_version_1(header: memoryview) -> bool:
-    """Whether a header without a checksum is that of a peer which knows of none, so that it is told to update.
+    """Returns True if a header is that of a version 1 peer, without checksum: it is told to update.
 
     Damage alone makes no such header of ours: it would have to turn the version into another and the key into another.
     """

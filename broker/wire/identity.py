@@ -83,7 +83,10 @@ class Identity:
                 return False
 
     def may_be(self, island_id: str) -> bool:
-        """Whether this may be the island ``island_id``; empty, which asks the run to choose, only if it may be any."""
+        """Returns True if this may be the island ``island_id``.
+
+        An empty one asks the run to choose: only an identity for any island may do that.
+        """
         if self.role is not KeyRole.ISLAND:
             return False
         if self.name == ANY:

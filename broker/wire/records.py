@@ -160,7 +160,7 @@ class LeaseView:
             raise Unavailable(f"what stands in Redis is no lease: {err!r}; {cure}", definite=True) from err
 
     def expired(self, lease_s: float) -> bool:
-        """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
+        """Returns True if the holder let it run out; a clock set back counts against the holder."""
         return self.age_s >= lease_s or self.age_s < 0
 
 
@@ -194,7 +194,7 @@ NumberedEvent = tuple[EventNumber, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptVersion:
-    """One version of a fragment as Redis keeps it; the newest ones only, and none that nobody contributed to.
+    """One version of a fragment in Redis, which keeps the newest of those with contributions.
 
     Attributes:
         found: What its aggregator noted when it was made; None: this version is not there.

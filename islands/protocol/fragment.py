@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from broker.process.transitions import Staged, Transitions
 from broker.routing.resending import Backoff
-from broker.wire.messages import Contribution, TrainedOn, Version
+from broker.wire.messages import UNASKED, Contribution, TrainedOn, Version
 from broker.wire.ranges import StepRange
 
 
@@ -112,9 +112,23 @@ class Fragment:
         return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())
 
     @property
-    def settled(self) -> bool:
-        """Whether each contribution that was sent is known to be merged or refused, and none is being encoded."""
-        return self.capturing is None and not self.outstanding
+    def awaited(self) -> bool:
+        """Whether a copy could be handed over now: nothing is being encoded, and nothing sent answers the next round.
+
+        What came too late for an earlier round does not: the open one waits for another contribution.
+        """
+        if self.capturing is not None or self.unasked:
+            return False
+        return not self.outstanding or self.asked not in (None, *self._rounds_sent)
+
+    @property
+    def unasked(self) -> bool:
+        """Whether a contribution that was handed over unasked is not merged yet: it answers the next round."""
+        return UNASKED in self._rounds_sent
+
+    @property
+    def _rounds_sent(self) -> set[int]:
+        return {pending.message.round_id for pending in self.outstanding.values()}
 
     @property
     def undescribed_from(self) -> int:

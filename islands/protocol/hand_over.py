@@ -17,6 +17,7 @@ from broker.routing.resending import Backoff, Carried, Patience
 from broker.wire.fragments import shard_of
 from broker.wire.messages import (
     AGGREGATOR,
+    UNASKED,
     Contribution,
     Fate,
     FleetState,
@@ -48,7 +49,7 @@ class HandOver:
         fleet: What it knows of the run.
         several_hosts: They copy together, at few boundaries (:mod:`islands.hosts.speaker`): rounds open and close in
             between. So what is copied is handed over at once, for the next round where none is open, and not copied
-            again until its fate is known.
+            again until that round was merged.
     """
 
     def __init__(self, training: Training, member: Member, fleet: Fleet, *, several_hosts: bool = False) -> None:
@@ -197,7 +198,7 @@ class HandOver:
         idle = self._training.stopped or self._in_step  # in step, drivers know the steps
         watched = frozenset() if idle else self._fleet.due_soon.union(asked)
         if self._several_hosts:
-            watched = frozenset(p for p in watched if fragments[p].settled)
+            watched = frozenset(p for p in watched if fragments[p].awaited)
         if watched != self._watched:
             self._watched = watched
             actions.append(Watch(fragments=watched))
@@ -211,7 +212,7 @@ class HandOver:
 
     def _answer_round(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
         """Answers the open round of a fragment, if it can be answered now."""
-        if fragment.stage is Stage.CAPTURING:
+        if fragment.stage is Stage.CAPTURING or (fragment.unasked and not fragment.flushing):
             return
         if self._in_step and not self._training.stopped:
             if fragment.stage is Stage.IDLE and fragment.copy is not None and fragment.copy.step > fragment.handed.step:
@@ -237,7 +238,7 @@ class HandOver:
         """Hands over unasked what a copy has: the next round of the fragment takes it in."""
         copy, left = fragment.copy, fragment.stage is Stage.IDLE and not fragment.overwrite
         if left and copy is not None and copy.step > fragment.handed.step:
-            self._capture(p, fragment, copy, 0, actions)
+            self._capture(p, fragment, copy, UNASKED, actions)
 
     def _capture(self, p: int, fragment: Fragment, copy: Point, round_id: int, actions: list[Action]) -> None:
         """Begins to encode all that was trained up to a copy and not handed over yet."""

@@ -64,6 +64,7 @@ class SimIsland:
             tokens_per_step=self.work.tokens_per_step,
             brokers=simulation.plan.brokers,
             paused=paused,
+            several_hosts=plan.plans_every > 1,
         )
         self.arrived: dict[int, int] = {}  # fragment -> newest version, whole or made whole
         self.connection = 0
@@ -283,7 +284,8 @@ class SimIsland:
         """Installs what is ready, then copies what is watched, as the training thread does between two steps."""
         installed, self.ready = tuple(self.ready), []
         assert self.core.manifest is not None
-        due = self.watched | self.lockstep.due(self.step, self.versions())
+        together = self.stopped or self.step % self.plan.plans_every == 0
+        due = (self.watched if together else frozenset()) | self.lockstep.due(self.step, self.versions())
         copied = tuple(self.core.manifest.moving if self.stopped else sorted(due))
         for p in copied:  # about to be replaced: what is put off until an installation need not stop for it
             self.work.forget(p)

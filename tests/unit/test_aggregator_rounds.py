@@ -1,20 +1,12 @@
 """Rounds from opening to closing, on one aggregator core whose islands the test plays by hand."""
 
-import pytest
-
 from aggregator.events import Flaw, Merge
-from broker.wire.messages import Fate, FleetState, OpenRound, Outstanding, Reason
-from broker.wire.ranges import StepRange
+from broker.wire.messages import UNASKED, Fate, FleetState, OpenRound, Outstanding, Reason
 from tests.aggregator_hand import desk, notes, of, resolutions, sent
 
 
-def merged(made, fragment=0):
-    return {m.island_id: m for m in made.run.fragments[fragment].contributions}
-
-
-def close_by_grace(made, at_s):
-    """Lets the wait for stragglers pass."""
-    return made.run_to(at_s)
+def merged(made):
+    return {m.island_id: m for m in made.run.fragments[0].contributions}
 
 
 # --- opening ------------------------------------------------------------------------------------------------------
@@ -42,8 +34,7 @@ def test_an_island_that_lacks_a_fragment_is_not_asked():
 def test_no_more_rounds_are_open_than_allowed_and_each_on_a_fragment_of_its_own():
     made = desk("a", fragments=4, sync_interval=4, rounds_in_flight=2)
     made.beat("a", 40)
-    open_ = list(made.run.open_rounds.values())
-    assert len({r.fragment_id for r in open_}) == len(open_) == 2
+    assert len({r.fragment_id for r in made.run.open_rounds.values()}) == len(made.run.open_rounds) == 2
 
 
 # --- closing ------------------------------------------------------------------------------------------------------
@@ -66,8 +57,7 @@ def test_a_round_closes_at_quorum_and_grace_without_the_last():
     made.offer("a", 0, 4)
     made.offer("b", 0, 4)
     assert made.run.versions == (0,)
-    said = close_by_grace(made, 5.0)
-    (note,) = notes(said, "round.closed")
+    (note,) = notes(made.run_to(5.0), "round.closed")
     assert "quorum 2 met and grace window over: 2 of 3" in note["reason"]
     assert note["missing"] == ["c"]
 
@@ -78,16 +68,6 @@ def test_a_round_below_its_quorum_closes_at_the_timeout_with_what_is_there():
     made.offer("a", 0, 4)
     assert not notes(made.run_to(4.9), "round.closed")
     assert "timeout" in notes(made.run_to(5.1), "round.closed")[0]["reason"]
-
-
-def test_a_round_without_any_contribution_is_cancelled_and_no_version_is_made():
-    made = desk("a", "b")
-    made.open_round("a", "b", step=4)
-    made.nothing("a")
-    said = made.nothing("b")
-    assert "nobody has anything" in notes(said, "round.cancelled")[0]["reason"]
-    assert made.run.versions == (0,)
-    assert not of(said, Merge)
 
 
 def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again():
@@ -136,8 +116,7 @@ def test_a_late_contribution_is_held_and_joins_the_next_round_without_counting_t
     made.offer("a", 0, 4)
     made.run_to(3.1)
     assert made.run.versions == (1,)
-    said = made.offer("b", 0, 4, base=0, round_id=first)
-    assert notes(said, "contribution.held")
+    assert notes(made.offer("b", 0, 4, base=0, round_id=first), "contribution.held")
     made.open_round("a", "b", step=8)
     made.offer("a", 4, 8)
     assert made.run.versions == (1,), "two contributors, but one answer: below the quorum of 2"
@@ -148,20 +127,34 @@ def test_a_late_contribution_is_held_and_joins_the_next_round_without_counting_t
     assert by_start["b", 0].staleness == 1.0
 
 
+def test_what_was_handed_over_unasked_is_the_answer_to_the_round_that_takes_it_in():
+    made = desk("a", "b", quorum=2)
+    for island_id in ("a", "b"):
+        assert notes(made.offer(island_id, 0, 4, round_id=UNASKED), "contribution.held")
+    made.beat("a", 4)
+    made.beat("b", 4)
+    assert made.run.versions == (1,), "nobody has anything else to say"
+    assert all(merged.fresh for merged in made.run.fragments[0].contributions)
+    made.open_round("a", "b", step=8)
+    made.offer("a", 4, 8)
+    assert made.run.versions == (1,)
+    made.offer("b", 4, 8, round_id=UNASKED)
+    assert made.run.versions == (2,)
+
+
 def test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes():
     made = desk("a", "b", quorum=2, max_staleness=1, round_timeout_s=3.0)
     made.computes = False
     made.open_round("a", "b", step=4)
     made.offer("a", 0, 4)
     made.run_to(3.1)
-    made.offer("b", 0, 4, base=0)  # held while version 1 is computed
+    made.offer("b", 0, 4, base=0, round_id=1)  # too late: held while version 1 is computed
     made.compute()
     made.computes = True
     made.run.fragments[0].version = 2  # as if another version had come between
     made.open_round("a", "b", step=8)
     made.offer("a", 4, 8)
-    said = made.nothing("b")
-    refused = notes(said, "contribution.refused")
+    refused = notes(made.nothing("b"), "contribution.refused")
     assert [(n["island"], n["reason"]) for n in refused] == [("b", Reason.STALE)]
     told = made.beat("b", 8, outstanding=(Outstanding(fragment_id=0, from_step=0, to_step=4),))
     assert {r.reason for r in resolutions(told, "b")} == {Reason.STALE}
@@ -194,34 +187,18 @@ def test_held_bytes_are_limited_and_freed_by_merging():
     assert notes(made.offer("b", 0, 4, base=0, payload_bytes=300), "contribution.held")
 
 
-# --- weights ------------------------------------------------------------------------------------------------------
-
-
-def test_of_three_islands_none_has_more_than_half():
-    made = desk()
-    made.open_round("a", "b", "c", step=4)
-    tiny = StepRange(from_step=0, to_step=4, from_tokens=0, to_tokens=4)
-    made.offer("a", 0, 4)
-    made.offer("b", 0, 4, steps_=tiny)
-    made.offer("c", 0, 4, steps_=tiny)
-    assert merged(made)["a"].merge_weight == pytest.approx(0.5)
-
-
 # --- bad answers --------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_answered_and_taken_in_once():
+def test_a_round_to_which_everybody_has_nothing_is_cancelled_and_no_version_is_made():
     made = desk("a", "b")
     made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    assert [r.fate for r in resolutions(made.offer("a", 0, 4), "a")] == [Fate.WAITING]
-    (round_,) = made.run.open_rounds.values()
-    assert len(round_.contributions) == 1
-
-
-def test_nothing_for_a_round_that_is_over_is_ignored():
-    made = desk("a")
-    assert not notes(made.nothing("a", round_id=77), "round.cancelled")
+    assert not notes(made.nothing("a", round_id=77) + made.nothing("b", round_id=77), "round.cancelled")
+    made.nothing("a")
+    said = made.nothing("b")
+    assert "nobody has anything" in notes(said, "round.cancelled")[0]["reason"]
+    assert made.run.versions == (0,)
+    assert not of(said, Merge)
 
 
 def test_a_damaged_contribution_may_come_again_and_still_counts_as_fresh():

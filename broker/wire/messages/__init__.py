@@ -1,4 +1,4 @@
-"""Every message that crosses a socket, as a frozen value. The wire form is in PROTOCOL.md and :mod:`broker.wire.codec`.
+"""Every message as a frozen value. The wire form is in PROTOCOL.md and :mod:`broker.wire.codec`.
 
 Two rules shape this list. *State, not edges*: whatever a party must know is repeated in :class:`FleetState` and
 :class:`Heartbeat` until it is known, so no message exists whose loss could hang anything. *Identity makes re-sending
@@ -28,6 +28,7 @@ from broker.wire.messages.recipe import (
 from broker.wire.messages.rounds import (
     FASTEST_STEP_S,
     SLOWEST_STEP_S,
+    UNASKED,
     Contribution,
     FleetState,
     Heartbeat,
@@ -136,6 +137,7 @@ __all__ = [
     "Rostered",
     "RunSettings",
     "SLOWEST_STEP_S",
+    "UNASKED",
     "Seed",
     "Share",
     "Standing",

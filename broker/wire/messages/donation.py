@@ -10,7 +10,7 @@ from broker.wire.messages.values import Channel, Payload, Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskDonor:
-    """Asks which island may give its optimizer state; ``tried`` were named and failed. Repeated until answered."""
+    """Asks which island may give its optimizer state; those in ``tried`` failed. Repeated till answered."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.ISLAND
@@ -33,7 +33,7 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePart:
-    """Part ``part`` of ``num_parts`` of a donor's state, for who asked; ``num_parts`` 0: it has none to give.
+    """Part ``part`` of ``num_parts`` of a donor's state, for the asker; ``num_parts`` 0: none to give.
 
     Attributes:
         state_id: Names the copy that it is cut from.
@@ -52,7 +52,7 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Donor:
-    """Answers :class:`AskDonor`: ``island_id`` may be asked for its state; empty: nobody is left who could give one.
+    """Answers :class:`AskDonor`: ask ``island_id`` for its state; empty: no island is left to ask.
 
     ``wait_s`` is the silence of the donor after which to ask for another one.
     """

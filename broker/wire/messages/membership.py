@@ -73,7 +73,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """A last word: the island ends on purpose and is not missed; ``departure`` says what becomes of its life."""
+    """A last word: the island ends on purpose and is not missed; ``departure`` is the fate of its life."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.ISLAND

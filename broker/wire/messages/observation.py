@@ -1,4 +1,4 @@
-"""Messages of an observer: a question about the run, and the broker's answer from what stands in Redis.
+"""Messages of an observer: a question about the run, and the broker's answer from Redis.
 
 Both travel on the bulk port, and nothing else does over an observer's connection. An answer may have half a megabyte,
 and there ZeroMQ holds four messages for who does not read, not a thousand.

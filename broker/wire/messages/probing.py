@@ -1,4 +1,4 @@
-"""Messages that measure a way: anybody who may connect sends so many bytes to a broker, and gets so many back.
+"""Messages that measure a link: a peer sends so many bytes to a broker, and gets so many back.
 
 Who measures takes no part in the run: a broker answers at once, passes nothing on and remembers nobody.
 """
@@ -25,13 +25,13 @@ _BUFFER = Encoded(
 
 
 def probe_payload(buffers: int) -> Payload:
-    """Returns so many buffers of 64 KiB; all of them are the same memory, so that many take no more than one."""
+    """Returns so many buffers of 64 KiB, all the same memory, so that many take no more than one."""
     return (_BUFFER,) * buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Asks a broker for an answer of ``answer_buffers`` buffers; how large it is itself, its payload decides."""
+    """Asks a broker for an answer of ``answer_buffers`` buffers; ``payload`` sets its own size."""
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.ISLAND

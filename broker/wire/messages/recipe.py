@@ -46,7 +46,7 @@ class Pacing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The recipe of a run. Every field is a key of the table ``[recipe]`` and a flag of ``atoll aggregator``.
+    """The recipe of a run: each field is a key of ``[recipe]`` and a flag of ``atoll aggregator``.
 
     A fixed field decides how model and progress are cut, or is followed by islands. A changeable one may be another
     after a restart.
@@ -174,7 +174,7 @@ def recipe_table(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_digest(table: Mapping[str, Any]) -> str:
-    """Returns 16 hex digits over a table of :func:`recipe_table`: two runs with the same ones learn by one recipe."""
+    """Returns 16 hex digits over a :func:`recipe_table`: runs with equal ones learn by one recipe."""
     text = json.dumps(dict(table), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -22,6 +22,9 @@ from broker.wire.messages.values import (
 )
 from broker.wire.ranges import StepRange
 
+#: ``round_id`` of a contribution that was handed over unasked: it answers whichever round takes it in.
+UNASKED = 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRound:
@@ -78,7 +81,7 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.
+    """An island's sign of life, progress and outstanding contributions; :class:`FleetState` answers.
 
     ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts
     tokens that adoptions with keep = 0 dropped, over this incarnation; ``optimizer`` says what its inner optimizer
@@ -136,7 +139,7 @@ class Contribution:
     """A pseudo-gradient (reference minus local) with the range of steps it hands over.
 
     Attributes:
-        round_id: The round it answers.
+        round_id: The round it answers; :data:`UNASKED`: the next one of its fragment.
         trained_on: Versions its steps were run on, oldest first; the steps add up to ``steps.steps``.
         data: Batches its steps were trained on; they add up likewise. Empty: its island does not say.
         hosts: How many hosts the island has. With more than one this is the part of its speaker, host 0, and each of
@@ -183,7 +186,7 @@ class HostPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetState:
-    """All that an island must know, in one message: the reply to a heartbeat, and pushed when a round opens.
+    """All that an island must know: the reply to a heartbeat, also sent when a round opens.
 
     With several shards each sends its own: it speaks of its fragments (:func:`broker.wire.fragments.shard_of`), and of
     all else only shard 0 is believed.

@@ -12,7 +12,7 @@ from broker.wire.messages.values import Channel, Phase, Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolled:
-    """An island in shard 0's books: its present life, and where that began, once ``begun`` says that this is known."""
+    """An island in shard 0's books: its present life, and its beginning, known once ``begun``."""
 
     island_id: str
     index: int
@@ -60,7 +60,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """The decisions of shard 0 for all shards: phase, seeding island, members with their lives, data shares.
+    """The decisions of shard 0 for all shards: phase, seeding island, members' lives, data shares.
 
     Repeated until :class:`Rostered` says that it is durable there; see :mod:`aggregator.rounds.roster`.
 
@@ -95,7 +95,7 @@ class Roster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rostered:
-    """Another shard's heartbeat to shard 0: which roster is durable there, and what shard 0 must know to decide.
+    """Another shard's heartbeat to shard 0: its durable roster, and facts for shard 0's decisions.
 
     Attributes:
         shard: Who says it.

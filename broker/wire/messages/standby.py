@@ -20,7 +20,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow:
-    """A standby's heartbeat: what is durable in its store. Request, acknowledgement and sign of life in one.
+    """A standby's heartbeat: the durable state of its store; request, acknowledgement and sign of life.
 
     The broker answers with :class:`Following` and passes it on to the leader, which sends whatever differs.
 
@@ -52,7 +52,7 @@ class FollowBulk:
 
 
 def newness(made_under: int, stored: Sequence[Stored]) -> tuple[int, int]:
-    """Returns what orders the stores of a shard: the epoch of their last version, then how many versions there were."""
+    """Returns a store's rank in its shard: the epoch of its last version, then the number of versions."""
     return made_under, sum(each.fragment_version + 1 for each in stored)
 
 

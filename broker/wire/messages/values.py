@@ -1,4 +1,4 @@
-"""Values in many messages: channels, codecs, phases, fates, reasons, encoded tensors, data shares, addresses."""
+"""Values in many messages: channels, codecs, phases, fates, reasons, tensors, shares, addresses."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class TrainedOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a buffer in a fragment: a region of one of its tensors that begins here, in the buffer's shape."""
+    """A buffer's place in a fragment: the region of one tensor that begins here, in the buffer's shape."""
 
     tensor: int
     start: tuple[int, ...]
@@ -178,7 +178,7 @@ OWN_PASS = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Batches ``[from_batch, to_batch)`` of the whole data, in one island's hands as block ``number``, from 1.
+    """Batches ``[from_batch, to_batch)`` of the data as one island's block; ``number`` counts from 1.
 
     A number belongs to one life of one island, and never comes again. Batches are counted in the size that the island
     has declared, in one order that all islands share; it goes on through one pass over the data after the other.

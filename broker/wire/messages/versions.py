@@ -24,7 +24,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A published fragment version; the broker keeps what leads to the newest, and sends it to who wants it.
+    """A published fragment version; the broker keeps the way to the newest, and sends it on request.
 
     Attributes:
         base: The version of the fragment that ``payload`` is to be added to (:func:`broker.wire.tensors.added`); None:
@@ -48,7 +48,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """The aggregator's heartbeat to the broker, on the control channel: it leads this shard, under this epoch.
+    """The aggregator's heartbeat to a broker, on control: it leads this shard, under this epoch.
 
     ``versions`` are the newest published ones per fragment, -1 for none and for fragments of other shards. ``ended``:
     the run is over, which the broker tells whoever comes later.
@@ -76,7 +76,7 @@ class AttachBulk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantWhole:
-    """The broker asks an aggregator for a whole version: it has differences alone, and somebody lacks their base.
+    """The broker asks for a whole version: it has only differences, and an island lacks their base.
 
     The aggregator publishes the newest version of the fragment whole. Repeated while it does not come.
     """
