@@ -70,7 +70,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "test": Command(
         module="ops.test",
-        summary="runs what CI runs: lint, types, the test suite",
+        summary="checks this checkout: lint, types, and the fast tests, or with --full all of them",
         example="tests/unit -k settings",
         passes_on=True,
     ),

@@ -75,7 +75,3 @@ async def sent_until_received(endpoint, router, message):
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(router.recv_multipart(), 1.0)
     raise AssertionError(f"nothing came within {PATIENCE_S} s")
-
-
-def run(main):
-    asyncio.run(main)

@@ -137,14 +137,46 @@ class Process:
         return self._process.wait(within_s)
 
 
-class Up(Process):
+class RunFiles:
+    """What a run of ``up`` leaves in its directory, while it trains and afterwards."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.outputs = run_dir.with_name(f"{run_dir.name}-output")
+
+    @property
+    def out(self) -> str:
+        return (self.outputs / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.outputs / "err").read_text()
+
+    def versions(self) -> dict[int, int]:
+        """Returns the newest durable version of each fragment, from the ledger on disk."""
+        return {row["fragment_id"]: row["fragment_version"] for row in self.ledger()}
+
+    def ledger(self) -> list[Line]:
+        return json_lines(self.run_dir / "store" / "ledger.jsonl")
+
+    def tape(self) -> list[Line]:
+        return json_lines(self.run_dir / "events.jsonl")
+
+    def notes(self, name: str) -> list[Line]:
+        """Returns what the aggregator noted under a name, with the time as ``now_s``."""
+        return [{"now_s": each["now_s"], **each["fields"]} for each in self.tape() if each.get("note") == name]
+
+    def report(self) -> Line:
+        return dict(json.loads((self.run_dir / "report.json").read_text()))
+
+
+class Up(Process, RunFiles):
     """``up`` with the light task, in a directory of its own."""
 
     def __init__(self, run_dir: Path, *flags: object, task: str | None = NUMPY_TASK, **variables: str) -> None:
-        self.run_dir = run_dir
+        RunFiles.__init__(self, run_dir)
         chosen = ["--task", task] if task is not None else []
-        outputs = run_dir.with_name(f"{run_dir.name}-output")
-        super().__init__(outputs, "up", *chosen, "--run-dir", run_dir, *flags, **variables)
+        Process.__init__(self, self.outputs, "up", *chosen, "--run-dir", run_dir, *flags, **variables)
 
     def __enter__(self) -> Up:
         return self
@@ -183,13 +215,6 @@ class Up(Process):
         """Returns the id of the process that took the place of ``old``."""
         return int(wait_for(lambda: (pid := self.process(name)) != old and pid, f"new {name}"))
 
-    def versions(self) -> dict[int, int]:
-        """Returns the newest durable version of each fragment, from the ledger on disk."""
-        newest: dict[int, int] = {}
-        for row in self.ledger():
-            newest[row["fragment_id"]] = row["fragment_version"]
-        return newest
-
     def wait_for_progress(self, versions: int = 1) -> None:
         """Returns when every fragment has got so many versions more."""
         before = self.versions()
@@ -201,19 +226,6 @@ class Up(Process):
             return bool(now) and all(now[p] >= goal.get(p, versions) for p in now)
 
         wait_for(reached, f"{versions} more versions after {before}", evidence=lambda: self.err)
-
-    def ledger(self) -> list[Line]:
-        return json_lines(self.run_dir / "store" / "ledger.jsonl")
-
-    def tape(self) -> list[Line]:
-        return json_lines(self.run_dir / "events.jsonl")
-
-    def notes(self, name: str) -> list[Line]:
-        """Returns what the aggregator noted under a name, with the time as ``now_s``."""
-        return [{"now_s": each["now_s"], **each["fields"]} for each in self.tape() if each.get("note") == name]
-
-    def report(self) -> Line:
-        return dict(json.loads((self.run_dir / "report.json").read_text()))
 
 
 # --- what always holds ----------------------------------------------------------------------------------------------

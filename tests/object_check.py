@@ -7,6 +7,7 @@ import pytest
 from aggregator.copies.bucket import AlreadyThere
 from aggregator.copies.restoring import restore, sets_there
 from aggregator.store.layout import commit_path
+from broker.wire.errors import Unavailable
 from tests.copied_hub import FRAGMENTS, NOW_S, Hub
 
 
@@ -46,3 +47,10 @@ def comes_back_bit_by_bit(bucket, folder):
         assert (restored.epoch, again.epoch) == (1001, 2001)
     finally:
         hub.opened.close()
+
+
+def says_that_nobody_made_it(bucket):
+    """Checks that whatever is asked of a bucket that is not there is answered with the cure."""
+    for attempt in (bucket.list, lambda: bucket.put("a", b""), lambda: bucket.read("a"), lambda: bucket.delete(["a"])):
+        with pytest.raises(Unavailable, match="make the bucket or container"):
+            attempt()

@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.mutants.every_guard import MUTANTS
+
 ROOT = Path(__file__).resolve().parents[1]
 #: Examples of each property in the fast profile.
 FAST_EXAMPLES = 25
+#: Ids of the tests that notice when the guard of an invariant is gone.
+GUARDS = frozenset(test for mutant in MUTANTS for test in mutant.tests)
 #: Folders of tests that start processes.
 WITH_PROCESSES = {"integration", "releases", "compose"}
 #: Tells the workers of one run what its first process has read from git.
@@ -62,7 +66,7 @@ def split(items: Iterable[pytest.Item], profile: Profile) -> tuple[list[pytest.I
     """Returns the tests that a profile runs, and the others.
 
     Raises:
-        pytest.UsageError: A test is in the full profile alone, and its mark does not say why.
+        pytest.UsageError: A test is in the full profile alone, without a reason or though it is a guard.
     """
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
@@ -95,6 +99,8 @@ def _is_fast(item: pytest.Item, seen: dict[str, int]) -> bool:
     for mark in marks:
         if not (len(mark.args) == 1 and isinstance(mark.args[0], str) and mark.args[0]):
             raise pytest.UsageError(f"{item.nodeid}: full(reason) must say why it is not in the fast profile")
+    if marks and {item.nodeid, item.nodeid.partition("[")[0]} & GUARDS:
+        raise pytest.UsageError(f"{item.nodeid}: guards an invariant (tests/mutants), so it stays in the fast profile")
     rotating = item.get_closest_marker("rotating")
     if rotating is None:
         return not marks

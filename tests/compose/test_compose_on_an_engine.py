@@ -40,7 +40,11 @@ def engine():
 
 
 WHY_NOT = engine()
-pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.timeout(300),
+    pytest.mark.full("builds an image"),
+]
 
 
 class Compose:

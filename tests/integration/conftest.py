@@ -1,10 +1,29 @@
-"""What the tests of training loops share: a hub, and seats on this host for themselves."""
+"""What the tests share: recorded runs; for training loops a hub, and seats on this host for themselves."""
 
 import tempfile
 
 import pytest
 
 from tests.hub import Hub
+from tests.recorded.plain import plain as record_plain
+from tests.recorded.recording import recorded
+from tests.recorded.resumed import resumed as record_resumed
+from tests.recorded.watched import watched as record_watched
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory):
+    return recorded(record_plain, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory):
+    return recorded(record_watched, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def resumed(tmp_path_factory):
+    return recorded(record_resumed, tmp_path_factory)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile, verified
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Codec, Recipe
+from tests.coroutines import in_a_loop
 from tests.integration.test_aggregator_store import commit_of, state_of
 from tests.unit.test_aggregator_merge import part, random, spec
 
@@ -143,28 +144,26 @@ def merge_of(version):
     return Merge(round_id=version, fragment_id=0, fragment_version=version, parts=parts, version_codec=Codec.BF16)
 
 
-def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_was_changed(tmp_path):
-    async def run():
-        with Store.open(tmp_path) as store:
-            desk = Desk(store)
-            try:
-                await desk.plant(0)
-                await desk.plant(1)
-                before = mapped_bytes() if sys.platform == "linux" else 0
-                desk.workers.durable[1].state.params.max()  # as it is read to be sent whole
-                desk.workers.merge(merge_of(1))
-                assert await desk.durable(1) - before < 4 * SIZE, "what is looked at takes memory no longer than that"
-                durable = desk.workers.durable[0]
-                assert durable.state.params.base is not None, "the arrays are views of the file"
-                assert not durable.state.params.flags.writeable
-                desk.workers.take_difference(0, 1)
-                path = commit_path(tmp_path, 0, 1)
-                flip(path, path.stat().st_size - 100)
-                desk.workers.merge(merge_of(2))
-                with pytest.raises(Damaged, match=r"00000001\.commit is damaged: its residual have digest"):
-                    await asyncio.gather(*desk.tasks)
-                assert desk.done.empty()
-            finally:
-                desk.workers.close()
-
-    asyncio.run(run())
+@in_a_loop
+async def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_was_changed(tmp_path):
+    with Store.open(tmp_path) as store:
+        desk = Desk(store)
+        try:
+            await desk.plant(0)
+            await desk.plant(1)
+            before = mapped_bytes() if sys.platform == "linux" else 0
+            desk.workers.durable[1].state.params.max()  # as it is read to be sent whole
+            desk.workers.merge(merge_of(1))
+            assert await desk.durable(1) - before < 4 * SIZE, "what is looked at takes memory no longer than that"
+            durable = desk.workers.durable[0]
+            assert durable.state.params.base is not None, "the arrays are views of the file"
+            assert not durable.state.params.flags.writeable
+            desk.workers.take_difference(0, 1)
+            path = commit_path(tmp_path, 0, 1)
+            flip(path, path.stat().st_size - 100)
+            desk.workers.merge(merge_of(2))
+            with pytest.raises(Damaged, match=r"00000001\.commit is damaged: its residual have digest"):
+                await asyncio.gather(*desk.tasks)
+            assert desk.done.empty()
+        finally:
+            desk.workers.close()

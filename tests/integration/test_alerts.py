@@ -15,6 +15,7 @@ from ops.processes.cluster import free_ports
 from tests.local_run import Up, wait_for
 
 pytestmark = [
+    pytest.mark.full("a Prometheus server, and a whole run"),
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is a package of Debian"),
 ]

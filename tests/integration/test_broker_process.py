@@ -1,12 +1,9 @@
 """The broker as a process: a real Redis that comes, goes and hangs, the addresses where it listens, and its end."""
 
-import asyncio
 import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,34 +11,18 @@ import pytest
 from broker.registry.registry import Registry
 from broker.wire import messages as m
 from broker.wire.errors import ConfigError
-from ops.processes import redis_server
-from ops.processes.cluster import free_ports
 from tests.aggregator_hand import beat
-from tests.broker_bench import RUN, WAIT_S, config, on_a_broker, until
+from tests.broker_bench import RUN, config, on_a_broker, until
+from tests.integration.test_registry import Server
+from tests.local_run import Process, wait_for
 
 # --- Redis ----------------------------------------------------------------------------------------------------------
 
 
-class Redis:
-    """A server that can be started, again and empty, on one port."""
-
-    def __init__(self, directory):
-        self.found = redis_server.server(port=free_ports(1), directory=directory)
-        self.process = None
-
-    def start(self):
-        self.process = subprocess.Popen(self.found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def stop(self):
-        if self.process is not None:
-            self.process.kill()  # works on a suspended process too
-            self.process.wait()
-            self.process = None
-
-
 @pytest.fixture
 def redis(tmp_path):
-    server = Redis(tmp_path)
+    """A server that is not started yet."""
+    server = Server(tmp_path)
     yield server
     server.stop()
 
@@ -63,14 +44,13 @@ async def in_redis(url, condition, what):
 
 def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(redis):
     async def use(bench):
-        url = redis.found.url
         aggregator, island = await bench.aggregator(), await bench.client("a")
         await island.send(beat(3))  # no Redis yet: routing does not care
         await aggregator.receive(m.Heartbeat)
         await island.send(beat(4), run="other")
         await island.receive(m.Refused)
         redis.start()
-        found = await in_redis(url, lambda s: "a" in s.members and s.refusals.get("broker:hub"), "a in Redis")
+        found = await in_redis(redis.url, lambda s: "a" in s.members and s.refusals.get("broker:hub"), "a in Redis")
         assert found.members["a"]["inner_step"] == 3
         assert found.refusals["broker:hub"] == {"a": {"wrong_run": 1}}
         assert found.brokers["hub"]["peers"] == 1
@@ -78,12 +58,12 @@ def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(red
         await island.send(beat(5))
         await aggregator.receive(m.Heartbeat)  # nobody waited for Redis
         redis.start()  # empty
-        found = await in_redis(url, lambda s: "a" in s.members, "a in Redis again")
+        found = await in_redis(redis.url, lambda s: "a" in s.members, "a in Redis again")
         assert found.members["a"]["inner_step"] == 5
         await island.send(m.Leave(inner_step=6, tokens=60, reason="done"))
-        await in_redis(url, lambda s: s.members["a"]["left"], "the farewell")
+        await in_redis(redis.url, lambda s: s.members["a"]["left"], "the farewell")
 
-    on_a_broker(config(redis_url=redis.found.url), use)
+    on_a_broker(config(redis_url=redis.url), use)
 
 
 def test_a_redis_that_hangs_delays_nobody(redis):
@@ -92,14 +72,14 @@ def test_a_redis_that_hangs_delays_nobody(redis):
     async def use(bench):
         aggregator, island = await bench.aggregator(), await bench.client("a")
         await island.send(beat(0))
-        await in_redis(redis.found.url, lambda s: "a" in s.members, "a in Redis")
+        await in_redis(redis.url, lambda s: "a" in s.members, "a in Redis")
         redis.process.send_signal(signal.SIGSTOP)
         for step in range(1, 200):
             await island.send(beat(step))
             while (await aggregator.receive(m.Heartbeat)).message.inner_step != step:
                 pass
 
-    on_a_broker(config(redis_url=redis.found.url), use)
+    on_a_broker(config(redis_url=redis.url), use)
 
 
 # --- the process ----------------------------------------------------------------------------------------------------
@@ -155,30 +135,13 @@ def test_a_host_may_be_a_wildcard_or_a_name_or_stand_in_brackets(host):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_broker_cleanly_even_if_redis_hangs(number, redis):
+def test_a_signal_ends_the_broker_cleanly_even_if_redis_hangs(number, redis, tmp_path):
     redis.start()
-    asyncio.run(in_redis(redis.found.url, lambda _: True, "Redis"))
-    command = [sys.executable, "-m", "ops.cli", "broker", "--run", RUN, "--port", "0"]
-    environment = {**os.environ, "REDIS_URL": redis.found.url, "ATOLL_LOG": "text"}
-    broker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        line = broker.stderr.readline()
-        assert "broker.ready" in line, line
-        assert f"run={RUN}" in line
+    with Process(tmp_path / "broker", "broker", "--run", RUN, "--port", 0, REDIS_URL=redis.url) as broker:
+        wait_for(lambda: "broker.ready" in broker.err, "a broker that listens")
+        assert f"run={RUN}" in broker.err
         redis.process.send_signal(signal.SIGSTOP)
-        broker.send_signal(number)
-        rest = broker.stderr.read()
-        assert broker.wait(timeout=WAIT_S) == 0, rest
-        assert "broker.ended" in rest
-        assert "Traceback" not in rest
-    finally:
-        broker.kill()
-        broker.wait()
-        broker.stderr.close()
-
-
-def test_bad_settings_end_the_process_with_their_cure():
-    command = [sys.executable, "-m", "ops.cli", "broker", "--port", "70000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "atoll: port = 70000: must be from 1 to 65534 (the bulk port is the next one), or 0\n"
+        broker.signal(number)
+        assert broker.wait() == 0, broker.err
+        assert "broker.ended" in broker.err
+        assert "Traceback" not in broker.err

@@ -1,7 +1,6 @@
 """The broker over real sockets: what passes through it unchanged, and bad input, which is refused."""
 
 import asyncio
-import dataclasses
 import os
 import socket
 from dataclasses import replace
@@ -18,6 +17,12 @@ from broker.wire.headers import seal
 from broker.wire.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Envelope, Reason
 from tests.aggregator_hand import beat
 from tests.broker_bench import RUN, WAIT_S, config, contribution, on_a_broker, until, version
+from tests.coroutines import given_by
+
+SMALL = {"max_header_bytes": 1 << 16, "max_message_bytes": 300_000, "peer_queue_bytes": 300_000}
+beside_a_broker = given_by(lambda use: on_a_broker(config(), use))
+beside_a_small_one = given_by(lambda use: on_a_broker(config(**SMALL), use))
+
 
 # --- routing --------------------------------------------------------------------------------------------------------
 
@@ -47,24 +52,22 @@ def test_contributions_and_versions_pass_unchanged(carrier, tmp_path):
 
 
 @pytest.mark.parametrize("elements", [4, VERIFY_HERE_BYTES // 4], ids=["small", "large"])
-def test_a_damaged_version_is_not_kept_but_refused_so_that_it_is_published_again(elements):
-    async def use(bench):
-        island, aggregator = await bench.client("a"), await bench.aggregator()
-        good = version(np.ones(elements, np.float32))
-        (buffer,) = good.payload
-        changed = bytearray(buffer.data)
-        changed[5] ^= 1
-        await island.send(m.Want(versions=(-1,)))
-        await aggregator.send(dataclasses.replace(good, payload=(dataclasses.replace(buffer, data=changed),)))
-        answer = (await aggregator.receive(m.Refused)).message
-        assert (answer.kind, answer.sequence, answer.reason) == ("version", aggregator.sequence, Reason.CHECKSUM)
-        assert (await aggregator.attach()).versions == (-1,)
-        await aggregator.send(good)
-        received = (await island.receive(m.Version)).message  # the first that comes, and none before it
-        assert bytes(received.payload[0].data) == bytes(buffer.data)
-        assert (await aggregator.attach()).versions == (1,)
-
-    on_a_broker(config(), use)
+@beside_a_broker
+async def test_a_damaged_version_is_not_kept_but_refused_so_that_it_is_published_again(bench, elements):
+    island, aggregator = await bench.client("a"), await bench.aggregator()
+    good = version(np.ones(elements, np.float32))
+    (buffer,) = good.payload
+    changed = bytearray(buffer.data)
+    changed[5] ^= 1
+    await island.send(m.Want(versions=(-1,)))
+    await aggregator.send(replace(good, payload=(replace(buffer, data=changed),)))
+    answer = (await aggregator.receive(m.Refused)).message
+    assert (answer.kind, answer.sequence, answer.reason) == ("version", aggregator.sequence, Reason.CHECKSUM)
+    assert (await aggregator.attach()).versions == (-1,)
+    await aggregator.send(good)
+    received = (await island.receive(m.Version)).message  # the first that comes, and none before it
+    assert bytes(received.payload[0].data) == bytes(buffer.data)
+    assert (await aggregator.attach()).versions == (1,)
 
 
 def test_bulk_that_nobody_takes_holds_up_no_control_message():
@@ -99,44 +102,34 @@ def test_bulk_that_nobody_takes_holds_up_no_control_message():
     on_a_broker(settings, use)
 
 
-def test_an_aggregator_that_reconnects_gets_what_is_sent_to_it():
-    async def use(bench):
-        island = await bench.client("a")
-        await island.send(beat(1))
-        first = await bench.aggregator()
-        for endpoint in first.endpoints.values():
-            await endpoint.__aexit__(None, None, None)
-            await endpoint.__aenter__()
-            assert await endpoint.ready(WAIT_S)
+@beside_a_broker
+async def test_an_aggregator_that_reconnects_gets_what_is_sent_to_it(bench):
+    island = await bench.client("a")
+    await island.send(beat(1))
+    first = await bench.aggregator()
+    for endpoint in first.endpoints.values():
+        await endpoint.__aexit__(None, None, None)
+        await endpoint.__aenter__()
+        assert await endpoint.ready(WAIT_S)
 
-        await island.send(contribution(np.ones(4, np.float32)))
+    await island.send(contribution(np.ones(4, np.float32)))
+    await first.attach()
+
+    async def received():
+        envelope = await first.endpoints[Channel.BULK].recv(0.5)
+        if envelope is not None:
+            return isinstance(envelope.message, m.Contribution)
+        # The broker may not know yet that the old connection has ended, and hand the contribution to that, or even
+        # read what the aggregator said over it after what it says over the new one. So aggregators attach again and
+        # again, and islands send again what they hear nothing of.
         await first.attach()
+        await island.send(contribution(np.ones(4, np.float32)))
+        return False
 
-        async def received():
-            envelope = await first.endpoints[Channel.BULK].recv(0.5)
-            if envelope is not None:
-                return isinstance(envelope.message, m.Contribution)
-            # The broker may not know yet that the old connection has ended, and hand the contribution to that, or even
-            # read what the aggregator said over it after what it says over the new one. So aggregators attach again and
-            # again, and islands send again what they hear nothing of.
-            await first.attach()
-            await island.send(contribution(np.ones(4, np.float32)))
-            return False
-
-        await until(received, "a contribution over the new connection")
-
-    on_a_broker(config(), use)
+    await until(received, "a contribution over the new connection")
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
-
-
-async def refused(sock):
-    """The refusal that a bare socket receives."""
-    assert await sock.poll(1000 * WAIT_S), "no refusal came"
-    header = msgpack.unpackb((await sock.recv_multipart())[0])
-    assert header["kind"] == "refused"
-    return header["body"]
 
 
 def frames_of(message, *, name="a", run=RUN):
@@ -146,9 +139,7 @@ def frames_of(message, *, name="a", run=RUN):
 
 def with_header(frames, **changes):
     """The frames with other values in the header, whose checksum is right."""
-    header = msgpack.unpackb(frames[0])
-    checksum = header.pop("checksum")
-    return [seal(msgpack.packb(header | changes | {"checksum": checksum})), *frames[1:]]
+    return [seal(msgpack.packb(msgpack.unpackb(frames[0]) | changes)), *frames[1:]]
 
 
 def damaged(frames, at):
@@ -157,82 +148,59 @@ def damaged(frames, at):
     return [bytes(header), *frames[1:]]
 
 
+BEAT, CONTRIBUTION = frames_of(beat(1)), frames_of(contribution(np.ones(4, np.float32)))
+NO_CODEC = [{"codec": "f64", "shape": [1], "nbytes": 8, "checksum": 0}]
+POSING = frames_of(m.Attached(versions=()), name=BROKER)
+ATTACHING = frames_of(m.Attach(shard=0, epoch=9, versions=()))
+NOT_ATTACHED = with_header(frames_of(version(np.ones(4, np.float32)), name=AGGREGATOR), inc=0)
+
 BAD = {
     "noise": (Channel.CONTROL, [seal(b"\xc1 this is no msgpack" + bytes(8))], Reason.MALFORMED),
+    "bytes of another kind": (Channel.BULK, [b"GET / HTTP/1.1"], Reason.CHECKSUM),
     "nothing": (Channel.BULK, [b""], Reason.CHECKSUM),
-    "a damaged header": (Channel.CONTROL, damaged(frames_of(beat(1)), 100), Reason.CHECKSUM),
-    "another protocol version": (
-        Channel.CONTROL,
-        with_header(frames_of(beat(1)), v=PROTOCOL_VERSION + 1),
-        Reason.PROTOCOL_VERSION,
-    ),
-    "an unknown kind": (Channel.CONTROL, with_header(frames_of(beat(1)), kind="surprise"), Reason.UNKNOWN_KIND),
-    "an unknown field": (Channel.CONTROL, with_header(frames_of(beat(1)), extra=1), Reason.MALFORMED),
+    "a damaged header": (Channel.CONTROL, damaged(BEAT, 100), Reason.CHECKSUM),
+    "another protocol version": (Channel.CONTROL, with_header(BEAT, v=PROTOCOL_VERSION + 1), Reason.PROTOCOL_VERSION),
+    "an unknown kind": (Channel.CONTROL, with_header(BEAT, kind="surprise"), Reason.UNKNOWN_KIND),
+    "an unknown field": (Channel.CONTROL, with_header(BEAT, extra=1), Reason.MALFORMED),
     "another run": (Channel.CONTROL, frames_of(beat(1), run="other"), Reason.WRONG_RUN),
     "a header that is too large": (Channel.CONTROL, [b"x" * 100_000], Reason.OVERSIZE),
-    "too much in all": (Channel.BULK, frames_of(beat(1)) + [b"x" * 200_000] * 2, Reason.OVERSIZE),
-    "a missing buffer": (
-        Channel.BULK,
-        frames_of(contribution(np.ones(4, np.float32)))[:1],
-        Reason.MALFORMED,
-    ),
-    "a short buffer": (
-        Channel.BULK,
-        [frames_of(contribution(np.ones(4, np.float32)))[0], b"short"],
-        Reason.MALFORMED,
-    ),
-    "tensors on the control port": (
-        Channel.CONTROL,
-        frames_of(contribution(np.ones(4, np.float32))),
-        Reason.WRONG_ROLE,
-    ),
-    "a heartbeat on the bulk port": (Channel.BULK, frames_of(beat(1)), Reason.WRONG_ROLE),
-    "an island that poses as the broker": (
-        Channel.CONTROL,
-        frames_of(m.Attached(versions=()), name=BROKER),
-        Reason.WRONG_ROLE,
-    ),
-    "an island that attaches": (
-        Channel.CONTROL,
-        frames_of(m.Attach(shard=0, epoch=9, versions=())),
-        Reason.WRONG_ROLE,
-    ),
-    "an aggregator that did not attach": (
-        Channel.BULK,
-        with_header(frames_of(version(np.ones(4, np.float32)), name=AGGREGATOR), inc=0),
-        Reason.NOT_LEADER,
-    ),
+    "too much in all": (Channel.BULK, BEAT + [b"x" * 200_000] * 2, Reason.OVERSIZE),
+    "a missing buffer": (Channel.BULK, CONTRIBUTION[:1], Reason.MALFORMED),
+    "a short buffer": (Channel.BULK, [CONTRIBUTION[0], b"short"], Reason.MALFORMED),
+    "a dtype that no codec has": (Channel.BULK, with_header(CONTRIBUTION, buffers=NO_CODEC), Reason.MALFORMED),
+    "tensors on the control port": (Channel.CONTROL, CONTRIBUTION, Reason.WRONG_ROLE),
+    "a heartbeat on the bulk port": (Channel.BULK, BEAT, Reason.WRONG_ROLE),
+    "an island that poses as the broker": (Channel.CONTROL, POSING, Reason.WRONG_ROLE),
+    "an island that attaches": (Channel.CONTROL, ATTACHING, Reason.WRONG_ROLE),
+    "an aggregator that did not attach": (Channel.BULK, NOT_ATTACHED, Reason.NOT_LEADER),
 }
-SMALL = {"max_header_bytes": 1 << 16, "max_message_bytes": 300_000, "peer_queue_bytes": 300_000}
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_refused_with_its_reason_and_the_run_goes_on(what):
+@beside_a_small_one
+async def test_bad_input_is_refused_with_its_reason_and_the_run_goes_on(bench, what):
     channel, frames, reason = BAD[what]
+    aggregator, island = await bench.aggregator(), await bench.client("b")
+    garbage = bench.raw(channel)
+    await garbage.send_multipart(frames)
+    assert await garbage.poll(1000 * WAIT_S), "no refusal came"
+    header = msgpack.unpackb((await garbage.recv_multipart())[0])
+    assert header["kind"] == "refused"
+    body = header["body"]
+    assert body["reason"] == reason
+    assert body["detail"]
+    await island.send(beat(1))
+    assert (await aggregator.receive(m.Heartbeat)).sender == "b"
 
-    async def use(bench):
-        aggregator, island = await bench.aggregator(), await bench.client("b")
-        garbage = bench.raw(channel)
-        await garbage.send_multipart(frames)
-        body = await refused(garbage)
-        assert body["reason"] == reason
-        assert body["detail"]
-        await island.send(beat(1))
-        assert (await aggregator.receive(m.Heartbeat)).sender == "b"
 
-    on_a_broker(config(**SMALL), use)
-
-
-def test_a_frame_beyond_all_limits_costs_its_connection_only():
-    async def use(bench):
-        aggregator, island = await bench.aggregator(), await bench.client("b")
-        garbage = bench.raw(Channel.CONTROL)
-        events = garbage.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        await garbage.send(b"x" * (8 << 20))
-        assert await events.poll(1000 * WAIT_S), "the connection still stands"
-        garbage.disable_monitor()
-        events.close(linger=0)
-        await island.send(beat(1))
-        assert (await aggregator.receive(m.Heartbeat)).sender == "b"
-
-    on_a_broker(config(**SMALL), use)
+@beside_a_small_one
+async def test_a_frame_beyond_all_limits_costs_its_connection_only(bench):
+    aggregator, island = await bench.aggregator(), await bench.client("b")
+    garbage = bench.raw(Channel.CONTROL)
+    events = garbage.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    await garbage.send(b"x" * (8 << 20))
+    assert await events.poll(1000 * WAIT_S), "the connection still stands"
+    garbage.disable_monitor()
+    events.close(linger=0)
+    await island.send(beat(1))
+    assert (await aggregator.receive(m.Heartbeat)).sender == "b"

@@ -12,7 +12,7 @@ from ops import cli
 from ops.chaos.verify import published_versions
 from tests.local_run import Process, descendants, is_alive, json_lines, wait_for
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]
 
 FAULTS = """
 [chaos]

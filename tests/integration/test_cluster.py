@@ -15,7 +15,7 @@ from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import START_WITHIN_S, Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.processes.numeric import one_thread_environment
 from ops.processes.supervision import RestartPolicy
-from tests.local_run import descendants, is_alive
+from tests.local_run import descendants, is_alive, wait_for
 
 EAGER = RestartPolicy(first_delay_s=0.0, settled_after_s=0.0)
 
@@ -24,22 +24,10 @@ def shell(name, script, **options):
     return ProcessSpec(name=name, command=["sh", "-c", script], **options)
 
 
-def wait_for(condition, within_s=40.0):
-    ends_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends_s, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def poll_until(cluster, change):
     seen = []
-    wait_for(lambda: seen.extend(cluster.poll()) or any(event.change is change for event in seen))
+    wait_for(lambda: seen.extend(cluster.poll()) or any(event.change is change for event in seen), change)
     return seen
-
-
-def read_pids(path, count):
-    wait_for(lambda: path.exists() and len(path.read_text().split()) >= count)
-    return [int(word) for word in path.read_text().split()]
 
 
 def test_a_killed_process_is_restarted_and_counted(tmp_path):
@@ -59,7 +47,7 @@ def test_a_process_that_is_killed_on_purpose_is_held_down_for_so_long(tmp_path):
     with LocalCluster(tmp_path, policy=policy, clock=lambda: float(next(clock))) as cluster:
         cluster.start([shell("island", "exec sleep 100")])
         cluster.kill("island", down_s=50.0)
-        wait_for(lambda: not is_alive(cluster.pid("island")))
+        wait_for(lambda: not is_alive(cluster.pid("island")), "end")
         looks = 0
         while cluster.pid("island") is None or not looks:
             looks += 1
@@ -99,7 +87,7 @@ def test_stopping_goes_in_order_and_kills_what_refuses(tmp_path):
             ]
         )
         for name in ("redis", "island", "stubborn"):
-            wait_for(lambda name=name: "up" in last_lines(tmp_path / f"{name}.log"))
+            wait_for(lambda name=name: "up" in last_lines(tmp_path / f"{name}.log"), name)
         started_s = time.monotonic()
         assert cluster.stop(within_s=2.4) == ["stubborn"]
         assert time.monotonic() - started_s < 20.0  # 1.2 s, if the machine has time for it
@@ -135,16 +123,18 @@ def test_nothing_survives_a_kill_of_the_supervisor_not_even_grandchildren(tmp_pa
     up = subprocess.Popen([sys.executable, "-c", textwrap.dedent(UP), str(tmp_path), trouble], stdout=subprocess.PIPE)
     try:
         assert up.stdout.readline() == b"ready\n"
-        pids = read_pids(tmp_path / "pids", 4)
+        file = tmp_path / "pids"
+        wait_for(lambda: file.exists() and len(file.read_text().split()) == 4, "four processes")
+        pids = [int(word) for word in file.read_text().split()]
         assert all(map(is_alive, pids))
         assert up.stdout.readline() == b"polled\n"
         if trouble:  # a poll replaces the guard that was killed, and tells the next one whom to kill
-            wait_for(lambda: any("guard.py" in line for line in descendants(up.pid).values()))
+            wait_for(lambda: any("guard.py" in line for line in descendants(up.pid).values()), "new guard")
     finally:
         up.kill()
         up.wait()
         up.stdout.close()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_for(lambda: not any(map(is_alive, pids)), "end of all")
 
 
 def test_a_process_gets_its_processors_and_its_environment(tmp_path):

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from ops import cli
 from tests.copied_hub import FRAGMENTS, NOW_S, Hub
 from tests.integration.test_aggregator_store import commit_of, newest_state, state_of
+from tests.local_run import wait_for
 
 
 @pytest.fixture
@@ -39,13 +40,17 @@ def loaded(directory):
         return load_for(store, AggregatorConfig(run_id="demo", store=directory / "store"))
 
 
-# --- there and back -----------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_copied_before_something_was_published(hub):
+def test_nothing_is_copied_before_something_was_published_and_nothing_overwritten(hub, tmp_path):
     assert hub.copies.make() is None
     with pytest.raises(Unavailable, match="holds no complete copy"):
         sets_there(hub.bucket)
+    hub.commit(0)
+    hub.copies.make()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
+        restore(hub.bucket, tmp_path / "mine", NOW_S)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
 def test_a_restored_store_has_parameters_momentum_and_books_of_the_copy_bit_by_bit(hub, tmp_path):
@@ -57,26 +62,21 @@ def test_a_restored_store_has_parameters_momentum_and_books_of_the_copy_bit_by_b
     (restored,) = restore(hub.bucket, tmp_path / "again", NOW_S + 30)
     assert (restored.age_s, restored.epoch) == (30.0, 1001)
     assert restored.versions == (2 + 1000 + 120 + 1, 1 + 1000 + 120 + 1)
-    again = loaded(tmp_path / "again")
-    assert again.run == hub.record | {"epoch": 1001}
-    assert again.damaged == ()
+    again, store = loaded(tmp_path / "again"), tmp_path / "again" / "store"
+    assert (again.run, again.damaged) == (hub.record | {"epoch": 1001}, ())
     for p, kept in zip(FRAGMENTS, (2, 1), strict=True):
-        commit, state = again.fragments[p], newest_state(tmp_path / "again" / "store", p)
-        expected = state_of(kept, seed=p)
+        commit, state, expected = again.fragments[p], newest_state(store, p), state_of(kept, seed=p)
         assert commit.epoch == 1001
         assert commit.fragment_version == state.version == restored.versions[p]
         assert state.params.tobytes() == expected.params.tobytes()
         assert state.momentum.tobytes() == expected.momentum.tobytes()
         assert commit.ledger == commit_of(expected, p).ledger | {"gaps": "store_lost"}
-        copied = commit_path(tmp_path / "again" / "store", p, kept)
-        assert copied.read_bytes() == commit_path(hub.store, p, kept).read_bytes()
-        assert versions(tmp_path / "again" / "store", p) == [restored.versions[p], kept, 0]
+        assert commit_path(store, p, kept).read_bytes() == commit_path(hub.store, p, kept).read_bytes()
+        assert versions(store, p) == [restored.versions[p], kept, 0]
     assert (tmp_path / "again" / "events.jsonl").read_bytes() == tape
-    rows = list(read_rows(tmp_path / "again" / "store" / "ledger.jsonl"))
-    assert (
-        rows[:-2]
-        == [row for row in read_rows(hub.store / "ledger.jsonl") if row["fragment_version"] <= 2][: len(rows) - 2]
-    )
+    rows = list(read_rows(store / "ledger.jsonl"))
+    before = [row for row in read_rows(hub.store / "ledger.jsonl") if row["fragment_version"] <= 2]
+    assert rows[:-2] == before[: len(rows) - 2]
     assert [(each.fragment_id, each.kept) for each in lineages(rows)] == [(0, 2), (1, 1)]
 
 
@@ -138,9 +138,6 @@ def test_what_was_uploaded_is_not_uploaded_again(hub, monkeypatch):
     assert [order_of(key) for key in sent] == [(1, 2), (1, 3)]
 
 
-# --- failures -----------------------------------------------------------------------------------------------------
-
-
 class NetworkGone(Unavailable):
     pass
 
@@ -199,30 +196,25 @@ def test_whatever_fails_wherever_the_newest_copy_is_whole_and_a_state_that_there
 
 def test_versions_that_come_and_go_while_they_are_read_make_no_mixed_copy(hub, monkeypatch):
     monkeypatch.setattr("aggregator.copies.taking.ATTEMPTS", 10_000)  # this test never lets it be content with less
-    ended, problems = threading.Event(), []
+    ended = threading.Event()
 
     def commit():
-        try:
-            while not ended.is_set():
-                for p in FRAGMENTS:
-                    hub.commit(p)
-        except BaseException as err:  # noqa: BLE001 (raised below)
-            problems.append(err)
+        while not ended.is_set():
+            for p in FRAGMENTS:
+                hub.commit(p)
 
-    writer = threading.Thread(target=commit)
     hub.commit(0)
-    writer.start()
-    seen = set()
-    try:
-        for _ in range(15):
-            whole = hub.copies.make()
-            first, second = (each.version for each in whole.versions)
-            seen.add((first, second))
-            assert first - second in (1, 2), "fragment 0 is one ahead, and committed first"
-    finally:
-        ended.set()
-        writer.join(20)
-    assert not problems
+    with ThreadPoolExecutor() as pool:
+        writer = pool.submit(commit)
+        seen = set()
+        try:
+            for _ in range(15):
+                first, second = (each.version for each in hub.copies.make().versions)
+                seen.add((first, second))
+                assert first - second in (1, 2), "fragment 0 is one ahead, and committed first"
+        finally:
+            ended.set()
+        writer.result()
     assert len(seen) > 1
 
 
@@ -245,30 +237,13 @@ def test_a_damaged_object_makes_the_copy_before_be_taken(hub, tmp_path, caplog):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "copies", "run"]
 
 
-def test_nothing_is_overwritten(hub, tmp_path):
-    hub.commit(0)
-    hub.copies.make()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match="nothing is overwritten"):
-        restore(hub.bucket, tmp_path / "mine", NOW_S)
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
-
-
 # --- the thread ---------------------------------------------------------------------------------------------------
-
-
-def wait_until(condition, within_s=20.0):
-    ends_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 def test_the_thread_copies_by_itself_and_once_more_at_the_end(hub):
     hub.commit(0)
     copier = Copier(hub.copies, 3600.0, "file:///somewhere")
-    wait_until(lambda: any(key.startswith("complete/") for key in hub.there()))
+    wait_for(lambda: any(key.startswith("complete/") for key in hub.there()), "complete copy")
     hub.commit(0)
     assert copier.finish(within_s=20.0)
     assert [each.version for each in sets_there(hub.bucket)[0].versions] == [2, 0]
@@ -282,7 +257,7 @@ def test_copies_that_fail_are_a_trouble_that_ends_when_they_work_again(hub, monk
     shutil.rmtree(hub.place)
     hub.place.write_text("a file where the folder was")
     copier = Copier(hub.copies, 10.0, "file:///somewhere")
-    wait_until(lambda: copier._clock.detail)
+    wait_for(lambda: copier._clock.detail, "failure")
     assert copier.troubles() == ()
     now_s[0] += 31.0
     (said,) = copier.troubles()
@@ -292,9 +267,6 @@ def test_copies_that_fail_are_a_trouble_that_ends_when_they_work_again(hub, monk
     hub.place.mkdir()
     assert copier.finish(within_s=20.0)
     assert copier.troubles() == ()
-
-
-# --- settings and commands ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

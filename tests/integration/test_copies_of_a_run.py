@@ -32,7 +32,7 @@ from tests.local_run import (
 from tests.object_check import takes_and_gives_objects
 from tests.s3_server import CREDENTIALS, SERVER, WHY_NOT, s3_server
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.full("whole runs that are lost and restored")]
 needs_s3 = pytest.mark.skipif(SERVER is None, reason=WHY_NOT)
 
 COPY_EVERY_S = 3.0

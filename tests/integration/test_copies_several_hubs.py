@@ -19,9 +19,6 @@ def hub(tmp_path):
         yield made
 
 
-# --- two hubs -----------------------------------------------------------------------------------------------------
-
-
 def test_two_restores_take_two_epochs_and_stop_nobody_before_they_copy(hub, tmp_path):
     hub.commit(0)
     hub.copies.make()
@@ -38,14 +35,9 @@ def test_the_lost_hub_that_was_not_lost_copies_nothing_once_the_restored_one_doe
     with Store.open(tmp_path / "again" / "store") as store:
         store.load()
         assert store.name != "hub-1"
-        new = Copies(
-            hub.bucket,
-            store=tmp_path / "again" / "store",
-            tape=None,
-            name=store.name,
-            run_id="demo",
-            epoch=restored.epoch + 1,
-        )
+        place = tmp_path / "again" / "store"
+        epoch = restored.epoch + 1
+        new = Copies(hub.bucket, store=place, tape=None, name=store.name, run_id="demo", epoch=epoch)
         new.make()
     before = hub.there()
     hub.commit(0)

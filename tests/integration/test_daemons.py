@@ -9,6 +9,8 @@ from tests.local_run import ops
     ("arguments", "said"),
     [
         (["broker", "--host", "no.such.host.invalid", "--insecure"], "host = 'no.such.host.invalid': is no address"),
+        (["broker", "--port", "70000"], "port = 70000: must be from 1 to 65534 (the bulk port is the next one), or 0"),
+        (["broker", "--port", "0", "--redis-url", "redis://127.0.0.1?password_file=/nowhere"], "password_file"),
         (["aggregator", "--quorum", "9"], "quorum = 9: must not exceed islands = 4"),
         (
             ["island", "--state-dir", "/dev/null/x", "--task", "examples.numpy_task:task"],

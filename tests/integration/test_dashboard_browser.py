@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from ops.processes.cluster import free_ports
-from tests.integration.test_dashboard import Page, dashboard
+from tests.live_views import Page, dashboard
 from tests.local_run import Process, Up, wait_for
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
+    pytest.mark.full("a browser, and whole runs"),
     pytest.mark.timeout(240),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]

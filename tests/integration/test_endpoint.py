@@ -34,90 +34,81 @@ from tests.bare_router import (
     envelope,
     linked,
     received,
-    run,
 )
 from tests.bulk_receiver import BulkReceiver
-
-# --- messages ---------------------------------------------------------------------------------------------------
+from tests.coroutines import in_a_loop
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
-def test_a_message_goes_up_and_its_answer_comes_down(transport, tmp_path):
-    async def main():
-        address = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/broker"
-        async with linked(Channel.CONTROL, address=address) as (router, endpoint):
-            sent = envelope(LEAVE, sequence=7)
-            assert await endpoint.send(sent)
-            routing_id, header = await received(router)
-            assert decode([header]) == sent
-            answer = envelope(Attached(versions=(1, -1)), sender="broker", to="island-0")
-            await router.send_multipart([routing_id, *encode(answer)])
-            assert await endpoint.recv(PATIENCE_S) == answer
-            traffic = endpoint.traffic
-            assert (traffic.sent, traffic.received, traffic.bytes_up) == (1, 1, len(header))
-            assert traffic.bytes_down == len(encode(answer)[0])
-
-    run(main())
+@in_a_loop
+async def test_a_message_goes_up_and_its_answer_comes_down(transport, tmp_path):
+    address = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/broker"
+    async with linked(Channel.CONTROL, address=address) as (router, endpoint):
+        sent = envelope(LEAVE, sequence=7)
+        assert await endpoint.send(sent)
+        routing_id, header = await received(router)
+        assert decode([header]) == sent
+        answer = envelope(Attached(versions=(1, -1)), sender="broker", to="island-0")
+        await router.send_multipart([routing_id, *encode(answer)])
+        assert await endpoint.recv(PATIENCE_S) == answer
+        traffic = endpoint.traffic
+        assert (traffic.sent, traffic.received, traffic.bytes_up) == (1, 1, len(header))
+        assert traffic.bytes_down == len(encode(answer)[0])
 
 
-def test_a_steady_stream_does_not_starve_other_tasks():
-    async def main():
-        async with linked(Channel.CONTROL) as (router, endpoint):
-            assert await endpoint.send(envelope(LEAVE))
-            routing_id, _ = await received(router)
-            answer = encode(envelope(Attached(versions=()), sender="broker", to="island-0"))
-            for _ in range(200):
-                await router.send_multipart([routing_id, *answer])
-            turns = 0
+@in_a_loop
+async def test_a_steady_stream_does_not_starve_other_tasks():
+    async with linked(Channel.CONTROL) as (router, endpoint):
+        assert await endpoint.send(envelope(LEAVE))
+        routing_id, _ = await received(router)
+        answer = encode(envelope(Attached(versions=()), sender="broker", to="island-0"))
+        for _ in range(200):
+            await router.send_multipart([routing_id, *answer])
+        turns = 0
 
-            async def other():
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await asyncio.sleep(0)
+        async def other():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
 
-            task = asyncio.create_task(other())
-            for _ in range(200):
-                assert await endpoint.recv(PATIENCE_S) is not None
-            task.cancel()
-            assert turns >= 200 // IN_A_ROW[Channel.CONTROL]
-
-    run(main())
+        task = asyncio.create_task(other())
+        for _ in range(200):
+            assert await endpoint.recv(PATIENCE_S) is not None
+        task.cancel()
+        assert turns >= 200 // IN_A_ROW[Channel.CONTROL]
 
 
 # --- nobody there, and full queues --------------------------------------------------------------------------------
 
 
-def test_with_nobody_there_a_control_message_is_dropped_at_once_and_counted():
-    async def main():
-        async with context() as ctx, Endpoint(ctx, unused_address(), Channel.CONTROL) as endpoint:
-            assert not await endpoint.ready(0.01)
-            for _ in range(3):
-                assert not await endpoint.send(envelope(LEAVE))
-            assert (endpoint.traffic.unsent, endpoint.traffic.sent, endpoint.traffic.bytes_up) == (3, 0, 0)
-
-    run(main())
+@in_a_loop
+async def test_with_nobody_there_a_control_message_is_dropped_at_once_and_counted():
+    async with context() as ctx, Endpoint(ctx, f"tcp://127.0.0.1:{free_ports(2)}", Channel.CONTROL) as endpoint:
+        assert not await endpoint.ready(0.01)
+        for _ in range(3):
+            assert not await endpoint.send(envelope(LEAVE))
+        assert (endpoint.traffic.unsent, endpoint.traffic.sent, endpoint.traffic.bytes_up) == (3, 0, 0)
 
 
 LARGE = np.arange(2 << 20, dtype=np.float32)  # 8 MB
 
 
-def test_large_messages_go_in_chunks_one_after_the_other_and_arrive_whole():
-    async def main():
-        async with linked(Channel.BULK) as (router, endpoint):
-            receiver = BulkReceiver(router)
-            sent = [asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=i))) for i in range(3)]
-            for sequence in range(3):
-                arrived = await receiver.message()
-                verify(arrived)
-                assert arrived.sequence == sequence
-            assert await asyncio.gather(*sent) == [True] * 3
-            assert endpoint.traffic.bytes_up > 3 * LARGE.nbytes
-
-    run(main())
+@in_a_loop
+async def test_large_messages_go_in_chunks_one_after_the_other_and_arrive_whole():
+    async with linked(Channel.BULK) as (router, endpoint):
+        receiver = BulkReceiver(router)
+        sent = [asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=i))) for i in range(3)]
+        for sequence in range(3):
+            arrived = await receiver.message()
+            verify(arrived)
+            assert arrived.sequence == sequence
+        assert await asyncio.gather(*sent) == [True] * 3
+        assert endpoint.traffic.bytes_up > 3 * LARGE.nbytes
 
 
-def test_a_try_that_failed_holds_nothing_of_who_tried():
+@in_a_loop
+async def test_a_try_that_failed_holds_nothing_of_who_tried():
     """Else a version that was sent stays until the collector of cycles comes, which in a daemon is hardly ever."""
 
     class Held:
@@ -128,118 +119,104 @@ def test_a_try_that_failed_holds_nothing_of_who_tried():
         assert isinstance(failure_of(call()), zmq.Again)
         return weakref.ref(held)
 
-    async def main():
+    gc.disable()
+    try:
         async with context() as opened:
             with opened.socket(zmq.DEALER) as socket:  # connected to nobody
                 receives = tried(lambda: socket.recv_multipart(zmq.NOBLOCK, copy=False))
                 sends = tried(lambda: socket.send_multipart([b""], zmq.NOBLOCK, copy=False))
                 assert (receives(), sends()) == (None, None)
-
-    gc.disable()
-    try:
-        run(main())
     finally:
         gc.enable()
 
 
-def test_no_frame_on_the_wire_is_larger_than_a_chunk():
-    async def main():
-        async with linked(Channel.BULK) as (router, endpoint):
-            under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE))))
-            into, sizes, whole = Inflow(Limits(), ReusedMemory(0)), [], None
-            while whole is None:
-                peer, first, *frames = await received(router)
-                sizes += map(len, frames)
-                (whole,) = [into.take(*each) for each in into.in_order(heads.read(first), frames)]
-                await router.send_multipart([peer, into.credit().packed()])
-            assert await under_way
-            assert max(sizes) <= MOST_CHUNK_BYTES
-            assert sum(sizes) > LARGE.nbytes
-
-    run(main())
+@in_a_loop
+async def test_no_frame_on_the_wire_is_larger_than_a_chunk():
+    async with linked(Channel.BULK) as (router, endpoint):
+        under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE))))
+        into, sizes, whole = Inflow(Limits(), ReusedMemory(0)), [], None
+        while whole is None:
+            peer, first, *frames = await received(router)
+            sizes += map(len, frames)
+            (whole,) = [into.take(*each) for each in into.in_order(heads.read(first), frames)]
+            await router.send_multipart([peer, into.credit().packed()])
+        assert await under_way
+        assert max(sizes) <= MOST_CHUNK_BYTES
+        assert sum(sizes) > LARGE.nbytes
 
 
-def test_what_nobody_notes_holds_up_what_is_behind_it_but_nothing_urgent():
-    async def main():
-        async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
-            under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=1)))
-            await received(router)  # its first chunk
-            assert not await endpoint.send(envelope(contribution(np.ones(3, np.float32)), sequence=2))
-            assert endpoint.traffic.unsent == 1
-            assert await endpoint.send(envelope(Want(versions=(1,)), sequence=3))
-            first = b"\xc1"
-            while heads.is_head(first):
-                _, first, *_ = await received(router)
-            assert decode([first]).sequence == 3
-            assert not under_way.done()
-            under_way.cancel()
-
-    run(main())
+@in_a_loop
+async def test_what_nobody_notes_holds_up_what_is_behind_it_but_nothing_urgent():
+    async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
+        under_way = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=1)))
+        await received(router)  # its first chunk
+        assert not await endpoint.send(envelope(contribution(np.ones(3, np.float32)), sequence=2))
+        assert endpoint.traffic.unsent == 1
+        assert await endpoint.send(envelope(Want(versions=(1,)), sequence=3))
+        first = b"\xc1"
+        while heads.is_head(first):
+            _, first, *_ = await received(router)
+        assert decode([first]).sequence == 3
+        assert not under_way.done()
+        under_way.cancel()
 
 
-def test_a_connection_that_notes_nothing_any_more_is_made_anew(monkeypatch):
+@in_a_loop
+async def test_a_connection_that_notes_nothing_any_more_is_made_anew(monkeypatch):
     monkeypatch.setattr(subflow, "STALLED_S", 0.2)
-
-    async def main():
-        async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
-            assert not await endpoint.send(envelope(contribution(LARGE), sequence=1))
-            assert endpoint.traffic.renewals == 1
-            receiver = BulkReceiver(router)
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    await asyncio.wait_for(router.recv_multipart(), 0.5)  # of the old connection
-            again = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=2)))
-            assert (await receiver.message()).sequence == 2
-            assert await again
-
-    run(main())
+    async with linked(Channel.BULK, bulk_wait_s=0.2) as (router, endpoint):
+        assert not await endpoint.send(envelope(contribution(LARGE), sequence=1))
+        assert endpoint.traffic.renewals == 1
+        receiver = BulkReceiver(router)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                await asyncio.wait_for(router.recv_multipart(), 0.5)  # of the old connection
+        again = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=2)))
+        assert (await receiver.message()).sequence == 2
+        assert await again
 
 
-def test_a_message_that_a_connection_cut_off_goes_on_where_it_was_under_another_number():
-    async def main():
-        async with linked(Channel.BULK) as (router, endpoint):
-            receiver = BulkReceiver(router)
-            first = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=1)))
-            while receiver.nbytes < LARGE.nbytes / 4:
-                await receiver.step()
-            had = receiver.nbytes
-            endpoint.renew()
-            receiver.broken()
-            assert not await first
-            again = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=2)))
-            arrived = await receiver.message()
-            assert await again
-            verify(arrived)
-            assert arrived.sequence == 2
-            assert receiver.resumed == [had]
-
-    run(main())
+@in_a_loop
+async def test_a_message_that_a_connection_cut_off_goes_on_where_it_was_under_another_number():
+    async with linked(Channel.BULK) as (router, endpoint):
+        receiver = BulkReceiver(router)
+        first = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=1)))
+        while receiver.nbytes < LARGE.nbytes / 4:
+            await receiver.step()
+        had = receiver.nbytes
+        endpoint.renew()
+        receiver.broken()
+        assert not await first
+        again = asyncio.create_task(endpoint.send(envelope(contribution(LARGE), sequence=2)))
+        arrived = await receiver.message()
+        assert await again
+        verify(arrived)
+        assert arrived.sequence == 2
+        assert receiver.resumed == [had]
 
 
-def test_what_one_task_leaves_on_a_socket_wakes_another():
+@in_a_loop
+async def test_what_one_task_leaves_on_a_socket_wakes_another():
     """A sender takes in what comes as well, a few at a time. What it leaves there ZeroMQ does not announce again."""
-
-    async def main():
-        async with linked(Channel.BULK) as (router, endpoint):
-            assert await endpoint.send(envelope(Want(versions=(1,))))
-            peer, *_ = await received(router)
-            receiving = asyncio.create_task(endpoint.recv(PATIENCE_S))
-            await asyncio.sleep(0.1)
-            small = encode(envelope(Want(versions=(1,)), sender="broker", to="island-0"))
-            credit = Credit(received=0, limit=0).packed()
-            for frames in [[credit]] * AT_A_TIME + [small]:
-                await router.send_multipart([peer, *frames])
-            time.sleep(0.2)  # all of it comes, and the receiver has no turn
-            endpoint._take_in(endpoint._chunked)
-            began_s = time.monotonic()
-            assert (await receiving).message == Want(versions=(1,))
-            assert time.monotonic() - began_s < PATIENCE_S / 2
-
-    run(main())
+    async with linked(Channel.BULK) as (router, endpoint):
+        assert await endpoint.send(envelope(Want(versions=(1,))))
+        peer, *_ = await received(router)
+        receiving = asyncio.create_task(endpoint.recv(PATIENCE_S))
+        await asyncio.sleep(0.1)
+        small = encode(envelope(Want(versions=(1,)), sender="broker", to="island-0"))
+        credit = Credit(received=0, limit=0).packed()
+        for frames in [[credit]] * AT_A_TIME + [small]:
+            await router.send_multipart([peer, *frames])
+        time.sleep(0.2)  # all of it comes, and the receiver has no turn
+        endpoint._take_in(endpoint._chunked)
+        began_s = time.monotonic()
+        assert (await receiving).message == Want(versions=(1,))
+        assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
 @pytest.mark.parametrize("takes_all", [True, False])
-def test_a_large_message_comes_down_in_chunks_and_is_noted(takes_all, monkeypatch):
+@in_a_loop
+async def test_a_large_message_comes_down_in_chunks_and_is_noted(takes_all, monkeypatch):
     """Also where a connection at first takes none of the notes: its sender waits for them, and nothing else comes."""
     refused, put = [], Line.put
 
@@ -250,73 +227,57 @@ def test_a_large_message_comes_down_in_chunks_and_is_noted(takes_all, monkeypatc
         return False
 
     monkeypatch.setattr(Line, "put", puts)
+    async with linked(Channel.BULK) as (router, endpoint):
+        assert await endpoint.send(envelope(Want(versions=(1,))))
+        peer, *_ = await received(router)
+        out = Outflow()
+        out.put(encode(envelope(contribution(LARGE), sender="broker", to="island-0")))
 
-    async def main():
-        async with linked(Channel.BULK) as (router, endpoint):
-            assert await endpoint.send(envelope(Want(versions=(1,))))
-            peer, *_ = await received(router)
-            out = Outflow()
-            out.put(encode(envelope(contribution(LARGE), sender="broker", to="island-0")))
+        async def serve():
+            while len(out):
+                while (step := out.next()) is not None:
+                    await router.send_multipart([peer, *step.frames])
+                    out.sent(step, 0.0)
+                _, frame = await received(router)
+                out.credited(heads.read(frame), 0.0)
 
-            async def serve():
-                while len(out):
-                    while (step := out.next()) is not None:
-                        await router.send_multipart([peer, *step.frames])
-                        out.sent(step, 0.0)
-                    _, frame = await received(router)
-                    out.credited(heads.read(frame), 0.0)
-
-            serving = asyncio.create_task(serve())
-            arrived = None
-            while arrived is None:
-                arrived = await endpoint.recv(PATIENCE_S)
-            verify(arrived)
-            await serving
-            assert takes_all or len(refused) == 10
-
-    run(main())
+        serving = asyncio.create_task(serve())
+        arrived = None
+        while arrived is None:
+            arrived = await endpoint.recv(PATIENCE_S)
+        verify(arrived)
+        await serving
+        assert takes_all or len(refused) == 10
 
 
-def test_after_a_broker_was_away_messages_go_to_the_new_one_and_no_stale_ones():
-    async def main():
-        async with (
-            context() as ctx,
-            bound(ctx, Channel.CONTROL) as (first, address),
-            Endpoint(ctx, address, Channel.CONTROL) as endpoint,
-        ):
+@in_a_loop
+async def test_after_a_broker_was_away_messages_go_to_the_new_one_and_no_stale_ones():
+    async with (
+        context() as ctx,
+        bound(ctx, Channel.CONTROL) as (first, address),
+        Endpoint(ctx, address, Channel.CONTROL) as endpoint,
+    ):
+        assert await endpoint.ready(PATIENCE_S)
+        first.close()
+        while await endpoint.send(envelope(LEAVE, sequence=0)):
+            await endpoint.recv(0.01)  # gives the loss time to be noticed
+        async with bound(ctx, Channel.CONTROL, address) as (second, _):
             assert await endpoint.ready(PATIENCE_S)
-            first.close()
-            while await endpoint.send(envelope(LEAVE, sequence=0)):
-                await endpoint.recv(0.01)  # gives the loss time to be noticed
-            async with bound(ctx, Channel.CONTROL, address) as (second, _):
-                assert await endpoint.ready(PATIENCE_S)
-                assert await endpoint.send(envelope(LEAVE, sequence=1))
-                _, frame = await received(second)
-                assert decode([frame]).sequence == 1
-                assert endpoint.traffic.renewals == 0
-
-    run(main())
+            assert await endpoint.send(envelope(LEAVE, sequence=1))
+            _, frame = await received(second)
+            assert decode([frame]).sequence == 1
+            assert endpoint.traffic.renewals == 0
 
 
-# --- our own mistakes -------------------------------------------------------------------------------------------
-
-
-def test_a_message_that_peers_would_refuse_for_its_size_is_our_own_error():
-    async def main():
-        limits = Limits(max_header_bytes=1000, max_message_bytes=1000)
-        async with linked(Channel.BULK, limits=limits) as (_, endpoint):
-            with pytest.raises(LocalProtocolError, match="max_message_bytes"):
-                await endpoint.send(envelope(contribution(np.zeros(1000, np.float32))))
-
-    run(main())
+@in_a_loop
+async def test_a_message_that_peers_would_refuse_for_its_size_is_our_own_error():
+    limits = Limits(max_header_bytes=1000, max_message_bytes=1000)
+    async with linked(Channel.BULK, limits=limits) as (_, endpoint):
+        with pytest.raises(LocalProtocolError, match="max_message_bytes"):
+            await endpoint.send(envelope(contribution(np.zeros(1000, np.float32))))
 
 
 # --- addresses --------------------------------------------------------------------------------------------------
-
-
-def unused_address():
-    """A control address on loopback where nothing listens, with the next port free too, a moment ago."""
-    return f"tcp://127.0.0.1:{free_ports(2)}"
 
 
 @pytest.mark.parametrize(

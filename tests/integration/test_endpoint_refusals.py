@@ -28,9 +28,9 @@ from tests.bare_router import (
     envelope,
     linked,
     received,
-    run,
     sent_until_received,
 )
+from tests.coroutines import in_a_loop
 
 
 def header(**changes):
@@ -50,39 +50,37 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("frames", UNREADABLE)
-def test_what_cannot_be_read_is_reported_and_the_line_lives_on(frames):
+@in_a_loop
+async def test_what_cannot_be_read_is_reported_and_the_line_lives_on(frames):
     frames, reason = UNREADABLE[frames]
-
-    async def main():
-        seen = []
-        limits = Limits(max_header_bytes=1000)
-        arguments = {"limits": limits, "on_unreadable": lambda error, origin: seen.append((error, origin))}
-        async with linked(Channel.CONTROL, **arguments) as (router, endpoint):
-            assert await endpoint.send(envelope(LEAVE))
-            routing_id, _ = await received(router)
-            good = envelope(Attached(versions=()), sender="broker", to="island-0")
-            await router.send_multipart([routing_id, *frames])
-            await router.send_multipart([routing_id, *encode(good)])
-            assert await endpoint.recv(PATIENCE_S) is None
-            assert await endpoint.recv(PATIENCE_S) == good
-            ((error, origin),) = seen
-            assert error.reason == reason
-            assert origin.sender in ("", "broker")
-            assert (endpoint.traffic.unreadable, endpoint.traffic.received) == (1, 1)
-
-    run(main())
+    seen = []
+    limits = Limits(max_header_bytes=1000)
+    arguments = {"limits": limits, "on_unreadable": lambda error, origin: seen.append((error, origin))}
+    async with linked(Channel.CONTROL, **arguments) as (router, endpoint):
+        assert await endpoint.send(envelope(LEAVE))
+        routing_id, _ = await received(router)
+        good = envelope(Attached(versions=()), sender="broker", to="island-0")
+        await router.send_multipart([routing_id, *frames])
+        await router.send_multipart([routing_id, *encode(good)])
+        assert await endpoint.recv(PATIENCE_S) is None
+        assert await endpoint.recv(PATIENCE_S) == good
+        ((error, origin),) = seen
+        assert error.reason == reason
+        assert origin.sender in ("", "broker")
+        assert (endpoint.traffic.unreadable, endpoint.traffic.received) == (1, 1)
 
 
-def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_each_time(caplog):
+@in_a_loop
+async def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_each_time(caplog):
     address = f"tcp://127.0.0.1:{free_ports(1)}"
-
-    async def main():
-        async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint:
+    with caplog.at_level("WARNING"):
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            context() as ctx,
+            Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint,
+        ):
             while endpoint.traffic.renewals < 5:
                 await endpoint.ready(0.1)
-
-    with caplog.at_level("WARNING"):
-        run(asyncio.wait_for(main(), PATIENCE_S))
     told = [each.getMessage() for each in caplog.records if "connection." in each.getMessage()]
     assert told == [
         f"connection.none address={address} "
@@ -90,70 +88,68 @@ def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_each_tim
     ]
 
 
-def test_a_connection_that_zeromq_has_given_up_is_made_anew():
+@in_a_loop
+async def test_a_connection_that_zeromq_has_given_up_is_made_anew():
     """A stranger with another security mechanism is answered by ZeroMQ with giving up for ever."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    met = asyncio.Event()
 
-    async def main():
-        met = asyncio.Event()
+    async def stranger(reader, writer):
+        writer.write(greeting)
+        await reader.read()  # until the client hangs up
+        writer.close()
+        met.set()
 
-        async def stranger(reader, writer):
-            writer.write(greeting)
-            await reader.read()  # until the client hangs up
-            writer.close()
-            met.set()
-
-        server = await asyncio.start_server(stranger, "127.0.0.1", 0)
-        address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint:
-            async with server:
-                await asyncio.wait_for(met.wait(), PATIENCE_S)
-            async with bound(ctx, Channel.CONTROL, address) as (router, _):
-                assert await endpoint.ready(PATIENCE_S)
-                assert len(await sent_until_received(endpoint, router, LEAVE)) == 2
-                assert endpoint.traffic.renewals >= 1
-
-    run(main())
+    server = await asyncio.start_server(stranger, "127.0.0.1", 0)
+    address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint:
+        async with server:
+            await asyncio.wait_for(met.wait(), PATIENCE_S)
+        async with bound(ctx, Channel.CONTROL, address) as (router, _):
+            assert await endpoint.ready(PATIENCE_S)
+            assert len(await sent_until_received(endpoint, router, LEAVE)) == 2
+            assert endpoint.traffic.renewals >= 1
 
 
-@pytest.mark.parametrize("channel", list(Channel))
-def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached_in_the_end(channel):
-    async def main():
-        rng = random.Random(5)
-        saying = [strangers.KINDS[name](rng) for name in sorted(strangers.KINDS)]
+@pytest.mark.parametrize(
+    "channel", [Channel.CONTROL, pytest.param(Channel.BULK, marks=pytest.mark.full("the same over another socket"))]
+)
+@in_a_loop
+async def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached_in_the_end(channel):
+    rng = random.Random(5)
+    saying = [strangers.KINDS[name](rng) for name in sorted(strangers.KINDS)]
 
-        async def stranger(reader, writer):
-            with contextlib.suppress(OSError):
-                for words in saying.pop() if saying else ():
-                    writer.write(words)
-                    await asyncio.wait_for(reader.read(1 << 16), PATIENCE_S)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+    async def stranger(reader, writer):
+        with contextlib.suppress(OSError):
+            for words in saying.pop() if saying else ():
+                writer.write(words)
+                await asyncio.wait_for(reader.read(1 << 16), PATIENCE_S)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
-        port = free_ports(2)
-        listens_at = port + (channel is Channel.BULK)
-        server = await asyncio.start_server(stranger, "127.0.0.1", listens_at)
-        heard = []
-        async with (
-            context() as ctx,
-            Endpoint(
-                ctx,
-                f"tcp://127.0.0.1:{port}",
-                channel,
-                renew_after_s=0.05,
-                on_unreadable=lambda error, origin: heard.append(error.reason),
-            ) as endpoint,
-        ):
-            async with server, asyncio.timeout(PATIENCE_S):
-                while saying:
-                    await endpoint.recv(0.01)
-                    await endpoint.send(envelope(LEAVE if channel is Channel.CONTROL else Want(versions=())))
-            async with bound(ctx, channel, f"tcp://127.0.0.1:{listens_at}"):
-                assert await endpoint.ready(PATIENCE_S)
-        assert heard, "some speak ZeroMQ well enough to be heard"
-
-    run(main())
+    port = free_ports(2)
+    listens_at = port + (channel is Channel.BULK)
+    server = await asyncio.start_server(stranger, "127.0.0.1", listens_at)
+    heard = []
+    async with (
+        context() as ctx,
+        Endpoint(
+            ctx,
+            f"tcp://127.0.0.1:{port}",
+            channel,
+            renew_after_s=0.05,
+            bulk_wait_s=0.05,
+            on_unreadable=lambda error, origin: heard.append(error.reason),
+        ) as endpoint,
+    ):
+        async with server, asyncio.timeout(PATIENCE_S):
+            while saying:
+                await endpoint.recv(0.01)
+                await endpoint.send(envelope(LEAVE if channel is Channel.CONTROL else Want(versions=())))
+        async with bound(ctx, channel, f"tcp://127.0.0.1:{listens_at}"):
+            assert await endpoint.ready(PATIENCE_S)
+    assert heard, "some speak ZeroMQ well enough to be heard"
 
 
 @contextlib.asynccontextmanager
@@ -182,77 +178,68 @@ async def relayed(address):
         await asyncio.wait_for(asyncio.gather(*proxies), PATIENCE_S)
 
 
-def test_a_connection_that_damaged_bytes_have_ended_is_made_anew_soon():
+@in_a_loop
+async def test_a_connection_that_damaged_bytes_have_ended_is_made_anew_soon():
     """Found by chaos: ZeroMQ does not reconnect after a frame that cannot be, and islands waited half a minute."""
-
-    async def main():
-        async with (
-            context() as ctx,
-            bound(ctx, Channel.CONTROL) as (router, address),
-            relayed(address) as (through, clients),
-            Endpoint(ctx, through, Channel.CONTROL) as endpoint,
-        ):
-            assert await endpoint.ready(PATIENCE_S)
-            assert await endpoint.send(envelope(LEAVE))
-            await received(router)
-            clients[0].write(b"\xff" * 64)  # a frame longer than there is memory
-            began_s = asyncio.get_running_loop().time()
-            while len(clients) < 2:
-                await endpoint.recv(0.05)
-                assert asyncio.get_running_loop().time() - began_s < PATIENCE_S, "no connection was made anew"
-            assert await endpoint.ready(PATIENCE_S)
-            assert decode((await sent_until_received(endpoint, router, LEAVE))[1:]).sequence >= 2
-
-    run(main())
+    async with (
+        context() as ctx,
+        bound(ctx, Channel.CONTROL) as (router, address),
+        relayed(address) as (through, clients),
+        Endpoint(ctx, through, Channel.CONTROL) as endpoint,
+    ):
+        assert await endpoint.ready(PATIENCE_S)
+        assert await endpoint.send(envelope(LEAVE))
+        await received(router)
+        clients[0].write(b"\xff" * 64)  # a frame longer than there is memory
+        began_s = asyncio.get_running_loop().time()
+        while len(clients) < 2:
+            await endpoint.recv(0.05)
+            assert asyncio.get_running_loop().time() - began_s < PATIENCE_S, "no connection was made anew"
+        assert await endpoint.ready(PATIENCE_S)
+        assert decode((await sent_until_received(endpoint, router, LEAVE))[1:]).sequence >= 2
 
 
-def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_it_anew():
+@in_a_loop
+async def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_it_anew():
     """What comes is swallowed as part of a frame that never ends; ZeroMQ finds out after minutes."""
-
-    async def main():
-        async with (
-            context() as ctx,
-            bound(ctx, Channel.BULK) as (router, address),
-            relayed(bulk_address(address)) as (through, clients),
-        ):
-            host, port = through.rsplit(":", 1)
-            async with Endpoint(ctx, f"{host}:{int(port) - 1}", Channel.BULK) as endpoint:
-                assert await endpoint.ready(PATIENCE_S)
-                assert await endpoint.send(envelope(Want(versions=())))
-                peer, _ = await received(router)
-                clients[0].write(b"\x02" + (1 << 30).to_bytes(8, "big"))  # a frame of 1 GiB begins
-                answer = envelope(contribution(np.ones(4, np.float32), Codec.F32), to="island-0")
-                await router.send_multipart([peer, *encode(answer)])
-                assert await endpoint.recv(0.3) is None
-                endpoint.renew()
-                again, header = await sent_until_received(endpoint, router, Want(versions=()))
-                assert again != peer
-                assert decode([header]).sequence >= 2
-                await router.send_multipart([again, *encode(answer)])
-                assert await endpoint.recv(PATIENCE_S) == answer
-                assert await endpoint.recv(1.2) is None  # by then a connection that was forgotten would be made anew
-                assert (endpoint.traffic.renewals, len(clients)) == (1, 2)
-
-    run(main())
+    async with (
+        context() as ctx,
+        bound(ctx, Channel.BULK) as (router, address),
+        relayed(bulk_address(address)) as (through, clients),
+    ):
+        host, port = through.rsplit(":", 1)
+        async with Endpoint(ctx, f"{host}:{int(port) - 1}", Channel.BULK) as endpoint:
+            assert await endpoint.ready(PATIENCE_S)
+            assert await endpoint.send(envelope(Want(versions=())))
+            peer, _ = await received(router)
+            clients[0].write(b"\x02" + (1 << 30).to_bytes(8, "big"))  # a frame of 1 GiB begins
+            answer = envelope(contribution(np.ones(4, np.float32), Codec.F32), to="island-0")
+            await router.send_multipart([peer, *encode(answer)])
+            assert await endpoint.recv(0.3) is None
+            endpoint.renew()
+            again, header = await sent_until_received(endpoint, router, Want(versions=()))
+            assert again != peer
+            assert decode([header]).sequence >= 2
+            await router.send_multipart([again, *encode(answer)])
+            assert await endpoint.recv(PATIENCE_S) == answer
+            assert await endpoint.recv(1.2) is None  # by then a connection that was forgotten would be made anew
+            assert (endpoint.traffic.renewals, len(clients)) == (1, 2)
 
 
-@pytest.mark.parametrize("timeout_s", [6.0, 65.6, 600.0])
-def test_a_connection_that_is_idle_for_longer_than_pings_are_apart_stays(timeout_s):
+@pytest.mark.parametrize("timeout_s", [65.6, 600.0])
+@in_a_loop
+async def test_a_connection_that_is_idle_for_longer_than_pings_are_apart_stays(timeout_s):
     """Libzmq reads what a ping says of patience into 16 bits of milliseconds: 65.6 s were 64 ms, and 600 s were ten."""
     options = replace(BULK_OPTIONS, ping_every_s=0.3, ping_timeout_s=timeout_s)
-
-    async def main():
-        async with context() as ctx:
-            router, dealer = ctx.socket(zmq.ROUTER), ctx.socket(zmq.DEALER)
-            for socket in (router, dealer):
-                options.apply(socket, 1 << 20)
-            router.set(zmq.HEARTBEAT_IVL, 0)  # as brokers do
-            seen = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
-            assert (await recv_monitor_message(seen))["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            assert not await seen.poll(1000)
-            dealer.disable_monitor()
-            for socket in (seen, router, dealer):
-                socket.close(linger=0)
-
-    run(main())
+    async with context() as ctx:
+        router, dealer = ctx.socket(zmq.ROUTER), ctx.socket(zmq.DEALER)
+        for socket in (router, dealer):
+            options.apply(socket, 1 << 20)
+        router.set(zmq.HEARTBEAT_IVL, 0)  # as brokers do
+        seen = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        assert (await recv_monitor_message(seen))["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        assert not await seen.poll(1000)
+        dealer.disable_monitor()
+        for socket in (seen, router, dealer):
+            socket.close(linger=0)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from islands.arrays.partition import tensor_specs
 from islands.tasks.task import DataShare, Schedule, load_task
+from tests.local_run import ROOT, Process
 
-ROOT = Path(__file__).resolve().parents[2]
-#: Loops of a user's own, and what is seen in what they print besides the loss.
-LOOPS = {
-    "own_loop": "",
-    "equinox_loop": "",
-    "flax_nnx": "",
-    "maxtext_shaped": r"on 2 devices: NamedSharding\(.*spec=P(artitionSpec)?\(None, 'fsdp'\)",
-    "callback_trainer": "",
-}
+LOOPS = ("own_loop", "equinox_loop", "flax_nnx", "maxtext_shaped", "callback_trainer")
 MOST_LINES = 6
 #: Whatever speaks of a run: the interface, an island, a hook.
 OURS = re.compile(r"\b(islands|island|hook|atoll)\b(?!\.\w*\.py)")
@@ -32,7 +23,11 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(
-    ("path", "steps", "falls_to"), [("examples.numpy_task:task", 400, 0.7), ("examples.equinox_task:task", 150, 0.85)]
+    ("path", "steps", "falls_to"),
+    [
+        ("examples.numpy_task:task", 400, 0.7),
+        pytest.param("examples.equinox_task:task", 150, 0.85, marks=pytest.mark.full("trains for seconds")),
+    ],
 )
 def test_an_example_task_learns_and_its_data_follow_the_cursor(path, steps, falls_to):
     task = load_task(path, {})
@@ -74,21 +69,17 @@ def test_a_loop_joins_by_at_most_six_lines_and_they_are_marked(name):
     assert unmarked == []
 
 
-@pytest.mark.parametrize("name", LOOPS)
+WHOLE = pytest.mark.full("a whole run of each; one of them is in every profile")
+
+
+@pytest.mark.parametrize("name", [LOOPS[0], *(pytest.param(each, marks=WHOLE) for each in LOOPS[1:])])
 def test_a_loop_learns_by_one_command_and_leaves_nothing_behind(name, tmp_path):
-    variables = {
-        "ATOLL_NO_VENV": "1",
-        "JAX_PLATFORMS": "cpu",
-        "TMPDIR": str(tmp_path),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
-    command = [sys.executable, "-m", f"examples.{name}"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", done.stdout).groups())
+    variables = {"TMPDIR": str(tmp_path), "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    with Process(tmp_path / "said", module=f"examples.{name}", **variables) as loop:
+        assert loop.wait(250) == 0, loop.err
+    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", loop.out).groups())
     assert after < 0.7 * before
-    assert re.search(LOOPS[name], done.stdout), done.stdout
-    assert 'island.left reason="the run has ended"' in done.stderr
+    if name == "maxtext_shaped":
+        assert re.search(r"on 2 devices: NamedSharding\(.*spec=P(artitionSpec)?\(None, 'fsdp'\)", loop.out), loop.out
+    assert 'island.left reason="the run has ended"' in loop.err
     assert list(tmp_path.glob("atoll-hub-*")) == []

@@ -9,9 +9,11 @@ import pytest
 
 from aggregator.store.layout import commit_path, read_name, run_path, versions
 from ops.inspect.replay import replay_all
+from ops.processes.cluster import free_ports
+from tests.live_views import scrape
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.full("a whole run of its own")]
 
 AGGREGATORS = ("aggregator", "standby-1")
 
@@ -63,10 +65,13 @@ class Run:
 
     def __init__(self, run_dir):
         self.took_s = {}
+        self.first = free_ports(5)  # of broker, leader, standby, islands
         flags = ("--standbys", 1, "--islands", 2, "--tokens", 90_000, "--pace", 0.05, "--json")
-        with Up(run_dir, *flags) as self.up:
+        with Up(run_dir, *flags, "--metrics", self.first) as self.up:
             self.pair = Pair(self.up)
             self.pair.wait_for("aggregator", "standby.in_sync")
+            self.metrics = [wait_for(lambda: self.scraped("aggregator", standbys_in_sync=1), "metrics of the leader")]
+            self.metrics.append(self.scraped("standby-1", leader=0))
             self.pair.wait_for("aggregator", "version.committed")
             self.names = {each: read_name(self.pair.store(each)) for each in AGGREGATORS}
             self.led_by = wait_for(self.lease_of_two, "lease with a standby in it", evidence=lambda: self.up.err)
@@ -78,6 +83,12 @@ class Run:
         self.report = self.up.report()
         print(f"\nfailover, seconds: {self.took_s}")
 
+    def scraped(self, name, **expected):
+        """Returns the metrics of one of them, once they are as expected."""
+        found = scrape(self.first + 1 + AGGREGATORS.index(name))
+        ready = found and all(found.all(f"atoll_aggregator_{each}") == [value] for each, value in expected.items())
+        return found if ready else None
+
     def lease_of_two(self):
         """What status says of the lease, once it names both: it is written a moment after the notes."""
         lease = json.loads(ops("status", self.up.run_dir, "--json").stdout)["shards"].get("0")
@@ -87,6 +98,7 @@ class Run:
         with self.up.nobody_restarts():
             began_s = self.pair.signal("aggregator", signal.SIGKILL)
             first = self.pair.wait_for("standby-1", "version.committed", began_s)
+            self.metrics.append(wait_for(lambda: self.scraped("standby-1", leader=1), "metrics of the new leader"))
         self.took_s["from kill -9 of the leader to the first new version"] = round(first["now_s"] - began_s, 2)
         self.epoch_after_kill = self.pair.notes("standby-1", "aggregator.started")[-1]["fields"]["epoch"]
         self.pair.wait_for("standby-1", "standby.in_sync", began_s)  # the killed one is back
@@ -135,6 +147,14 @@ def test_status_says_who_leads_and_who_could_take_over(run):
     assert run.led_by["in_sync"] == sorted([leader, standby])
     assert run.led_by["standbys"] == [standby]
     assert run.led_by["age_s"] < 10.0  # it is renewed several times a second, if the machine has time for it
+
+
+def test_metrics_say_who_is_in_sync_and_who_leads(run):
+    before, waits, after = run.metrics
+    assert before.all("atoll_aggregator_standby_in_sync") == [1]
+    assert waits.one("atoll_aggregator_store_free_bytes") > 0
+    assert waits.all("atoll_aggregator_trained_tokens_total") == []
+    assert after.one("atoll_aggregator_epoch") > 1
 
 
 def test_a_standby_takes_over_under_the_next_epoch_within_three_seconds(run):

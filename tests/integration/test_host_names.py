@@ -15,6 +15,7 @@ from broker.wire.addresses import check_address
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Channel, Envelope, Leave
 from ops.processes.cluster import free_ports
+from tests.coroutines import given_by
 
 WAIT_S = 40.0  # for anything that must happen
 HOST = "hub.test"
@@ -74,16 +75,21 @@ async def hub(context, at, port, channel=Channel.CONTROL):
         router.close()
 
 
-def run(use):
+def in_a_context(use):
     async def main():
         context = zmq.asyncio.Context()
         try:
             async with asyncio.timeout(WAIT_S):
-                await use(context, free_ports(2))
+                await use(context)
         finally:
             context.term()
 
     asyncio.run(main())
+
+
+@pytest.fixture
+def port():
+    return free_ports(2)
 
 
 async def delivers(endpoint, router):
@@ -104,92 +110,79 @@ async def lost(endpoint):
 @needs_six
 @pytest.mark.parametrize("at", [SIX, FOUR])
 @pytest.mark.parametrize("order", [(SIX, FOUR), (FOUR, SIX)], ids=["6 first", "4 first"])
-def test_a_broker_that_listens_on_one_of_its_addresses_is_reached(names, order, at):
+@given_by(in_a_context)
+async def test_a_broker_that_listens_on_one_of_its_addresses_is_reached(context, names, port, order, at):
     names.addresses = order
-
-    async def use(context, port):
-        async with (
-            hub(context, at, port) as router,
-            Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint,
-        ):
-            await delivers(endpoint, router)
-            assert endpoint.traffic.renewals == 0, "a round over all addresses is no renewal"
-
-    run(use)
+    async with (
+        hub(context, at, port) as router,
+        Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint,
+    ):
+        await delivers(endpoint, router)
+        assert endpoint.traffic.renewals == 0, "a round over all addresses is no renewal"
 
 
 @needs_six
-def test_a_stranger_at_one_address_hides_no_broker_at_another(names):
-    async def use(context, port):
-        async def stranger(reader, writer):
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(64))
-            writer.close()
+@given_by(in_a_context)
+async def test_a_stranger_at_one_address_hides_no_broker_at_another(context, names, port):
+    async def stranger(reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(64))
+        writer.close()
 
-        server = await asyncio.start_server(stranger, SIX, port)
-        async with (
-            server,
-            hub(context, FOUR, port) as router,
-            Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint,
-        ):
-            await delivers(endpoint, router)
-
-    run(use)
+    server = await asyncio.start_server(stranger, SIX, port)
+    async with (
+        server,
+        hub(context, FOUR, port) as router,
+        Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint,
+    ):
+        await delivers(endpoint, router)
 
 
 @needs_six
-def test_a_name_that_moves_is_followed(names):
-    async def use(context, port):
-        names.addresses = (SIX,)
-        async with Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint:
-            async with hub(context, SIX, port) as router:
-                await delivers(endpoint, router)
-            names.addresses = (FOUR,)
-            await lost(endpoint)
-            async with hub(context, FOUR, port) as router:
-                await delivers(endpoint, router)
-
-    run(use)
-
-
-def test_a_name_that_is_not_known_is_said_now_and_then_and_looked_up_again(names, caplog):
-    async def use(context, port):
-        names.addresses = ()
-        told = []
-        address = f"tcp://{HOST}:{port}"
-        async with Endpoint(context, address, Channel.CONTROL, on_lookup=told.append) as endpoint:
-            while names.asked < 4:
-                assert not await endpoint.ready(0.1)
-            names.addresses = (FOUR,)
-            async with hub(context, FOUR, port) as router:
-                await delivers(endpoint, router)
-        assert set(told[:3]) == {"Name or service not known"}
-        assert told[-1] == ""
-        (said,) = [each.getMessage() for each in caplog.records if "connection.no_address" in each.getMessage()]
-        assert said.startswith(
-            f"connection.no_address address={address} detail='Name or service not known' cure='check"
-        )
-
-    with caplog.at_level("WARNING"):
-        run(use)
-
-
-def test_a_slow_name_service_holds_up_nothing_else(names):
-    async def use(context, port):
+@given_by(in_a_context)
+async def test_a_name_that_moves_is_followed(context, names, port):
+    names.addresses = (SIX,)
+    async with Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint:
+        async with hub(context, SIX, port) as router:
+            await delivers(endpoint, router)
         names.addresses = (FOUR,)
-        names.answers.clear()
-        async with (
-            hub(context, FOUR, port) as router,
-            Endpoint(context, f"tcp://{FOUR}:{port}", Channel.CONTROL) as other,
-            Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint,
-        ):
-            for _ in range(20):
-                assert not await endpoint.ready(0.01)
-                await delivers(other, router)
-            assert names.asked == 1
-            names.answers.set()
+        await lost(endpoint)
+        async with hub(context, FOUR, port) as router:
             await delivers(endpoint, router)
 
-    run(use)
+
+@given_by(in_a_context)
+async def test_a_name_that_is_not_known_is_said_now_and_then_and_looked_up_again(context, names, port, caplog):
+    caplog.set_level("WARNING")
+    names.addresses = ()
+    told = []
+    address = f"tcp://{HOST}:{port}"
+    async with Endpoint(context, address, Channel.CONTROL, on_lookup=told.append) as endpoint:
+        while names.asked < 4:
+            assert not await endpoint.ready(0.1)
+        names.addresses = (FOUR,)
+        async with hub(context, FOUR, port) as router:
+            await delivers(endpoint, router)
+    assert set(told[:3]) == {"Name or service not known"}
+    assert told[-1] == ""
+    (said,) = [each.getMessage() for each in caplog.records if "connection.no_address" in each.getMessage()]
+    assert said.startswith(f"connection.no_address address={address} detail='Name or service not known' cure='check")
+
+
+@given_by(in_a_context)
+async def test_a_slow_name_service_holds_up_nothing_else(context, names, port):
+    names.addresses = (FOUR,)
+    names.answers.clear()
+    async with (
+        hub(context, FOUR, port) as router,
+        Endpoint(context, f"tcp://{FOUR}:{port}", Channel.CONTROL) as other,
+        Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint,
+    ):
+        for _ in range(20):
+            assert not await endpoint.ready(0.01)
+            await delivers(other, router)
+        assert names.asked == 1
+        names.answers.set()
+        await delivers(endpoint, router)
 
 
 @pytest.mark.parametrize("host", ["a..b", "." * 3, "a" * 64 + ".test"])

@@ -1,6 +1,7 @@
 """``init`` writes files that every command takes as they are, and a fleet trains by them."""
 
 import contextlib
+import importlib
 import os
 import re
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
-from broker.process.settings import read_file
+from broker.process import settings
+from islands.config import IslandConfig
 from ops import cli
 from ops.init import HUB_FILE
 from ops.processes.cluster import free_ports
@@ -24,10 +27,6 @@ WAIT_S = 120.0
 def init(capsys, *words):
     status = cli.main(["init", *map(str, words)])
     return status, *capsys.readouterr()
-
-
-def tree(directory):
-    return {each.name: each.read_text() for each in directory.iterdir()}
 
 
 def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
@@ -66,33 +65,34 @@ def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
     assert {each.name for each in fleet.iterdir()} >= {"state-paris", "state-rome"}
 
 
+#: Where each daemon's arguments are added, and its settings.
+DAEMONS = {
+    "broker": ("broker.server", BrokerConfig),
+    "aggregator": ("aggregator.daemon", AggregatorConfig),
+    "island": ("islands.daemon", IslandConfig),
+}
+
+
+def loads(name, file):
+    """The settings of a daemon, as its command reads them."""
+    parser = cli.parser_of(name)
+    module, cls = DAEMONS[name]
+    importlib.import_module(module).add_arguments(parser)
+    return settings.load(cls, parser.parse_args(["--config", str(file)]), name, environment={})
+
+
 @pytest.mark.parametrize("hub", ["127.0.0.1", "hub.example.com"])
 @pytest.mark.parametrize("keys", ["--keys", "--no-keys"])
 def test_each_command_takes_the_hubs_file(tmp_path, capsys, hub, keys):
     assert init(capsys, tmp_path, "--hub", hub, keys, "--run", "demo")[0] == 0
-    file = str(tmp_path / HUB_FILE)
-    assert cli.main(["up", "--config", file, "--explain-settings"]) == 0
-    for name, module in (("broker", "broker.server"), ("aggregator", "aggregator.daemon")):
-        loaded = loads(name, module, file)
+    assert cli.main(["up", "--config", str(tmp_path / HUB_FILE), "--explain-settings"]) == 0
+    for name in ("broker", "aggregator"):
+        loaded = loads(name, tmp_path / HUB_FILE)
         assert loaded.run_id == "demo"
         assert (loaded.key is not None) == (keys == "--keys")
     for each in (HUB_FILE, "one.toml", "two.toml"):
-        assert loads("island", "islands.daemon", str(tmp_path / each)).run_id == "demo"
+        assert loads("island", tmp_path / each).run_id == "demo"
     capsys.readouterr()
-
-
-def loads(name, module, file):
-    """The settings of a daemon, as its command reads them."""
-    import importlib
-
-    from aggregator.config import AggregatorConfig
-    from broker.process import settings
-    from islands.config import IslandConfig
-
-    parser = cli.parser_of(name)
-    importlib.import_module(module).add_arguments(parser)
-    cls = {"broker": BrokerConfig, "aggregator": AggregatorConfig, "island": IslandConfig}[name]
-    return settings.load(cls, parser.parse_args(["--config", file]), name, environment={})
 
 
 def test_every_commented_setting_can_be_taken_in(tmp_path, capsys):
@@ -104,10 +104,10 @@ def test_every_commented_setting_can_be_taken_in(tmp_path, capsys):
         (tmp_path / name).write_text(
             opened.replace("standby = false", "standby = true").replace("failover = false", "failover = true")
         )
-        assert set(tomllib.loads(opened)) == set(read_file(tmp_path / name))
-        loads("island", "islands.daemon", str(tmp_path / name))
-    for daemon, module in (("broker", "broker.server"), ("aggregator", "aggregator.daemon")):
-        loads(daemon, module, str(tmp_path / HUB_FILE))
+        assert set(tomllib.loads(opened)) == set(settings.read_file(tmp_path / name))
+        loads("island", tmp_path / name)
+    for daemon in ("broker", "aggregator"):
+        loads(daemon, tmp_path / HUB_FILE)
 
 
 def test_the_commands_that_it_says_work_where_it_says(tmp_path, capsys):
@@ -126,7 +126,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     status, _, err = init(capsys, tmp_path)
     assert status == 2
     assert "two.toml" in err
-    assert tree(tmp_path) == {"two.toml": "mine"}
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"two.toml": "mine"}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_no_fleet_can_be_is_refused_before_a_file_is_written(tmp_path, caps
     status, _, err = init(capsys, tmp_path, *words)
     assert status == 2
     assert err.startswith("atoll: ")
-    assert tree(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_example_of_the_help_is_refused_nowhere(tmp_path, capsys, monkeypatch):

@@ -3,16 +3,14 @@
 import contextlib
 import datetime
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from ops.processes.cluster import free_ports
+from tests.local_run import NUMPY_TASK, ROOT, Process, wait_for
 
 WAIT_S = 200.0  # for what must happen; nothing here depends on how long it takes
 RUN = "daemons"
@@ -22,28 +20,18 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def spawn(tmp_path):
-    """Starts processes of this program, their output in files; kills by its id whatever is left at the end."""
-    processes = []
+    """Starts processes of this program, each with a name; none is left at the end."""
+    usual = {
+        "ATOLL_LOG": "json",
+        "JAX_PLATFORMS": "cpu",
+        "REDIS_URL": f"redis://127.0.0.1:{free_ports(1)}",  # where none is: training does not need it
+    }
+    with contextlib.ExitStack() as stack:
 
-    def start(name, *words, module="ops", **variables):
-        usual = {
-            "ATOLL_NO_VENV": "1",
-            "ATOLL_LOG": "json",
-            "JAX_PLATFORMS": "cpu",
-            "REDIS_URL": f"redis://127.0.0.1:{free_ports(1)}",  # where none is: training does not need it
-        }
-        environment = os.environ | usual | variables
-        with open(tmp_path / f"{name}.log", "wb") as log:
-            process = subprocess.Popen([sys.executable, "-m", module, *words], stdout=log, stderr=log, env=environment)
-        process.log = tmp_path / f"{name}.log"
-        processes.append(process)
-        return process
+        def start(name, *words, module="ops", **variables):
+            return stack.enter_context(Process(tmp_path / name, *words, module=module, **(usual | variables)))
 
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        yield start
 
 
 @pytest.fixture
@@ -62,105 +50,99 @@ class Hub:
         self.start()
 
     def start(self):
-        self.broker = self.spawn("broker", "broker", "--run", RUN, "--port", str(self.port))
-        flags = [word for name, value in self.settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        where = ("--run", RUN, "--broker", self.address, "--store", str(self.store))
+        self.broker = self.spawn("broker", "broker", "--run", RUN, "--port", self.port)
+        flags = [word for name, value in self.settings.items() for word in (f"--{name.replace('_', '-')}", value)]
+        where = ("--run", RUN, "--broker", self.address, "--store", self.store)
         self.aggregator = self.spawn("aggregator", "aggregator", *where, *flags)
 
     def stop(self):
         for process in (self.aggregator, self.broker):
-            process.send_signal(signal.SIGTERM)
+            process.signal(signal.SIGTERM)
         for process in (self.aggregator, self.broker):
             process.wait(WAIT_S)
 
 
-def island(spawn, address, *words, name="island", **variables):
-    flags = ("--run", RUN, "--broker", address, "--join-timeout-s", "30")
+def island(spawn, address, *words, task=NUMPY_TASK, name="island", **variables):
+    flags = ("--run", RUN, "--broker", address, "--join-timeout-s", 30, "--task", task)
     return spawn(name, "island", *flags, *words, **variables)
 
 
-def events(process):
-    """The events that a process has logged so far."""
+def events(process, name, **fields):
+    """The events of a name, and with these fields, that a process has logged so far."""
     found = []
-    for line in process.log.read_text().splitlines():
+    for line in process.err.splitlines():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-    return found
-
-
-def event_of(ended, name):
-    """Returns an event of a process that has ended."""
-    return next(event for event in events(ended) if event["event"] == name)
+    return [event for event in found if event["event"] == name and fields.items() <= event.items()]
 
 
 def wait_for_event(process, name, **fields):
-    ends_s = time.monotonic() + WAIT_S
-    while True:
-        for event in events(process):
-            if event["event"] == name and fields.items() <= event.items():
-                return event
-        assert process.poll() is None, process.log.read_text()
-        assert time.monotonic() < ends_s, process.log.read_text()
-        time.sleep(0.02)
+    def logged():
+        found = events(process, name, **fields)
+        assert found or process.is_running(), process.err
+        return found
+
+    return wait_for(logged, name, WAIT_S, evidence=lambda: process.err)[0]
 
 
 def test_an_island_trains_to_the_end_of_the_run_and_exits_with_0(spawn, hub):
-    process = island(spawn, hub(tokens=20_000), "--task", "examples.numpy_task:task", "--pace", "0.002")
-    assert process.wait(WAIT_S) == 0, process.log.read_text()
-    (left,) = [e for e in events(process) if e["event"] == "island.left"]
+    process = island(spawn, hub(tokens=20_000), "--pace", 0.002)
+    assert process.wait(WAIT_S) == 0, process.err
+    (left,) = events(process, "island.left")
     assert left["reason"] == "the run has ended"
     assert left["tokens"] >= 20_000
-    progress = [e for e in events(process) if e["event"] == "island.progress"]
-    assert {"step", "loss", "tokens_per_s", "sync_share", "versions"} <= progress[-1].keys()
+    said = events(process, "island.progress")[-1]
+    assert {"step", "loss", "tokens_per_s", "sync_share", "versions"} <= said.keys()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_an_island_in_order_and_soon(spawn, hub, number):
-    process = island(spawn, hub(), "--task", "examples.numpy_task:task", "--pace", "50")
+    process = island(spawn, hub(), "--pace", 50)
     wait_for_event(process, "island.restored")
     began_s = time.monotonic()
-    process.send_signal(number)
+    process.signal(number)
     assert process.wait(WAIT_S) == 128 + number
     assert time.monotonic() - began_s < 40  # before the step is over; 2 s on a machine of one's own
-    assert "island.left" in [e["event"] for e in events(process)]
+    assert events(process, "island.left")
 
 
 def test_an_island_that_is_told_to_end_goes_on_from_its_last_step_and_loses_nothing(spawn, tmp_path):
-    run = Hub(spawn, tmp_path / "store", tokens=80_000)
-    words = ("--task", "examples.numpy_task:task", "--pace", "0.01", "--state-dir", str(tmp_path))
-    first = island(spawn, run.address, *words, "--island-id", "paris", name="first")
-    wait_for_event(first, "island.progress")
+    run = Hub(spawn, tmp_path / "store")
+    words = ("--pace", 0.01, "--state-dir", tmp_path, "--island-id", "paris")
+    first = island(spawn, run.address, *words, name="first")
+    wait_for_event(run.aggregator, "version.committed", version=1)
     run.stop()
-    first.send_signal(signal.SIGTERM)
+    first.signal(signal.SIGTERM)
     assert first.wait(WAIT_S) == 128 + signal.SIGTERM
-    left, kept = event_of(first, "island.left"), event_of(first, "progress.kept")
+    (left,), (kept,) = events(first, "island.left"), events(first, "progress.kept")
     assert kept["step"] == left["step"]
     assert kept["contributions"] > 0
+    run.settings["tokens"] = left["tokens"] + 10_000
     run.start()
-    second = island(spawn, run.address, *words, "--island-id", "paris", name="second")
+    second = island(spawn, run.address, *words, name="second")
     joined, restored = wait_for_event(second, "island.joined"), wait_for_event(second, "island.restored")
     assert (joined["incarnation"], joined["start_step"]) == (1, left["step"])
     assert (restored["optimizer"], restored["detail"]) == ("checkpoint", f"of step {left['step']}, life 1")
     assert not list(tmp_path.glob("*.unmerged"))
-    assert second.wait(WAIT_S) == 0, second.log.read_text()
+    assert second.wait(WAIT_S) == 0, second.err
     assert run.aggregator.wait(WAIT_S) == 0
-    (ended,) = [event for event in events(run.aggregator) if event["event"] == "run.ended"]
+    (ended,) = events(run.aggregator, "run.ended")
     assert (ended["trained"], ended["wasted"]) == (ended["merged"], {})
 
 
+@pytest.mark.full("training of eight seconds, in which an island leaves and comes back")
 def test_what_a_preempted_island_trained_is_merged_at_once_and_its_data_go_to_others(spawn, tmp_path):
-    run = Hub(spawn, tmp_path / "store", islands=2, tokens=80_000)
-    words = ("--task", "examples.numpy_task:task", "--pace", "0.02", "--state-dir", str(tmp_path))
+    run = Hub(spawn, tmp_path / "store", islands=2, tokens=50_000)
+    words = ("--pace", 0.02, "--state-dir", tmp_path)
     rome = island(spawn, run.address, *words, "--island-id", "rome", name="rome")
     first = island(spawn, run.address, *words, "--island-id", "paris", name="first")
-    wait_for_event(first, "island.progress")
-    wait_for_event(rome, "island.progress")
+    wait_for_event(run.aggregator, "version.committed", version=1)
+    wait_for_event(first, "island.restored")
     began_s = time.monotonic()
-    first.send_signal(signal.SIGTERM)
+    first.signal(signal.SIGTERM)
     assert first.wait(WAIT_S) == 128 + signal.SIGTERM
-    assert (
-        time.monotonic() - began_s < 10
-    )  # less than every grace period that launchers give; 2 s where nothing else runs
+    # Less than every grace period that launchers give; 2 s where nothing else runs.
+    assert time.monotonic() - began_s < 10
     left = wait_for_event(run.aggregator, "island.left", island="paris")
     assert left["departure"] == "paused"
     given = wait_for_event(run.aggregator, "block.ended", before="paris", reason="its island has left")
@@ -170,27 +152,27 @@ def test_what_a_preempted_island_trained_is_merged_at_once_and_its_data_go_to_ot
     joined = wait_for_event(second, "island.joined")
     assert (joined["incarnation"], joined["start_step"]) == (1, left["step"])
     for process in (rome, second, run.aggregator):
-        assert process.wait(WAIT_S) == 0, process.log.read_text()
-    ended = event_of(run.aggregator, "run.ended")
+        assert process.wait(WAIT_S) == 0, process.err
+    (ended,) = events(run.aggregator, "run.ended")
     assert (ended["trained"], ended["wasted"]) == (ended["merged"], {})
 
 
-def test_an_island_whose_initial_parameters_are_not_finite_names_the_tensor_and_ends_with_2(spawn, hub, tmp_path):
+@pytest.mark.full("three islands, one after the other")
+def test_tasks_that_are_not_what_they_should_be_end_with_2_and_the_cure_and_data_that_end_begin_anew(
+    spawn, hub, tmp_path
+):
     (tmp_path / "broken_task.py").write_text(BROKEN_TASK)
-    process = island(spawn, hub(), "--task", "broken_task:nan", name="broken", PYTHONPATH=str(tmp_path))
-    assert process.wait(WAIT_S) == 2
-    assert re.search(r"params = 'hidden/bias'", process.log.read_text())
+    address, path = hub(tokens=20_000), f"{tmp_path}:{ROOT}"
 
+    def ended_with(status, name):
+        process = island(spawn, address, task=f"broken_task:{name}", name=name, PYTHONPATH=path)
+        assert process.wait(WAIT_S) == status, process.err
+        return process
 
-def test_data_that_end_begin_anew_and_data_that_never_begin_end_the_island_with_2(spawn, hub, tmp_path):
-    (tmp_path / "broken_task.py").write_text(BROKEN_TASK)
-    address = hub(tokens=20_000)
-    empty = island(spawn, address, "--task", "broken_task:empty", name="empty", PYTHONPATH=str(tmp_path))
-    assert empty.wait(WAIT_S) == 2
-    assert "task.data = 'part 0 of 1, from batch 0 on'" in empty.log.read_text()
-    short = island(spawn, address, "--task", "broken_task:short", name="short", PYTHONPATH=str(tmp_path))
-    assert short.wait(WAIT_S) == 0, short.log.read_text()
-    (ended,) = [event for event in events(short) if event["event"] == "data.ended"]
+    assert "params = 'hidden/bias'" in ended_with(2, "nan").err
+    assert "task.data = 'part 0 of 1, from batch 0 on'" in ended_with(2, "empty").err
+    short = ended_with(0, "short")
+    (ended,) = events(short, "data.ended")
     assert ended["batches"] == 5
 
 
@@ -225,89 +207,77 @@ def empty():
 """
 
 
+@pytest.mark.full("an island says every five seconds that it trains on")
 def test_the_file_for_health_checks_stays_young_until_the_broker_is_lost(spawn, tmp_path):
     file, run = tmp_path / "health", Hub(spawn, tmp_path / "store")
-    process = island(spawn, run.address, "--task", "examples.numpy_task:task", "--pace", "0.01", "--health", str(file))
-    wait_for_event(process, "island.restored")
-    first_s = wait_for_mark(file, process, later_than_s=0.0)
-    wait_for_mark(file, process, later_than_s=first_s + 1.0)
-    run.broker.send_signal(signal.SIGSTOP)  # connections stand, and nothing comes
-    wait_until(lambda: last_progress_at_s(process) > file.stat().st_mtime + 3.0)  # trains on, unheard
-    run.broker.send_signal(signal.SIGCONT)
-    wait_for_mark(file, process, later_than_s=time.time())
+    process = island(spawn, run.address, "--pace", 0.01, "--health", file)
+
+    def marked_after(time_s):
+        """Returns the modification time of the file once it is later than that."""
+        return wait_for(lambda: process.is_running() and (at_s := modified_s()) > time_s and at_s, "mark", WAIT_S)
+
+    def modified_s():
+        return file.stat().st_mtime if file.exists() else 0.0
+
+    def trained_at_s():
+        times = [datetime.datetime.fromisoformat(each["time"]) for each in events(process, "island.progress")]
+        return times[-1].timestamp() if times else 0.0
+
+    first_s = marked_after(0.0)
+    marked_after(first_s + 1.0)
+    run.broker.signal(signal.SIGSTOP)  # connections stand, and nothing comes
+    wait_for(lambda: trained_at_s() > modified_s() + 3.0, "training that goes on unheard", WAIT_S)
+    run.broker.signal(signal.SIGCONT)
+    marked_after(time.time())
 
 
-def wait_until(condition):
-    ends_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.05)
-
-
-def wait_for_mark(file, process, *, later_than_s):
-    """Returns the modification time of a file once it is later than that."""
-    wait_until(lambda: process.poll() is None and file.stat().st_mtime > later_than_s)
-    return file.stat().st_mtime
-
-
-def last_progress_at_s(process):
-    times = [each["time"] for each in events(process) if each["event"] == "island.progress"]
-    return datetime.datetime.fromisoformat(times[-1]).timestamp() if times else 0.0
-
-
+@pytest.mark.full("five processes, one after the other")
 def test_islands_of_one_host_name_that_see_no_common_lock_both_train_and_come_back_as_themselves(spawn, hub, tmp_path):
     """As in containers on the host's network, under PrivateTmp, or on cloned machines."""
     address = hub(islands=2)
 
-    def start(name, place):
+    def joined(name, place, island_id, incarnation):
         (tmp_path / place).mkdir(exist_ok=True)
-        words = ("--task", "examples.numpy_task:task", "--pace", "0.01")
-        return island(spawn, address, *words, name=name, TMPDIR=str(tmp_path / place))
+        process = island(spawn, address, "--pace", 0.01, name=name, TMPDIR=str(tmp_path / place))
+        told = wait_for_event(process, "island.joined")
+        assert (told["island"], told["incarnation"]) == (island_id, incarnation)
+        return process
 
-    first = start("first", "one")
-    assert wait_for_event(first, "island.joined")["island"] == "island-0"
-    second = start("second", "other")
-    assert wait_for_event(second, "island.joined")["island"] == "island-1"
+    first, second = joined("first", "one", "island-0", 1), joined("second", "other", "island-1", 1)
     for process in (first, second):
         wait_for_event(process, "island.restored")
-
-    first.kill()
-    again = start("again", "one")
-    joined = wait_for_event(again, "island.joined")
-    assert (joined["island"], joined["incarnation"]) == ("island-0", 2)
+    first.signal(signal.SIGKILL)
+    again = joined("again", "one", "island-0", 2)
     assert wait_for_event(again, "island.progress")["tokens"] > 0
-    assert second.poll() is None, second.log.read_text()
+    assert second.is_running(), second.err
 
 
 def test_settings_that_cannot_work_and_models_that_differ_end_with_2_and_the_cure(spawn, hub, tmp_path):
-    wrong = island(spawn, "tcp://127.0.0.1:7001", "--task", "nowhere:task", name="wrong")
+    wrong = island(spawn, "tcp://127.0.0.1:7001", task="nowhere:task", name="wrong")
     assert wrong.wait(WAIT_S) == 2
-    assert "task = 'nowhere:task'" in wrong.log.read_text()
+    assert "task = 'nowhere:task'" in wrong.err
 
     address = hub()
-    first = island(spawn, address, "--task", "examples.numpy_task:task", name="first")
-    wait_for_event(first, "island.restored")
+    wait_for_event(island(spawn, address, name="first"), "island.restored")
     config = tmp_path / "other.toml"
     config.write_text("[task]\nhidden = 65\n")
-    other = island(spawn, address, "--config", str(config), "--task", "examples.numpy_task:task", name="other")
+    other = island(spawn, address, "--config", config, name="other")
     assert other.wait(WAIT_S) == 2
-    assert re.search(r"tensor 'hidden/bias' has shape \(65,\), the run has \(64,\)", other.log.read_text())
+    assert "tensor 'hidden/bias' has shape (65,), the run has (64,)" in other.err
 
 
 def test_a_silent_run_ends_with_1_and_the_address(spawn):
     address = f"tcp://127.0.0.1:{free_ports(2)}"
-    process = spawn(
-        "alone", "island", "--broker", address, "--join-timeout-s", "0.2", "--task", "examples.numpy_task:task"
-    )
+    process = spawn("alone", "island", "--broker", address, "--join-timeout-s", 0.2, "--task", NUMPY_TASK)
     assert process.wait(WAIT_S) == 1
-    assert f"{address} was silent for 0.2 s while connecting to the broker" in process.log.read_text()
+    assert f"{address} was silent for 0.2 s while connecting to the broker" in process.err
 
 
+@pytest.mark.full("another whole run of an example")
 def test_the_example_of_a_loop_of_ones_own_trains_to_the_end_of_a_run(spawn, hub):
-    address = hub(tokens=20_000)
-    process = spawn("own", address, "--run", RUN, "--dtype", "bf16", module="examples.own_loop")
-    assert process.wait(WAIT_S) == 0, process.log.read_text()
-    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", process.log.read_text()).groups())
+    process = spawn("own", hub(tokens=20_000), "--run", RUN, "--dtype", "bf16", module="examples.own_loop")
+    assert process.wait(WAIT_S) == 0, process.err
+    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", process.out).groups())
     assert after < before - 1.0
 
 
@@ -329,30 +299,25 @@ with islands.Hook(sys.argv[1], run=sys.argv[2], tokens_per_step=1, state_dir=sys
 
 def test_a_loop_with_a_hook_pauses_at_ctrl_c_and_goes_on_with_its_own_state(spawn, hub, tmp_path):
     (tmp_path / "hooked_loop.py").write_text(HOOKED)
-    words = (hub(), RUN, str(tmp_path / "state"))
+    words = (hub(), RUN, tmp_path / "state")
 
-    def interrupted(name):
-        process = spawn(name, *words, module="hooked_loop", PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
-        wait_for_event_text(process, "steps 5 of" if name == "first" else "of")
-        process.send_signal(signal.SIGINT)
+    def interrupted(name, after):
+        process = spawn(name, *words, module="hooked_loop", PYTHONPATH=f"{tmp_path}:{ROOT}")
+
+        def printed():
+            assert process.is_running(), process.err
+            return after in process.out
+
+        wait_for(printed, after, WAIT_S)
+        process.signal(signal.SIGINT)
         assert process.wait(WAIT_S) != 0
-        text = process.log.read_text()
-        assert text.rstrip().endswith("KeyboardInterrupt")
-        assert 'island.left reason="interrupted by SIGINT"' in text
-        return text
+        assert process.err.rstrip().endswith("KeyboardInterrupt")
+        assert 'island.left reason="interrupted by SIGINT"' in process.err
+        return process.err, [tuple(map(int, each)) for each in re.findall(r"steps (\d+) of (\d+)", process.out)]
 
-    first = interrupted("first")
-    counted = [tuple(map(int, each)) for each in re.findall(r"steps (\d+) of (\d+)", first)]
+    _, counted = interrupted("first", "steps 5 of")
     assert all(steps == inner for steps, inner in counted)
-    second = interrupted("second")
-    assert "island.restored optimizer=checkpoint" in second
-    steps = int(re.search(r"steps (\d+) of", second)[1])
-    assert steps == counted[-1][0] + 2  # the last step of the first process was saved, and raised before it was printed
-
-
-def wait_for_event_text(process, text):
-    ends_s = time.monotonic() + WAIT_S
-    while text not in process.log.read_text():
-        assert process.poll() is None, process.log.read_text()
-        assert time.monotonic() < ends_s, process.log.read_text()
-        time.sleep(0.02)
+    said, again = interrupted("second", "of")
+    assert "island.restored optimizer=checkpoint" in said
+    # The last step of the first process was saved, and raised before it was printed.
+    assert again[0][0] == counted[-1][0] + 2

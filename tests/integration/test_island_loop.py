@@ -3,8 +3,8 @@
 import contextlib
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,6 @@ from tests.hub import RUN, WAIT_S, Hub
 from tests.training_loops import TOKENS, join, numpy_step, params_of, stored, train
 
 pytestmark = pytest.mark.usefixtures("seats_of_its_own")
-
-
-# --- a whole run --------------------------------------------------------------------------------------------------
 
 
 def test_a_numpy_loop_trains_to_the_end_and_gets_the_runs_parameters(tmp_path):
@@ -54,7 +51,7 @@ def test_an_island_that_insists_on_another_recipe_is_refused_with_both_values(hu
     assert f"outer_momentum is 0.75 at the island, and {has} in the run's recipe" in str(refused.value)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.full("another compile")), "bfloat16"])
 def test_jax_loops_with_donating_steps_train_together_and_are_never_traced_again(tmp_path, dtype):
     traces = []
 
@@ -63,31 +60,21 @@ def test_jax_loops_with_donating_steps_train_together_and_are_never_traced_again
         return jax.tree.map(lambda x: (x - 0.01).astype(x.dtype), params)
 
     step = jax.jit(descend, donate_argnums=0)
-    results, failures = {}, []
 
     def loop(name, value):
-        try:
-            params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params_of(value))
-            with join(hub, params, island_id=name) as island:
-                params, _ = island.restore(params)
-                params = train(island, params, step)
-                results[name] = (island.close(params), island.versions, island.tokens)
-        except BaseException as err:
-            failures.append(err)
-            raise
+        params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params_of(value))
+        with join(hub, params, island_id=name) as island:
+            params, _ = island.restore(params)
+            params = train(island, params, step)
+            return island.close(params), island.versions, island.tokens
 
-    with Hub(tmp_path / "store", islands=2, total_tokens=3_000) as hub:
-        threads = [threading.Thread(target=loop, args=each) for each in (("a", 1.0), ("b", 2.0))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert not failures
+    with Hub(tmp_path / "store", islands=2, total_tokens=3_000) as hub, ThreadPoolExecutor() as pool:
+        results = [each.result(WAIT_S) for each in [pool.submit(loop, "a", 1.0), pool.submit(loop, "b", 2.0)]]
         books = hub.core.run.ledger.books().tokens()
     assert len(traces) == 1
-    assert books["merged"] + sum(books["wasted"].values()) == books["trained"] == sum(r[2] for r in results.values())
+    assert books["merged"] + sum(books["wasted"].values()) == books["trained"] == sum(r[2] for r in results)
     for name, expected in stored(tmp_path / "store").items():
-        for final, versions, _ in results.values():
+        for final, versions, _ in results:
             assert str(final[name].dtype) == dtype
             assert np.array_equal(np.asarray(final[name]), expected.astype(final[name].dtype))
             assert min(versions) > 1
@@ -118,9 +105,6 @@ def test_the_share_of_time_in_here_counts_from_the_end_of_the_first_step(hub):
         assert 0.0 < island.sync_share < 1.0
 
 
-# --- refusals -----------------------------------------------------------------------------------------------------
-
-
 def test_a_model_that_differs_is_refused_with_the_tensor_and_the_cure(hub):
     with join(hub, params_of()) as island:
         island.restore(params_of())
@@ -129,19 +113,26 @@ def test_a_model_that_differs_is_refused_with_the_tensor_and_the_cure(hub):
             join(hub, other)
 
 
-def test_more_tokens_in_a_step_than_the_run_allows_are_refused_with_the_setting(tmp_path):
-    limit = r"tokens_per_step = .* the aggregator allows 9 \(max_tokens_per_step\)"
-    with Hub(tmp_path / "store", max_tokens_per_step=9) as hub, pytest.raises(ConfigError, match=limit):
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ({"max_tokens_per_step": 9}, r"tokens_per_step = .* the aggregator allows 9 \(max_tokens_per_step\)"),
+        ({"max_message_bytes": 4 << 20}, "params = 'as given to join'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_beyond_a_limit_of_the_run_is_refused_with_the_setting(tmp_path, limit, said):
+    with Hub(tmp_path / "store", **limit) as hub, pytest.raises(ConfigError, match=said):
         join(hub, params_of())
 
 
-def test_a_model_that_fits_no_message_of_the_aggregator_is_refused_as_such(tmp_path):
-    small = r"params = 'as given to join'"
-    with Hub(tmp_path / "store", max_message_bytes=4 << 20) as hub, pytest.raises(ConfigError, match=small):
-        join(hub, params_of())
-
-
-@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    "as_array",
+    [
+        pytest.param(np.asarray, id="numpy"),
+        pytest.param(jnp.asarray, id="jax", marks=pytest.mark.full("compiles for each of 14 fragments")),
+    ],
+)
 def test_a_tensor_that_no_message_holds_is_cut_and_trained_exported_and_loaded_as_if_it_were_not(tmp_path, as_array):
     """Everything here is exact in float32, so what was trained and merged is to be there to the last bit."""
     random = np.random.default_rng(0)
@@ -182,12 +173,6 @@ def test_a_run_that_has_no_room_is_given_up_in_time_with_what_it_said(hub, monke
             islands.join(hub.address, params_of(), run=RUN, timeout_s=1.0)
 
 
-def test_silence_ends_the_attempt_to_join_and_names_the_address():
-    address = f"tcp://127.0.0.1:{free_ports(1)}"
-    with pytest.raises(Unavailable, match=rf"cannot join run {RUN}: {address} was silent for 0.3 s while connecting"):
-        islands.join(address, params_of(), run=RUN, timeout_s=0.3)
-
-
 def test_what_check_raises_ends_the_waiting():
     class Stop(Exception):
         pass
@@ -220,9 +205,6 @@ def test_a_loop_that_is_used_wrongly_is_told_what_to_do(hub):
             island.step(params, tokens=11)
     with pytest.raises(LocalProtocolError, match="has left its run"):
         island.step(params, tokens=TOKENS)
-
-
-# --- JAX is for those who use it ----------------------------------------------------------------------------------
 
 
 def test_a_numpy_loop_never_imports_jax(hub):

@@ -16,8 +16,6 @@ from tests.training_loops import TOKENS, join, newest, params_of, stored, train
 pytestmark = pytest.mark.usefixtures("seats_of_its_own")
 
 
-# --- what is adopted stays ----------------------------------------------------------------------------------------
-
 RATE = 0.02
 
 
@@ -41,11 +39,11 @@ def batches_of(seed):
         yield x, (x @ truth + rng.normal(size=(8, 10))).astype(np.float32)
 
 
+EITHER_KEEP = pytest.mark.parametrize("keep", [pytest.param(1.0, marks=pytest.mark.full("twice the training")), 0.0])
+
+
 def masters_of(seed=0):
-    return {
-        "w": jax.random.normal(jax.random.key(seed), (20, 10)),
-        "b": jnp.zeros(10),
-    }
+    return {"w": jax.random.normal(jax.random.key(seed), (20, 10)), "b": jnp.zeros(10)}
 
 
 def short(tree):
@@ -101,7 +99,7 @@ def run_two(store, loop, params, **settings):
     return ends
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.0])
+@EITHER_KEEP
 def test_bfloat16_parameters_cast_from_masters_that_are_not_handed_over_end_training_with_the_cure(tmp_path, keep):
     ends = run_two(tmp_path / "store", train_from_own_masters, short(masters_of()), keep=keep)
     (told, *_) = [str(end) for end in ends.values() if isinstance(end, ConfigError)]
@@ -110,7 +108,7 @@ def test_bfloat16_parameters_cast_from_masters_that_are_not_handed_over_end_trai
     assert "hand over the tree that the optimizer steps from: float32 masters" in told
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.0])
+@EITHER_KEEP
 def test_the_same_loop_that_hands_over_its_masters_trains_to_the_end(tmp_path, keep):
     settings = {"keep": keep, "total_tokens": 12_000}
     ends = run_two(tmp_path / "store", train_handing_over_masters, masters_of(), **settings)

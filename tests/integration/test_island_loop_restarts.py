@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-import time
+from collections import defaultdict
 from itertools import pairwise
 
 import jax
@@ -15,12 +15,10 @@ from broker.wire.messages import OWN_PASS
 from broker.wire.ranges import IntervalSet
 from islands.session import checkpoint
 from tests.hub import WAIT_S, Hub
+from tests.local_run import wait_for
 from tests.training_loops import join, newest, params_of, train, training
 
 pytestmark = pytest.mark.usefixtures("seats_of_its_own")
-
-
-# --- leaving ------------------------------------------------------------------------------------------------------
 
 
 def test_an_exception_in_the_loop_leaves_the_run_in_order(hub):
@@ -34,10 +32,7 @@ def test_an_exception_in_the_loop_leaves_the_run_in_order(hub):
 
     with pytest.raises(ZeroDivisionError):
         loop()
-    ends_s = time.monotonic() + WAIT_S
-    while not hub.member(island.id).left:
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
+    wait_for(lambda: hub.member(island.id).left, "departure", WAIT_S)
 
 
 def test_closing_before_the_end_leaves_once_the_aggregator_has_what_is_left(tmp_path, caplog):
@@ -49,9 +44,6 @@ def test_closing_before_the_end_leaves_once_the_aggregator_has_what_is_left(tmp_
     said = [each.getMessage() for each in caplog.records if each.name == "islands.loop"]  # the hub logs here as well
     (left,) = [message for message in said if message.startswith("island.left")]
     assert "closed before the end of the run" in left, "what it had arrived"
-
-
-# --- coming back --------------------------------------------------------------------------------------------------
 
 
 def test_a_restarted_island_goes_on_where_it_was_with_its_own_optimizer_state(hub, tmp_path):
@@ -91,10 +83,7 @@ def test_a_restarted_island_without_a_checkpoint_takes_the_optimizer_state_of_an
         trainer = threading.Thread(target=keep_training, args=(donor, stop))
         trainer.start()
         try:
-            ends_s = time.monotonic() + WAIT_S
-            while donor.inner_step < 20 or min(newest(hub)) < 2:
-                assert time.monotonic() < ends_s
-                time.sleep(0.01)
+            wait_for(lambda: donor.inner_step >= 20 and min(newest(hub)) >= 2, "version 2", WAIT_S)
             with join(hub, params_of(), island_id="newcomer") as island:
                 params, opt_state = island.restore(params_of(), adam(0))
                 assert island.restored == "donor"
@@ -159,11 +148,7 @@ def test_a_loop_that_is_killed_comes_back_with_its_multi_steps_its_keys_and_its_
     with subprocess.Popen([*args, "0"], stdout=subprocess.PIPE, text=True) as first:
         try:
             began = first.stdout.readline()
-            ends_s = time.monotonic() + WAIT_S
-            while not (path.exists() and checkpoint.load(path).at.step >= 6):
-                assert time.monotonic() < ends_s
-                assert first.poll() is None
-                time.sleep(0.05)
+            wait_for(lambda: path.exists() and checkpoint.load(path).at.step >= 6, "checkpoint of step 6", WAIT_S)
         finally:
             first.kill()
     step = checkpoint.load(path).at.step
@@ -193,31 +178,27 @@ def test_parameters_that_are_never_synchronised_stay_local_and_come_from_the_che
         assert np.all(params["batch_stats"]["mean"] == 3)
 
 
-# --- the data of an island that is away ---------------------------------------------------------------------------
-
-
-def rows_of(store):
-    """Returns the whole rows of a ledger; one that is being written is left out."""
-    return [
-        json.loads(line)
-        for line in (store / "ledger.jsonl").read_text().splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
+def merged_data(store):
+    """The batches that were merged, each range with its fragment and whose it was."""
+    for line in (store / "ledger.jsonl").read_text().splitlines(keepends=True):
+        if line.endswith("\n"):  # else it is being written
+            row = json.loads(line)
+            for each in row["contributions"]:
+                for data in each["data"]:
+                    yield row["fragment_id"], each["island_id"], each["incarnation"], data
 
 
 def owners_in(store):
-    """Returns whose batches were merged, as (island, incarnation, data share)."""
-    return {
-        (each["island_id"], each["incarnation"], d["share"])
-        for row in rows_of(store)
-        for each in row["contributions"]
-        for d in each["data"]
-    }
+    """Whose batches were merged, as (island, incarnation, data share)."""
+    return {(island_id, incarnation, data["share"]) for _, island_id, incarnation, data in merged_data(store)}
+
+
+#: How soon an island that is cut off loses its data to another.
+WAITS = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5}
 
 
 def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_batch_is_merged_twice(tmp_path):
-    waits = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5, "data_ahead_s": 0.0}
-    with Hub(tmp_path / "store", islands=2, **waits) as hub:
+    with Hub(tmp_path / "store", islands=2, data_ahead_s=0.0, **WAITS) as hub:
         tenures = hub.core.run.shares._owners.now
         with join(hub, params_of(), island_id="stays") as stays:
             params, _ = stays.restore(params_of())
@@ -234,23 +215,19 @@ def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_bat
                     assert (back.share.index, back.share.cursor) == (1, tenures[1].cursor)
                     assert back.share.cursor > reached + 8, "it goes on where its heir has come to"
                     theirs, _ = back.restore(params_of())
-                    ends_s = time.monotonic() + WAIT_S
-                    while ("goes", 2, 1) not in owners_in(tmp_path / "store"):
-                        assert time.monotonic() < ends_s
-                        begins = back.inner_step
-                        theirs = train(back, theirs, until=lambda: back.inner_step > begins + 30)  # noqa: B023
-    batches = {}
-    for row in rows_of(tmp_path / "store"):
-        for each in row["contributions"]:
-            for d in each["data"]:
-                merged = batches.setdefault((row["fragment_id"], d["share"]), IntervalSet())
-                merged.add(d["from_batch"], d["to_batch"])  # raises if one of them is there already
+                    train(back, theirs, until=lambda: ("goes", 2, 1) in owners_in(tmp_path / "store"))
+    batches = defaultdict(IntervalSet)
+    for fragment_id, _, _, data in merged_data(tmp_path / "store"):
+        # Raises if one of them is there already.
+        batches[fragment_id, data["share"]].add(data["from_batch"], data["to_batch"])
     assert {("stays", 1, 0), ("stays", 1, 1), ("goes", 1, 1), ("goes", 2, 1)} <= owners_in(tmp_path / "store")
 
 
 def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_blocks_of_its_own(tmp_path):
-    waits = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5, "data_ahead_s": 0.2}
-    with Hub(tmp_path / "store", islands=2, **waits) as hub, join(hub, params_of(), island_id="stays") as stays:
+    with (
+        Hub(tmp_path / "store", islands=2, data_ahead_s=0.2, **WAITS) as hub,
+        join(hub, params_of(), island_id="stays") as stays,
+    ):
         params, _ = stays.restore(params_of())
         goes = join(hub, params_of(), island_id="goes")
         theirs, _ = goes.restore(params_of())
@@ -264,12 +241,9 @@ def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_block
                 theirs, _ = back.restore(params_of())
                 began = back.share.cursor
                 theirs = train(back, theirs, until=lambda: back.share.cursor > began + 30)
-    batches = [
-        (d["from_batch"], d["to_batch"])
-        for row in rows_of(tmp_path / "store")
-        if row["fragment_id"] == 0
-        for each in row["contributions"]
-        for d in each["data"]
-    ]
-    ends = sorted(batches)
-    assert all(a[1] <= b[0] for a, b in pairwise(ends)), "a batch was merged twice"
+    ranges = (
+        (data["from_batch"], data["to_batch"])
+        for fragment_id, _, _, data in merged_data(tmp_path / "store")
+        if fragment_id == 0
+    )
+    assert all(a[1] <= b[0] for a, b in pairwise(sorted(ranges))), "a batch was merged twice"

@@ -2,14 +2,10 @@
 
 import asyncio
 import contextlib
-import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
-import tomllib
 
 import pytest
 import zmq.asyncio
@@ -28,9 +24,8 @@ from ops import cli
 from ops.keys import make_pairs
 from ops.processes.cluster import free_ports
 from tests.aggregator_hand import beat
-from tests.integration.test_dashboard import dashboard
 from tests.integration.test_registry import Server, write_a_run
-from tests.local_run import Up, environment, ops, wait_for
+from tests.local_run import environment, ops
 
 WAIT_S = 40.0  # for anything that must happen
 RUN = "demo"
@@ -311,61 +306,21 @@ def test_what_cannot_be_asked_is_said_with_the_cure(capsys, tmp_path):
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.timeout(300)
-def test_a_whole_run_is_seen_explained_and_watched_through_its_broker_alone(tmp_path, capsys):
-    run_dir = tmp_path / "run"
-    with Up(run_dir, "--keys", "--islands", 2, "--tokens", 0, "--pace", 0.02) as up:
-        wait_for(lambda: (run_dir / "redis-url").exists() and (run_dir / "config.toml").exists(), "a run")
-        keys = run_dir / "keys"
-        assert cli.main(["keys", "new", "observer", "watch", "--dir", str(keys)]) == 0
-        address = tomllib.loads((run_dir / "config.toml").read_text())["run"]["broker"]
-        asked = ("--broker", address, "--key", keys / "observer-watch.secret")
-        up.wait_for_progress(2)
+def test_a_whole_run_is_seen_and_explained_through_its_broker_alone(watched):
+    before, seen, after = watched.seen["statuses"]  # from its directory, through its broker, from its directory again
+    assert seen["totals"]["recipe"] == before["totals"]["recipe"]
+    for part in ("islands", "fragments", "brokers", "shards"):
+        assert seen[part].keys() == before[part].keys() == after[part].keys()
+    for name, island in seen["islands"].items():
+        assert before["islands"][name]["tokens"] <= island["tokens"] <= after["islands"][name]["tokens"]
 
-        def said(*words, status=0):
-            capsys.readouterr()
-            assert cli.main(list(map(str, words))) == status, capsys.readouterr().err
-            return capsys.readouterr()
-
-        before, seen, after = (
-            json.loads(said("status", *where, "--json").out) for where in ([run_dir], asked, [run_dir])
-        )
-        assert seen["totals"]["recipe"] == before["totals"]["recipe"]
-        for part in ("islands", "fragments", "brokers", "shards"):
-            assert seen[part].keys() == before[part].keys() == after[part].keys()
-        for name, island in seen["islands"].items():
-            assert before["islands"][name]["tokens"] <= island["tokens"] <= after["islands"][name]["tokens"]
-        said("status", *asked, "--leader")
-
-        version = json.loads(said("explain", "0", *asked, "--json").out)
-        name = f"{version['fragment']}:{version['version']}"
-        here = json.loads(said("explain", name, run_dir, "--json").out)
-        for each in here["contributors"]:
-            each["staleness"] = round(each["staleness"], 6)  # as on the tape
-            del each["codec"]  # the tape tells, as soon as its line is written
-        assert {each.pop("codec") for each in version["contributors"]} == {""}, "Redis does not"
-        for field in ("fragment", "version", "round_id", "epoch", "digest", "contributors"):
-            assert version[field] == here[field]
-        assert version["from_redis"] is True
-        assert f"it keeps the last {KEEP_VERSIONS} of each fragment" in said("explain", "0:99999", *asked, status=1).err
-
-        with dashboard(*asked) as page:
-            wait_for(lambda: len(page.data("frame")["islands"]) == 2, "both islands")
-            wait_for(lambda: any(r[5] is not None for r in page.data("frame")["rounds"]), "a version")
-            row = next(r for r in reversed(page.data("frame")["rounds"]) if r[5] is not None)
-            assert page.data(f"version/{row[1]}/{row[5]}")["contributors"]
-            with up.nobody_restarts():
-                up.kill("island-1")
-                state = lambda: page.data("frame")["islands"]["island-1"]["state"]  # noqa: E731
-                wait_for(lambda: state() != "alive", "the loss is seen")
-                redis = up.process("redis")
-                os.kill(redis, signal.SIGSTOP)
-                try:
-                    wait_for(lambda: "cannot say: Redis at" in page.data("frame")["failure"], "word of Redis")
-                    assert "cannot say: Redis at" in said("status", *asked, status=1).err
-                finally:
-                    os.kill(redis, signal.SIGCONT)
-                wait_for(lambda: page.data("frame")["failure"] == "", "Redis is back")
-            wait_for(lambda: state() == "alive", "the island is back")
-        up.signal(signal.SIGINT)
-        up.wait()
+    version, here = watched.seen["explained"], watched.seen["explained_here"]
+    for each in here["contributors"]:
+        each["staleness"] = round(each["staleness"], 6)  # as on the tape
+        del each["codec"]  # the tape tells, as soon as its line is written
+    assert {each.pop("codec") for each in version["contributors"]} == {""}, "Redis does not"
+    for field in ("fragment", "version", "round_id", "epoch", "digest", "contributors"):
+        assert version[field] == here[field]
+    assert version["from_redis"] is True
+    assert f"it keeps the last {KEEP_VERSIONS} of each fragment" in watched.seen["unknown"]
+    assert "cannot say: Redis at" in watched.seen["without_redis"]

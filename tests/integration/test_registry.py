@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from ops.processes import redis_server
 from ops.processes.cluster import free_ports
 from ops.run import up
 from ops.run.prepare import prepare
+from tests.coroutines import given_by
 
 BROKER = BrokerRecord(
     suspect_after_s=20.0,  # far from both ages that write_a_run gives its islands, 1 s and 30 s
@@ -76,8 +78,7 @@ class Server:
 
     def stop(self):
         if self.process is not None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
+            self.process.kill()  # works on a suspended process too
             self.process.wait()
             self.process = None
 
@@ -105,13 +106,16 @@ def with_registry(url, run_id, use):
     """Runs the coroutine function ``use`` with an open registry."""
 
     async def main():
-        opened = Registry(url, run_id)
-        try:
+        async with contextlib.aclosing(Registry(url, run_id)) as opened:
             return await use(opened)
-        finally:
-            await opened.aclose()
 
     return asyncio.run(main())
+
+
+@pytest.fixture
+def of_one_run(url, request):
+    """Runs a coroutine function with an open registry, of a run of this test's own."""
+    return functools.partial(with_registry, url, f"{request.node.name:.60}")
 
 
 def member(island_id, **changes):
@@ -133,24 +137,19 @@ async def write_a_run(run):
     await run.write_evaluation({"tokens": 90, "metrics": {"loss": 2.25}})
 
 
-def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_heard_since(url):
-    async def use(run):
-        written = [
-            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=0.0)]),
-            await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.0)]),
-            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=30.0), member("b")]),
-            await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.1)]),  # its own again: always
-        ]
-        return written, await run.read()
-
-    written, found = with_registry(url, "two brokers", use)
+@given_by("of_one_run")
+async def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_heard_since(run):
+    written = [
+        await run.write_members("one", [member("a", inner_step=5, heard_ago_s=0.0)]),
+        await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.0)]),
+        await run.write_members("one", [member("a", inner_step=5, heard_ago_s=30.0), member("b")]),
+        await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.1)]),  # its own again: always
+    ]
+    found = await run.read()
     assert written == [1, 1, 1, 1]
     assert (found.members["a"]["inner_step"], found.members["a"]["broker"]) == (9, "two")
     assert found.now_s - found.heard_at_s["a"] < 15.0  # not the 30 of the other one
     assert found.members["b"]["broker"] == "one"
-
-
-# --- the server -----------------------------------------------------------------------------------------------------
 
 
 def test_a_server_is_found_on_path_before_the_bundled_one(tmp_path):
@@ -172,15 +171,10 @@ def test_without_any_server_the_cures_are_named(tmp_path, monkeypatch):
         redis_server.server(port=7000, directory=tmp_path)
 
 
-# --- members, model, totals, events ---------------------------------------------------------------------------------
-
-
-def test_what_is_written_is_read_back(url):
-    async def use(run):
-        await write_a_run(run)
-        return await run.read()
-
-    found = with_registry(url, "back", use)
+@given_by("of_one_run")
+async def test_what_is_written_is_read_back(run):
+    await write_a_run(run)
+    found = await run.read()
     assert set(found.heard_at_s) == {"a", "b", "c"}
     assert 29.9 < found.now_s - found.heard_at_s["b"] < 50.0  # 30 and what it took to write and to read
     assert found.heard_at_s["a"] - found.heard_at_s["b"] == pytest.approx(29.0, abs=0.01)
@@ -196,34 +190,22 @@ def test_what_is_written_is_read_back(url):
     assert not found.empty
 
 
-def test_an_older_version_never_replaces_a_newer_one(url):
-    async def use(run):
-        assert await run.write_fragments([fragment(0, 5, epoch=2)]) == 1
-        assert await run.write_fragments([fragment(0, 4, epoch=2)]) == 0
-        assert await run.write_fragments([fragment(0, 9, epoch=1)]) == 0  # a deposed aggregator
-        assert await run.write_fragments([fragment(0, 5, epoch=2), fragment(1, 0, epoch=2)]) == 2
-        assert await run.write_fragments([fragment(0, 6, epoch=3)]) == 1
-        return await run.read()
-
-    found = with_registry(url, "versions", use)
-    assert {p: held["version"] for p, held in found.fragments.items()} == {0: 6, 1: 0}
+@given_by("of_one_run")
+async def test_an_older_version_never_replaces_a_newer_one(run):
+    assert await run.write_fragments([fragment(0, 5, epoch=2)]) == 1
+    assert await run.write_fragments([fragment(0, 4, epoch=2)]) == 0
+    assert await run.write_fragments([fragment(0, 9, epoch=1)]) == 0  # a deposed aggregator
+    assert await run.write_fragments([fragment(0, 5, epoch=2), fragment(1, 0, epoch=2)]) == 2
+    assert await run.write_fragments([fragment(0, 6, epoch=3)]) == 1
+    assert {p: held["version"] for p, held in (await run.read()).fragments.items()} == {0: 6, 1: 0}
 
 
-def test_runs_do_not_see_each_other(url):
+def test_runs_do_not_see_each_other_and_the_name_of_one_is_taken_once(url):
     with_registry(url, "one", write_a_run)
     assert with_registry(url, "two", lambda run: run.read()).empty
     assert "one" in with_registry(url, "two", lambda run: run.known_runs())
-
-
-def test_the_name_of_a_run_is_taken_once(url):
-    async def use(run):
-        return await run.claim()
-
-    assert with_registry(url, "claimed", use)
-    assert not with_registry(url, "claimed", use)
-    assert with_registry(url, "claimed-2", use)
-    with_registry(url, "written", write_a_run)
-    assert not with_registry(url, "written", use)
+    names = ("claimed", "claimed", "claimed-2", "one")
+    assert [with_registry(url, name, lambda run: run.claim()) for name in names] == [True, False, True, False]
 
 
 def prepared(folder, *words):
@@ -232,74 +214,55 @@ def prepared(folder, *words):
     return prepare(parser.parse_args(["--run-dir", str(folder), *words])).run_id
 
 
-def test_runs_whose_directories_are_called_alike_have_names_of_their_own_in_one_redis(url, tmp_path):
+def test_runs_whose_directories_are_called_alike_have_names_of_their_own_and_one_that_is_asked_for_is_refused(
+    url, tmp_path
+):
     shared = ("--redis-url", url)
     assert [prepared(tmp_path / part / "exp1", *shared) for part in "abc"] == ["exp1", "exp1-2", "exp1-3"]
     repeated = ("--config", str(tmp_path / "b" / "exp1" / "config.toml"), *shared)
     assert prepared(tmp_path / "exp2", *repeated) == "exp2"
-
-
-def test_a_name_that_was_asked_for_is_refused_where_another_run_has_it(url, tmp_path):
-    shared = ("--redis-url", url, "--run", "asked")
-    assert prepared(tmp_path / "one", *shared) == "asked"
-    refused = r"run_id = 'asked'"
-    with pytest.raises(ConfigError, match=refused):
-        prepared(tmp_path / "asked", *shared)
+    assert prepared(tmp_path / "one", *shared, "--run", "asked") == "asked"
+    with pytest.raises(ConfigError, match=r"run_id = 'asked'"):
+        prepared(tmp_path / "asked", *shared, "--run", "asked")
     assert not (tmp_path / "asked").exists()
-    assert prepared(tmp_path / "asked", "--redis-url", f"redis://127.0.0.1:{free_ports(1)}") == "asked"
+    nowhere = ("--redis-url", f"redis://127.0.0.1:{free_ports(1)}")
+    assert prepared(tmp_path / "asked", *nowhere, "--run", "asked") == "asked"
 
 
-def test_events_come_back_in_order_and_the_stream_is_capped(url, monkeypatch):
+@given_by("of_one_run")
+async def test_events_come_back_in_order_from_any_of_them_and_the_stream_is_capped(run, monkeypatch):
     monkeypatch.setattr(registry, "MAX_EVENTS", 100)
-
-    async def use(run):
-        for n in range(5):
-            await run.append_events([{"number": 1000 * n + i} for i in range(1000)])
-        return await run.read_events_after((0, 0), 10_000)
-
-    everything = [event for _, event in with_registry(url, "events", use)]
-    assert everything[-3:] == [{"number": 4997}, {"number": 4998}, {"number": 4999}]
+    await run.append_events([{"number": n} for n in range(10)])
+    pages, after = [], (0, 0)
+    for most in (4, 100, 100):
+        page = await run.read_events_after(after, most)
+        pages.append([event["number"] for _, event in page])
+        after = page[-1][0] if page else after
+    assert pages == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9], []]
+    await run.append_events([{"number": n} for n in range(5000)])
+    everything = [event["number"] for _, event in await run.read_events_after((0, 0), 10_000)]
+    assert everything[-3:] == [4997, 4998, 4999]
     assert len(everything) < 1000  # the cap is approximate: whole nodes of the stream fall out
 
 
-def test_events_are_read_on_from_any_of_them(url):
-    async def use(run):
-        await run.append_events([{"number": n} for n in range(10)])
-        first = await run.read_events_after((0, 0), 4)
-        rest = await run.read_events_after(first[-1][0], 100)
-        return first, rest, await run.read_events_after(rest[-1][0], 100)
-
-    first, rest, none = with_registry(url, "paged", use)
-    assert [event["number"] for _, event in first] == [0, 1, 2, 3]
-    assert [event["number"] for _, event in rest] == [4, 5, 6, 7, 8, 9]
-    assert none == []
-
-
-def test_of_each_fragment_the_newest_versions_are_kept(url, monkeypatch):
+@given_by("of_one_run")
+async def test_of_each_fragment_the_newest_versions_are_kept(run, monkeypatch):
     monkeypatch.setattr(registry, "KEEP_VERSIONS", 3)
-
-    async def use(run):
-        for versions in ([1, 2], [3, 4, 5], [9]):  # an outage left some out
-            await run.write_versions([{"fragment": p, "version": v} for v in versions for p in (0, 11)])
-        newest = await run.read_version(0, None)
-        return newest, await run.read_version(11, 4), await run.read_version(0, 3), await run.read_version(5, None)
-
-    newest, earlier, gone, never = with_registry(url, "kept", use)
+    for versions in ([1, 2], [3, 4, 5], [9]):  # an outage left some out
+        await run.write_versions([{"fragment": p, "version": v} for v in versions for p in (0, 11)])
+    newest, gone, never = [await run.read_version(*which) for which in ((0, None), (0, 3), (5, None))]
     assert (newest.found, newest.known) == ({"fragment": 0, "version": 9}, (4, 5, 9))
-    assert earlier.found == {"fragment": 11, "version": 4}
+    assert (await run.read_version(11, 4)).found == {"fragment": 11, "version": 4}
     assert (gone.found, gone.known) == (None, (4, 5, 9))
     assert (never.found, never.known) == (None, ())
 
 
-def test_keys_vanish_some_time_after_the_last_write(url):
-    async def use(run):
-        await write_a_run(run)
-        await run.append_events([{"number": 1}])
-        await run.write_versions([{"fragment": 0, "version": 1}])
-        keys = [key async for key in run._redis.scan_iter("atoll:vanish:*")]
-        return {key: await run._redis.ttl(key) for key in keys}
-
-    ttls = with_registry(url, "vanish", use)
+@given_by("of_one_run")
+async def test_keys_vanish_some_time_after_the_last_write(run):
+    await write_a_run(run)
+    await run.append_events([{"number": 1}])
+    await run.write_versions([{"fragment": 0, "version": 1}])
+    ttls = {key: await run._redis.ttl(key) async for key in run._redis.scan_iter(run.key("*"))}
     assert len(ttls) == 12
     assert all(0 < ttl <= registry.KEEP_S for ttl in ttls.values()), ttls
 
@@ -424,20 +387,10 @@ def test_status_of_a_redis_that_wants_a_password_says_so_and_how_to_give_it(tmp_
 
 def test_watch_shows_every_change_until_it_is_interrupted(url):
     with_registry(url, "watched", write_a_run)
-    command = [
-        sys.executable,
-        "-m",
-        "ops.cli",
-        "status",
-        "--redis",
-        url,
-        "--run",
-        "watched",
-        "--json",
-        "--watch",
-        "0.05",
-    ]
-    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    flags = ("--redis", url, "--run", "watched", "--json", "--watch", "0.05")
+    unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "ops.cli", "status", *flags]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)
     try:
         first = json.loads(watcher.stdout.readline())
         with_registry(url, "watched", lambda run: run.write_members("hub:7001", [member("d")]))

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 
 from aggregator.rules.outliers import WARM_UP_ROUNDS
 from ops.faults import MISBEHAVIORS, FaultKind
-from tests.local_run import NUMPY_TASK, Process, Up, check_report, check_versions, ops, wait_for
+from tests.local_run import NUMPY_TASK, Process, Up, end_by_signal, ops, wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.full("a whole run of its own")]
 
 #: What each of them is refused for, at least.
 REASONS = {
@@ -44,8 +44,7 @@ class Run:
             # One that hears of a refusal late, or has not done yet all that it does, is waited for as well.
             wait_for(lambda: all(map(self.was_told, MISBEHAVIORS)), "word of refusals", evidence=self.said_by_rogues)
             self.status = wait_for(self.quarantines, "status of four quarantines", evidence=lambda: up.err)
-            up.signal(signal.SIGINT)
-            self.exit = up.wait()
+            end_by_signal(up, signal.SIGTERM, up.signal)
 
     def refused(self, manner):
         """Why messages of a rogue were refused so far."""
@@ -81,9 +80,6 @@ def run(tmp_path_factory):
 
 
 def test_the_islands_train_on_and_their_parameters_stay_finite(run, tmp_path):
-    assert run.exit == 130, run.up.err
-    check_report(run.up.report(), ended=False)
-    check_versions(run.up.ledger())
     model = tmp_path / "model.safetensors"
     assert ops("export", run.run_dir, "--out", model).returncode == 0
     assert all(np.isfinite(tensor).all() for tensor in load_file(model).values())

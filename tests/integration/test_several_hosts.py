@@ -20,6 +20,7 @@ PATIENCE_S = 120.0  # of one test; nothing here depends on how long it takes
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.full("three processes compile and train")
 def test_two_hosts_train_as_one_island_and_every_version_is_that_of_the_formulas(tmp_path):
     settings = {"islands": 2, "fragments": 3, "sync_interval": 6, "total_tokens": 12_000}
     with Merges() as merges, Hub(tmp_path / "store", **settings) as hub, islands_in(tmp_path, hub) as start:
@@ -43,6 +44,7 @@ def test_two_hosts_train_as_one_island_and_every_version_is_that_of_the_formulas
     merges.check(recipe)
 
 
+@pytest.mark.full("three lives of an island, each of which compiles")
 def test_an_island_that_loses_a_host_comes_back_on_as_many_on_fewer_and_on_more(tmp_path):
     store = tmp_path / "store"
     settings = {"islands": 2, "fragments": 3, "sync_interval": 6}
@@ -56,6 +58,7 @@ def test_an_island_that_loses_a_host_comes_back_on_as_many_on_fewer_and_on_more(
     assert max(losses[:3]) < 4.0  # it did not begin anew: that would be about 5.5
 
 
+@pytest.mark.full("another island of two hosts, and seconds of silence")
 def test_a_host_that_stands_still_ends_the_island_within_seconds(tmp_path):
     with Hub(tmp_path / "store", islands=1) as hub, islands_in(tmp_path, hub) as start:
         speaker, silent = start("a", 2)

@@ -150,6 +150,7 @@ def test_a_damaged_snapshot_changes_nothing(tmp_path):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.full("a whole run of its own")
 def test_a_run_with_a_standby_is_rolled_back_and_goes_on(tmp_path):
     run_dir = tmp_path / "run"
     flags = ("--islands", 2, "--pace", 0.02, "--standbys", 1)

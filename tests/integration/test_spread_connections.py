@@ -13,8 +13,10 @@ from broker.wire import messages as m
 from broker.wire.messages import Channel
 from tests.aggregator_hand import beat
 from tests.broker_bench import WAIT_S, config, contribution, on_a_broker, version
+from tests.coroutines import given_by
 
 CONNECTIONS = 4
+beside_a_broker = given_by(lambda use: on_a_broker(config(), use))
 #: More than may be under way over one connection at first.
 DELTA = np.random.default_rng(0).normal(size=(4 << 20,)).astype(np.float32)
 
@@ -83,60 +85,53 @@ async def all_carry(bulk, proxy, made):
         assert time.monotonic() < ends_s, f"{bulk.spread_over} connections of {len(proxy.up)}, {made} never came"
 
 
-def test_tensors_go_both_ways_over_all_connections_and_arrive_unchanged():
-    async def use(bench):
-        proxy = Proxy(bench.listening.bulk_port)
-        async with spread(bench, proxy) as (aggregator, island, bulk):
-            await all_carry(bulk, proxy, CONNECTIONS)
-            for number in range(3):
-                reading = asyncio.create_task(aggregator.receive(m.Contribution))
-                await island.send(contribution(DELTA + number, from_step=number))
-                assert bytes((await reading).message.payload[0].data) == (DELTA + number).tobytes()
-            assert min(proxy.up) > DELTA.nbytes / 8
-            for number in range(1, 4):
-                await aggregator.send(version(DELTA - number, fragment_version=number))
-                await island.send(m.Want(versions=(number - 1,)))
-                reading = asyncio.create_task(island.receive(m.Version))
-                got = (await reading).message
-                assert got.fragment_version == number
-                assert bytes(got.payload[0].data) == (DELTA - number).tobytes()
-
-    on_a_broker(config(), use)
-
-
-def test_a_connection_that_breaks_takes_the_others_with_it_and_all_come_back():
-    async def use(bench):
-        proxy = Proxy(bench.listening.bulk_port)
-        async with spread(bench, proxy) as (aggregator, island, bulk):
-            await all_carry(bulk, proxy, CONNECTIONS)
-            for victim, place in itertools.product((2, 0), range(2)):
-                made, cut = len(proxy.up), proxy.living()[victim]
-                sent = proxy.up[cut]
-                reading = asyncio.create_task(aggregator.receive(m.Contribution))
-                under_way = asyncio.create_task(island.send(contribution(DELTA, from_step=2 * victim + place)))
-                while proxy.up[cut] < sent + (1 << 20):
-                    await asyncio.sleep(0.001)
-                proxy.cut(cut)
-                with contextlib.suppress(AssertionError):  # the endpoint says that it could not be sent
-                    await under_way
-                await all_carry(bulk, proxy, made + CONNECTIONS)
-                if not reading.done():
-                    await island.send(contribution(DELTA, from_step=2 * victim + place))
-                got = (await reading).message
-                assert bytes(got.payload[0].data) == DELTA.tobytes()
-
-    on_a_broker(config(), use)
-
-
-def test_to_a_broker_that_does_not_answer_for_it_all_goes_over_one_connection(monkeypatch):
-    monkeypatch.setattr(Flows, "_bind", lambda *_: None)
-
-    async def use(bench):
-        proxy = Proxy(bench.listening.bulk_port)
-        async with spread(bench, proxy) as (aggregator, island, bulk):
+@beside_a_broker
+async def test_tensors_go_both_ways_over_all_connections_and_arrive_unchanged(bench):
+    proxy = Proxy(bench.listening.bulk_port)
+    async with spread(bench, proxy) as (aggregator, island, bulk):
+        await all_carry(bulk, proxy, CONNECTIONS)
+        for number in range(3):
             reading = asyncio.create_task(aggregator.receive(m.Contribution))
-            await island.send(contribution(DELTA))
-            assert bytes((await reading).message.payload[0].data) == DELTA.tobytes()
-            assert bulk.spread_over == len(proxy.up) == 1
+            await island.send(contribution(DELTA + number, from_step=number))
+            assert bytes((await reading).message.payload[0].data) == (DELTA + number).tobytes()
+        assert min(proxy.up) > DELTA.nbytes / 8
+        for number in range(1, 4):
+            await aggregator.send(version(DELTA - number, fragment_version=number))
+            await island.send(m.Want(versions=(number - 1,)))
+            reading = asyncio.create_task(island.receive(m.Version))
+            got = (await reading).message
+            assert got.fragment_version == number
+            assert bytes(got.payload[0].data) == (DELTA - number).tobytes()
 
-    on_a_broker(config(), use)
+
+@beside_a_broker
+async def test_a_connection_that_breaks_takes_the_others_with_it_and_all_come_back(bench):
+    proxy = Proxy(bench.listening.bulk_port)
+    async with spread(bench, proxy) as (aggregator, island, bulk):
+        await all_carry(bulk, proxy, CONNECTIONS)
+        for victim, place in itertools.product((2, 0), range(2)):
+            made, cut = len(proxy.up), proxy.living()[victim]
+            sent = proxy.up[cut]
+            reading = asyncio.create_task(aggregator.receive(m.Contribution))
+            under_way = asyncio.create_task(island.send(contribution(DELTA, from_step=2 * victim + place)))
+            while proxy.up[cut] < sent + (1 << 20):
+                await asyncio.sleep(0.001)
+            proxy.cut(cut)
+            with contextlib.suppress(AssertionError):  # the endpoint says that it could not be sent
+                await under_way
+            await all_carry(bulk, proxy, made + CONNECTIONS)
+            if not reading.done():
+                await island.send(contribution(DELTA, from_step=2 * victim + place))
+            got = (await reading).message
+            assert bytes(got.payload[0].data) == DELTA.tobytes()
+
+
+@beside_a_broker
+async def test_to_a_broker_that_does_not_answer_for_it_all_goes_over_one_connection(bench, monkeypatch):
+    monkeypatch.setattr(Flows, "_bind", lambda *_: None)
+    proxy = Proxy(bench.listening.bulk_port)
+    async with spread(bench, proxy) as (aggregator, island, bulk):
+        reading = asyncio.create_task(aggregator.receive(m.Contribution))
+        await island.send(contribution(DELTA))
+        assert bytes((await reading).message.payload[0].data) == DELTA.tobytes()
+        assert bulk.spread_over == len(proxy.up) == 1

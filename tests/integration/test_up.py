@@ -1,7 +1,8 @@
-"""``up`` and ``status`` as a stranger meets them: two runs side by side, each of real processes, to their ends."""
+"""``up`` and ``status`` as a stranger meets them: a run to its end, its repetition, what is refused."""
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,43 +16,115 @@ from broker.wire.messages import RECIPE
 from ops import cli
 from ops.processes.cluster import free_ports, wait_until_listening
 from ops.processes.redis_server import server
-from tests.local_run import (
-    Process,
-    Up,
-    check_ranges,
-    check_report,
-    check_versions,
-    end_by_signal,
-    ops,
-    wait_for,
-)
+from tests.local_run import ROOT, Up, check_ranges, check_report, check_versions, ops
+from tests.recorded.plain import TOKENS
+from tests.recorded.recording import status_of
 
 pytestmark = pytest.mark.timeout(180)
 
-TOKENS = 20_000
-ISLANDS = {f"island-{i}" for i in range(4)}
+ISLANDS = {"island-0", "island-1"}
 
 
-class Runs:
-    """A run with JSON, and one that repeats it by its configuration; at the same time.
+def check_run(up):
+    """What holds of every run that ended by itself."""
+    report = up.report()
+    check_report(report)
+    check_versions(up.ledger())
+    check_ranges(up.ledger())
+    assert (report["exit"], report["phase"], report["refusals"]) == (0, "ended", {})
+    assert tuple(report["recipe"]) == RECIPE
 
-    None says which ports to take. The first starts a Redis of its own, the other takes one that is there already.
-    """
 
-    def __init__(self, folder):
-        steady = ("--islands", 4, "--tokens", TOKENS, "--pace", 0.02)
-        with Up(folder / "first", *steady, "--json") as first:
-            wait_for((folder / "first" / "config.toml").exists, "configuration")
-            config = ("--config", folder / "first" / "config.toml")
-            with (
-                a_redis(folder) as url,
-                Up(folder / "again", *config, task=None, REDIS_URL=url) as again,
-            ):
-                self.exits = [up.wait() for up in (first, again)]
-                self.shared = ops("status", again.run_dir, "--json")
-        self.first, self.again = first, again
-        self.after = ops("status", folder / "first", "--json")
-        self.after_text = ops("status", folder / "first").stdout
+def test_the_report_has_everything_that_was_promised(plain):
+    assert plain.seen["exit"] == 0, plain.err
+    check_run(plain)
+    report = plain.report()
+    assert report["loss"]["after"] <= 0.6 * report["loss"]["before"]
+    assert report["tokens"].keys() == {"trained", "merged", "in_flight", "wasted"}
+    assert report["tokens"]["trained"] >= TOKENS
+    assert report["tokens"]["wasted"] == {}
+    assert set(report["versions"]) == {"0", "1", "2", "3"}
+    assert all(1 <= int(contributors) <= 2 for contributors in report["rounds"])
+    assert 0 < report["participation"] <= 1
+    assert report["islands"].keys() == ISLANDS
+    for island in report["islands"].values():
+        assert island["tokens"] == 64 * island["inner_steps"] > 0
+        assert 0 <= island["sync_share"] < 1
+        assert min(island["bytes_up"], island["bytes_down"]) > 0
+        assert island["restarts"] == 0
+    assert report["wall_s"] > report["first_step_s"] > 0
+
+
+def test_json_is_the_last_line_of_standard_output_and_progress_is_elsewhere(plain):
+    assert json.loads(plain.out) == plain.report()
+    assert plain.out.count("\n") == 1
+    assert "merged" in plain.err  # a line every few seconds: a short run may have just the first one
+
+
+def test_the_run_directory_holds_what_was_promised(plain):
+    for name in ("config.toml", "events.jsonl", "report.json", "store", "model.safetensors", "logs"):
+        assert (plain.run_dir / name).exists(), name
+    model = load_file(plain.run_dir / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in model.items()} == {
+        "hidden/bias": (64,),
+        "hidden/weight": (32, 64),
+        "output/bias": (16,),
+        "output/weight": (64, 16),
+    }
+    assert all(np.isfinite(tensor).all() for tensor in model.values())
+
+
+def test_the_tape_agrees_with_the_ledger(plain):
+    ledger = {(row["fragment_id"], row["fragment_version"]): row["digest"] for row in plain.ledger()}
+    committed = {(note["fragment"], note["version"]): note["digest"] for note in plain.notes("version.committed")}
+    assert {key: digest for key, digest in ledger.items() if key[1] > 0} == committed
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_of_a_live_run_from_other_processes(plain):
+    seen, text = plain.seen["statuses"], plain.seen["status"]
+    assert len(seen) >= 3
+    status = seen[-1]
+    assert status.keys() == {"islands", "fragments", "totals", "brokers", "shards", "evaluation"}
+    assert status["islands"].keys() == ISLANDS
+    for island in status["islands"].values():
+        assert island["state"] in ("alive", "suspect")
+        assert {"inner_step", "tokens", "loss", "step_time_s", "last_seen_s"} <= island.keys()
+    assert any(island["inner_step"] > 0 for island in status["islands"].values())
+    assert set(status["fragments"]) == {"0", "1", "2", "3"}
+    for fragment in status["fragments"].values():
+        assert fragment["age_s"] >= 0
+        assert ISLANDS >= set(fragment["contributors"]) > set()
+    assert status["totals"]["phase"] == "running"
+    trained = [status["totals"]["trained_tokens"] for status in seen]
+    assert trained == sorted(trained)
+    assert "run run: " in text
+    assert "; running " in text
+    assert "contributors" in text
+
+
+def test_status_of_a_finished_run_is_how_it_ended(plain):
+    after, report = status_of(plain.run_dir), plain.report()
+    assert {island["state"] for island in after["islands"].values()} == {"left"}
+    assert {name: each["inner_step"] for name, each in after["islands"].items()} == {
+        name: each["inner_steps"] for name, each in report["islands"].items()
+    }
+    assert {p: each["version"] for p, each in after["fragments"].items()} == report["versions"]
+    assert after["totals"]["trained_tokens"] == report["tokens"]["trained"]
+    assert after["totals"]["merged_tokens"] == report["tokens"]["merged"]
+    assert after["totals"]["phase"] == "ended"
+    assert "run run: 2 left; ended" in ops("status", plain.run_dir).stdout
+
+
+def test_status_of_a_run_that_was_interrupted_says_so(watched):
+    assert status_of(watched.run_dir)["totals"]["phase"] == "stopped"
+    assert watched.seen["report"]["islands"].keys() == ISLANDS
+    assert watched.seen["report"]["resume"].endswith(f" up --resume {watched.run_dir}")
+
+
+# --- once more --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -67,93 +140,37 @@ def a_redis(folder):
             redis.kill()
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("runs"))
-
-
-def test_runs_side_by_side_end_by_themselves(runs):
-    assert runs.exits == [0, 0], (runs.first.err, runs.again.err)
-    for up in (runs.first, runs.again):
-        report = up.report()
-        check_report(report)
-        check_versions(up.ledger())
-        check_ranges(up.ledger())
-        assert report["exit"] == 0
-        assert report["phase"] == "ended"
-        assert report["refusals"] == {}
-        assert tuple(report["recipe"]) == RECIPE
-
-
-def test_the_report_has_everything_that_was_promised(runs):
-    report = runs.first.report()
-    assert report["loss"]["after"] <= 0.6 * report["loss"]["before"]
-    assert report["tokens"].keys() == {"trained", "merged", "in_flight", "wasted"}
-    assert report["tokens"]["trained"] >= TOKENS
-    assert report["tokens"]["wasted"] == {}
-    assert set(report["versions"]) == {"0", "1", "2", "3"}
-    assert all(1 <= int(contributors) <= 4 for contributors in report["rounds"])
-    assert 0 < report["participation"] <= 1
-    assert report["islands"].keys() == ISLANDS
-    for island in report["islands"].values():
-        assert island["tokens"] == 64 * island["inner_steps"] > 0
-        assert 0 <= island["sync_share"] < 1
-        assert island["bytes_up"] > 0
-        assert island["bytes_down"] > 0
-        assert island["restarts"] == 0
-    assert report["wall_s"] > report["first_step_s"] > 0
-
-
-def test_json_is_the_last_line_of_standard_output_and_progress_is_elsewhere(runs):
-    assert json.loads(runs.first.out) == runs.first.report()
-    assert runs.first.out.count("\n") == 1
-    assert "merged" in runs.first.err  # a line every few seconds: a short run may have just the first one
-
-
-def test_the_run_directory_holds_what_was_promised(runs):
-    run_dir = runs.first.run_dir
-    for name in ("config.toml", "events.jsonl", "report.json", "store", "model.safetensors", "logs"):
-        assert (run_dir / name).exists(), name
-    model = load_file(run_dir / "model.safetensors")
-    assert {name: tensor.shape for name, tensor in model.items()} == {
-        "hidden/bias": (64,),
-        "hidden/weight": (32, 64),
-        "output/bias": (16,),
-        "output/weight": (64, 16),
+def settings(up):
+    """The configuration of a run without the places that are its own."""
+    tables = tomllib.loads((up.run_dir / "config.toml").read_text())
+    places = {
+        "run": ("run_id", "broker", "redis_url"),
+        "up": ("dashboard", "metrics"),
+        "broker": ("port",),
+        "aggregator": ("store", "tape", "report"),
     }
-    assert all(np.isfinite(tensor).all() for tensor in model.values())
+    return {name: {k: v for k, v in table.items() if k not in places.get(name, ())} for name, table in tables.items()}
 
 
-def test_the_tape_agrees_with_the_ledger(runs):
-    ledger = {(row["fragment_id"], row["fragment_version"]): row["digest"] for row in runs.first.ledger()}
-    committed = {(note["fragment"], note["version"]): note["digest"] for note in runs.first.notes("version.committed")}
-    assert {key: digest for key, digest in ledger.items() if key[1] > 0} == committed
-
-
-def test_a_run_is_repeated_from_its_configuration(runs):
-    def settings(up):
-        tables = tomllib.loads((up.run_dir / "config.toml").read_text())
-        places = {
-            "run": ("run_id", "broker", "redis_url"),
-            "broker": ("port",),
-            "aggregator": ("store", "tape", "report"),
-        }
-        return {
-            name: {k: v for k, v in table.items() if k not in places.get(name, ())} for name, table in tables.items()
-        }
-
-    assert settings(runs.again) == settings(runs.first)
-    assert runs.again.report()["loss"]["before"] == runs.first.report()["loss"]["before"]
-
-
-def tells_all(text):
-    """Whether the third status has come, and the last one has steps of two islands and a version of each fragment."""
-    if text.count("\n") < 3:
-        return False
-    last = json.loads(text[: text.rindex("\n")].splitlines()[-1])
-    steps = [each["inner_step"] for each in last["islands"].values()]
-    merged = [each["version"] for each in last["fragments"].values()]
-    return len(steps) == 2 and any(steps) and len(merged) == 4 and all(merged) and "phase" in last["totals"]
+def test_a_run_is_repeated_by_its_configuration_in_a_redis_of_others_and_its_aggregator_comes_back(plain, tmp_path):
+    """It has its collector of traces no more, and somebody ends its aggregator: neither costs anything."""
+    views = ("--dashboard", free_ports(1), "--metrics", free_ports(4))
+    config = ("--config", plain.run_dir / "config.toml", *views, "--json")
+    path = f"{plain.folder}{os.pathsep}{ROOT}"
+    with a_redis(tmp_path) as url, Up(tmp_path / "again", *config, task=None, REDIS_URL=url, PYTHONPATH=path) as again:
+        again.wait_for_progress()
+        again.restarted("aggregator", again.kill("aggregator", signal.SIGTERM))
+        assert again.wait() == 0, again.err
+        status = status_of(again.run_dir)
+    assert "aggregator ended with status 143" in again.err
+    check_run(again)
+    report = again.report()
+    assert settings(again) == settings(plain)
+    assert report["loss"]["before"] == plain.report()["loss"]["before"]
+    assert report["tokens"]["merged"] >= TOKENS
+    assert {p: each["version"] for p, each in status["fragments"].items()} == report["versions"]
+    assert status["totals"]["trained_tokens"] == report["tokens"]["trained"]
+    assert not (again.run_dir / "logs" / "redis.log").exists()
 
 
 def test_a_setting_that_islands_alone_can_judge_ends_up_as_any_wrong_setting(tmp_path):
@@ -166,63 +183,6 @@ def test_a_setting_that_islands_alone_can_judge_ends_up_as_any_wrong_setting(tmp
     assert f"(all of it in {log}); the end of {log}:" in asked.stderr
     assert told in asked.stdout, "and in the report"
     assert json.loads((tmp_path / "run" / "report.json").read_text())["exit"] == 2
-
-
-# --- status ---------------------------------------------------------------------------------------------------------
-
-
-def test_status_tells_of_a_live_run_from_other_processes_until_sigterm_ends_it(tmp_path):
-    with Up(tmp_path / "run", "--islands", 2, "--tokens", 10_000_000, "--pace", 0.02, "--json") as up:
-        up.wait_for_progress()
-        with Process(tmp_path / "watch", "status", up.run_dir, "--json", "--watch", "0.1") as watch:
-            # Redis hears of a version a little after the disk, and of the islands from somebody else.
-            wait_for(
-                lambda: tells_all(watch.out), "status with everything in it", evidence=lambda: watch.err + watch.out
-            )
-            seen = [json.loads(line) for line in watch.out.splitlines(keepends=True) if line.endswith("\n")]
-        text = ops("status", up.run_dir).stdout
-        end_by_signal(up, signal.SIGTERM, up.signal)
-    assert json.loads(ops("status", up.run_dir, "--json").stdout)["totals"]["phase"] == "stopped"
-    assert len(seen) >= 3
-    status = seen[-1]
-    assert status.keys() == {"islands", "fragments", "totals", "brokers", "shards", "evaluation"}
-    assert status["islands"].keys() == {"island-0", "island-1"}
-    for island in status["islands"].values():
-        assert island["state"] in ("alive", "suspect")
-        assert {"inner_step", "tokens", "loss", "step_time_s", "last_seen_s"} <= island.keys()
-    assert any(island["inner_step"] > 0 for island in status["islands"].values())
-    assert set(status["fragments"]) == {"0", "1", "2", "3"}
-    for fragment in status["fragments"].values():
-        assert fragment["age_s"] >= 0
-        assert {"island-0", "island-1"} >= set(fragment["contributors"]) > set()
-    assert status["totals"]["phase"] == "running"
-    trained = [status["totals"]["trained_tokens"] for status in seen]
-    assert trained == sorted(trained)
-    assert "run run: " in text
-    assert "; running " in text
-    assert "contributors" in text
-
-
-def test_status_of_a_finished_run_is_how_it_ended(runs):
-    assert runs.after.returncode == 0, runs.after.stderr
-    after, report = json.loads(runs.after.stdout), runs.first.report()
-    assert {island["state"] for island in after["islands"].values()} == {"left"}
-    assert {name: each["inner_step"] for name, each in after["islands"].items()} == {
-        name: each["inner_steps"] for name, each in report["islands"].items()
-    }
-    assert {p: each["version"] for p, each in after["fragments"].items()} == report["versions"]
-    assert after["totals"]["trained_tokens"] == report["tokens"]["trained"]
-    assert after["totals"]["merged_tokens"] == report["tokens"]["merged"]
-    assert after["totals"]["phase"] == "ended"
-    assert "run first: 4 left; ended" in runs.after_text
-
-
-def test_status_of_a_run_in_a_redis_of_others_is_its_own(runs):
-    assert runs.shared.returncode == 0, runs.shared.stderr
-    status, report = json.loads(runs.shared.stdout), runs.again.report()
-    assert {p: each["version"] for p, each in status["fragments"].items()} == report["versions"]
-    assert status["totals"]["trained_tokens"] == report["tokens"]["trained"]
-    assert not (runs.again.run_dir / "logs" / "redis.log").exists()
 
 
 # --- what cannot work -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from broker.routing.resending import SILENT_S
 from tests.local_run import Up, check_ranges, check_report, check_versions, wait_for
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]
 
 PACE_S = 0.04
 #: Stated are 2.5 s (broker_silent_s and a heartbeat) and 0.2 s; the rest is for a busy machine. Who did not notice the

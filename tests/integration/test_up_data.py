@@ -10,7 +10,7 @@ from broker.wire.messages import OWN_PASS
 from ops.chaos.verify import verify
 from tests.local_run import Up
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.full("a whole run of its own")]
 
 BATCH, BATCHES = 64, 2400
 PASS = 500  # batches, of a text that is so long

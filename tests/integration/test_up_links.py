@@ -11,7 +11,7 @@ from ops.links.condition import LinkCondition
 from ops.links.control import LinkControl
 from tests.local_run import Up, check_ranges, check_report, check_versions, descendants, wait_for
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.full("a whole run of its own")]
 
 REGION = """
 [link."*"]

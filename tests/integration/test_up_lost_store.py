@@ -11,7 +11,7 @@ from ops.chaos.verify import verify
 from ops.inspect.replay import replay_all
 from tests.local_run import Up, check_ranges, check_report, ops, wait_for
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.full("a whole run of its own")]
 
 
 def totals_and_steps(up):

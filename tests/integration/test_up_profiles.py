@@ -5,7 +5,7 @@ from safetensors.numpy import load_file
 
 from tests.local_run import Up, check_ranges, check_report
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.full("a whole run of its own")]
 
 
 @pytest.mark.parametrize("profile", ["paper", "streaming"])

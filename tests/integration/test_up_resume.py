@@ -1,100 +1,64 @@
-"""A real run that is killed as a whole in the middle goes on from its directory, and its tape proves that it did."""
+"""A run that was killed as a whole went on from its directory, and its tape proves that it did."""
 
-import contextlib
-import io
 import json
 import shutil
-import signal
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from aggregator.store.recording import read_recording
-from ops import cli
 from ops.inspect.replay import replay_all
-from tests.local_run import Process, Up, check_ranges, check_report, check_versions, descendants, is_alive, wait_for
+from tests.local_run import check_ranges, check_report, check_versions
 
 pytestmark = pytest.mark.timeout(180)
 
-#: Tokens to train after the kill.
-MORE = 30_000
 FRAGMENTS = 4
 
 
-class Run:
-    """Two islands, momentum, recorded payloads; killed whole after two versions of each fragment, and resumed."""
-
-    def __init__(self, run_dir):
-        rule = ("--outer-momentum", 0.5, "--record-payloads")
-        self.run_dir = run_dir
-        with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.02, *rule) as up:
-            up.wait_for_progress(2)
-            said = io.StringIO()
-            with contextlib.redirect_stderr(said):
-                self.refused = cli.main(["up", "--resume", str(run_dir)]), said.getvalue()
-            below = descendants(up.pid)
-            up.signal(signal.SIGKILL)
-            up.wait()
-            wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
-        self.before = up.ledger()
-        ends = {each["island_id"]: each["steps"]["to_tokens"] for row in self.before for each in row["contributions"]}
-        self.tokens = sum(ends.values()) + MORE
-        flags = ("--resume", run_dir, "--tokens", self.tokens, "--json")
-        with Process(run_dir.with_name("again"), "up", *flags) as again:
-            self.exit, self.err = again.wait(), again.err
-            self.report = json.loads(again.out.splitlines()[-1]) if again.out else {}
-        self.ledger = up.ledger()
+def test_a_run_that_was_killed_whole_goes_on_to_its_end(resumed):
+    seen, report = resumed.seen, resumed.report()
+    assert seen["exit"] == 0, seen["err"]
+    assert "run run goes on in" in seen["err"]
+    assert json.loads(seen["out"].splitlines()[-1]) == report
+    assert report["phase"] == "ended"
+    assert report["tokens"]["trained"] >= seen["tokens"]
+    assert set(report["tokens"]["wasted"]) <= {"island_lost"}
+    check_report(report)
+    check_versions(resumed.ledger())
+    check_ranges(resumed.ledger())
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return Run(tmp_path_factory.mktemp("resume") / "run")
+def test_everything_that_was_merged_before_is_in_it(resumed):
+    before, ledger = resumed.seen["before"], resumed.ledger()
+    assert ledger[: len(before)] == before
+    assert any(each["steps"]["to_tokens"] > 0 for row in before for each in row["contributions"])
+    assert {row["epoch"] for row in ledger} == {1, 2}
 
 
-def test_a_run_that_was_killed_whole_goes_on_to_its_end(run):
-    assert run.exit == 0, run.err
-    assert "run run goes on in" in run.err
-    assert run.report["phase"] == "ended"
-    assert run.report["tokens"]["trained"] >= run.tokens
-    assert set(run.report["tokens"]["wasted"]) <= {"island_lost"}
-    check_report(run.report)
-    check_versions(run.ledger)
-    check_ranges(run.ledger)
-
-
-def test_everything_that_was_merged_before_is_in_it(run):
-    assert run.ledger[: len(run.before)] == run.before
-    merged = sum(
-        each["steps"]["to_tokens"] - each["steps"]["from_tokens"] for row in run.before for each in row["contributions"]
-    )
-    assert merged > 0
-    assert {row["epoch"] for row in run.ledger} == {1, 2}
-
-
-def test_a_second_up_on_a_directory_in_use_is_refused(run):
-    status, said = run.refused
+def test_a_second_up_on_a_directory_in_use_is_refused(resumed):
+    status, said = resumed.seen["second"]
     assert status == 2
     assert "is in use by process" in said
 
 
-def test_the_tape_of_both_lives_gives_the_same_decisions_and_the_same_bytes_with_momentum(run):
-    found, covered = replayed(run.run_dir)
+def test_the_tape_of_both_lives_gives_the_same_decisions_and_the_same_bytes_with_momentum(resumed):
+    found, covered = replayed(resumed.run_dir)
     assert found.difference is None
     assert found.counts.lives == 2
     assert found.unrecorded == 0
-    assert covered.versions == len(run.ledger)
+    assert covered.versions == len(resumed.ledger())
     assert len(covered.checked) == found.counts.versions
     # The tape is written when a version is about to be: a kill costs it what a write in between takes, if anything.
     assert covered.versions - len(covered.checked) == found.counts.unwitnessed <= FRAGMENTS
-    made_twice = found.derived + found.alone + FRAGMENTS - len(run.ledger)
+    made_twice = found.derived + found.alone + FRAGMENTS - len(resumed.ledger())
     assert 0 <= made_twice <= FRAGMENTS  # computed before the kill, and not durable then
 
 
-def test_the_momentum_of_the_second_life_is_that_of_the_first_to_the_last_bit(run):
+def test_the_momentum_of_the_second_life_is_that_of_the_first_to_the_last_bit(resumed):
     """The recordings of both lives form one chain per fragment: what one leaves is what the next begins with."""
     left = {}
-    for path in sorted((run.run_dir / "events.payloads").iterdir()):
+    for path in sorted((resumed.run_dir / "events.payloads").iterdir()):
         recorded = read_recording(path)
         p, version = recorded.facts["fragment_id"], recorded.facts["fragment_version"]
         if (p, version - 1) in left:
@@ -104,7 +68,7 @@ def test_the_momentum_of_the_second_life_is_that_of_the_first_to_the_last_bit(ru
             assert version < 2 or np.any(recorded.arrays["momentum_before"])
         left[p, version] = recorded.arrays["theta_after"].tobytes(), recorded.arrays["momentum_after"].tobytes()
     assert {p: max(v for q, v in left if q == p) for p, _ in left} == {
-        int(p): version for p, version in run.report["versions"].items()
+        int(p): version for p, version in resumed.report()["versions"].items()
     }
 
 
@@ -114,12 +78,12 @@ def replayed(run_dir):
 
 
 @pytest.fixture(params=["whole tape", "first life cut short", "gap in the first life"])
-def copied(run, tmp_path, request):
+def copied(resumed, tmp_path, request):
     """Tape, payloads and ledger of the run, to tamper with; also with a tape that does not tell of what is changed."""
     (tmp_path / "store").mkdir()
-    shutil.copy(run.run_dir / "store" / "ledger.jsonl", tmp_path / "store" / "ledger.jsonl")
-    shutil.copytree(run.run_dir / "events.payloads", tmp_path / "events.payloads")
-    lines = (run.run_dir / "events.jsonl").read_text().splitlines(keepends=True)
+    shutil.copy(resumed.run_dir / "store" / "ledger.jsonl", tmp_path / "store" / "ledger.jsonl")
+    shutil.copytree(resumed.run_dir / "events.payloads", tmp_path / "events.payloads")
+    lines = (resumed.run_dir / "events.jsonl").read_text().splitlines(keepends=True)
     first = next(n for n, line in enumerate(lines) if '"event":"computed"' in line and '"fragment_version":1' in line)
     second = next(n for n, line in enumerate(lines) if n and line.startswith('{"tape"'))
     if request.param == "first life cut short":
@@ -129,7 +93,7 @@ def copied(run, tmp_path, request):
     (tmp_path / "events.jsonl").write_text("".join(lines))
     assert replayed(tmp_path)[0].difference is None
     covered = replayed(tmp_path)[1]
-    assert covered.versions == len(run.ledger)
+    assert covered.versions == len(resumed.ledger())
     assert (covered.versions - len(covered.checked) > FRAGMENTS) is (request.param != "whole tape")
     return tmp_path
 

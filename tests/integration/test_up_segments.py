@@ -19,7 +19,7 @@ from ops.inspect.replay import replay_all
 from ops.inspect.replay_result import PartReason
 from tests.local_run import Process, Up, check_report, check_versions, descendants, is_alive, wait_for
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.full("a whole run of its own")]
 
 #: Tokens to train after the kill, which is less than the segments that are kept then can hold.
 MORE = 8_000

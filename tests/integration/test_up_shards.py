@@ -20,7 +20,7 @@ from ops.evaluation.curve_file import read_points
 from ops.inspect.export import export
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]
 
 FRAGMENTS = range(4)
 SHARDS = {0: ("aggregator", "standby-1"), 1: ("aggregator-1", "aggregator-1-standby-1")}

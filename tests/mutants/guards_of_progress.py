@@ -125,7 +125,7 @@ PROGRESS = (
         "aggregator/rounds/admission.py::admit",
         "if flaw is not None:",
         "if flaw is not None and flaw.reason in RETRY_REASONS:",
-        "unit/test_aggregator_admission.py::test_a_flawed_payload_is_refused_for_good",
+        "unit/test_aggregator_admission.py::test_a_refusal_reaches_its_sender_the_log_and_the_counters",
         "sim/test_rogues.py::test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothing",
     ),
     Mutant(

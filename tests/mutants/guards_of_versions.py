@@ -41,7 +41,7 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._behind",
         "if version > have:",
         "if version > have >= 0 > version:",
-        "unit/test_aggregator_candidate.py::test_a_broker_that_holds_a_newer_version_does",
+        "unit/test_aggregator_candidate.py::test_a_store_that_lacks_something_does_not_lead_and_says_what",
         "unit/test_aggregator_candidate.py::test_an_empty_store_never_leads_a_run_that_a_broker_knows",
     ),
     Mutant(

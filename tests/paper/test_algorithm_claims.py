@@ -1,14 +1,10 @@
 """What Decoupled DiLoCo (https://arxiv.org/abs/2604.21428) says about rounds, a test per claim."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.rules.quorum import RoundView, Verdict, Waits, decide, grace_window_s
-from aggregator.rules.staleness import Trained, merge_weights
-from tests.aggregator_hand import Desk
 from tests.linked_cores import LinkedCluster
 
 seconds = st.floats(0.0, 100.0)
@@ -20,22 +16,15 @@ def test_equation_3_by_hand():
     assert grace_s == pytest.approx(0.9 * (2 * 1.0 - (0.5 + 0.3)))
 
 
-@given(st.floats(0.0, 0.999), st.integers(1, 8), seconds, seconds, seconds)
+@given(st.floats(0.0, 10.0), st.integers(1, 8), seconds, seconds, seconds)
 def test_equation_3_the_grace_window_never_exceeds_the_slack(gamma, tau, step_s, quorum_s, sync_s):
-    """0 <= xi_grace <= gamma * xi_slack: waiting costs no island a step."""
+    """0 <= xi_grace <= gamma * xi_slack, and no more than tau steps: waiting costs no island a step."""
     grace_s = grace_window_s(factor=gamma, overlap_steps=tau, step_s=step_s, quorum_s=quorum_s, sync_s=sync_s)
     slack_s = tau * step_s - (quorum_s + sync_s)
-    assert 0.0 <= grace_s <= max(0.0, gamma * slack_s) + 1e-9  # sums in another order round differently
-
-
-@given(st.floats(0.0, 10.0), st.integers(1, 8), seconds, seconds, seconds)
-def test_equation_3_without_slack_there_is_no_grace_and_never_more_than_the_budget(
-    gamma, tau, step_s, quorum_s, sync_s
-):
-    grace_s = grace_window_s(factor=gamma, overlap_steps=tau, step_s=step_s, quorum_s=quorum_s, sync_s=sync_s)
-    assert grace_s <= tau * step_s
-    if quorum_s + sync_s >= tau * step_s:
+    if slack_s <= 0.0:
         assert grace_s == 0.0
+    assert 0.0 <= grace_s <= max(0.0, gamma * slack_s) + 1e-9  # sums in another order round differently
+    assert grace_s <= tau * step_s
 
 
 def test_algorithm_2_line_3_at_least_k_learners_are_waited_for():
@@ -50,39 +39,6 @@ def test_algorithm_2_line_3_at_least_k_learners_are_waited_for():
         )
         closes = decide(1e6, view, 6, waits).verdict is Verdict.CLOSE
         assert closes == (have >= 3)
-
-
-def test_algorithm_2_line_7_weights_are_amount_times_rate():
-    """W = n * n / s: twice the tokens in as many steps weigh four times, in twice the steps twice."""
-    base = Trained(island_id="a", tokens=100, steps=10, staleness=0.0)
-    batch = Trained(island_id="b", tokens=200, steps=10, staleness=0.0)
-    faster = Trained(island_id="b", tokens=200, steps=20, staleness=0.0)
-    first, second = merge_weights([base, batch], 0.0)
-    assert second.merge_weight / first.merge_weight == pytest.approx(4.0)
-    first, second = merge_weights([base, faster], 0.0)
-    assert second.merge_weight / first.merge_weight == pytest.approx(2.0)
-
-
-def test_a_staleness_exponent_of_0_is_the_papers_rule():
-    weights = merge_weights([Trained(island_id="a", tokens=10, steps=1, staleness=s) for s in (0.0, 7.0)], 0.0)
-    assert [w.merge_weight for w in weights] == [0.5, 0.5]
-
-
-def test_fragments_are_synchronised_one_after_another_each_every_h_steps():
-    """Algorithm 2, line 2: t mod H = t_p; the offsets spread the traffic over the interval."""
-    desk = Desk(fragments=4, sync_interval=8, islands=1)
-    desk.gather("a")
-    opened = []
-    for step in range(1, 41):
-        desk.now_s = step * 0.1
-        desk.beat("a", step, step_time_s=0.1)
-        for round_ in list(desk.run.open_rounds.values()):
-            opened.append((step, round_.fragment_id))
-            desk.nothing("a", round_.round_id, round_.fragment_id)
-    assert [p for _, p in opened[:8]] == [0, 1, 2, 3, 0, 1, 2, 3]
-    for p in range(4):
-        at = [step for step, q in opened if q == p]
-        assert all(abs((b - a) - 8) <= 1 for a, b in itertools.pairwise(at)), at
 
 
 def test_overwriting_replaces_the_fragment_and_drops_the_steps_since_capture():

@@ -20,14 +20,9 @@ CELLS = [
 
 @pytest.mark.parametrize(("row", "chips", "percent"), CELLS)
 def test_table_1_goodput_within_two_points(row, chips, percent):
-    """One set of parameters for all cells: the defaults."""
-    fleet = Fleet(mode=Mode(row.mode), chips=chips, islands=row.islands, days=20.0)
+    """One set of parameters for all cells: the defaults. Simulated, and the same without luck in the draws."""
+    fleet = Fleet(mode=Mode(row.mode), chips=chips, islands=row.islands, days=5.0)
     assert 100 * simulate(fleet, FailureModel()).account.goodput.value == pytest.approx(percent, abs=2.0)
-
-
-@pytest.mark.parametrize(("row", "chips", "percent"), CELLS)
-def test_table_1_expected_goodput_within_two_points(row, chips, percent):
-    """The same without luck in the draws."""
     goodput = expected_goodput(mode=row.mode, chips=chips, islands=row.islands)
     assert 100 * goodput == pytest.approx(percent, abs=1.9)
 
@@ -41,17 +36,17 @@ def test_section_4_the_fair_and_the_unfair_comparison_at_1_2_million_chips():
 
 
 @pytest.mark.parametrize("chips", CHIPS)
-def test_section_4_uptime_is_about_one_hundred_percent_for_enough_learners(chips):
-    assert simulate(Fleet(chips=chips, islands=8, days=5.0), FailureModel()).account.uptime.value > 0.9999
-    assert simulate(Fleet(chips=chips, islands=16, days=5.0), FailureModel()).account.uptime.value > 0.9999
+@pytest.mark.parametrize("islands", [8, 16])
+def test_section_4_uptime_is_about_one_hundred_percent_for_enough_learners(chips, islands):
+    assert simulate(Fleet(chips=chips, islands=islands, days=2.0), FailureModel()).account.uptime.value > 0.9999
 
 
-@pytest.mark.parametrize("mtbi_years", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("mtbi_years", [0.5, 3.0])
 def test_goodput_grows_with_learners_and_falls_with_chips(mtbi_years):
     """Also where the paper prints no cell: 1 to 32 learners, 50 thousand to 10 million chips."""
     sizes = [50_000, 150_000, 450_000, 1_200_000, 4_000_000, 10_000_000]
     grid = [
-        [expected_goodput(chips=chips, islands=islands, mtbi_years=mtbi_years) for chips in sizes]
+        [expected_goodput(chips=chips, islands=islands, mtbi_years=mtbi_years, events=10_000) for chips in sizes]
         for islands in (1, 2, 4, 8, 16, 32)
     ]
     assert all(fewer > more for row in grid for fewer, more in pairwise(row))

@@ -142,7 +142,7 @@ class Tape:
     def of(cls, commits, names):
         merges, overwrites, shares, before = [], {i: {} for i in range(ISLANDS)}, {}, set()
         for commit, _ in commits:
-            p, captured = names[commit.fragment_id], {}
+            (p,), captured = names[commit.fragment_id], {}
             for merged in commit.contributions:
                 island = int(merged.island_id[-1])
                 captured[island] = merged.steps.to_step
@@ -177,16 +177,11 @@ def transcribed(tape, rate, momentum):
 # --- production -------------------------------------------------------------------------------------------------------
 
 
-def produced(step_times_s=(1.0,) * ISLANDS, *, whole=False, **changes):
-    """Runs the cores in virtual time; returns the configuration, the fragments, and each version that was persisted.
-
-    Fragments are names, or with ``whole`` the manifest.
+def produced(step_times_s=(1.0,) * ISLANDS, **changes):
+    """Runs the cores in virtual time; returns the configuration, the fragments, as the names of the tensors in each,
+    and each version that was persisted.
     """
-    given = {
-        "profile": Profile.PAPER,
-        **({} if changes else {"fragments": H, "sync_interval": H, "overlap": TAU}),
-        **changes,
-    }
+    given = changes or {"profile": Profile.PAPER, "fragments": H, "sync_interval": H, "overlap": TAU}
     config = AggregatorConfig(
         **begun_with(given),
         run_id="paper",
@@ -197,12 +192,7 @@ def produced(step_times_s=(1.0,) * ISLANDS, *, whole=False, **changes):
         dead_after_s=40.0,
         suspect_after_s=20.0,
     )
-    rule = Rule(
-        feedback=True,
-        seed=0,
-        fleet_tokens=ISLANDS * TOKENS,
-        total_tokens=config.total_tokens,
-    )
+    rule = Rule(feedback=True, seed=0, fleet_tokens=ISLANDS * TOKENS, total_tokens=config.total_tokens)
     commits = []
 
     class Remembering(TrainingAggregator):
@@ -222,13 +212,10 @@ def produced(step_times_s=(1.0,) * ISLANDS, *, whole=False, **changes):
             for i, s in enumerate(step_times_s)
         ),
     )
-    simulation = Simulation(
-        plan, Works(TASK, rule, make_outer_step(*config.outer_rule)), lambda *_: None, watching=False
-    )
+    works = Works(TASK, rule, make_outer_step(*config.outer_rule))
+    simulation = Simulation(plan, works, lambda *_: None, watching=False)
     assert simulation.run(60.0 * STEPS)
-    manifest = simulation.disk.manifest
-    names = [tensors[0].name for tensors in manifest.fragments]
-    return config, manifest if whole else names, commits
+    return config, [tuple(tensor.name for tensor in each) for each in simulation.disk.manifest.fragments], commits
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +231,7 @@ def run(request, equal):
 def test_every_version_is_that_of_the_transcription(run):
     config, names, commits = run
     steady = [each for each in commits if all(m.steps.to_step < STEPS - 6 for m in each[0].contributions)]
-    produced_values = {(names[c.fragment_id], c.fragment_version): params for c, params in steady}
+    produced_values = {(*names[c.fragment_id], c.fragment_version): params for c, params in steady}
     compared = 0
     for p, version, value in transcribed(Tape.of(steady, names), *config.outer_rule):
         distance = np.linalg.norm(produced_values[p, version] - value.ravel()) / np.linalg.norm(value)

@@ -59,8 +59,7 @@ def _adopt(theta, value, names, mix):
 @pytest.mark.parametrize("profile", [Profile.DILOCO, Profile.STREAMING])
 def test_islands_that_wait_for_each_other_learn_as_published(profile, step_times_s):
     changes = {} if profile is Profile.DILOCO else {"fragments": 3, "codec": Codec.F32}
-    config, manifest, commits = produced(step_times_s, profile=profile, whole=True, sync_interval=H, **changes)
-    names = [tuple(tensor.name for tensor in fragment) for fragment in manifest.fragments]
+    config, names, commits = produced(step_times_s, profile=profile, sync_interval=H, **changes)
     places = {name: round((k + 1) * H / len(names)) for k, name in enumerate(names)}
     merged = [m for commit, _ in commits for m in commit.contributions]
     shares = [next(m.data[0].share for m in merged if m.island_id == f"island-{i}") for i in range(ISLANDS)]

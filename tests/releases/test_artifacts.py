@@ -27,13 +27,8 @@ def test_the_wheel_has_four_packages_their_data_and_nothing_else(artifacts):
         *("broker", "islands", "aggregator", "ops"),
         f"atoll-{version_of(ROOT)}.dist-info",
     }
-    tracked = subprocess.run(
-        ["git", "ls-files", "broker", "islands", "aggregator", "ops"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "broker", "islands", "aggregator", "ops"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(tracked.stdout.split()) <= set(names)  # pages, py.typed, PROTOCOL.md
 
 

@@ -34,9 +34,8 @@ def minor(version: str) -> tuple[int, int]:
 
 def last_tag() -> str | None:
     """Returns the tag of the newest release of an earlier minor version than this tree; None before there is one."""
-    listed = subprocess.run(
-        ["git", "tag", "--list", "v*"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout
+    command = ["git", "tag", "--list", "v*"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     tags = {tag: minor(tag[1:]) for tag in listed.split() if re.fullmatch(r"v\d+\.\d+\.\d+", tag)}
     earlier = [tag for tag, number in tags.items() if number < minor(version_of(ROOT))]
     return max(earlier, key=lambda tag: tuple(map(int, tag[1:].split("."))), default=None)
@@ -69,19 +68,14 @@ def changed(tree: Path, path: str, pattern: str, text: str) -> None:
 def built(tree: Path, *, targets: tuple[str, ...] = ("wheel",)) -> list[Path]:
     """Builds a tree and returns what came of it."""
     wanted = [word for target in targets for word in ("-t", target)]
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", *wanted], cwd=tree, check=True, capture_output=True, timeout=50
-    )
+    command = [sys.executable, "-m", "hatchling", "build", *wanted]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=50)
     return sorted((tree / "dist").iterdir())
 
 
 def installed(wheel: Path, folder: Path) -> Path:
     """Installs a wheel alone into a folder, and returns it."""
     command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--target", os.fspath(folder)]
-    subprocess.run(
-        [*command, "--no-deps", "--offline", "--no-index", os.fspath(wheel)],
-        check=True,
-        capture_output=True,
-        timeout=50,
-    )
+    command += ["--no-deps", "--offline", "--no-index", os.fspath(wheel)]
+    subprocess.run(command, check=True, capture_output=True, timeout=50)
     return folder

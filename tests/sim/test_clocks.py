@@ -20,16 +20,19 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-def test_whatever_a_clock_shows_every_invariant_holds_and_the_run_ends(owner: str) -> None:
-    for wrong in WRONG:
+@pytest.mark.rotating(4)
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_whatever_a_clock_shows_every_invariant_holds_and_the_run_ends(wrong: dict[str, float]) -> None:
+    for owner in OWNERS:
         for at_s in (0.1, 1.7):
             trouble = ClockTrouble(process=owner, at_s=at_s, **wrong)
             run(replace(short_plan(), clocks=(trouble,)), LIMIT_S)
 
 
-def test_clocks_that_are_wrong_all_at_once_end_the_run_too() -> None:
-    for seed in range(20):
+@pytest.mark.rotating(4)
+@pytest.mark.parametrize("part", range(4))
+def test_clocks_that_are_wrong_all_at_once_end_the_run_too(part: int) -> None:
+    for seed in range(part, 20, 4):
         troubles = tuple(
             ClockTrouble(process=owner, at_s=0.5 * (seed % 5), **WRONG[(seed * 5 + i * 7) % len(WRONG)])
             for i, owner in enumerate(OWNERS)

@@ -19,6 +19,7 @@ KEPT_SEEDS = (
 )
 
 
+@pytest.mark.rotating(4)
 def test_whatever_comes_together_every_invariant_holds_and_nobody_honest_is_accused(sim_seed: int) -> None:
     check_the_honest(run(combined_plan(sim_seed)))
 

@@ -18,7 +18,7 @@ PLACES = [
     *((process, Point.SEND) for process in PROCESSES),
     *((writer, point) for writer in WRITERS for point in (Point.PERSIST, Point.PERSISTED)),
 ]
-#: A test takes every fourth of them: all take a quarter of a minute, and four times that on a busy machine.
+#: A test takes every fourth of them, and the fast profile one test of each place.
 PARTS = 4
 
 
@@ -35,6 +35,7 @@ def test_the_short_run_passes_every_kind_of_point_often(undisturbed: Simulation)
     assert books["merged"] == books["trained"] > 0
 
 
+@pytest.mark.rotating(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("at", PLACES, ids=lambda place: f"{place[0]}-{place[1]}")
 def test_a_process_may_die_at_anything_that_it_says_or_writes(

@@ -30,6 +30,7 @@ def check(seed: int) -> None:
         raise AssertionError(f"seed {seed}: {err}") from err
 
 
+@pytest.mark.rotating(4)
 def test_whatever_is_packed_into_a_few_seconds_every_invariant_holds(packed_seeds: range) -> None:
     for seed in packed_seeds:
         check(seed)

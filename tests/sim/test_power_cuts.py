@@ -11,6 +11,7 @@ SEEDS = (1, 2, 3, 6, 8)
 GIVEN_TWICE = 22
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("seed", [*SEEDS, GIVEN_TWICE])
 def test_the_newest_store_leads_when_nothing_else_is_left(seed: int) -> None:
     run(power_cut(random_plan(seed)))

@@ -9,6 +9,8 @@ healed, and the run must end with everybody's books in order.
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from aggregator.config import AggregatorConfig
 from broker.wire.messages import StateSource
 from islands.protocol.donation import Stage
@@ -45,9 +47,10 @@ class World:
             for i, name in enumerate(NAMES)
         )
         link = LinkModel(delay_s=(0.001, DELAY_S), loss=0.04, duplication=0.04)
-        plan = SimulationPlan(seed=seed, islands=plans, config=config, link=link, donor_wait_s=DONOR_WAIT_S)
         self.plans = {each.island_id: each for each in plans}
-        self.sim = Simulation(plan)
+        self.sim = Simulation(
+            SimulationPlan(seed=seed, islands=plans, config=config, link=link, donor_wait_s=DONOR_WAIT_S)
+        )
         self.seen = Counter()
         self._searching = {}  # address -> since when
         self._owners = {}  # (share, epoch) -> whose it is, as told
@@ -62,8 +65,6 @@ class World:
     def processes(self):
         """Every island's process that lives, those among them that were replaced and do not know it yet."""
         return [each for each in self.sim.processes.values() if isinstance(each, SimIsland) and each.alive]
-
-    # --- what may happen ---
 
     def pass_time(self, for_s):
         ends_s = self.now_s + for_s
@@ -103,15 +104,10 @@ class World:
             self.seen["replaced"] += 1
         self.sim.start_island(self.plans[name])
 
-    def cut(self, name, for_s):
+    def trouble(self, name, **lasting_s):
         island = self.sim.islands.get(name)
         if island is not None:
-            island.plan = replace(island.plan, outages=((self.now_s, for_s),))
-
-    def freeze(self, name, for_s):
-        island = self.sim.islands.get(name)
-        if island is not None:
-            island.plan = replace(island.plan, pauses=((self.now_s, for_s),))
+            island.plan = replace(island.plan, **{what: ((self.now_s, for_s),) for what, for_s in lasting_s.items()})
 
     def leave(self, name):
         if sum(each.alive for each in self.sim.islands.values()) > 1 and name in self.sim.islands:
@@ -136,14 +132,6 @@ class World:
         if index % 4 == 3:
             self.kill_donor(index)
 
-    def crash_aggregator(self):
-        self.sim.stations[0].crash(0.5)
-
-    def crash_broker(self):
-        self.sim.crash_broker(0, 0.3)
-
-    # --- the end ---
-
     def heal(self):
         self.sim.plan = replace(self.sim.plan, calm_after_s=self.now_s)
         for island in self.processes():
@@ -161,8 +149,6 @@ class World:
         self.seen["from donors"] += sum(n for fields, n in settled.items() if str(StateSource.DONOR) in fields)
         self.seen["refused"] += sum(name == "contribution.refused" for _, _, name, _ in self.sim.trace)
 
-
-# --- one step, chosen by numbers --------------------------------------------------------------------------------------
 
 #: How likely each is, beside the others.
 STEPS = {
@@ -187,20 +173,21 @@ def step(world, kind, a, b):
         case "kill donor":
             world.kill_donor(a)
         case "cut":
-            world.cut(name, (0.5, 2.0, TAKEOVER_S + 3.0)[b % 3])
+            world.trouble(name, outages=(0.5, 2.0, TAKEOVER_S + 3.0)[b % 3])
         case "freeze":
-            world.freeze(name, (0.5, TAKEOVER_S + 2.0)[b % 2])
+            world.trouble(name, pauses=(0.5, TAKEOVER_S + 2.0)[b % 2])
         case "leave":
             world.leave(name)
         case "aggregator":
-            world.crash_aggregator()
+            world.sim.stations[0].crash(0.5)
         case "broker":
-            world.crash_broker()
+            world.sim.crash_broker(0, 0.3)
 
 
 TestRejoin = brief_runs(World, step, STEPS, runs=4, steps=20)
 
 
+@pytest.mark.full("long runs; the fast profile has the brief ones")
 def test_whoever_comes_back_trains_what_is_its_own_and_nothing_is_merged_twice_in_long_runs():
     seen = Counter()
     for seed in range(1, 4):

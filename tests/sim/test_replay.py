@@ -55,6 +55,7 @@ class ShadowedAggregator(SimAggregator):
         return compared
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("seed", [300, 301, 302, 305, 309])
 def test_a_core_that_is_asked_for_no_deadlines_decides_as_the_one_that_is(
     seed: int, monkeypatch: pytest.MonkeyPatch

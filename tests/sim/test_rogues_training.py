@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from aggregator.merge.outer_step import make_outer_step
 from islands.tasks.task import load_task
 from ops.faults import MISBEHAVIORS, FaultKind
@@ -21,20 +23,13 @@ HONEST = 5
 
 def loss_after(manners: tuple[FaultKind, ...]) -> tuple[float, Simulation]:
     """Returns the held-out loss after the honest islands' steps, with a rogue of each manner beside them."""
-    cell = cell_settings(
-        {"mode": "decoupled", "islands": HONEST, "steps": STEPS, "fragments": 4, "sync_interval": 12, "codec": "bf16"}
-    )
-    per_step = TASK.tokens_per_step
+    recipe = {"mode": "decoupled", "fragments": 4, "sync_interval": 12, "codec": "bf16"}
+    cell = cell_settings({**recipe, "islands": HONEST, "steps": STEPS})
     islands = HONEST + len(manners)
-    fleet_tokens = islands * per_step  # the schedule goes by what all of them say that they have trained
-    rule = Rule(
-        feedback=True,
-        seed=0,
-        fleet_tokens=fleet_tokens,
-        total_tokens=STEPS * fleet_tokens,
-    )
+    fleet_tokens = islands * TASK.tokens_per_step  # the schedule goes by what all of them say that they have trained
+    rule = Rule(feedback=True, seed=0, fleet_tokens=fleet_tokens, total_tokens=STEPS * fleet_tokens)
     training = Training(TASK, rule, make_outer_step(1.0, 0.0))
-    plan = plan_of(cell, 0, STEPS * fleet_tokens, per_step)
+    plan = plan_of(cell, 0, STEPS * fleet_tokens, TASK.tokens_per_step)
     rogues = tuple(IslandPlan(island_id=f"rogue-{each}", step_time_s=1.0, jitter=0.0, manner=each) for each in manners)
     config = replace(plan.config, islands=islands, quarantine_s=30.0)
     simulation = Simulation(replace(plan, islands=(*plan.islands, *rogues), config=config), training)
@@ -43,6 +38,7 @@ def loss_after(manners: tuple[FaultKind, ...]) -> tuple[float, Simulation]:
     return TASK.evaluate(params), simulation
 
 
+@pytest.mark.full("trains twice in the laboratory")
 def test_the_model_is_as_good_with_a_rogue_of_each_manner_as_without() -> None:
     alone, _ = loss_after(())
     with_rogues, simulation = loss_after(MISBEHAVIORS)

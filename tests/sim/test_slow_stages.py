@@ -14,7 +14,7 @@ from ops.faults import Fault, FaultKind
 from ops.virtual import failover
 from ops.virtual.simulation import Simulation
 from tests.sim.test_replay import ShadowedAggregator
-from tests.sim.test_simulation import LIMIT_S, steady
+from tests.sim.test_simulation import LIMIT_S, finish, steady
 
 SLOW_S: Any = (0.28, 0.32)
 QUICK_S: Any = (0.001, 0.01)
@@ -23,12 +23,6 @@ QUICK_S: Any = (0.001, 0.01)
 def changes_of(simulation: Simulation) -> list[tuple[str, dict[str, Any]]]:
     """Which aggregator changed the interval, and what it said."""
     return [(who, literal_eval(said)) for _, who, name, said in simulation.trace if name == "interval.changed"]
-
-
-def waiting(simulation: Simulation) -> int:
-    """Rounds that have closed, and whose versions are not durable."""
-    fragments = simulation.aggregator.core.run.fragments.values()
-    return sum(fragment.stage in (Stage.COMPUTING, Stage.PERSISTING) for fragment in fragments)
 
 
 @pytest.mark.parametrize("stage", ["merge_s", "persist_s"])
@@ -47,16 +41,15 @@ def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_i
     while simulation.queue.now_s < 36.0:
         assert not simulation.run(simulation.queue.now_s + 0.5)
         if simulation.queue.now_s > 20.0:  # what had piled up before it was known is merged
-            most = max(most, waiting(simulation))
+            closed = [each.stage in (Stage.COMPUTING, Stage.PERSISTING) for each in run.fragments.values()]
+            most = max(most, sum(closed))
             assert 48 < run.interval.steps <= 70
     assert most <= 3
     simulation.plan = replace(simulation.plan, **{stage: QUICK_S})
     while run.phase is Phase.RUNNING and simulation.queue.now_s < LIMIT_S:
         simulation.run(simulation.queue.now_s + 0.5)
     assert run.interval.steps == 24
-    assert simulation.run(LIMIT_S)
-    simulation.invariants.at_end(simulation)
-    changes = changes_of(simulation)
+    changes = changes_of(finish(simulation))
     assert 2 <= len(changes) <= 4
     assert changes[0][1]["because"].startswith("merging" if stage == "merge_s" else "writing")
 
@@ -64,9 +57,7 @@ def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_i
 def test_an_aggregator_that_comes_back_begins_with_the_interval_of_the_recipe_and_learns_again() -> None:
     plan = replace(steady(2, fragments=8, total_tokens=200_000), in_turn=True, merge_s=SLOW_S)
     kill = Fault(kind=FaultKind.KILL, targets=("aggregator",), at_s=20.0, for_s=1.0)
-    simulation = Simulation(replace(plan, faults=(kill,)))
-    assert simulation.run(LIMIT_S)
-    simulation.invariants.at_end(simulation)
+    simulation = finish(Simulation(replace(plan, faults=(kill,))))
     firsts = {who: said["was"] for who, said in reversed(changes_of(simulation))}
     assert firsts == {"aggregator/0": 24, "aggregator/1": 24}
 
@@ -74,8 +65,6 @@ def test_an_aggregator_that_comes_back_begins_with_the_interval_of_the_recipe_an
 def test_versions_that_are_made_durable_in_several_places_at_a_time_are_not_timed() -> None:
     """With standbys: what is on its way to one does not keep the next from setting out."""
     plan = replace(steady(2, fragments=8, total_tokens=120_000, data_ahead_s=0, failover=True), standbys=1)
-    simulation = Simulation(replace(plan, persist_s=SLOW_S))
-    assert simulation.run(LIMIT_S)
-    simulation.invariants.at_end(simulation)
+    simulation = finish(Simulation(replace(plan, persist_s=SLOW_S)))
     assert simulation.aggregator.core.run.ledger.participation().rounds.total() > 50
     assert changes_of(simulation) == []

@@ -9,20 +9,22 @@ from torch import nn
 
 import islands.torch
 from islands.arrays import placement
-from islands.arrays.reference import adopted, wide_dtype
+from islands.arrays.reference import adopted
+from islands.session import checkpoint
 from islands.torch.conversion import as_array
 from islands.torch.optimizer_state import OptimizerState
 from islands.torch.tensors import TensorLeaf, loss_leaf
 from tests.hub import RUN, WAIT_S, Hub
 from tests.local_run import wait_for
 from tests.several_hosts import Merges, islands_in
+from tests.torch.test_torch_optimizer_state import through_a_file
+from tests.torch.test_torch_tensors import FLOATS, versions_for
 from tests.training_loops import stored
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
     pytest.mark.timeout(300),
 ]
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 LARGE = 1 << 26  # elements: a copy of them takes a while
 
 
@@ -74,12 +76,7 @@ def test_copies_are_read_by_another_thread_while_this_one_trains():
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_version_is_written_into_the_tensor_as_the_host_computes_it_to_the_last_bit(dtype, keep):
     tensors = [torch.randn(64, 8, device="cuda").to(dtype), torch.randn(7, device="cuda").to(dtype)]
-    leaves = [TensorLeaf(tensor) for tensor in tensors]
-    before = [leaf.to_host().copy() for leaf in leaves]
-    shifts = [
-        np.random.default_rng(i).standard_normal(leaf.shape).astype(wide_dtype(leaf.dtype)) / 3
-        for i, leaf in enumerate(leaves)
-    ]
+    leaves, shifts, before = versions_for(tensors)
     here, placed = placement.placement_of(leaves), []
     thread = threading.Thread(target=lambda: placed.append(here.place(shifts, keep)))  # as in a run
     thread.start()
@@ -107,7 +104,7 @@ def test_samples_and_losses_are_read_later():
 
 
 @pytest.mark.parametrize("settings", [{}, {"fused": True}, {"capturable": True}, {"amsgrad": True}], ids=str)
-def test_the_state_of_an_optimizer_passes_through_the_host(settings):
+def test_the_state_of_an_optimizer_passes_through_a_file(settings, tmp_path):
     def stepped(steps):
         torch.manual_seed(0)
         model = nn.Linear(40, 30, device="cuda")
@@ -120,32 +117,13 @@ def test_the_state_of_an_optimizer_passes_through_the_host(settings):
 
     _, trained = stepped(3)
     _, fresh = stepped(0)
-    tree, form = OptimizerState([trained]).tree(), OptimizerState([fresh]).form()
-    saved = [leaf.to_host() if hasattr(leaf, "to_host") else leaf for leaf in placement.copy(leaves_in(tree))]
-    blank = leaves_in(form)
-    assert len(saved) == len(blank)
-    OptimizerState([fresh]).load(rebuilt(form, iter(map(placement.from_host, saved, blank))))
+    saved = through_a_file(tmp_path / "c", OptimizerState([trained]))
+    checkpoint.restored(OptimizerState([fresh]), saved.state)
     for ours, theirs in zip(fresh.state.values(), trained.state.values(), strict=True):
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             assert torch.equal(ours[key], value), key
             assert (ours[key].device, ours[key].dtype) == (value.device, value.dtype), key
-
-
-def leaves_in(tree):
-    if isinstance(tree, dict):
-        return [leaf for each in tree.values() for leaf in leaves_in(each)]
-    if isinstance(tree, list | tuple):
-        return [leaf for each in tree for leaf in leaves_in(each)]
-    return [tree] if hasattr(tree, "to_host") else []
-
-
-def rebuilt(tree, leaves):
-    if isinstance(tree, dict):
-        return {key: rebuilt(each, leaves) for key, each in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(rebuilt(each, leaves) for each in tree)
-    return next(leaves) if hasattr(tree, "to_host") else tree
 
 
 def test_a_loop_with_mixed_precision_and_a_scaler_ends_with_the_runs_parameters(tmp_path):

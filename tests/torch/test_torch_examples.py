@@ -26,8 +26,6 @@ from tests.local_run import ops
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 MARK = "# atoll"
-#: What a user takes over as it is, besides the lines that are marked.
-COPIED = {"hf_trainer": ("Atoll", "Shared")}
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -38,42 +36,30 @@ def trained(task, steps):
     return params, state, loss
 
 
-def test_the_example_task_learns_and_the_same_seed_begins_alike():
-    task = load_task("examples.torch_task:task", {})
+def test_the_example_task_learns_and_its_exported_model_is_evaluated_in_the_tasks_own_module():
+    task, again = (load_task("examples.torch_task:task", {}) for _ in range(2))
     before = held_out_loss(task, task.init(0)[0])
-    params, _, loss = trained(task, 300)
+    params, state, loss = trained(task, 300)
     assert held_out_loss(task, params) < 0.7 * before
     assert isinstance(loss, float)
-    one, two, other = (task.init(seed)[0]["0.weight"].to_host() for seed in (3, 3, 4))
-    assert np.array_equal(one, two)
-    assert not np.array_equal(one, other)
+    arrays = {name: leaf.to_host().copy() for name, leaf in params.items() if name.endswith(("weight", "bias"))}
+    placed = place(again, arrays, source="a run")
+    assert np.array_equal(placed["3.weight"].to_host(), arrays["3.weight"])
+    assert held_out_loss(again, placed) < 2 * before
+    assert state.optimizers[0].state
+    assert task.fresh_optimizer(params) is state
+    assert not state.optimizers[0].state, "it has seen no step"
 
 
-def test_making_initial_parameters_leaves_the_random_numbers_of_training_alone():
+def test_the_same_seed_begins_alike_and_leaves_the_random_numbers_of_training_alone():
     task = load_task("examples.torch_task:task", {})
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    task.init(9)
+    one, two, other = (task.init(seed)[0]["0.weight"].to_host().copy() for seed in (3, 3, 4))
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_an_exported_model_is_evaluated_in_the_tasks_own_module():
-    task = load_task("examples.torch_task:task", {})
-    params, _, _ = trained(task, 100)
-    arrays = {name: leaf.to_host().copy() for name, leaf in params.items() if name.endswith(("weight", "bias"))}
-    again = load_task("examples.torch_task:task", {})
-    placed = place(again, arrays, source="a run")
-    assert np.array_equal(placed["3.weight"].to_host(), arrays["3.weight"])
-    assert held_out_loss(again, placed) < held_out_loss(again, load_task("examples.torch_task:task", {}).init(0)[0]) * 2
-
-
-def test_a_fresh_optimizer_has_seen_no_step():
-    task = load_task("examples.torch_task:task", {})
-    params, state, _ = trained(task, 3)
-    assert state.optimizers[0].state
-    assert task.fresh_optimizer(params) is state
-    assert not state.optimizers[0].state
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, other)
 
 
 def test_options_of_the_example_are_checked():
@@ -81,22 +67,20 @@ def test_options_of_the_example_are_checked():
         load_task("examples.torch_task:task", {"hidden": 0})
 
 
-@pytest.mark.parametrize("name", ["torch_loop", "torch_fsdp", "hf_trainer"])
-def test_the_loop_is_joined_by_six_lines_at_most(name):
+@pytest.mark.parametrize(
+    ("name", "classes"), [("torch_loop", ()), ("torch_fsdp", ()), ("hf_trainer", ("Atoll", "Shared"))]
+)
+def test_the_loop_is_joined_by_six_lines_at_most_and_what_is_copied_as_it_is_is_short(name, classes):
     source = ROOT / "examples" / f"{name}.py"
-    marked = {n for n, line in enumerate(source.read_text().splitlines(), 1) if line.endswith(MARK)}
+    text, copied = source.read_text().splitlines(), lines_of_classes(source, classes)
+    marked = {n for n, line in enumerate(text, 1) if line.endswith(MARK)}
     assert 0 < len(marked) <= 6
     with tokenize.open(source) as file:
         names = {(t.string, t.start[0]) for t in tokenize.generate_tokens(file.readline) if t.type == tokenize.NAME}
     needs = {line for name, line in names if name in ("atoll", "island", "islands")}
-    assert needs - marked <= lines_of_classes(source, COPIED.get(name, ())), "whatever needs Atoll is marked"
-
-
-def test_what_is_copied_for_a_trainer_is_short():
-    source = ROOT / "examples" / "hf_trainer.py"
-    text = source.read_text().splitlines()
-    copied = [n for n in lines_of_classes(source, COPIED["hf_trainer"]) if text[n - 1].strip()]
-    assert 0 < len(copied) <= 25
+    assert needs - marked <= copied, "whatever needs Atoll is marked"
+    assert len([n for n in copied if text[n - 1].strip()]) <= 25
+    assert bool(copied) == bool(classes)
 
 
 def lines_of_classes(source, names):

@@ -2,18 +2,20 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import islands
 import islands.torch
 from broker.wire.errors import ConfigError
 from islands.torch.copies import SMALL_BYTES
+from tests import training_loops
 from tests.hub import RUN, WAIT_S, Hub
-from tests.training_loops import TOKENS, stored
+from tests.local_run import wait_for
+from tests.training_loops import TOKENS, newest, stored
 
 pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
 
@@ -41,116 +43,86 @@ def join(hub, model, optimizer=None, **options):
     return islands.torch.join(hub.address, model, optimizer, **given)
 
 
-def train(island, model, optimizer, *, until=lambda: False, scaler=None, dtype=torch.float32, pause_s=0.002):
+def train(island, model, optimizer, *, until=lambda: False, scaler=None, dtype=torch.float32):
     """A loop as people have it; returns the losses."""
     losses, ends_s = [], time.monotonic() + WAIT_S
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     while not island.done and not until():
         assert time.monotonic() < ends_s
         inputs, wanted = batch(island.inner_step, dtype)
         optimizer.zero_grad()
         loss = (model(inputs) - wanted).square().mean()
-        if scaler is None:
-            loss.backward()
-            optimizer.step()
-        else:
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         island.step(tokens=TOKENS, loss=loss)
         losses.append(loss.item())
-        time.sleep(pause_s)
+        time.sleep(0.002)  # plays the work of a step
     return losses
 
 
-def values(model):
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+def together(*loops):
+    """Runs each in a thread of its own; returns what they return."""
+    with ThreadPoolExecutor() as threads:
+        return [loop.result() for loop in [threads.submit(loop) for loop in loops]]
+
+
+def with_adamw(seed=0, dtype=torch.float32):
+    model = network(seed, dtype)
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torch_loops_train_together_and_end_with_the_runs_parameters_in_the_same_objects(tmp_path, dtype):
-    results, failures = {}, []
-
     def loop(name, seed):
-        try:
-            model = network(seed, dtype)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-            objects = {n: (id(p), p.data_ptr()) for n, p in model.named_parameters()}
-            with join(hub, model, optimizer, island_id=name) as island:
-                losses = train(island, model, optimizer, dtype=dtype)
-            assert objects == {n: (id(p), p.data_ptr()) for n, p in model.named_parameters()}
-            results[name] = (values(model), losses, island.versions, island.tokens)
-        except BaseException as err:
-            failures.append(err)
-            raise
+        model, optimizer = with_adamw(seed, dtype)
+        objects = {n: (id(p), p.data_ptr()) for n, p in model.named_parameters()}
+        with join(hub, model, optimizer, island_id=name) as island:
+            losses = train(island, model, optimizer, dtype=dtype)
+        assert objects == {n: (id(p), p.data_ptr()) for n, p in model.named_parameters()}
+        return model.state_dict(), losses, island.versions, island.tokens
 
     with Hub(tmp_path / "store", islands=2, total_tokens=6_000) as hub:
-        threads = [threading.Thread(target=loop, args=each) for each in (("a", 1), ("b", 2))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert not failures
+        results = together(lambda: loop("a", 1), lambda: loop("b", 2))
         books = hub.core.run.ledger.books().tokens()
-    assert books["merged"] + sum(books["wasted"].values()) == books["trained"] == sum(r[3] for r in results.values())
+    assert books["merged"] + sum(books["wasted"].values()) == books["trained"] == sum(r[3] for r in results)
     merged = stored(tmp_path / "store")
     assert set(merged) == {n for n, _ in network().named_parameters()}, "the names of the state dict, without buffers"
-    for model, losses, versions, _ in results.values():
+    for model, losses, versions, _ in results:
         assert min(versions) > 1
         assert np.mean(losses[-20:]) < 0.35, "half of what a constant has: 0.72"
         for name, expected in merged.items():
             assert torch.equal(model[name], torch.from_numpy(expected).to(dtype)), "the global parameters, to the bit"
-    statistics = [model["1.running_mean"] for model, *_ in results.values()]
+    statistics = [model["1.running_mean"] for model, *_ in results]
     assert not torch.equal(*statistics), "each island has its own"
 
 
 def test_a_torch_island_and_a_numpy_island_are_in_one_run(tmp_path):
     """The tree of the second is a dict with the names and shapes of the first one's parameters."""
-    found, failures = {}, []
+
+    def arrays(model):
+        return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
     def torch_loop():
-        try:
-            model = network()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-            with join(hub, model, optimizer, island_id="torch") as island:
-                train(island, model, optimizer)
-            found["torch"] = {name: p.detach().numpy() for name, p in model.named_parameters()}
-        except BaseException as err:
-            failures.append(err)
-            raise
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        with join(hub, model, optimizer, island_id="torch") as island:
+            train(island, model, optimizer)
+        return arrays(model)
 
     def numpy_loop():
-        try:
-            given = {name: p.detach().numpy().copy() for name, p in network(1).named_parameters()}
-            with islands.join(
-                hub.address, given, run=RUN, timeout_s=WAIT_S, tokens_per_step=TOKENS, island_id="numpy"
-            ) as island:
-                params, _ = island.restore(given)
-                while not island.done:
-                    params = {name: x - np.float32(0.001) * np.sign(x) for name, x in params.items()}
-                    params = island.step(params, tokens=TOKENS)
-                    time.sleep(0.002)
-                found["numpy"] = island.close(params)
-        except BaseException as err:
-            failures.append(err)
-            raise
+        given = arrays(network(1))
+        with training_loops.join(hub, given, island_id="numpy") as island:
+            params, _ = island.restore(given)
+            return island.close(training_loops.train(island, params))
 
     with Hub(tmp_path / "store", islands=2, total_tokens=4_000) as hub:
-        threads = [threading.Thread(target=each) for each in (torch_loop, numpy_loop)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert not failures
+        results = together(torch_loop, numpy_loop)
     for name, expected in stored(tmp_path / "store").items():
-        assert np.array_equal(found["torch"][name], expected)
-        assert np.array_equal(found["numpy"][name], expected)
+        assert all(np.array_equal(found[name], expected) for found in results)
 
 
 # --- what only this island has ---------------------------------------------------------------------------------------
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
 def moments(model, optimizer):
@@ -158,14 +130,13 @@ def moments(model, optimizer):
 
 
 def test_an_island_that_failed_comes_back_with_its_optimizer_its_scaler_and_its_statistics(hub, tmp_path):
-    options = {"state_dir": tmp_path / "state", "checkpoint_interval_s": 0.05}
-    path = tmp_path / "state" / "island-0.checkpoint"
+    options = {"state_dir": tmp_path, "checkpoint_interval_s": 0.05}
+    path = tmp_path / "island-0.checkpoint"
 
     def scaler():
         return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
 
-    model, scale = network(), scaler()
-    optimizer = adamw(model)
+    (model, optimizer), scale = with_adamw(), scaler()
 
     def fails():
         with join(hub, model, optimizer, scaler=scale, **options) as island:
@@ -176,8 +147,7 @@ def test_an_island_that_failed_comes_back_with_its_optimizer_its_scaler_and_its_
 
     with pytest.raises(ZeroDivisionError):
         fails()
-    again, another_scale = network(7), scaler()
-    another = adamw(again)
+    (again, another), another_scale = with_adamw(7), scaler()
     with join(hub, again, another, scaler=another_scale, **options) as island:
         assert (island.id, island.restored) == ("island-0", "checkpoint")
         assert island.restored_cursor >= 20
@@ -190,27 +160,16 @@ def test_an_island_that_failed_comes_back_with_its_optimizer_its_scaler_and_its_
 
 
 def test_an_island_without_a_checkpoint_takes_the_optimizers_state_of_another(tmp_path):
-    stop, failures = threading.Event(), []
-    model = network()
-    optimizer = adamw(model)
-
-    def keep_training(island):
+    (model, optimizer), stop = with_adamw(), threading.Event()
+    with (
+        Hub(tmp_path / "store", islands=2) as hub,
+        join(hub, model, optimizer, island_id="donor") as donor,
+        ThreadPoolExecutor() as threads,
+    ):
+        training = threads.submit(train, donor, model, optimizer, until=stop.is_set)
         try:
-            train(island, model, optimizer, until=stop.is_set)
-        except BaseException as err:
-            failures.append(err)
-            raise
-
-    with Hub(tmp_path / "store", islands=2) as hub, join(hub, model, optimizer, island_id="donor") as donor:
-        trainer = threading.Thread(target=keep_training, args=(donor,))
-        trainer.start()
-        try:
-            ends_s = time.monotonic() + WAIT_S
-            while donor.inner_step < 20 or min(f.version for f in hub.core.run.fragments.values()) < 2:
-                assert time.monotonic() < ends_s
-                time.sleep(0.01)
-            newcomer = network(3)
-            theirs = adamw(newcomer)
+            wait_for(lambda: donor.inner_step >= 20 and min(newest(hub)) > 1, "donor that has trained", WAIT_S)
+            newcomer, theirs = with_adamw(3)
             with join(hub, newcomer, theirs, island_id="newcomer") as island:
                 assert island.restored == "donor"
                 assert all(moment.abs().sum() > 0 for moment in moments(newcomer, theirs))
@@ -219,23 +178,17 @@ def test_an_island_without_a_checkpoint_takes_the_optimizers_state_of_another(tm
                 train(island, newcomer, theirs, until=lambda: island.inner_step >= 5)
         finally:
             stop.set()
-            trainer.join(WAIT_S)
-    assert not failures
+        training.result()
 
 
 def test_spoilt_parameters_are_replaced_and_the_optimizer_begins_afresh(hub):
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = with_adamw()
     with join(hub, model, optimizer) as island:
         train(island, model, optimizer, until=lambda: min(island.versions) > 1)
         with torch.no_grad():
             model[0].weight.fill_(torch.nan)
             model[1].running_mean.fill_(torch.nan)
-        ends_s = time.monotonic() + WAIT_S
-        while not island.reset_optimizer:
-            assert time.monotonic() < ends_s
-            island.step(tokens=TOKENS)
-            time.sleep(0.002)
+        wait_for(lambda: island.step(tokens=TOKENS) or island.reset_optimizer, "replacement", WAIT_S)
         assert len(optimizer.state) == 0
         assert all(torch.isfinite(x).all() for x in model.state_dict().values())
         losses = train(island, model, optimizer, until=lambda: min(island.versions) > 4)
@@ -261,8 +214,7 @@ def test_a_frozen_parameter_is_the_runs_and_never_changes(tmp_path):
 
 
 def test_a_parameter_that_is_replaced_ends_training_with_the_cure(hub):
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = with_adamw()
 
     def loop():
         with join(hub, model, optimizer) as island:
@@ -284,7 +236,7 @@ def test_large_fragments_are_copied_beside_training_and_waits_for_them_count(tmp
             optimizer.step()
             island.step(tokens=TOKENS)
         assert 0 < island.sync_share < 1
-    assert any(thread.name == "atoll-copies" for thread in threading.enumerate()) is False, "it ends with the island"
+    assert all(thread.name != "atoll-copies" for thread in threading.enumerate()), "it ends with the island"
     (merged,) = stored(tmp_path / "store").values()
     assert np.array_equal(model.weight.detach().numpy(), merged)
 

@@ -29,15 +29,11 @@ class Tied(nn.Module):
         return self.head(self.norm(self.embed(x)))
 
 
-def test_names_are_those_of_the_state_dict():
-    model = Tied()
-    assert leaves_of(model).keys() == model.state_dict().keys()
-
-
-def test_tied_weights_are_one_leaf_with_the_first_name():
-    leaves = leaves_of(Tied())
+def test_names_are_those_of_the_state_dict_and_tied_weights_are_one_leaf_with_the_first():
+    leaves = leaves_of(model := Tied())
+    assert leaves.keys() == model.state_dict().keys()
     assert leaves["head.weight"] is leaves["embed.weight"]
-    specs = tensor_specs(leaves, kinds_of(Tied(), None))
+    specs = tensor_specs(leaves, kinds_of(model, None))
     assert [spec.name for spec in specs if "weight" in spec.name] == ["embed.weight", "norm.weight"]
     assert Parameters(leaves).tied == (), "one object cannot become two"
 
@@ -49,12 +45,11 @@ def test_a_tree_that_was_written_to_in_place_stays_the_tree_that_it_is():
 
 def test_the_specs_are_those_of_a_dict_of_numpy_arrays_with_the_same_names():
     model = Tied().to(torch.bfloat16)
-    arrays = {name: x.float().numpy() for name, x in model.state_dict(keep_vars=False).items()}
+    arrays = {name: x.float().numpy() for name, x in model.state_dict().items()}
     arrays["head.weight"] = arrays["embed.weight"]
-    here = [(s.name, s.shape, s.kind) for s in tensor_specs(leaves_of(model), kinds_of(model, None))]
-    there = [(s.name, s.shape, s.kind) for s in tensor_specs(arrays, kinds_of(model, None))]
-    assert here == there
-    assert {s.dtype for s in tensor_specs(leaves_of(model), kinds_of(model, None)) if s.kind != "local"} == {"bfloat16"}
+    here, there = (tensor_specs(tree, kinds_of(model, None)) for tree in (leaves_of(model), arrays))
+    assert [(s.name, s.shape, s.kind) for s in here] == [(s.name, s.shape, s.kind) for s in there]
+    assert {s.dtype for s in here if s.kind != "local"} == {"bfloat16"}
 
 
 def test_buffers_are_local_and_parameters_without_a_gradient_frozen_unless_kinds_says_otherwise():
@@ -122,15 +117,17 @@ def test_a_tree_of_tensors_is_sent_here_by_the_other_join():
         islands.join("tcp://127.0.0.1:1", {"v": torch.ones(2), "w": np.ones(2, np.float32)})
 
 
-@pytest.mark.parametrize(("optimizer", "field"), [("adamw", "optimizer"), ([1.0], "optimizer")])
-def test_what_is_no_optimizer_is_refused(optimizer, field):
-    with pytest.raises(ConfigError, match=rf"{field} = .*must be a torch.optim.Optimizer"):
-        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), optimizer)
-
-
-def test_what_is_no_scaler_is_refused():
-    with pytest.raises(ConfigError, match=r"scaler = 'float'"):
-        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), scaler=65536.0)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"optimizer": "adamw"}, r"optimizer = .*must be a torch.optim.Optimizer"),
+        ({"optimizer": [1.0]}, r"optimizer = .*must be a torch.optim.Optimizer"),
+        ({"scaler": 65536.0}, r"scaler = 'float'"),
+    ],
+)
+def test_what_is_no_optimizer_or_scaler_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), **wrong)
 
 
 def test_processes_that_train_one_model_together_are_refused_with_the_cure(monkeypatch):

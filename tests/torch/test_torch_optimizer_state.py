@@ -78,16 +78,17 @@ def network(dtype=torch.float32):
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
 
 
+def adamw(model, **settings):
+    return torch.optim.AdamW(model.parameters(), **{"lr": 1e-2} | settings)
+
+
 def step(model, optimizer, number, scaler=None):
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     inputs = torch.from_numpy(np.random.default_rng(number).standard_normal((4, 6))).to(next(model.parameters()).dtype)
     optimizer.zero_grad()
-    loss = model(inputs).square().mean()
-    (loss if scaler is None else scaler.scale(loss)).backward()
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-        scaler.update()
+    scaler.scale(model(inputs).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def through_a_file(path, state):
@@ -110,9 +111,8 @@ def test_training_goes_on_from_a_file_as_if_it_had_never_stopped(name, dtype, tm
     state = OptimizerState([optimizer])
     for number in range(3):
         step(model, optimizer, number)
-    saved, values = through_a_file(tmp_path / "c", state), {n: x.clone() for n, x in model.state_dict().items()}
-    again = network(dtype)
-    again.load_state_dict(values)
+    saved, again = through_a_file(tmp_path / "c", state), network(dtype)
+    again.load_state_dict(model.state_dict())
     another = make(again.parameters())
     fresh = OptimizerState([another])
     assert unfit(saved, fresh) == "", "known before its first step"
@@ -127,7 +127,7 @@ def test_training_goes_on_from_a_file_as_if_it_had_never_stopped(name, dtype, tm
 
 def test_the_form_is_found_without_a_trace_in_the_optimizer_its_parameters_or_its_schedule():
     model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adamw(model)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
     before, calls = {n: x.clone() for n, x in model.state_dict().items()}, []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
@@ -141,7 +141,7 @@ def test_the_form_is_found_without_a_trace_in_the_optimizer_its_parameters_or_it
 
 def test_wrappers_of_an_optimizer_are_looked_through_and_left_as_they_were():
     model = network()
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    inner = adamw(model)
     wrapper = Wrapper(Wrapper(inner))
     state, groups = inner.state, inner.param_groups
     saved = OptimizerState([wrapper])
@@ -153,21 +153,18 @@ def test_wrappers_of_an_optimizer_are_looked_through_and_left_as_they_were():
     assert set(saved.tree()["optimizers"][0]["state"]["000000"]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
-def test_the_optimizer_of_accelerate_is_such_a_wrapper():
+def test_the_optimizer_of_accelerate_is_such_a_wrapper_and_one_with_a_state_of_its_own_is_none():
     from accelerate import Accelerator  # seconds, which the other tests do without
 
-    inner = torch.optim.AdamW(network().parameters(), lr=1e-2)
+    inner = adamw(network())
     assert OptimizerState([Accelerator(cpu=True).prepare(inner)]).optimizers == (inner,)
-
-
-def test_an_optimizer_with_a_state_of_its_own_beside_another_is_no_wrapper():
-    outer = WithAverages(torch.optim.AdamW(network().parameters(), lr=1e-2))
+    outer = WithAverages(inner)
     assert OptimizerState([outer]).optimizers == (outer,)
 
 
 def test_a_large_parameter_is_tried_without_its_memory():
     model = nn.Linear(LARGE_BYTES // 4 + 1, 1, bias=False)
-    form = OptimizerState([torch.optim.AdamW(model.parameters())]).form()
+    form = OptimizerState([adamw(model)]).form()
     leaf = form["optimizers"][0]["state"]["000000"]["exp_avg"]
     assert leaf.shape == model.weight.shape
     assert leaf.to_host().strides == (0, 0)
@@ -184,9 +181,9 @@ def test_a_parameter_that_never_had_a_gradient_fits_all_the_same(tmp_path):
 
 
 def test_numbers_of_the_groups_come_back_and_flags_stay_those_of_the_script(tmp_path):
-    first = torch.optim.AdamW(network().parameters(), lr=1e-2, foreach=True)
+    first = adamw(network(), foreach=True)
     saved = through_a_file(tmp_path / "c", OptimizerState([first]))
-    second = torch.optim.AdamW(network().parameters(), lr=5e-2, betas=(0.8, 0.9), foreach=False)
+    second = adamw(network(), lr=5e-2, betas=(0.8, 0.9), foreach=False)
     state = OptimizerState([second])
     checkpoint.restored(state, saved.state)
     (group,) = second.param_groups
@@ -195,11 +192,11 @@ def test_numbers_of_the_groups_come_back_and_flags_stay_those_of_the_script(tmp_
 
 
 def test_a_state_of_another_optimizer_or_model_does_not_fit(tmp_path):
-    adam = OptimizerState([torch.optim.AdamW(network().parameters())])
+    adam = OptimizerState([adamw(network())])
     saved = through_a_file(tmp_path / "c", adam)
     assert "of another model or optimizer" in unfit(saved, OptimizerState([torch.optim.SGD(network().parameters())]))
     wider = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
-    assert "of another model or optimizer" in unfit(saved, OptimizerState([torch.optim.AdamW(wider.parameters())]))
+    assert "of another model or optimizer" in unfit(saved, OptimizerState([adamw(wider)]))
 
 
 def test_a_scaler_comes_back_with_its_scale_and_its_count_and_begins_again_when_all_is_spoilt(tmp_path):
@@ -223,7 +220,7 @@ def test_a_scaler_comes_back_with_its_scale_and_its_count_and_begins_again_when_
 
 def test_copies_of_a_state_are_of_the_values_of_then():
     model = network()
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = adamw(model)
     state = OptimizerState([optimizer])
     step(model, optimizer, 0)
     copied = checkpoint.copied(state)

@@ -1,10 +1,12 @@
 """What a standby makes of a leader's commits: as messages and back, and in its store."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import stat
+from unittest.mock import Mock
 
 import msgpack
 import numpy as np
@@ -61,26 +63,19 @@ def over_the_wire(message):
     return decode([bytes(frame) for frame in encode(envelope_of(message))], LIMITS).message
 
 
-# --- messages -------------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("rounded", [False, True], ids=["exact", "rounded, with a residual"])
 @pytest.mark.parametrize("size", [64, 1, 0])
-def test_a_commit_comes_through_the_wire_as_it_was_bit_for_bit(size):
+def test_a_commit_comes_through_the_wire_as_it_was_bit_for_bit(size, rounded):
     commit, state = made(3, size=size)
+    if rounded:
+        state = state._replace(residual=state.momentum[::-1].copy())
     there, arrays = commit_of(over_the_wire(replica_of(commit, 0, 5, payload_of(state))))
-    assert there == commit
-    assert arrays.version == 3
+    assert (there, arrays.version) == (commit, 3)
     assert arrays.params.tobytes() == state.params.tobytes()
     assert arrays.momentum.tobytes() == state.momentum.tobytes()
-
-
-def test_the_residual_of_a_version_that_was_rounded_comes_through_too():
-    commit, state = made(3)
-    rounded = state._replace(residual=state.momentum[::-1].copy())
-    message = over_the_wire(replica_of(commit, 0, 5, payload_of(rounded)))
-    assert len(message.payload) == 3
-    assert commit_of(message)[1].residual.tobytes() == rounded.residual.tobytes()
-    assert commit_of(over_the_wire(replica_of(commit, 0, 5, payload_of(state))))[1].residual is None
+    assert (arrays.residual is not None) is rounded
+    if rounded:
+        assert arrays.residual.tobytes() == state.residual.tobytes()
 
 
 def test_a_run_record_comes_through_the_wire_as_it_was():
@@ -88,9 +83,8 @@ def test_a_run_record_comes_through_the_wire_as_it_was():
     assert record_of(over_the_wire(run_message(record, 0, 5, 9))) == record
 
 
-def tampered(**changes):
-    commit, state = made(3)
-    return dataclasses.replace(replica_of(commit, 0, 5, payload_of(state)), **changes)
+COMMIT, STATE = made(3)
+REPLICA = replica_of(COMMIT, 0, 5, payload_of(STATE))
 
 
 def vector(*values):
@@ -98,35 +92,30 @@ def vector(*values):
 
 
 @pytest.mark.parametrize(
-    "replica",
+    "changes",
     [
-        tampered(fragment_version=4),
-        tampered(fragment_id=1),
-        tampered(round_id=1),
-        tampered(digest="0" * 16),
-        tampered(commit=b""),
-        tampered(commit=b"\xc1"),
-        tampered(commit=msgpack.packb(7)),
-        tampered(commit=msgpack.packb([1, 2])),
-        tampered(commit=msgpack.packb({"fragment_id": 0})),
-        tampered(payload=()),
-        tampered(payload=(vector(1, 2), vector(1, 2))),
-        tampered(payload=tampered().payload[:1]),
-        tampered(payload=(*tampered().payload, vector(1.0))),
-        tampered(payload=(*tampered().payload, *tampered().payload)),
-        tampered(payload=(tampered().payload[0], vector(1.0))),
-        tampered(payload=tuple(encode_tensor(np.ones(64, np.float32), Codec.BF16) for _ in range(2))),
+        {"fragment_version": 4},
+        {"fragment_id": 1},
+        {"round_id": 1},
+        {"digest": "0" * 16},
+        *({"commit": packed} for packed in (b"", b"\xc1", *map(msgpack.packb, (7, [1, 2], {"fragment_id": 0})))),
+        {"payload": ()},
+        {"payload": (vector(1, 2), vector(1, 2))},
+        {"payload": REPLICA.payload[:1]},
+        {"payload": (*REPLICA.payload, vector(1.0))},
+        {"payload": (*REPLICA.payload, *REPLICA.payload)},
+        {"payload": (REPLICA.payload[0], vector(1.0))},
+        {"payload": tuple(encode_tensor(np.ones(64, np.float32), Codec.BF16) for _ in range(2))},
     ],
 )
-def test_a_replica_that_is_not_what_the_leader_committed_is_refused(replica):
+def test_a_replica_that_is_not_what_the_leader_committed_is_refused(changes):
     with pytest.raises(RemoteProtocolError):
-        commit_of(replica)
+        commit_of(dataclasses.replace(REPLICA, **changes))
 
 
 @pytest.mark.parametrize("buffer", [1, 2], ids=["parameters", "momentum"])
 def test_a_replica_with_a_flipped_bit_is_refused(buffer):
-    commit, state = made(3)
-    frames = [bytearray(frame) for frame in encode(envelope_of(replica_of(commit, 0, 5, payload_of(state))))]
+    frames = [bytearray(frame) for frame in encode(envelope_of(REPLICA))]
     frames[buffer][10] ^= 1
     with pytest.raises(RemoteProtocolError):
         commit_of(decode([bytes(frame) for frame in frames], LIMITS).message)
@@ -139,9 +128,6 @@ def test_a_run_record_that_is_none_or_of_another_epoch_is_refused(record):
         record_of(message)
 
 
-# --- the store ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def store(tmp_path):
     """Versions 0 to 3 of fragment 0."""
@@ -150,11 +136,6 @@ def store(tmp_path):
         for version in range(4):
             opened.commit(*made(version))
         yield opened
-
-
-def full(*_):
-    """In place of what writes."""
-    raise Unavailable("the disk is full", definite=True)
 
 
 def reopened(tmp_path):
@@ -200,24 +181,19 @@ def test_a_store_that_was_closed_adopts_nothing_and_leaves_what_is_there(store, 
 def test_a_crash_in_the_middle_leaves_whole_versions_and_the_next_attempt_settles_it(
     store, tmp_path, monkeypatch, fails, after
 ):
-    calls = []
+    owner, calls = pathlib.Path if fails == "unlink" else os, []
+    real = getattr(owner, fails)
 
-    def failing(*args, real=None, **kwargs):
+    def failing(*args, **kwargs):
         calls.append(args)
         if len(calls) > after:
             raise OSError(5, "the machine has lost power")
         return real(*args, **kwargs)
 
-    target = "pathlib.Path.unlink" if fails == "unlink" else f"aggregator.store.store.os.{fails}"
-    real = pathlib.Path.unlink if fails == "unlink" else getattr(os, fails)
-    with monkeypatch.context() as patched:
-        patched.setattr(target, lambda *a, **k: failing(*a, real=real, **k))
-        try:
-            store.adopt(*made(2, seed=1))
-        except Unavailable:
-            store.close()
-    if store._lock_fd >= 0:
-        store.close()
+    with monkeypatch.context() as patched, contextlib.suppress(Unavailable):
+        patched.setattr(owner, fails, failing)
+        store.adopt(*made(2, seed=1))
+    store.close()
     loaded = reopened(tmp_path)
     assert loaded.damaged == ()
     assert loaded.fragments[0].digest in (digest(1), digest(2), digest(3), digest(2, seed=1))
@@ -232,7 +208,7 @@ def test_a_crash_in_the_middle_leaves_whole_versions_and_the_next_attempt_settle
 @pytest.mark.parametrize("crashes", [False, True])
 def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(store, tmp_path, monkeypatch, crashes):
     with monkeypatch.context() as patched:
-        patched.setattr(LedgerFile, "strike", full)
+        patched.setattr(LedgerFile, "strike", Mock(side_effect=Unavailable("the disk is full", definite=True)))
         with pytest.raises(Unavailable):
             store.adopt(*made(2))  # version 3 was never published
     if crashes:
@@ -243,16 +219,6 @@ def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(st
     store.adopt(*made(3, seed=1))
     store.close()
     assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (3, digest(3, seed=1))]
-
-
-def test_a_store_keeps_its_name_and_two_never_share_one(tmp_path):
-    names = set()
-    for each in ("one", "two"):
-        for _ in range(2):
-            with Store.open(tmp_path / each) as opened:
-                names.add(opened.name)
-    assert len(names) == 2
-    assert all(standing_by(name) for name in names)
 
 
 def test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that(store, monkeypatch):

@@ -16,17 +16,9 @@ TAKEOVER_S = 10.0
 AHEAD_S, INTERVAL = 20.0, 16
 
 
-def presence(island_id, *, block=0, released=(), step_time_s=None, away_s=0.0, able=True, batch_tokens=10):
-    return Presence(
-        island_id=island_id,
-        home=0,
-        away_s=away_s,
-        able=able,
-        batch_tokens=batch_tokens,
-        step_time_s=step_time_s,
-        block=block,
-        released=tuple(released),
-    )
+def presence(island_id, *, batch_tokens=10, **what):
+    known = {"home": 0, "away_s": 0.0, "able": True, "step_time_s": None, "block": 0, "released": ()}
+    return Presence(island_id=island_id, batch_tokens=batch_tokens, **known | what)
 
 
 def data(block, from_batch, to_batch):
@@ -36,7 +28,13 @@ def data(block, from_batch, to_batch):
 def refusal(blocks, *ranges, island_id="a", fragment=0):
     steps = sum(d.to_batch - d.from_batch for d in ranges)
     found = blocks.refusal(island_id, 0, fragment, ranges, steps=steps, most_batches=1000)
-    return found[0] if found is not None else None
+    return found and found[0]
+
+
+def restarted(record, slices):
+    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S)
+    made.restore(record, slices, 2)
+    return made
 
 
 def told(blocks, island_id):
@@ -49,23 +47,18 @@ def save(blocks, serial):
     return record
 
 
-def again(record, slices=None, *, epoch=2, alone=True):
-    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S, alone=alone)
-    made.restore(record, slices or {}, epoch)
+def of_two(takeover_s=TAKEOVER_S, batch_tokens=(10, 10), *, alone=True):
+    """Islands a and b have joined, and have a block each of one interval: their pace is not known."""
+    made = DataBlocks(AHEAD_S, INTERVAL, takeover_s, alone=alone)
+    for island_id, tokens in zip("ab", batch_tokens, strict=True):
+        made.join(island_id, 0, tokens)
+    save(made, 1)
     return made
 
 
 @pytest.fixture
 def blocks():
-    """Islands a and b have joined, and have a block each of one interval: their pace is not known."""
-    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S)
-    for island_id in "ab":
-        made.join(island_id, 0, 10)
-    save(made, 1)
-    return made
-
-
-# --- giving -----------------------------------------------------------------------------------------------------------
+    return of_two()
 
 
 def test_islands_begin_with_batches_of_one_interval_each_its_own(blocks):
@@ -80,6 +73,11 @@ def test_who_begins_its_last_block_is_given_another_of_as_many_seconds_whatever_
     assert told(blocks, "a")[-1] == (3, 32, 52)  # 10 s of training
     assert told(blocks, "b")[-1] == (4, 52, 57)
     assert blocks.settle(present, 1.1) == [], "one in reserve is enough"
+    blocks.join("c", 2, 10)
+    save(blocks, 3)
+    assert told(blocks, "c") == [(5, 57, 73)], "of what nobody had"
+    unable = [presence("a", block=3, able=False), presence("b"), presence("c")]
+    assert blocks.settle(unable, 1.2) == [], "nothing for one that is not able"
 
 
 @pytest.mark.parametrize(("step_time_s", "batches"), [(1000.0, 1), (1e-9, MOST_BATCHES), (None, 16), (0.0, 16)])
@@ -88,10 +86,6 @@ def test_a_block_is_neither_so_short_that_no_contribution_could_name_all_nor_end
     save(blocks, 2)
     _, from_batch, to_batch = told(blocks, "a")[-1]
     assert to_batch - from_batch == batches
-
-
-def test_who_is_not_able_is_given_nothing(blocks):
-    assert blocks.settle([presence("a", block=1, able=False), presence("b")], 1.0) == []
 
 
 def test_nobody_is_told_of_a_block_before_it_is_durable(blocks):
@@ -103,18 +97,9 @@ def test_nobody_is_told_of_a_block_before_it_is_durable(blocks):
     assert len(told(blocks, "a")) == 2
 
 
-def test_who_comes_in_mid_run_is_given_what_nobody_had(blocks):
-    blocks.join("c", 2, 10)
-    save(blocks, 2)
-    assert told(blocks, "c") == [(3, 32, 48)]
-
-
-# --- ending -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_block_that_is_trained_and_needed_no_more_ends_and_leaves_nothing(blocks):
     blocks.books.merge(0, [data(1, 0, 16)])
-    present = [presence("a", block=3, released=[1]), presence("b")]
+    present = [presence("a", block=3, released=(1,)), presence("b")]
     ended = blocks.settle(present, 1.0)[0]
     assert ended.note()[1]["reached"] == 16
     assert blocks.left == []
@@ -133,9 +118,7 @@ def test_what_an_absent_island_has_not_trained_goes_out_again_before_anything_ne
 
 
 def test_without_takeover_an_absent_island_keeps_its_block():
-    made = DataBlocks(AHEAD_S, INTERVAL, 0.0)
-    made.join("a", 0, 10)
-    assert made.settle([presence("a", away_s=math.inf, able=False)], 1e6) == []
+    assert of_two(takeover_s=0.0).settle([presence("a", away_s=math.inf, able=False), presence("b")], 1e6) == []
 
 
 def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blocks):
@@ -151,7 +134,7 @@ def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blo
 def test_the_books_of_a_block_stay_until_its_end_is_durable(blocks):
     """Else a crash between a commit without them and the record could give the same batches out again."""
     blocks.books.merge(0, [data(1, 0, 9)])
-    blocks.settle([presence("a", block=3, released=[1]), presence("b")], 1.0)
+    blocks.settle([presence("a", block=3, released=(1,)), presence("b")], 1.0)
     blocks.saving(2)
     blocks.saved(1)
     assert blocks.books.slice(0) == {"1": [[0, 9]]}
@@ -160,10 +143,7 @@ def test_the_books_of_a_block_stay_until_its_end_is_durable(blocks):
 
 
 def test_with_several_shards_a_block_ends_when_all_have_said_how_far_it_was_trained():
-    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S, alone=False)
-    for island_id in "ab":
-        made.join(island_id, 0, 10)
-    save(made, 1)
+    made = of_two(alone=False)
     made.books.merge(0, [data(1, 0, 4)])
     away = [presence("a", away_s=math.inf, able=False), presence("b")]
     made.settle(away, 20.0)
@@ -182,9 +162,6 @@ def test_other_shards_refuse_what_shard_0_has_given_to_somebody_else(blocks):
     assert other.tenures() == blocks.tenures()
     assert refusal(other, data(1, 0, 16)) is None
     assert refusal(other, data(1, 0, 16), island_id="b") is Reason.SHARE_MOVED
-
-
-# --- refusing ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_in_the_block_or_was_handed_over_before_is_refused(blocks):
@@ -206,11 +183,8 @@ def test_batches_of_a_pass_of_ones_own_are_taken_and_in_no_books(blocks):
 
 
 def test_who_does_not_say_what_it_was_trained_on_must_have_a_block(blocks):
-    assert blocks.refusal("a", 0, 0, (), steps=4, most_batches=9) is None
-    assert blocks.refusal("c", 0, 0, (), steps=4, most_batches=9)[0] is Reason.SHARE_MOVED
-
-
-# --- unlike batches ---------------------------------------------------------------------------------------------------
+    assert refusal(blocks) is None
+    assert refusal(blocks, island_id="c") is Reason.SHARE_MOVED
 
 
 def test_an_island_with_other_batches_counts_in_its_own_and_shares_no_place_with_anybody(blocks):
@@ -224,20 +198,13 @@ def test_an_island_with_other_batches_counts_in_its_own_and_shares_no_place_with
 
 
 def test_where_the_first_island_does_not_say_places_are_batches():
-    made = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S)
-    made.join("a", 0, 0)
-    made.join("b", 1, 512)
-    save(made, 1)
+    made = of_two(batch_tokens=(0, 512))
     assert (told(made, "a"), told(made, "b")) == ([(1, 0, 16)], [(2, 16, 32)])
-
-
-# --- restarts ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_restart_goes_on_with_numbers_that_nobody_was_given(blocks):
     blocks.books.merge(0, [data(1, 0, 4)])
-    record = save(blocks, 2)
-    later = again(record, {0: blocks.books.slice(0)})
+    later = restarted(save(blocks, 2), {0: blocks.books.slice(0)})
     assert told(later, "a") == told(blocks, "a")
     assert refusal(later, data(1, 3, 6)) is Reason.OVERLAP
     later.settle([presence("a", block=1), presence("b")], 1.0)
@@ -248,14 +215,10 @@ def test_a_restart_goes_on_with_numbers_that_nobody_was_given(blocks):
 
 
 def test_of_blocks_that_ended_a_restart_remembers_nothing(blocks):
-    before = blocks.books
-    before.merge(0, [data(1, 0, 16)])
-    slices = {0: before.slice(0)}
-    blocks.settle([presence("a", block=3, released=[1]), presence("b")], 1.0)
-    assert again(save(blocks, 2), slices).books.slice(0) == {}
-
-
-# --- whatever happens -------------------------------------------------------------------------------------------------
+    blocks.books.merge(0, [data(1, 0, 16)])
+    slices = {0: blocks.books.slice(0)}
+    blocks.settle([presence("a", block=3, released=(1,)), presence("b")], 1.0)
+    assert restarted(save(blocks, 2), slices).books.slice(0) == {}
 
 
 class Fleet:
@@ -272,20 +235,16 @@ class Fleet:
             name, facts = each.note()
             if name == "block.given":
                 wrong = self.order.give(facts["from_batch"], facts["to_batch"], facts["batch_tokens"])
-                assert not wrong, wrong
+                assert not wrong
             else:
                 self.order.end_block(facts["reached"], facts["to_batch"], facts["batch_tokens"])
 
     def settle(self):
         present = []
-        for island_id in "abcd":
-            if island_id not in self.at:
-                continue
-            block, _ = self.at[island_id]
-            older = [n for n, *_ in told(self.blocks, island_id) if n < block]
-            away_s = math.inf if island_id in self.away else 0.0
+        for island_id, (block, _) in sorted(self.at.items()):
+            older = tuple(n for n, *_ in told(self.blocks, island_id) if n < block)
             able = island_id not in self.away
-            what = {"step_time_s": 0.5, "away_s": away_s, "able": able, "batch_tokens": 1}
+            what = {"step_time_s": 0.5, "away_s": 0.0 if able else math.inf, "able": able, "batch_tokens": 1}
             present.append(presence(island_id, block=block, released=older, **what))
         self.take(self.blocks.settle(present, 0.0))
         self.serial += 1

@@ -39,12 +39,9 @@ def replica(p=0, version=6, epoch=2):
     )
 
 
-def packed(epoch, foundings=()):
-    return msgpack.packb({"epoch": epoch, "foundings": [each.row() for each in foundings]})
-
-
-def record(epoch=2, serial=1, foundings=()):
-    return ReplicaRun(shard=0, epoch=epoch, serial=serial, record=packed(epoch, foundings))
+def record(epoch=2, serial=1, foundings=(), **more):
+    said = {"epoch": epoch, "foundings": [each.row() for each in foundings], **more}
+    return ReplicaRun(shard=0, epoch=epoch, serial=serial, record=msgpack.packb(said))
 
 
 def following(*, epoch=2, heard_ago_s=None, stored=HELD, newest=None):
@@ -64,11 +61,11 @@ NO_LEASE = LeaseView()
 class Standby:
     """Store ``b``, in sync with a leader of epoch 2, beside a broker that heard nothing of that leader lately."""
 
-    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True, foundings=(), lease_s=LEASE_S):
+    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True, **holds):
         self.now_s = 100.0
         self.vetted = set()  # leaders whose run record was sent
-        holding = Holding(stored=stored, run_epoch=run_epoch, foundings=foundings)
-        self.core = Candidate(name="b", shard=0, lease_s=lease_s, yields=yields, holding=holding, now_s=self.now_s)
+        holding = Holding(stored=stored, run_epoch=run_epoch, **holds)
+        self.core = Candidate(name="b", shard=0, lease_s=LEASE_S, yields=yields, holding=holding, now_s=self.now_s)
         self.actions = self.core.handle(Tick(), self.now_s)
         if broker:
             self.handle(Heard(broker=0, following=following()))
@@ -114,9 +111,6 @@ def standby():
     return Standby()
 
 
-# --- following ------------------------------------------------------------------------------------------------------
-
-
 def test_it_says_what_it_has_and_reads_the_lease_four_times_per_lease(standby):
     beats = []
     for _ in range(100):
@@ -137,25 +131,28 @@ def test_what_could_not_be_written_is_not_said(standby):
     assert standby.said().stored[0].fragment_version == 5
 
 
-def test_nothing_of_an_earlier_leader_is_taken(standby):
-    standby.keep(record(epoch=4))
-    assert standby.core.epoch == 4
-    assert standby.handle(Arrived(message=replica(epoch=3))) == []
-    assert standby.handle(Arrived(message=record(epoch=2, serial=9))) == []
+@pytest.mark.parametrize(
+    ("kept", "late"),
+    [
+        pytest.param(record(epoch=4), replica(epoch=3), id="a commit of an earlier leader"),
+        pytest.param(record(epoch=4), record(epoch=2, serial=9), id="a record of an earlier leader"),
+        pytest.param(replica(version=7), replica(version=6), id="a commit before its newest"),
+        pytest.param(record(serial=4), record(serial=3), id="a record before its newest"),
+        pytest.param(record(), replica(epoch=3), id="a commit before the record of its leader"),
+    ],
+)
+def test_what_a_leader_that_is_gone_says_is_not_taken_nor_what_comes_out_of_its_order(standby, kept, late):
+    standby.keep(kept)
+    assert standby.core.epoch == kept.epoch
+    assert standby.handle(Arrived(message=late)) == []
 
 
-def test_what_comes_after_something_later_of_the_same_leader_is_late(standby):
+def test_copies_do_no_harm_and_the_word_of_the_next_leader_counts_from_there(standby):
     standby.keep(replica(version=7))
-    assert standby.handle(Arrived(message=replica(version=6))) == []
-    standby.keep(replica(version=7))  # a copy does no harm
+    standby.keep(replica(version=7))
     standby.keep(replica(p=1, version=3))
-    standby.keep(record(serial=4))
-    assert standby.handle(Arrived(message=record(serial=3))) == []
-    standby.keep(replica(version=6, epoch=3))  # the next leader's word counts from there
+    standby.keep(replica(version=6, epoch=3))
     assert standby.said().stored[0].fragment_version == 6
-
-
-# --- leading --------------------------------------------------------------------------------------------------------
 
 
 def test_it_leads_under_the_next_epoch_once_the_lease_has_run_out(standby):
@@ -174,32 +171,23 @@ def test_its_epoch_is_above_all_that_it_has_heard_of(standby):
     assert standby.of(Take)[0].epoch == 9
 
 
-def test_a_lease_that_another_one_got_first_leaves_it_following(standby):
-    standby.keep(record())
-    standby.poll(lease())
-    standby.handle(LeaseTaken(granted=False))
-    assert standby.core.place is Place.FOLLOWING
-    assert standby.handle(Arrived(message=replica())) == [Keep(message=replica())]
-
-
-def test_while_it_reaches_for_the_lease_it_stores_nothing(standby):
-    standby.keep(record())
-    assert standby.poll(lease())
-    assert standby.handle(Arrived(message=replica())) == []
-
-
-def test_it_does_not_reach_for_the_lease_while_it_is_writing(standby):
+def test_it_does_not_reach_for_the_lease_while_it_is_writing_nor_write_while_it_reaches(standby):
     standby.keep(record())
     standby.handle(Arrived(message=replica()))
     assert not standby.poll(lease())
     standby.handle(Kept(message=replica()))
     assert standby.poll(lease())
+    assert standby.handle(Arrived(message=replica(version=7))) == []
 
 
-def test_an_attempt_that_was_granted_without_an_answer_is_seen_in_the_lease(standby):
+@pytest.mark.parametrize("answer", [LeaseTaken(granted=False), Unpolled(detail="no answer")])
+def test_an_attempt_that_was_not_granted_or_not_answered_leaves_it_following(standby, answer):
     standby.poll(lease())
-    standby.handle(Unpolled(detail="no answer"))
+    standby.handle(answer)
     assert standby.core.place is Place.FOLLOWING
+    standby.keep(record())
+    standby.keep(replica())
+    # It may have been granted: that is seen in the lease.
     assert standby.poll(lease(holder="b", epoch=3, in_sync=frozenset({"a", "b"}), age_s=LEASE_S))
     assert standby.of(Take) == [Take(expected_epoch=3, epoch=4, store_epoch=2)]
 
@@ -212,19 +200,20 @@ def test_its_own_lease_has_to_run_out_too_since_a_copy_of_its_store_may_lead_und
     assert standby.poll(lease(holder="b", age_s=LEASE_S))
 
 
-# --- what speaks against it -----------------------------------------------------------------------------------------
-
-
-def test_a_broker_that_holds_a_newer_version_does(standby):
-    standby.handle(Heard(broker=0, following=following(stored={0: (6, "0.6")})))
+@pytest.mark.parametrize(
+    ("holds", "held", "objection"),
+    [
+        ({}, (6, "0.6"), "behind: a broker holds version 6 of fragment 0, this store 5"),
+        ({}, (5, "other"), "behind: a broker holds version 5 of fragment 0 with other bytes than this store"),
+        ({"run_epoch": 1}, (5, "0.5"), "this store has nothing of epoch 2"),
+        ({"damaged": frozenset({1})}, (4, "0.4"), "fragment 1 is damaged"),
+    ],
+)
+def test_a_store_that_lacks_something_does_not_lead_and_says_what(holds, held, objection):
+    standby = Standby(**holds)
+    standby.handle(Heard(broker=0, following=following(stored={0: held})))
     assert not standby.poll(lease())
-    assert standby.core.objection == "behind: a broker holds version 6 of fragment 0, this store 5"
-
-
-def test_a_broker_that_holds_other_bytes_under_the_same_version_does(standby):
-    standby.handle(Heard(broker=0, following=following(stored={0: (5, "other")})))
-    assert not standby.poll(lease())
-    assert "version 5 of fragment 0 with other bytes" in standby.core.objection
+    assert objection in standby.core.objection
 
 
 def test_an_empty_store_never_leads_a_run_that_a_broker_knows():
@@ -260,25 +249,10 @@ def test_a_store_that_the_lease_does_not_name_waits_for_one_that_it_does(standby
     assert standby.core.objection.startswith("a led last, and this store was not in sync with it; if no store that was")
 
 
-def test_a_store_that_knows_nothing_of_the_last_leader_does_not_lead():
-    standby = Standby(run_epoch=1)
-    assert not standby.poll(lease())
-    assert standby.core.objection == "this store has nothing of epoch 2"
-
-
-def test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_others_in_sync(standby):
-    taken = lease(holder="c", epoch=3, in_sync=frozenset({"a", "b", "c"}), synced=2)
-    assert standby.poll(taken)
-    assert standby.of(Take) == [Take(expected_epoch=3, epoch=4, store_epoch=2)]
-
-
 def test_without_redis_nobody_leads(standby):
     standby.handle(Unpolled(detail="refused"))
     assert standby.core.objection == "Redis does not answer: refused"
     assert standby.core.lease is None
-
-
-# --- a Redis that has lost something ----------------------------------------------------------------------------------
 
 
 VOID = [
@@ -289,9 +263,11 @@ VOID = [
 
 
 @pytest.mark.parametrize("view", VOID)
-def test_a_lease_that_redis_lost_is_first_left_to_the_leader_that_may_live(standby, view):
+def test_a_lease_that_redis_lost_is_first_left_to_the_leader_that_may_live_then_a_line_is_founded(standby, view):
     assert standby.polls_for(view, 20.0) == MISSING_LEASES * LEASE_S
     assert standby.of(Take) == [Take(expected_epoch=view.epoch, epoch=3, store_epoch=2)]
+    standby.handle(LeaseTaken(granted=True))
+    assert standby.of(Lead)[0].founding == Founding(name="3.b", after=2, base=HELD)
 
 
 @pytest.mark.parametrize("view", VOID)
@@ -316,15 +292,8 @@ def test_a_new_run_begins_at_once_but_not_with_the_one_that_was_started_to_stand
     assert second.polls_for(NO_LEASE, 30.0, epoch=0, stored={}) == (MISSING_LEASES + 1) * LEASE_S + 2.0
 
 
-# --- a line that no lease vouches for ---------------------------------------------------------------------------------
-
-
 def newest(made_under=2, version=6):
-    stored = (
-        Stored(fragment_id=0, fragment_version=version, digest="x"),
-        Stored(fragment_id=1, fragment_version=4, digest="1.4"),
-    )
-    return Standing(name="a", made_under=made_under, stored=stored)
+    return Standing(name="a", made_under=made_under, stored=following(stored=HELD | {0: (version, "x")}).stored)
 
 
 @pytest.mark.parametrize("view", VOID)
@@ -349,13 +318,6 @@ def test_brokers_that_never_heard_of_the_last_leader_leave_it_time_to_come_back(
     assert standby.polls_for(lease(), 20.0, epoch=0, stored={}) == MISSING_LEASES * LEASE_S
 
 
-@pytest.mark.parametrize("view", VOID)
-def test_whoever_leads_without_a_lease_founds_a_line_on_what_it_has(standby, view):
-    assert standby.polls_for(view, 20.0)
-    standby.handle(LeaseTaken(granted=True))
-    assert standby.of(Lead)[0].founding == Founding(name="3.b", after=2, base=HELD)
-
-
 def test_a_founder_that_died_before_it_wrote_that_down_founds_again(standby):
     standby.poll(lease(holder="b", epoch=5, in_sync=frozenset({"b"}), synced=0))
     standby.handle(LeaseTaken(granted=True))
@@ -373,8 +335,7 @@ def test_a_founder_that_has_made_nothing_is_as_new_as_it_was():
 
 
 def test_it_follows_no_leader_that_counts_other_shards_and_says_how_to_start_it(standby):
-    text = msgpack.packb({"epoch": 3, "foundings": [], "shard": [0, 2]})
-    standby.handle(Arrived(message=ReplicaRun(shard=0, epoch=3, serial=1, record=text)))
+    standby.handle(Arrived(message=record(epoch=3, shard=[0, 2])))
     standby.handle(Arrived(message=replica(epoch=3)))
     assert standby.of(Keep) == []
     standby.handle(Polled(lease=lease(epoch=3, age_s=0.1)))
@@ -396,39 +357,18 @@ def test_nothing_is_taken_of_a_leader_that_began_with_less_than_this_store_has(s
     assert standby.core.objection == ""
 
 
-def test_commits_are_not_taken_before_the_run_record_of_their_leader(standby):
-    assert standby.handle(Arrived(message=replica(epoch=3))) == []
-    standby.keep(record(epoch=3))
-    standby.keep(replica(epoch=3))
+@pytest.mark.parametrize(
+    ("in_sync", "age_s", "quits"), [("ab", 0.1, True), ("a", ENDED_S - 0.1, False), ("a", ENDED_S, True)]
+)
+def test_a_standby_goes_home_when_the_run_has_ended_after_a_while_to_fetch_what_it_lacks(
+    standby, in_sync, age_s, quits
+):
+    standby.keep(record())
+    assert not standby.poll(lease(ended=True, in_sync=frozenset(in_sync), age_s=age_s))
+    assert bool(standby.of(Quit)) is quits
 
 
 def test_a_run_record_that_is_none_is_not_followed(standby):
     standby.handle(Arrived(message=ReplicaRun(shard=0, epoch=3, serial=1, record=b"")))
     assert not standby.of(Keep)
     assert standby.core.epoch == 2
-
-
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_standby_in_sync_goes_home_when_its_leader_has_ended_the_run(standby):
-    standby.keep(record())
-    assert not standby.poll(lease(ended=True, age_s=0.1))
-    assert standby.of(Quit)
-
-
-def test_one_that_lacks_something_gets_a_while_to_fetch_it(standby):
-    standby.keep(record())
-    view = {"ended": True, "in_sync": frozenset({"a"})}
-    standby.poll(lease(**view, age_s=ENDED_S - 0.1))
-    assert not standby.of(Quit)
-    standby.poll(lease(**view, age_s=ENDED_S))
-    assert standby.of(Quit)
-
-
-def test_a_store_whose_newest_version_is_damaged_does_not_lead_until_it_is_mended(standby):
-    holding = Holding(stored=HELD, run_epoch=2, damaged=frozenset({1}))
-    standby.core = Candidate(name="b", shard=0, lease_s=LEASE_S, yields=False, holding=holding, now_s=standby.now_s)
-    standby.handle(Heard(broker=0, following=following()))
-    assert not standby.poll(lease(age_s=LEASE_S))
-    assert "fragment 1 is damaged" in standby.core.objection

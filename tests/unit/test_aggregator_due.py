@@ -18,10 +18,10 @@ NAMES = st.sampled_from("abcde")
 TIMES = st.integers(0, 12).map(float)
 
 
-# --- deadlines ------------------------------------------------------------------------------------------------------
+MOVED_OR_DROPPED = st.tuples(NAMES, st.one_of(TIMES, st.none()))
 
 
-@given(st.lists(st.one_of(st.tuples(NAMES, TIMES), st.tuples(NAMES, st.none()), st.tuples(st.just("now"), TIMES))))
+@given(st.lists(st.one_of(MOVED_OR_DROPPED, st.tuples(st.just("now"), TIMES))))
 def test_deadlines_come_in_order_whatever_was_moved_or_dropped(steps):
     made, twin = Deadlines(), {}
     for name, at_s in steps:
@@ -50,10 +50,7 @@ def test_deadlines_that_move_with_each_message_do_not_pile_up():
     assert made.first() == (-9999.0, "b")
 
 
-# --- ranks ----------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(NAMES, st.one_of(TIMES, st.none()))), TIMES)
+@given(st.lists(MOVED_OR_DROPPED), TIMES)
 def test_ranks_are_those_of_a_sorted_list(steps, limit):
     made, twin = Ranked(), {}
     for name, value in steps:
@@ -70,9 +67,6 @@ def test_ranks_are_those_of_a_sorted_list(steps, limit):
     assert made.up_to(limit) == sum(value <= limit for value in twin.values())
     assert made.between(1, 3) == ordered[1:3]
     assert all((name in made) == (name in twin) and made.get(name) == twin.get(name) for name in "abcde")
-
-
-# --- who lives ------------------------------------------------------------------------------------------------------
 
 
 #: It leaves, and is heard again at an earlier time, before anybody asks.
@@ -121,9 +115,6 @@ def test_a_question_looks_at_nobody_who_is_as_it_was():
         made.ids(now_s)
     assert looks[100:] == ["island-7"] * 5
     assert made.ids(6.0) == {"island-7"}
-
-
-# --- the step clock, the pacer, and the rates -----------------------------------------------------------------------
 
 
 class SlowTwin:
@@ -187,8 +178,11 @@ def test_who_advances_at_which_pace_and_what_is_due_is_as_if_everybody_were_aske
                 twin.paces.pop(name, None)
                 steps.pop(name, None)
             case "interval":
+                before, ratio = [pacer.progress(p, now_s) for p in range(3)], (6, 9, 30, 200)[more] / interval
                 interval = (6, 9, 30, 200)[more]
                 pacer.change_interval(interval, now_s)
+                after = [pacer.progress(p, now_s) for p in range(3)]
+                assert after == pytest.approx([done * ratio for done in before], abs=1e-9)
             case _:
                 pass
         clock.look_again()

@@ -15,6 +15,16 @@ def flushing(*island_ids, step=4, **settings):
     return made
 
 
+def ended():
+    """A run of island a whose four steps are merged."""
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    assert made.run.phase is Phase.ENDED
+    return made
+
+
 def test_a_flush_asks_everybody_and_ends_when_all_is_accounted_for():
     made = flushing("a", "b", quorum=1)
     made.offer("a", 0, 4)
@@ -34,10 +44,10 @@ def test_what_a_flush_round_did_not_bring_is_asked_for_again():
     made.offer("a", 0, 4)
     made.beat("a", 6, stopped=True)
     made.nothing("a")  # although it has two steps left: its copy was not at hand
-    made.beat("a", 6, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=4, to_step=6),))
-    assert made.run.phase is Phase.FLUSHING
-    made.now_s = 1.0
-    made.beat("a", 6, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=4, to_step=6),))
+    for at_s in (0.0, 1.0):
+        made.now_s = at_s
+        made.beat("a", 6, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=4, to_step=6),))
+        assert made.run.phase is Phase.FLUSHING
     made.offer("a", 4, 6)
     assert made.run.phase is Phase.ENDED
     assert made.run.ledger.books().tokens()["merged"] == 60
@@ -62,9 +72,8 @@ def test_a_flush_that_does_not_get_everything_ends_all_the_same():
     made.offer("a", 4, 6)
     made.run_to(30.0)  # b hangs
     assert made.run.phase is Phase.ENDED
-    books = made.run.ledger.books()
-    assert books.in_flight == 0
-    assert books.balanced()
+    assert made.run.ledger.books().in_flight == 0
+    assert made.run.ledger.books().balanced()
 
 
 def test_an_island_that_dies_in_the_flush_is_not_waited_for():
@@ -75,20 +84,12 @@ def test_an_island_that_dies_in_the_flush_is_not_waited_for():
     made.run_to(7.0)
     made.nothing("a")
     assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens() == {
-        "trained": 80,
-        "merged": 40,
-        "wasted": {"island_lost": 40},
-        "in_flight": 0,
-    }
+    tokens = made.run.ledger.books().tokens()
+    assert tokens == {"trained": 80, "merged": 40, "wasted": {"island_lost": 40}, "in_flight": 0}
 
 
 def test_an_island_that_joins_an_ended_run_leaves_nothing_in_flight():
-    made = flushing("a")
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
-    assert made.run.phase is Phase.ENDED
+    made = ended()
     made.join("b")
     made.beat("b", 1)  # one step, before it heard that the run is over
     assert made.run.ledger.books().tokens()["in_flight"] == 0
@@ -96,10 +97,7 @@ def test_an_island_that_joins_an_ended_run_leaves_nothing_in_flight():
 
 
 def test_an_ended_run_stays_until_every_island_has_left():
-    made = flushing("a")
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
+    made = ended()
     assert not made.core.finished
     said = made.say("a", Leave(inner_step=4, tokens=40, reason="done"))
     assert of(said, Finished)
@@ -149,10 +147,6 @@ def test_a_fleet_that_falls_silent_in_the_flush_all_at_once_is_waited_for():
 
 
 def test_who_asks_after_the_end_is_told_that_the_run_is_over():
-    made = flushing("a")
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
-    assert made.run.phase is Phase.ENDED
+    made = ended()
     said = made.beat("a", 4, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=8, to_step=9),))
     assert [(r.fate, r.reason) for r in resolutions(said, "a")] == [(Fate.REFUSED, Reason.RUN_ENDED)]

@@ -27,6 +27,31 @@ def ledger(*island_ids):
     return made
 
 
+def merge(made, island_id, incarnation, p, of):
+    made.wait(island_id, incarnation, p, of)
+    made.merge(island_id, incarnation, p, of)
+
+
+def read_back(value):
+    """What is left of something when it was written to a file."""
+    return json.loads(json.dumps(value))
+
+
+def slices(made):
+    return {p: made.slice(p) for p in WEIGHTS}
+
+
+def restored(slices, counters=None, **kept):
+    made = Ledger(WEIGHTS, **kept)
+    for p, row in slices.items():
+        made.restore(p, read_back(row))
+    if counters is not None:
+        made.recall(read_back(counters))
+    made.check()
+    assert made.books().balanced()
+    return made
+
+
 class LedgerAgainstTokens(RuleBasedStateMachine):
     """Each (island, incarnation, fragment, token) has one fate in the model; the ledger must count the same."""
 
@@ -39,7 +64,6 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
         self.at = {}  # island -> (step, token)
         self.handed = {}  # (island, fragment) -> (step, token) of the present life
         self.incarnation = Counter()
-        self.gone = set()
         self.snapshots = []  # slices, and the tokens that were merged in them
 
     @initialize()
@@ -81,14 +105,7 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
 
     @rule(data=st.data(), merges=st.booleans())
     def decide(self, data, merges):
-        waiting = [
-            (island_id, incarnation, p, of)
-            for island_id, lives in self.ledger.lives().items()
-            for incarnation, life in lives.items()
-            for p, account in life.accounts.items()
-            for of in account.waiting.values()
-        ]
-        if waiting:
+        if waiting := self.waiting():
             island_id, incarnation, p, of = data.draw(st.sampled_from(waiting))
             if merges:
                 self.ledger.merge(island_id, incarnation, p, of)
@@ -118,34 +135,29 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
             self.handed[island_id, p] = start
             self.fates[island_id, self.incarnation[island_id], p] = {}
 
-    @precondition(lambda self: not any(a.waiting for a in self.accounts()))
+    @precondition(lambda self: not self.waiting())
     @rule()
     def write_and_read_back(self):
-        rows = {p: json.loads(json.dumps(self.ledger.slice(p))) for p in WEIGHTS}
-        restored = Ledger(WEIGHTS, lives_kept=self.lives_kept)
-        for p, row in rows.items():
-            restored.restore(p, row)
-        assert restored.books() == self.ledger.books()
-        assert [restored.trained(i) for i in ISLANDS] == [self.ledger.trained(i) for i in ISLANDS]
-        assert [restored.merged_tokens(p) for p in WEIGHTS] == [self.ledger.merged_tokens(p) for p in WEIGHTS]
-        assert {p: restored.slice(p) for p in WEIGHTS} == {p: self.ledger.slice(p) for p in WEIGHTS}
-        assert all(restored.resume_point(i) == self.ledger.resume_point(i) for i in ISLANDS)
-        self.ledger = restored
+        before, self.ledger = self.ledger, restored(slices(self.ledger), lives_kept=self.lives_kept)
+        assert self.ledger.books() == before.books()
+        assert [self.ledger.trained(i) for i in ISLANDS] == [before.trained(i) for i in ISLANDS]
+        assert [self.ledger.merged_tokens(p) for p in WEIGHTS] == [before.merged_tokens(p) for p in WEIGHTS]
+        assert slices(self.ledger) == slices(before)
+        assert [self.ledger.resume_point(i) for i in ISLANDS] == [before.resume_point(i) for i in ISLANDS]
 
     @rule()
     def save_a_snapshot(self):
-        self.snapshots.append(({p: json.loads(json.dumps(self.ledger.slice(p))) for p in WEIGHTS}, self.of("merged")))
+        kept = {p: read_back(row) for p, row in slices(self.ledger).items()}
+        self.snapshots.append((kept, self.of("merged")))
 
-    @precondition(lambda self: self.snapshots and not any(a.waiting for a in self.accounts()))
+    @precondition(lambda self: self.snapshots and not self.waiting())
     @rule(data=st.data())
     def roll_back(self, data):
         kept, merged = data.draw(st.sampled_from(self.snapshots))
-        once = {p: rolled_back(kept[p], json.loads(json.dumps(self.ledger.slice(p)))) for p in WEIGHTS}
+        once = {p: rolled_back(kept[p], read_back(row)) for p, row in slices(self.ledger).items()}
         assert {p: rolled_back(kept[p], once[p]) for p in WEIGHTS} == once, "asked for again after a crash"
         trained, ends = self.ledger.trained_tokens(), [self.ledger.resume_point(i) for i in ISLANDS]
-        self.ledger = Ledger(WEIGHTS, lives_kept=self.lives_kept)
-        for p in WEIGHTS:
-            self.ledger.restore(p, json.loads(json.dumps(once[p])))
+        self.ledger = restored(once, lives_kept=self.lives_kept)
         assert self.ledger.trained_tokens() == trained
         assert [self.ledger.resume_point(i) for i in ISLANDS] == ends, "no step is trained again"
         for *key, token in self.of("merged") | self.of("rolled_back"):
@@ -154,8 +166,14 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
     def of(self, fate):
         return {(*key, token) for key, fates in self.fates.items() for token, known in fates.items() if known == fate}
 
-    def accounts(self):
-        return [a for lives in self.ledger.lives().values() for life in lives.values() for a in life.accounts.values()]
+    def waiting(self):
+        return [
+            (island_id, incarnation, p, of)
+            for island_id, lives in self.ledger.lives().items()
+            for incarnation, life in lives.items()
+            for p, account in life.accounts.items()
+            for of in account.waiting.values()
+        ]
 
     def settle(self, island_id, incarnation, p, of, fate):
         self.fates[island_id, incarnation, p].update(dict.fromkeys(range(of.from_tokens, of.to_tokens), fate))
@@ -173,17 +191,12 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
         # The model calls these lost; they arrived, and are in flight until they are merged or refused.
         waiting_of_the_dead = sum(
             of.tokens * WEIGHTS[p]
-            for lives in self.ledger.lives().values()
-            for life in lives.values()
-            if life.ended
-            for p, account in life.accounts.items()
-            for of in account.waiting.values()
+            for island_id, incarnation, p, of in self.waiting()
+            if self.ledger.life(island_id, incarnation).ended
         )
         assert books.merged == counted["merged"]
-        assert books.wasted.get("stale", 0) == counted["stale"]
-        assert books.wasted.get("run_ended", 0) == counted["run_ended"]
-        assert books.wasted.get("rolled_back", 0) == counted["rolled_back"]
-        assert books.wasted.get("overwritten", 0) == counted["overwritten"]
+        for reason in ("stale", "run_ended", "rolled_back", "overwritten"):
+            assert books.wasted.get(reason, 0) == counted[reason], reason
         assert books.wasted.get("island_lost", 0) == counted["lost"] - waiting_of_the_dead
         assert books.in_flight == counted["in_flight"] + waiting_of_the_dead
         assert books.trained == sum(counted.values())
@@ -196,8 +209,8 @@ class FoldedLedgerAgainstTokens(LedgerAgainstTokens):
 
 
 TestFoldedLedgerAgainstTokens = FoldedLedgerAgainstTokens.TestCase
-TestFoldedLedgerAgainstTokens.settings = examples(60, stateful_step_count=30)
 TestLedgerAgainstTokens = LedgerAgainstTokens.TestCase
+TestFoldedLedgerAgainstTokens.settings = examples(60, stateful_step_count=30)
 TestLedgerAgainstTokens.settings = examples(60, stateful_step_count=30)
 
 
@@ -222,8 +235,7 @@ def test_the_same_steps_are_never_taken_in_twice():
 def test_steps_never_handed_over_are_lost_with_their_island():
     made = ledger("a")
     made.report("a", 1, 10, 100)
-    made.wait("a", 1, 0, steps(0, 4))
-    made.merge("a", 1, 0, steps(0, 4))
+    merge(made, "a", 1, 0, steps(0, 4))
     made.begin("a", 2, *made.resume_point("a"))
     books = made.books()
     assert made.life("a", 2).start_step == 4
@@ -231,15 +243,6 @@ def test_steps_never_handed_over_are_lost_with_their_island():
     assert books.wasted == {"island_lost": 100 * 8 - 40 * 3}
     assert books.in_flight == 0
     assert made.books("a") == books, "one island's are added up anew"
-
-
-def test_what_waits_of_a_dead_island_is_still_in_flight_and_may_be_merged():
-    made = ledger("a")
-    made.wait("a", 1, 0, steps(0, 4))
-    made.end("a")
-    assert made.books().in_flight == 40 * 3
-    made.merge("a", 1, 0, steps(0, 4))
-    assert made.books().merged == 40 * 3
 
 
 def test_more_spent_than_trained_is_noticed():
@@ -263,20 +266,15 @@ def test_a_gap_is_closed_once_and_only_when_nothing_waits():
 
 def test_what_a_lineage_gave_up_is_lost_with_the_store_also_of_an_island_that_dies_before_the_flush():
     made = ledger("a")
-    made.wait("a", 1, 0, steps(0, 4))
-    made.merge("a", 1, 0, steps(0, 4))
-    again = Ledger(WEIGHTS)
-    for p in WEIGHTS:  # versions that had steps 4 to 8 are given up
-        again.restore(p, made.slice(p) | {"gaps": "store_lost"})
-    again.wait("a", 1, 0, steps(8, 10))
-    again.merge("a", 1, 0, steps(8, 10))
+    merge(made, "a", 1, 0, steps(0, 4))
+    # Versions that had steps 4 to 8 are given up.
+    again = restored({p: made.slice(p) | {"gaps": "store_lost"} for p in WEIGHTS})
+    merge(again, "a", 1, 0, steps(8, 10))
     again.report("a", 1, 12, 120)
     assert again.books().tokens()["wasted"] == {}  # it lives: more of it may be on its way
-    restored = Ledger(WEIGHTS)
-    for p in WEIGHTS:
-        restored.restore(p, json.loads(json.dumps(again.slice(p))))
-    restored.report("a", 1, 12, 120)
-    for each in (again, restored):
+    later = restored(slices(again))
+    later.report("a", 1, 12, 120)
+    for each in (again, later):
         each.end("a")
         books = each.books()
         assert books.balanced()
@@ -298,18 +296,11 @@ def test_a_refusal_is_remembered_with_its_reason_for_a_while():
 def test_a_life_that_drops_steps_at_every_adoption_makes_no_commit_longer():
     """As with keep = 0; what still waits in a gap is merged all the same."""
     made = ledger("a")
-    for first, fate in ((0, "merged"), (1, "refused")):
-        made.wait("a", 1, 0, steps(first, first + 1))
-        if fate == "merged":
-            made.merge("a", 1, 0, steps(first, first + 1))
-        else:
-            made.refuse("a", 1, 0, steps(first, first + 1), Reason.STALE)
-    made.wait("a", 1, 0, steps(3, 4))
-    for i in range(1, 4 * MOST_INTERVALS):
-        merged, refused = steps(4 * i, 4 * i + 1), steps(4 * i + 2, 4 * i + 3)
-        made.wait("a", 1, 0, merged)
-        made.merge("a", 1, 0, merged)
-        made.refuse("a", 1, 0, refused, Reason.STALE)
+    for i in range(4 * MOST_INTERVALS):
+        merge(made, "a", 1, 0, steps(4 * i, 4 * i + 1))
+        made.refuse("a", 1, 0, steps(4 * i + 2, 4 * i + 3), Reason.STALE)
+        if i == 0:
+            made.wait("a", 1, 0, steps(3, 4))
     account = made.account("a", 1, 0)
     assert account.merged.num_intervals == account.refused.num_intervals == MOST_INTERVALS
     assert not account.merged.overlaps(3, 4)
@@ -330,45 +321,26 @@ def test_whole_tokens_still_add_up(merged):
     assert tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"] == 1
 
 
-# --- lives that have ended are folded ---------------------------------------------------------------------------------
-
-
 def live_and_die(made, incarnation):
     """A life of ten steps, of which fragment 0 merges four, and fragment 1 six."""
     made.begin("a", incarnation, *made.resume_point("a"))
     at = made.life("a", incarnation).start_step
     made.report("a", incarnation, at + 10, 10 * (at + 10))
-    for p, end in ((0, at + 4), (1, at + 6)):
-        made.wait("a", incarnation, p, steps(at, end))
-        made.merge("a", incarnation, p, steps(at, end))
-
-
-def written(made):
-    rows = json.dumps([[p, made.slice(p)] for p in WEIGHTS]), json.dumps(made.counters())
-    return [json.loads(each) for each in rows]
-
-
-def read(slices, counters, **kept):
-    made = Ledger(WEIGHTS, **kept)
-    for p, row in slices:
-        made.restore(p, row)
-    made.recall(counters)
-    made.check()
-    assert made.books().balanced()
-    return made
+    merge(made, "a", incarnation, 0, steps(at, at + 4))
+    merge(made, "a", incarnation, 1, steps(at, at + 6))
 
 
 def test_an_island_that_comes_and_goes_for_weeks_makes_no_book_longer():
     made, sizes = Ledger(WEIGHTS), []
     for incarnation in range(1, 200):
         live_and_die(made, incarnation)
-        sizes.append(sum(len(each) for each in map(str, written(made))))
+        sizes.append(len(str(slices(made))) + len(str(made.counters())))
     assert sizes[-1] < 1.3 * sizes[20]
     assert len(made.lives()["a"]) == LIVES_KEPT
     assert made.trained("a") == (1990, 19900)
     assert (made.merged_tokens(0), made.merged_tokens(1)) == (199 * 40, 199 * 60)
     assert made.books().wasted == {"island_lost": 198 * (60 * 3 + 40 * 5)}
-    assert read(*written(made)).books() == made.books()
+    assert restored(slices(made), made.counters()).books() == made.books()
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -377,12 +349,11 @@ def test_slices_of_different_times_are_one_balance(first, recalled):
     made = Ledger(WEIGHTS, lives_kept=2)
     for incarnation in range(1, 6):
         live_and_die(made, incarnation)
-    old_slices, old_counters = written(made)
+    old_slice, old_counters = read_back([made.slice(0), made.counters()])
     for incarnation in range(6, 12):
         live_and_die(made, incarnation)
-    new_slices, new_counters = written(made)
-    mixed = [old_slices[0], new_slices[1]]
-    back = read(mixed if first == 0 else mixed[::-1], new_counters if recalled == "new" else old_counters, lives_kept=2)
+    mixed = {p: old_slice if p == 0 else made.slice(1) for p in (first, 1 - first)}
+    back = restored(mixed, made.counters() if recalled == "new" else old_counters, lives_kept=2)
     assert back.trained("a") == made.trained("a")
     assert back.merged_tokens(1) == made.merged_tokens(1)
     assert back.merged_tokens(0) == 5 * 40  # the rest of fragment 0 is lost with the commits that were not written

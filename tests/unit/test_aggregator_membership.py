@@ -5,22 +5,18 @@ from dataclasses import replace
 import pytest
 
 from aggregator.core import Aggregator
-from aggregator.events import Manifested, RunSaved, SaveRun, Send, Tick
+from aggregator.events import Manifested, RunSaved, SaveRun, Tick
 from aggregator.rounds.membership import first_difference
 from aggregator.state.members import EARLIER_REMEMBERED
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.wire.messages import BROKER, Attach, Fate, FleetState, Join, Leave, Outstanding, Reason, Refused, Welcome
-from tests.aggregator_hand import Desk, config, notes, of, resolutions, sent, tensors
+from tests.aggregator_hand import Desk, config, desk, notes, of, resolutions, sent, tensors
 
 
-def desk(*island_ids, **settings):
-    made = Desk(**settings)
-    made.gather(*(island_ids or ("a", "b")))
-    made.take()
-    return made
-
-
-# --- joining --------------------------------------------------------------------------------------------------
+def assert_refused(said, reason, *details, to=None):
+    (refused,) = sent(said, Refused, to)
+    assert refused.reason is reason
+    assert all(detail in refused.detail for detail in details), refused.detail
 
 
 def test_an_island_is_welcome_only_once_its_incarnation_is_durable():
@@ -36,11 +32,10 @@ def test_islands_that_join_while_a_record_is_written_share_the_next_one():
     made.writes = False
     for name in "abcd":
         made.join(name)
-    first, *more = [each for each in made.log if isinstance(each, SaveRun)][1:]  # that of the epoch came before
-    assert more == []
+    _, first = of(made.log, SaveRun)  # that of the epoch came before
     said = made.write()
-    assert [each.to for each in said if isinstance(each, Send) and isinstance(each.message, Welcome)] == ["join:a-1"]
-    (shared,) = (each for each in said if isinstance(each, SaveRun))
+    assert len(sent(said, Welcome)) == len(sent(said, Welcome, "join:a-1")) == 1
+    (shared,) = of(said, SaveRun)
     assert (list(first.record["members"]), list(shared.record["members"])) == (["a"], ["a", "b", "c", "d"])
     assert shared.serial == first.serial + 3
     assert len(sent(made.write(), Welcome)) == 3
@@ -51,7 +46,7 @@ def test_a_record_that_could_not_be_written_holds_up_nothing_that_is_asked_for_l
     made.writes = False
     made.join("a")
     made.write(fails="no space left on device")
-    assert [each.record["members"].keys() for each in made.join("b") if isinstance(each, SaveRun)] == [{"a", "b"}]
+    assert [each.record["members"].keys() for each in of(made.join("b"), SaveRun)] == [{"a", "b"}]
     assert len(sent(made.write(), Welcome)) == 2
 
 
@@ -79,21 +74,23 @@ def test_a_join_of_a_process_that_was_replaced_does_not_throw_its_successor_out(
     assert len(made.run.members["a"].earlier) == EARLIER_REMEMBERED
 
 
-def test_a_repeated_join_is_not_answered_before_the_first_is_durable():
-    made = Desk()
-    made.writes = False
-    made.join("a", nonce="n")
-    assert not sent(made.join("a", nonce="n"), Welcome)
-    assert len(sent(made.write(), Welcome)) == 1
-
-
 def test_a_record_that_could_not_be_written_is_written_again_and_answers_then():
     made = Desk()
     made.writes = False
-    made.join("a")
+    made.join("a", nonce="n")
     assert not sent(made.write(fails="no space"), Welcome)
+    assert not sent(made.join("a", nonce="n"), Welcome)
     assert of(made.run_to(1.1), SaveRun)
     assert len(sent(made.write(), Welcome)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"name": "w#0of1"}, "'w#0of1' is named like a section"), ({"kind": Kind.FROZEN}, "no tensor is left")],
+    ids=["named like a section", "nothing to synchronise"],
+)
+def test_a_model_that_cannot_be_synchronised_founds_no_run(changes, said):
+    assert_refused(Desk().join("a", model=(replace(tensors(1)[0], **changes),)), Reason.MANIFEST, said)
 
 
 def test_a_new_process_gets_the_next_incarnation_and_goes_on_where_the_last_one_arrived():
@@ -109,10 +106,7 @@ def test_the_first_island_fixes_the_tensors_and_others_must_agree():
     made = Desk(fragments=2)
     made.join("a")
     other = (*tensors(1), replace(tensors(2)[1], shape=(9, 9)))
-    (refused,) = sent(made.join("b", model=other), Refused, "join:b-1")
-    assert refused.reason is Reason.MANIFEST
-    assert "w1" in refused.detail
-    assert "(9, 9)" in refused.detail
+    assert_refused(made.join("b", model=other), Reason.MANIFEST, "w1", "(9, 9)", to="join:b-1")
     assert made.run.refusals[Reason.MANIFEST] == 1
     assert made.run.members.get("b") is None
 
@@ -128,10 +122,7 @@ def test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welc
     made = Desk(**{name: 5 << 20})
     large = tuple(replace(t, shape=(1 << 10, 1 << 10)) for t in tensors(1))
     said = made.join("a", model=large)
-    (refused,) = sent(said, Refused, "join:a-1")
-    assert refused.reason is Reason.OVERSIZE
-    assert f"{name} = {5 << 20}" in refused.detail
-    assert cure in refused.detail
+    assert_refused(said, Reason.OVERSIZE, f"{name} = {5 << 20}", cure, to="join:a-1")
     assert not of(said, Manifested)
     assert sent(made.join("b"), Welcome)
 
@@ -145,24 +136,9 @@ def test_a_tensor_that_no_message_could_hold_is_cut_and_each_island_joins_with_i
     assert max(manifest.sizes) <= 1 << 18
     assert manifest.whole == {t.name: t for t in model}
     assert sent(made.join("b", model=model), Welcome)
-    (refused,) = sent(made.join("c", model=(replace(model[0], shape=(1 << 10, 1 << 11)), *model[1:])), Refused)
-    assert "tensor 'w0' has shape (1024, 2048), the run has (1024, 1024)" in refused.detail
-    (refused,) = sent(made.join("d", model=tuple(manifest.tensors().values())), Refused)
-    assert refused.reason is Reason.MANIFEST
-
-
-def test_a_tensor_that_is_named_like_a_section_founds_no_run():
-    made = Desk(fragments=2)
-    (refused,) = sent(made.join("a", model=(replace(tensors(1)[0], name="w#0of1"),)), Refused)
-    assert refused.reason is Reason.MANIFEST
-    assert "'w#0of1' is named like a section" in refused.detail
-
-
-def test_a_model_without_anything_to_synchronise_is_refused():
-    made = Desk()
-    frozen = tuple(replace(t, kind=Kind.FROZEN) for t in tensors(1))
-    (refused,) = sent(made.join("a", model=frozen), Refused)
-    assert "no tensor is left" in refused.detail
+    said = made.join("c", model=(replace(model[0], shape=(1 << 10, 1 << 11)), *model[1:]))
+    assert_refused(said, Reason.MANIFEST, "tensor 'w0' has shape (1024, 2048), the run has (1024, 1024)")
+    assert_refused(made.join("d", model=tuple(manifest.tensors().values())), Reason.MANIFEST)
 
 
 def test_dtypes_and_local_tensors_are_each_islands_own_business():
@@ -173,13 +149,8 @@ def test_dtypes_and_local_tensors_are_each_islands_own_business():
     assert "unknown to the run" in first_difference(manifest, (*tensors(2), replace(local, kind=Kind.RDA)))
 
 
-# --- hearing --------------------------------------------------------------------------------------------------
-
-
 def test_a_stranger_is_told_to_join():
-    (refused,) = sent(desk().beat("nobody", 0), Refused, "nobody")
-    assert refused.reason is Reason.UNKNOWN_ISLAND
-    assert "join again" in refused.detail
+    assert_refused(desk("a", "b").beat("nobody", 0), Reason.UNKNOWN_ISLAND, "join again", to="nobody")
 
 
 @pytest.mark.parametrize("island_id", ["a", "since-the-store-was-written"])
@@ -192,7 +163,7 @@ def test_an_island_with_an_incarnation_from_the_future_is_welcomed_above_it(isla
 
 
 def test_an_earlier_incarnation_is_not_heard():
-    made = desk()
+    made = desk("a", "b")
     made.join("a")
     made.incarnations["a"] = 1
     made.now_s = 3.0
@@ -204,16 +175,19 @@ def test_an_earlier_incarnation_is_not_heard():
 
 
 @pytest.mark.parametrize(
-    ("step", "counters"),
+    ("step", "counters", "reason", "detail"),
     [
-        (4, {"tokens": 41}),
-        (4, {"overwritten_tokens": (41,)}),
+        (4, {"tokens": 41}, Reason.IMPLAUSIBLE, ""),
+        (4, {"overwritten_tokens": (41,)}, Reason.IMPLAUSIBLE, ""),
+        (2**40, {}, Reason.IMPLAUSIBLE, ""),
+        (0, {"versions": (0, 0, 0)}, Reason.MANIFEST, "3 fragments, the run has 1"),
     ],
+    ids=["tokens", "tokens dropped", "a step that nobody can have reached", "other fragments"],
 )
-def test_counters_that_cannot_be_true_are_refused_and_not_booked(step, counters):
-    made = desk()
-    (refused,) = sent(made.beat("a", step, **counters), Refused, "a")
-    assert refused.reason is Reason.IMPLAUSIBLE
+def test_a_heartbeat_that_cannot_be_true_is_refused_and_ends_no_run(step, counters, reason, detail):
+    made = desk("a", "b", total_tokens=1000)
+    assert_refused(made.beat("a", step, **counters), reason, detail, to="a")
+    assert made.run.phase == "running"
     assert made.run.ledger.trained_tokens() == 0
     made.run.ledger.check()
 
@@ -224,35 +198,26 @@ def test_a_pace_that_no_training_loop_has_is_refused_and_moves_nothing(step_time
     for island_id in ("a", "b"):
         made.beat(island_id, 1)
     said = made.beat("b", 2, step_time_s=step_time_s)
-    assert sent(said, Refused, "b")[0].reason is Reason.IMPLAUSIBLE
+    assert_refused(said, Reason.IMPLAUSIBLE, to="b")
     assert made.run.clock.step_time_s("b") == 0.1
     assert sent(made.beat("a", 2), FleetState, "a")[-1].fleet_ratio == 2.0
 
 
 def test_a_heartbeat_cannot_claim_to_have_dropped_what_it_handed_over():
-    made = desk()
+    made = desk("a", "b")
     made.open_round("a", "b", step=4)
     made.offer("a", 0, 4)
-    (refused,) = sent(made.beat("a", 6, overwritten_tokens=(21,)), Refused, "a")
-    assert "dropped 21 tokens of fragment 0: 40 of 60 are known" in refused.detail
+    said = made.beat("a", 6, overwritten_tokens=(21,))
+    assert_refused(said, Reason.IMPLAUSIBLE, "dropped 21 tokens of fragment 0: 40 of 60 are known", to="a")
     assert not sent(made.beat("a", 6, overwritten_tokens=(20,)), Refused)
     made.run.ledger.check()
     assert made.run.ledger.books("a").tokens()["wasted"] == {"overwritten": 20}
 
 
-def test_a_heartbeat_about_other_fragments_is_refused():
-    (refused,) = sent(desk().beat("a", 0, versions=(0, 0, 0)), Refused, "a")
-    assert refused.reason is Reason.MANIFEST
-    assert "3 fragments, the run has 1" in refused.detail
-
-
 def test_what_is_asked_about_and_never_arrived_is_unknown():
     asked = (Outstanding(fragment_id=0, from_step=0, to_step=4), Outstanding(fragment_id=9, from_step=0, to_step=4))
-    said = resolutions(desk().beat("a", 4, outstanding=asked), "a")
+    said = resolutions(desk("a", "b").beat("a", 4, outstanding=asked), "a")
     assert [r.fate for r in said] == [Fate.UNKNOWN, Fate.UNKNOWN]
-
-
-# --- telling --------------------------------------------------------------------------------------------------
 
 
 def test_a_heartbeat_is_answered_with_the_whole_state():
@@ -277,60 +242,37 @@ def test_one_islands_pace_moves_the_schedules_of_the_others_by_little(claimed_s,
     assert 1 <= own.fleet_ratio <= 1 + 3 * 32
 
 
-# --- farewells ------------------------------------------------------------------------------------------------
-
-
 def test_an_island_that_leaves_is_not_missed_and_its_last_counters_are_booked():
     made = desk("a", "b")
-    said = made.say("a", Leave(inner_step=3, tokens=30, reason="spot instance reclaimed"))
-    (note,) = notes(said, "island.left")
+    farewell = Leave(inner_step=3, tokens=30, reason="spot instance reclaimed")
+    (note,) = notes(made.say("a", farewell), "island.left")
     assert note["reason"] == "spot instance reclaimed"
     assert [m.island_id for m in made.run.members.live(0.0)] == ["b"]
     assert made.run.ledger.books().tokens()["wasted"] == {"island_lost": 30}
+    assert not notes(made.say("a", farewell), "island.left"), "a second one changes nothing"
 
 
 def test_a_farewell_cannot_end_a_run_by_a_lie():
     made = desk("a", "b", total_tokens=1000)
     said = made.say("a", Leave(inner_step=3, tokens=10**12, reason="bye"))
-    assert sent(said, Refused, "a")[0].reason is Reason.IMPLAUSIBLE
+    assert_refused(said, Reason.IMPLAUSIBLE, to="a")
     assert made.run.phase == "running"
     assert made.run.ledger.trained_tokens() == 0
     assert made.run.members["a"].left
 
 
-def test_a_heartbeat_cannot_end_a_run_by_a_step_that_nobody_can_have_reached():
-    made = desk("a", "b", total_tokens=1000)
-    said = made.beat("a", 2**40)
-    assert sent(said, Refused, "a")[0].reason is Reason.IMPLAUSIBLE
-    assert made.run.phase == "running"
-    assert made.run.ledger.trained_tokens() == 0
-
-
 def test_more_tokens_per_step_than_the_configuration_allows_are_refused_at_the_door():
     made = desk("a", max_tokens_per_step=1000)
-    nonce = "b-1"
-    join = Join(nonce=nonce, island_id="b", hint="", tensors=made.run.manifest.fragments[0], tokens_per_step=2**62)
-    said = made.say(f"join:{nonce}", join)
-    (refused,) = sent(said, Refused)
-    assert refused.reason is Reason.IMPLAUSIBLE
-    assert "max_tokens_per_step" in refused.detail
+    join = Join(nonce="b-1", island_id="b", hint="", tensors=tensors(1), tokens_per_step=2**62)
+    assert_refused(made.say("join:b-1", join), Reason.IMPLAUSIBLE, "max_tokens_per_step")
     assert made.run.members.get("b") is None
-
-
-def test_a_second_farewell_changes_nothing():
-    made = desk("a", "b")
-    leave = Leave(inner_step=3, tokens=30, reason="bye")
-    made.say("a", leave)
-    assert not notes(made.say("a", leave), "island.left")
 
 
 def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
     monkeypatch.setattr("aggregator.rounds.membership.MOST_MEMBERS", 2)
-    desk = Desk()
-    desk.gather("a", "b")
-    (refused,) = sent(desk.join("c"), Refused)
-    assert refused.reason is Reason.QUEUE_FULL
-    assert sent(desk.join("b"), Welcome)  # whoever is known may come back
+    made = desk("a", "b")
+    assert_refused(made.join("c"), Reason.QUEUE_FULL)
+    assert sent(made.join("b"), Welcome)  # whoever is known may come back
 
 
 def test_two_islands_with_one_hint_both_live_and_the_second_is_asked_to_wait_until_that_shows():
@@ -372,25 +314,23 @@ def test_a_heartbeat_that_a_later_one_has_overtaken_changes_nothing():
     assert member.heartbeat.inner_step == 5
 
 
-def test_who_joins_a_large_fleet_is_told_to_send_heartbeats_less_often():
-    for islands, interval_s in ((4, 0.5), (192, 0.75), (5000, 1.0)):
-        made = Desk(islands=islands)
-        (welcome,) = sent(made.join("a"), Welcome)
-        assert welcome.settings.heartbeat_interval_s == interval_s
-        assert made.run.heartbeat_interval_s == interval_s
+@pytest.mark.parametrize(("islands", "interval_s"), [(4, 0.5), (192, 0.75), (5000, 1.0)])
+def test_who_joins_a_large_fleet_is_told_to_send_heartbeats_less_often(islands, interval_s):
+    made = Desk(islands=islands)
+    (welcome,) = sent(made.join("a"), Welcome)
+    assert welcome.settings.heartbeat_interval_s == made.run.heartbeat_interval_s == interval_s
 
 
-def test_of_a_fleet_too_large_for_its_allowances_status_and_log_say_what_to_do():
-    made = Desk(islands=1000)
-    said = notes(made.join("a"), "fleet.too_many_heartbeats") + notes(made.join("b"), "fleet.too_many_heartbeats")
-    assert len(said) == 1, "told once"
-    (trouble,) = made.run.troubles.sentences(made.now_s)
-    assert "1000 islands send 1000 heartbeats a second" in trouble
-    assert "suspect_after_s = 8 and dead_after_s = 12 make them 256" in trouble
-
-    patient = Desk(islands=1000, suspect_after_s=8.0, dead_after_s=12.0)
-    patient.join("a")
-    assert not patient.run.troubles.sentences(patient.now_s)
-    few = Desk(islands=512)
-    few.join("a")
-    assert not few.run.troubles.sentences(few.now_s)
+@pytest.mark.parametrize(
+    ("fleet", "too_large"),
+    [({}, True), ({"suspect_after_s": 8.0, "dead_after_s": 12.0}, False), ({"islands": 512}, False)],
+)
+def test_of_a_fleet_too_large_for_its_allowances_status_and_log_say_what_to_do(fleet, too_large):
+    made = Desk(**{"islands": 1000, **fleet})
+    said = made.join("a") + made.join("b")
+    assert len(notes(said, "fleet.too_many_heartbeats")) == too_large, "told once"
+    troubles = made.run.troubles.sentences(made.now_s)
+    assert len(troubles) == too_large
+    for trouble in troubles:
+        assert "1000 islands send 1000 heartbeats a second" in trouble
+        assert "suspect_after_s = 8 and dead_after_s = 12 make them 256" in trouble

@@ -33,6 +33,11 @@ def random(shape, seed, scale=1.0):
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
 
 
+#: Of three contributions: token and staleness weights.
+WEIGHTS = [4.0, 1.0, 2.5], [1.0, 0.5, 0.7]
+WEIGHTED = [{"w": w, "lam": lam} for w, lam in zip(*WEIGHTS, strict=True)]
+
+
 def twin_mean(deltas, w, lam):
     w, lam = np.asarray(w, np.float64), np.asarray(lam, np.float64)
     return sum(wi * li * d.astype(np.float64) for wi, li, d in zip(w, lam, deltas, strict=True)) / w.sum()
@@ -53,26 +58,15 @@ def twin_rda(deltas, w, lam):
 
 
 @pytest.mark.parametrize("codec", Codec)
-@pytest.mark.parametrize("size", [1, 1000, PIECE - 1, PIECE, 2 * PIECE + 33])
-def test_the_weighted_mean_equals_the_formula_for_every_size_and_codec(size, codec):
-    deltas = [random(size, seed) for seed in range(4)]
-    w, lam = [4.0, 1.0, 2.5, 3.0], [1.0, 0.5, 0.7, 1.0]
-    parts = [part(d, w=wi, lam=li, codec=codec) for d, wi, li in zip(deltas, w, lam, strict=True)]
-    seen = [decode_tensor(p.payload[0]) for p in parts]
-    merged = merge_fragment([spec((size,), Kind.MEAN)], parts)
-    np.testing.assert_allclose(merged.delta, twin_mean(seen, w, lam), rtol=1e-5, atol=1e-6)  # 4 float32 additions
-    assert merged.norm == pytest.approx(np.linalg.norm(twin_mean(seen, w, lam)), rel=1e-5)
-
-
-@pytest.mark.parametrize("codec", Codec)
-@pytest.mark.parametrize("size", [8, 1000, PIECE, 2 * PIECE + 33])
-def test_radial_directional_averaging_equals_the_formula_for_every_size_and_codec(size, codec):
+@pytest.mark.parametrize("size", [1, 8, 1000, PIECE - 1, PIECE, 2 * PIECE + 33])
+@pytest.mark.parametrize(("kind", "twin", "rtol"), [(Kind.MEAN, twin_mean, 1e-5), (Kind.RDA, twin_rda, 2e-5)])
+def test_the_merge_equals_the_formula_for_every_size_and_codec(kind, twin, rtol, size, codec):
     deltas = [random(size, seed, scale) for seed, scale in enumerate((1.0, 5.0, 0.2))]
-    w, lam = [4.0, 1.0, 2.5], [1.0, 0.5, 0.7]
-    parts = [part(d, w=wi, lam=li, codec=codec) for d, wi, li in zip(deltas, w, lam, strict=True)]
-    seen = [decode_tensor(p.payload[0]) for p in parts]
-    merged = merge_fragment([spec((size,))], parts)
-    np.testing.assert_allclose(merged.delta, twin_rda(seen, w, lam), rtol=2e-5, atol=2e-6)
+    parts = [part(d, codec=codec, **how) for d, how in zip(deltas, WEIGHTED, strict=True)]
+    expected = twin([decode_tensor(p.payload[0]) for p in parts], *WEIGHTS)
+    merged = merge_fragment([spec((size,), kind)], parts)
+    np.testing.assert_allclose(merged.delta, expected, rtol=rtol, atol=rtol / 10)  # float32 additions
+    assert merged.norm == pytest.approx(np.linalg.norm(expected), rel=rtol)
 
 
 @pytest.mark.parametrize("kind", [Kind.MEAN, Kind.RDA])
@@ -106,22 +100,12 @@ def test_each_unit_of_a_stacked_tensor_is_merged_by_itself(shape):
 
 
 def test_tensors_of_a_fragment_follow_each_other_in_manifest_order_each_by_its_kind():
-    specs = [
-        spec((4,), Kind.MEAN, name="a"),
-        spec((2, 3), Kind.FROZEN, name="b"),
-        spec((3, 3), name="c"),
-        spec((), Kind.MEAN),
-    ]
+    specs = [spec((4,), Kind.MEAN), spec((2, 3), Kind.FROZEN), spec((3, 3)), spec((), Kind.MEAN)]
     arrays = [[random(s.shape, 10 * seed + i) for i, s in enumerate(specs)] for seed in (1, 2)]
     merged = merge_fragment(specs, [part(*a, w=w) for a, w in zip(arrays, (1.0, 3.0), strict=True)])
-    np.testing.assert_allclose(
-        merged.delta[:4], twin_mean([a[0] for a in arrays], [1, 3], [1, 1]), rtol=1e-5, atol=1e-6
-    )
-    assert not merged.delta[4:10].any()
-    np.testing.assert_allclose(
-        merged.delta[10:19], twin_rda([a[2] for a in arrays], [1, 3], [1, 1]).ravel(), rtol=1e-5, atol=1e-6
-    )
-    assert merged.delta[19] == pytest.approx((arrays[0][3] + 3 * arrays[1][3]) / 4, rel=1e-5)
+    twins = (twin_mean, lambda deltas, *_: 0 * deltas[0], twin_rda, twin_mean)
+    expected = [np.ravel(twin(of, [1, 3], [1, 1])) for twin, of in zip(twins, zip(*arrays, strict=True), strict=True)]
+    np.testing.assert_allclose(merged.delta, np.concatenate(expected), rtol=1e-5, atol=1e-6)
     assert merged.norms[0] == pytest.approx(np.linalg.norm(np.concatenate([arrays[0][i].ravel() for i in (0, 2, 3)])))
 
 
@@ -157,14 +141,6 @@ def test_the_result_is_never_longer_than_the_cap_nor_than_the_longest_contributi
     assert merged.norm == pytest.approx(np.linalg.norm(merged.delta), rel=1e-5)
 
 
-@given(seed=st.integers(0, 10**6), lam=st.floats(0.05, 1), kind=st.sampled_from([Kind.MEAN, Kind.RDA]))
-def test_a_round_that_is_stale_as_a_whole_moves_the_model_less_by_exactly_that(seed, lam, kind):
-    deltas = [random(64, seed + i) for i in range(3)]
-    fresh = merge_fragment([spec((64,), kind)], [part(d, w=i + 1.0) for i, d in enumerate(deltas)])
-    stale = merge_fragment([spec((64,), kind)], [part(d, w=i + 1.0, lam=lam) for i, d in enumerate(deltas)])
-    np.testing.assert_allclose(stale.delta, fresh.delta * lam, rtol=1e-4, atol=1e-5)
-
-
 def test_the_cosine_tells_agreement_from_independence_from_opposition():
     a, b = np.zeros(4, np.float32), np.zeros(4, np.float32)
     a[0], b[1] = 1, 2
@@ -173,12 +149,6 @@ def test_the_cosine_tells_agreement_from_independence_from_opposition():
     assert merge_fragment([spec((4,))], [part(a), part(3 * a), part(a)]).cosine == pytest.approx(1)
     assert merge_fragment([spec((4,))], [part(a), part(-a)]).cosine == pytest.approx(-1)
     assert merge_fragment([spec((4,))], [part(a)]).cosine is None
-
-
-def test_the_same_payloads_in_the_same_order_give_the_same_bytes():
-    parts = [part(random(PIECE + 7, seed), w=seed + 1.0) for seed in range(3)]
-    first, second = (merge_fragment([spec((PIECE + 7,))], parts) for _ in range(2))
-    assert first.delta.tobytes() == second.delta.tobytes()
 
 
 @pytest.mark.parametrize("codec", Codec)
@@ -208,9 +178,6 @@ def test_what_the_door_should_have_refused_is_our_own_error(parts, problem):
         merge_fragment([spec((4,))], parts)
 
 
-# --- tensors that are cut ---------------------------------------------------------------------------------------------
-
-
 def merged_in_sections(tensor, deltas, most, weighted, codec=Codec.F32):
     """Each section by itself, as if it were alone in its fragment; put together again."""
     found, start = [], 0
@@ -221,9 +188,6 @@ def merged_in_sections(tensor, deltas, most, weighted, codec=Codec.F32):
         found.append(merge_fragment([section], parts).delta)
     assert len(found) > 1
     return np.concatenate(found)
-
-
-WEIGHTED = [{"w": 4.0, "lam": 1.0}, {"w": 1.0, "lam": 0.5}, {"w": 2.5, "lam": 0.7}]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +212,6 @@ def test_without_unit_axes_each_section_is_a_unit_of_its_own():
     tensor = spec((20, 301))
     deltas = [random(tensor.shape, seed) for seed in range(3)]
     merged = merged_in_sections(tensor, deltas, 10 * 301, WEIGHTED).reshape(tensor.shape)
-    w, lam = [how["w"] for how in WEIGHTED], [how["lam"] for how in WEIGHTED]
     for rows in (slice(0, 10), slice(10, 20)):
-        expected = twin_rda([np.ascontiguousarray(d[rows]) for d in deltas], w, lam)
+        expected = twin_rda([np.ascontiguousarray(d[rows]) for d in deltas], *WEIGHTS)
         np.testing.assert_allclose(merged[rows], expected, rtol=2e-5, atol=2e-6)

@@ -25,17 +25,17 @@ def large(monkeypatch):
     return made
 
 
-def opened(made, step=4):
-    """Brings a round about by the heartbeats of four; returns who has heard of it by then, and who has not."""
-    said = [each for name in "abcd" for each in made.beat(name, step)]
-    assert notes(said, "round.opened")
-    return said
-
-
 def untold(made):
     notices = made.core._parts[-1]
     assert isinstance(notices, Notices)
     return list(notices._untold)
+
+
+def opened(made):
+    """Brings a round about by the heartbeats of four; returns who has not heard of it by then."""
+    assert notes([each for name in "abcd" for each in made.beat(name, 4)], "round.opened")
+    assert untold(made)
+    return untold(made)
 
 
 def test_a_small_fleet_is_told_at_once():
@@ -48,19 +48,15 @@ def test_a_small_fleet_is_told_at_once():
 
 
 def test_a_large_fleet_is_told_one_after_the_other(large):
-    opened(large)
-    waiting = untold(large)
+    waiting = opened(large)
     assert len(waiting) >= 2
-    said = large.run_to(0.15)
-    assert told(said) == waiting[:1]
-    said = large.run_to(1.0)
-    assert told(said) == waiting[1:]
+    assert told(large.run_to(0.15)) == waiting[:1]
+    assert told(large.run_to(1.0)) == waiting[1:]
     assert not untold(large)
 
 
 def test_who_hears_of_the_round_by_a_heartbeat_of_its_own_is_not_told_again(large):
-    opened(large)
-    waiting = untold(large)
+    waiting = opened(large)
     assert told(large.beat(waiting[0], 4)) == waiting[:1]
     assert told(large.run_to(1.0)) == waiting[1:]
 
@@ -69,15 +65,12 @@ def test_a_clock_that_goes_back_keeps_nobody_waiting(large):
     large.tick(100.0)
     for name in "abcdef":
         large.beat(name, 0)
-    opened(large)
-    waiting = untold(large)
-    assert waiting
+    waiting = opened(large)
     assert told(large.tick(50.0))[: len(waiting)] == waiting[:2]
 
 
 def test_who_has_left_is_not_told(large):
-    opened(large)
-    waiting = untold(large)
+    waiting = opened(large)
     large.say(waiting[0], Leave(inner_step=0, tokens=0, reason="goodbye"))
     assert told(large.run_to(1.0)) == waiting[1:]
 

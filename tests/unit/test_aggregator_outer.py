@@ -22,6 +22,10 @@ def random(size, seed):
     return np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
 
 
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
 def nesterov(params, trace, merged, eta, mu):
     trace = merged + mu * trace
     return params - eta * (merged + mu * trace), trace
@@ -31,14 +35,13 @@ def test_ten_steps_equal_plain_optax_on_the_tree():
     tree = {"a": jnp.asarray(random((7, 5), 1)), "b": {"c": jnp.asarray(random(11, 2))}}
     optimizer = optax.sgd(0.7, momentum=0.5, nesterov=True)
     opt_state = optimizer.init(tree)
-    state = seeded(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]))
+    state = seeded(flat(tree))
     for seed in range(10):
         merged = jax.tree.map(lambda leaf, s=seed: jnp.asarray(random(leaf.shape, 100 + s)), tree)
-        state = STEP(state, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(merged)]))
+        state = STEP(state, flat(merged))
         updates, opt_state = optimizer.update(merged, opt_state, tree)
         tree = optax.apply_updates(tree, updates)
-        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-        np.testing.assert_allclose(state.params, flat, **TOLERANCE)
+        np.testing.assert_allclose(state.params, flat(tree), **TOLERANCE)
     assert state.version == 10
 
 

@@ -21,10 +21,10 @@ def samples(*rates, steps=24, islands=FLEET):
     return [Sample(island_id=i, norm=rate * steps, steps=steps) for i, rate in zip(islands, rates, strict=False)]
 
 
-def settled(rounds=WARM_UP_ROUNDS, rate=1.0):
+def settled():
     norms = FragmentNorms()
-    for _ in range(rounds):
-        assert_let_in(norms.judge(samples(*[rate] * 4), FLEET, FACTOR))
+    for _ in range(WARM_UP_ROUNDS):
+        assert_let_in(norms.judge(samples(1, 1, 1, 1), FLEET, FACTOR))
     assert not norms.warming_up
     return norms
 
@@ -38,9 +38,12 @@ def refused(findings):
 
 
 def test_a_contribution_thirty_times_as_long_as_usual_is_refused_with_the_figures():
-    findings = settled().judge(samples(1, 1, 1, 30), FLEET, FACTOR)
-    assert refused(findings) == ["d"]
-    assert findings[3].refused == "its norm is 720 after 24 steps, at most 240 is plausible"
+    norms = settled()
+    for _ in range(50):  # it teaches nothing
+        findings = norms.judge(samples(1, 1, 1, 30), FLEET, FACTOR)
+        assert refused(findings) == ["d"]
+        assert findings[3].refused == "its norm is 720 after 24 steps, at most 240 is plausible"
+    assert not [each for each in norms._known if each.log_rate > 1.0]
 
 
 def test_what_nobody_has_measured_is_let_in_and_teaches_nothing():
@@ -54,28 +57,23 @@ def test_a_factor_of_zero_lets_everything_in():
     assert_let_in(settled().judge(samples(1, 1, 1, 1e9), FLEET, 0.0))
 
 
-def test_a_refused_contribution_teaches_nothing():
-    norms = settled()
-    for _ in range(50):
-        assert refused(norms.judge(samples(1, 1, 1, 30), FLEET, FACTOR)) == ["d"]
-    assert not [each for each in norms._known if each.log_rate > 1.0]
-
-
-# --- warm-up --------------------------------------------------------------------------------------------------
-
-
-def test_a_thousandfold_is_refused_in_the_very_first_round_by_comparison_with_the_others():
-    assert refused(FragmentNorms().judge(samples(1, 1, 1, 1000), FLEET, FACTOR)) == ["d"]
-    assert refused(FragmentNorms().judge(samples(1, 1000), FLEET[:2], FACTOR)) == ["b"]
+@pytest.mark.parametrize(
+    ("norms", "rates", "too_long"),
+    [
+        (FragmentNorms, (1, 1, 1, 1000), ["d"]),  # in the very first round
+        (FragmentNorms, (1, 1000), ["b"]),
+        (settled, (1, 1, 40, 40), ["c", "d"]),  # half of the fleet is not most of it
+        (settled, (1, 40), ["b"]),
+    ],
+)
+def test_what_is_too_long_beside_the_others_is_refused(norms, rates, too_long):
+    assert refused(norms().judge(samples(*rates), FLEET[: len(rates)], FACTOR)) == too_long
 
 
 def test_who_is_alone_before_anything_is_known_is_measured_against_version_0():
     norms = FragmentNorms()
     assert norms.judge([Sample(island_id="a", norm=51.0, steps=3)], FLEET, FACTOR, length=5.0)[0].refused
     assert_let_in(norms.judge([Sample(island_id="a", norm=49.0, steps=3)], FLEET, FACTOR, length=5.0))
-
-
-# --- the fleet is right ---------------------------------------------------------------------------------------
 
 
 def test_when_most_of_the_fleet_is_too_long_it_is_shortened_and_the_statistics_start_again():
@@ -85,11 +83,6 @@ def test_when_most_of_the_fleet_is_too_long_it_is_shortened_and_the_statistics_s
     assert [f.scale for f in findings] == pytest.approx([1, 0.25, 0.25, 0.25])
     assert (norms.restarts, norms.warming_up) == (1, True)
     assert_let_in(norms.judge(samples(40, 40, 40, 40), FLEET, FACTOR))
-
-
-def test_half_of_the_fleet_is_not_most_of_it():
-    assert refused(settled().judge(samples(1, 1, 40, 40), FLEET, FACTOR)) == ["c", "d"]
-    assert refused(settled().judge(samples(1, 40), FLEET[:2], FACTOR)) == ["b"]
 
 
 def test_one_island_in_a_round_of_its_own_does_not_speak_for_those_who_are_away():
@@ -108,8 +101,6 @@ def test_votes_of_several_rounds_count_together():
     assert_let_in(findings[3:])
 
 
-# --- always ---------------------------------------------------------------------------------------------------
-
 drift = st.lists(st.floats(math.log(0.5), math.log(2.0)), min_size=1, max_size=60)
 unequal = st.lists(st.floats(0.6, 1.6), min_size=4, max_size=4)
 lengths = st.lists(st.sampled_from([1, 2, 5, 24, 24, 48, 120]), min_size=4, max_size=4)
@@ -125,18 +116,14 @@ def test_a_healthy_fleet_is_never_refused_nor_shortened(changes, spread, steps):
             Sample(island_id=i, norm=norm_of(s, rate * own), steps=s)
             for i, own, s in zip(FLEET, spread, steps, strict=True)
         ]
-        assert_no_refusal(norms.judge(round_, FLEET, FACTOR))
-
-
-def assert_no_refusal(findings):
-    assert not any(f.refused for f in findings), findings
+        assert not refused(norms.judge(round_, FLEET, FACTOR))
 
 
 @given(unequal, st.floats(30.0, 1e30), st.integers(WARM_UP_ROUNDS, 40), st.floats(-0.2, 0.2))
 def test_thirtyfold_is_refused_after_the_warm_up_whatever_the_spread_and_the_drift(spread, factor, rounds, drift_):
     norms, rate = FragmentNorms(), 1.0
     for _ in range(rounds):
-        assert_no_refusal(norms.judge(samples(*[rate * own for own in spread]), FLEET, FACTOR))
+        assert not refused(norms.judge(samples(*[rate * own for own in spread]), FLEET, FACTOR))
         rate *= math.exp(drift_ / 4)
     usual = sorted(spread)[1:3]
     liar = factor * rate * max(usual) * 1.25

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aggregator.rules.pacing import Pacer, StepClock
 from broker.wire.messages import Reason
-from tests.aggregator_hand import Desk
+from tests.aggregator_hand import desk
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
@@ -22,21 +22,17 @@ class Fleet:
         self.clock = StepClock(HEARTBEAT_S)
         self.pacer = Pacer(range(fragments), interval, self.clock)
         self.step_times_s = dict(step_times_s)
-        self.frozen_at_s = {}
-        self.began_at_s = dict.fromkeys(step_times_s, 0.0)
         self.opened = []  # (time, fragment)
 
     def step(self, island_id, now_s):
         """The exact truth: whole steps run so far."""
-        until_s = min(now_s, self.frozen_at_s.get(island_id, now_s))
-        return int((until_s - self.began_at_s[island_id]) / self.step_times_s[island_id] + 1e-9)
+        return int(now_s / self.step_times_s[island_id] + 1e-9)
 
     def run(self, seconds, start_s=0.0, tick_s=0.01):
-        ticks = range(round(seconds / tick_s))
-        for i in ticks:
+        for i in range(round(seconds / tick_s)):
             now_s = start_s + i * tick_s
             for n, island_id in enumerate(sorted(self.step_times_s)):
-                if (i + 7 * n) % round(HEARTBEAT_S / tick_s) == 0 and now_s >= self.began_at_s[island_id]:
+                if (i + 7 * n) % round(HEARTBEAT_S / tick_s) == 0:
                     self.clock.report(island_id, self.step(island_id, now_s), now_s, self.step_times_s[island_id])
             due = self.pacer.most_overdue(now_s, frozenset())
             if due is not None:
@@ -60,44 +56,22 @@ def test_every_fragment_comes_round_after_its_interval(step_s):
         assert sum(gaps) / len(gaps) == pytest.approx(8 * step_s, rel=0.03)
 
 
-def test_the_lower_median_sets_the_pace():
-    fleet = Fleet({"a": 0.05, "b": 0.1, "c": 0.2}, fragments=1)
+@pytest.mark.parametrize(
+    "step_times_s", [{"a": 0.05, "b": 0.1, "c": 0.2}, {"a": 0.05, "b": 0.1}], ids=["three", "two: the slower"]
+)
+def test_the_lower_median_sets_the_pace(step_times_s):
+    fleet = Fleet(step_times_s, fragments=1)
     fleet.run(40.0)
     assert sum(fleet.gaps(0)) / len(fleet.gaps(0)) == pytest.approx(8 * 0.1, rel=0.05)
-
-
-def test_of_two_islands_the_slower_sets_the_pace():
-    fleet = Fleet({"a": 0.05, "b": 0.1}, fragments=1)
-    fleet.run(40.0)
-    assert sum(fleet.gaps(0)) / len(fleet.gaps(0)) == pytest.approx(8 * 0.1, rel=0.05)
-
-
-def test_a_frozen_island_stops_counting_and_the_others_go_on():
-    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=1)
-    fleet.frozen_at_s["b"] = 10.0
-    fleet.run(40.0)
-    assert fleet.clock.advancing(39.0) == ("a",)
-    later = fleet.gaps(0, after_s=14.0)
-    assert sum(later) / len(later) == pytest.approx(0.8, rel=0.05)
-
-
-def test_nothing_is_due_while_nobody_advances():
-    fleet = Fleet({"a": 0.1}, fragments=1)
-    fleet.frozen_at_s["a"] = 0.2  # found out by the second heartbeat after that
-    fleet.run(20.0)
-    assert fleet.opened == []
-    assert fleet.pacer.progress(0, 20.0) == 0.0
-    assert fleet.pacer.due_in_s([0], 20.0) == {}
 
 
 def test_a_newcomer_agrees_with_those_who_are_there():
-    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=1)
+    fleet = Fleet({"a": 0.1, "b": 0.13, "c": 0.2}, fragments=1)
     fleet.run(10.0)
     before = fleet.pacer.progress(0, 10.0)
-    fleet.clock.report("c", 70_000, 10.0, 0.1)
-    assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
-    fleet.clock.report("d", 0, 10.0, 0.1)
-    assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
+    for newcomer, step in (("d", 70_000), ("e", 0)):
+        fleet.clock.report(newcomer, step, 10.0, 0.1)
+        assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
 
 
 @given(outage_s=st.floats(0.0, 10.0))
@@ -129,6 +103,15 @@ def test_with_another_interval_fragments_come_round_after_that_one_and_stay_apar
         assert sum(gaps) / len(gaps) == pytest.approx(later * 0.1, rel=0.05)
 
 
+def test_older_news_does_not_set_a_counter_back():
+    clock = StepClock(HEARTBEAT_S)
+    clock.report("a", 9, 1.0, 0.1)
+    clock.report("a", 4, 1.1, 0.1)
+    assert clock.estimate("a", 1.0) == 9.0
+    clock.report("b", 9, 1.0)
+    assert clock.estimate("b", 1.4) == 9.0, "it has not said its pace, and is where it was"
+
+
 def test_an_island_that_the_clock_has_forgotten_is_no_hindrance_to_another_interval():
     fleet = Fleet({"a": 0.1, "b": 0.1})
     fleet.run(3.0)
@@ -139,109 +122,20 @@ def test_an_island_that_the_clock_has_forgotten_is_no_hindrance_to_another_inter
     assert fleet.pacer.progress(0, 3.0) == pytest.approx(before, abs=1e-6), "it agrees with the other as a newcomer"
 
 
-def test_older_news_does_not_set_a_counter_back():
-    clock = StepClock(HEARTBEAT_S)
-    clock.report("a", 9, 1.0, 0.1)
-    clock.report("a", 4, 1.1, 0.1)
-    assert clock.estimate("a", 1.0) == 9.0
-
-
-class Twin(Pacer):
-    """The slow way: nothing is kept from one question to the next."""
-
-    def _progress(self, fragment_id, moment):
-        began = self._began[fragment_id]
-        found = []
-        for island_id in moment.advancing:
-            step = self._clock.estimate(island_id, moment.now_s)
-            if island_id not in began:
-                here = [i for i in moment.advancing if i in began]
-                known = sorted(self._clock.estimate(i, moment.now_s) - began[i] for i in here)
-                began[island_id] = step - (known[(len(known) - 1) // 2] if known else self._head_start[fragment_id])
-            found.append(step - began[island_id])
-        return found
-
-
-_EVENTS = st.one_of(
-    st.tuples(st.just("report"), st.sampled_from("abc"), st.integers(0, 40), st.sampled_from([None, 0.05, 0.1, 0.3])),
-    st.tuples(st.just("opened"), st.integers(0, 2)),
-    st.tuples(st.just("forget"), st.sampled_from("abc"), st.booleans()),
-    st.tuples(st.just("time"), st.sampled_from([0.0, 0.01, 0.2, 1.0, 5.0])),
-    st.tuples(st.just("away"), st.sampled_from("abc")),
-    st.tuples(st.just("interval"), st.sampled_from([8, 11, 24, 512])),
-)
-
-
-@given(st.lists(_EVENTS, max_size=40))
-def test_what_is_kept_of_a_moment_changes_no_answer(events):
-    away = set()
-    clock = StepClock(HEARTBEAT_S, lambda island_id: island_id not in away)
-    fast, slow = Pacer(range(3), 8, clock), Twin(range(3), 8, clock)
-    now_s = 0.0
-    for event in events:
-        match event:
-            case "report", island_id, step, step_s:
-                clock.report(island_id, step, now_s, step_s)
-            case "opened", p:
-                fast.opened(p, now_s)
-                slow.opened(p, now_s)
-            case "forget", island_id, from_clock:
-                if from_clock:
-                    clock.forget(island_id)
-                fast.forget(island_id)
-                slow.forget(island_id)
-            case "time", passed_s:
-                now_s += passed_s
-            case "interval", steps:
-                before = [fast.progress(p, now_s) / (fast.spacing_steps * 3) for p in range(3)]
-                fast.change_interval(steps, now_s)
-                slow.change_interval(steps, now_s)
-                assert [fast.progress(p, now_s) / steps for p in range(3)] == pytest.approx(before, abs=1e-9)
-            case "away", island_id:
-                away ^= {island_id}
-                clock.look_again()
-        assert fast.due_in_s(range(3), now_s) == slow.due_in_s(range(3), now_s)
-        assert fast.most_overdue(now_s, frozenset()) == slow.most_overdue(now_s, frozenset())
-        assert [fast.progress(p, now_s) for p in range(3)] == [slow.progress(p, now_s) for p in range(3)]
-
-
-# --- who counts -----------------------------------------------------------------------------------------------
-
-
-def versions_made(desk, names, seconds):
-    """Lets these islands train ten steps a second and answer every round; returns how many versions that made."""
-    before = desk.run.fragments[0].version
-    at = desk.run.ledger.account("a", 1, 0).handed_over[0] if desk.run.versions[0] > 0 else 0
-    for beat in range(1, round(seconds / HEARTBEAT_S) + 1):
-        desk.now_s += HEARTBEAT_S
-        desk.tick()
-        for name in names:
-            desk.beat(name, at + 5 * beat)
-        for open_round in list(desk.run.open_rounds.values()):
-            for name in names:
-                if name in open_round.owing(frozenset(names)):
-                    begins = desk.run.ledger.account(name, 1, 0).handed_over[0]
-                    desk.offer(name, begins, at + 5 * beat, round_id=open_round.round_id, norm=1.0)
-    return desk.run.fragments[0].version - before
-
-
-def test_of_two_islands_a_slow_one_that_died_does_not_hold_up_the_other():
-    desk = Desk(islands=2)
-    desk.gather("a", "slow")
-    desk.now_s = 1.0
-    desk.beat("slow", 1, step_time_s=1e4)  # and then it is killed
-    assert versions_made(desk, ["a"], 60.0) >= 50
-
-
-def test_an_island_in_quarantine_does_not_set_the_pace():
-    desk = Desk(islands=2, quarantine_s=1000.0)
-    desk.gather("a", "rogue")
-    desk.beat("rogue", 1, step_time_s=1e4)
-    for _ in range(3):
-        desk.run.offence(desk.run.members["rogue"], Reason.IMPLAUSIBLE, 0)
-    desk.now_s = 1.0
-    desk.beat("rogue", 1, step_time_s=1e4)
-    assert versions_made(desk, ["a"], 5.0) >= 5
+@pytest.mark.parametrize("quarantined", [False, True], ids=["dead", "in quarantine"])
+def test_an_island_that_is_dead_or_in_quarantine_does_not_set_the_pace(quarantined):
+    made = desk("a", "slow", islands=2, quarantine_s=1000.0)
+    made.beat("slow", 1, step_time_s=1e4)
+    made.beat("a", 4)
+    assert not made.run.open_rounds, "of two the slower sets it"
+    if quarantined:
+        for _ in range(3):
+            made.run.offence(made.run.members["slow"], Reason.IMPLAUSIBLE, 0)
+        made.now_s = 1.0
+        made.beat("slow", 1, step_time_s=1e4)
+    else:
+        made.now_s = made.config.dead_after_s
+    made.open_round("a", step=5)
 
 
 def test_after_a_takeover_what_waits_longest_is_due_at_once_and_the_others_keep_apart():

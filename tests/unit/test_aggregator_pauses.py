@@ -3,125 +3,110 @@
 import pytest
 
 from aggregator.rounds.ending import ALL_CLOSED, LINGER_S
-from broker.wire.messages import (
-    AGGREGATOR,
-    Attach,
-    Attached,
-    DataRange,
-    Departure,
-    Fate,
-    FleetState,
-    Leave,
-    Outstanding,
-    Phase,
-    Welcome,
-)
-from tests.aggregator_hand import Desk, notes, resolutions, sent
+from broker.wire import messages as m
+from tests.aggregator_hand import desk, notes, resolutions, sent
 
-OUTSTANDING = (Outstanding(fragment_id=0, from_step=0, to_step=3),)
+OUTSTANDING = (m.Outstanding(fragment_id=0, from_step=0, to_step=3),)
 
 
 def leave(made, island_id, step, departure):
-    return made.say(island_id, Leave(inner_step=step, tokens=10 * step, reason="test", departure=departure))
+    return made.say(island_id, m.Leave(inner_step=step, tokens=10 * step, reason="test", departure=departure))
 
 
-def paused(**settings):
+def paused():
     """A run of three whose island a has paused at step 3 with nothing merged."""
-    made = Desk(**settings)
-    made.gather("a", "b", "c")
+    made = desk()
     made.beat("a", 3)
-    leave(made, "a", 3, Departure.PAUSED)
+    leave(made, "a", 3, m.Departure.PAUSED)
     return made
 
 
-# --- pausing ----------------------------------------------------------------------------------------------------------
+def resume(made, nonce="a-2", resumes="a-1"):
+    """Lets the next process of island a join, with what the one before has kept; returns its welcome."""
+    (welcome,) = sent(made.join("a", nonce=nonce, resumes=resumes), m.Welcome)
+    return welcome
+
+
+def merged(made):
+    """Whether island a is told that what it kept was merged."""
+    return [r.fate for r in resolutions(made.beat("a", 3, outstanding=OUTSTANDING), "a")] == [m.Fate.MERGED]
 
 
 def test_nobody_waits_for_an_island_that_has_paused_and_nothing_of_it_is_lost():
     made = paused()
-    assert [m.island_id for m in made.run.members.live(made.now_s)] == ["b", "c"]
+    assert [each.island_id for each in made.run.members.live(made.now_s)] == ["b", "c"]
     assert made.run.ledger.books().tokens() == {"trained": 30, "merged": 0, "wasted": {}, "in_flight": 30}
 
 
 def test_a_process_that_goes_on_has_the_life_of_the_one_before_and_hands_over_what_that_kept():
     made = paused()
-    said = made.join("a", nonce="a-2", resumes="a-1")
-    (welcome,) = sent(said, Welcome)
+    welcome = resume(made)
     assert (welcome.incarnation, welcome.start_step) == (1, 0)
-    assert notes(said, "island.resumed") == [{"island": "a", "incarnation": 1, "last_step": 3, "start_step": 0}]
+    assert notes(made.log, "island.resumed") == [{"island": "a", "incarnation": 1, "last_step": 3, "start_step": 0}]
     said = made.beat("a", 3, outstanding=OUTSTANDING)
-    assert [r.fate for r in resolutions(said, "a")] == [Fate.UNKNOWN]
+    assert [r.fate for r in resolutions(said, "a")] == [m.Fate.UNKNOWN]
     made.offer("a", 0, 3)
     made.open_round("b", "c", step=4)
     made.offer("b", 0, 4)
     made.offer("c", 0, 4)
     made.nothing("a")
-    assert [r.fate for r in resolutions(made.beat("a", 3, outstanding=OUTSTANDING), "a")] == [Fate.MERGED]
+    assert merged(made)
     assert made.run.ledger.books("a").tokens()["merged"] == 30
 
 
 def test_what_arrived_before_the_pause_is_not_taken_a_second_time_after_it():
-    made = Desk()
-    made.gather("a", "b", "c")
+    made = desk()
     made.offer("a", 0, 3)  # unasked: it waits for the next round
-    leave(made, "a", 3, Departure.PAUSED)
+    leave(made, "a", 3, m.Departure.PAUSED)
     made.open_round("b", "c", step=4)
     made.offer("b", 0, 4)
     made.offer("c", 0, 4)
-    made.join("a", nonce="a-2", resumes="a-1")
+    resume(made)
     made.offer("a", 0, 3)
-    assert [r.fate for r in resolutions(made.beat("a", 3, outstanding=OUTSTANDING), "a")] == [Fate.MERGED]
+    assert merged(made)
     assert made.run.ledger.books("a").tokens()["merged"] == 30
 
 
 def test_a_paused_life_goes_on_after_the_aggregator_has_started_again():
     made = paused().restarted()
-    (welcome,) = sent(made.join("a", nonce="a-2", resumes="a-1"), Welcome)
-    assert welcome.incarnation == 1
+    assert resume(made).incarnation == 1
     assert made.run.ledger.books().tokens()["in_flight"] == 30
 
 
 def test_a_run_that_a_returning_island_brings_to_its_end_waits_for_what_that_kept():
-    made = Desk(islands=1, total_tokens=60)
-    made.gather("a")
-    leave(made, "a", 4, Departure.PAUSED)
+    made = desk("a", islands=1, total_tokens=60)
+    leave(made, "a", 4, m.Departure.PAUSED)
     made = made.restarted()
-    made.join("a", nonce="a-2", resumes="a-1")
+    resume(made)
     # It trained on while the aggregator was away, is told that the run ends, and fetches the version first.
-    assert sent(made.beat("a", 8, versions=(-1,)), FleetState, "a")[-1].phase is Phase.FLUSHING
+    assert sent(made.beat("a", 8, versions=(-1,)), m.FleetState, "a")[-1].phase is m.Phase.FLUSHING
     made.run_to(made.now_s + 1.0)
-    assert made.run.phase is Phase.FLUSHING
+    assert made.run.phase is m.Phase.FLUSHING
     made.beat("a", 8, stopped=True)
     made.offer("a", 0, 8)
     made.beat("a", 8, stopped=True)
-    assert made.run.phase is Phase.ENDED
+    assert made.run.phase is m.Phase.ENDED
     assert made.run.ledger.books().tokens() == {"trained": 80, "merged": 80, "wasted": {}, "in_flight": 0}
 
 
 @pytest.mark.parametrize("resumes", ["", "somebody"])
 def test_a_process_that_brings_nothing_begins_a_new_life_and_the_paused_one_is_lost(resumes):
     made = paused()
-    (welcome,) = sent(made.join("a", nonce="a-2", resumes=resumes), Welcome)
-    assert welcome.incarnation == 2
+    assert resume(made, resumes=resumes).incarnation == 2
     assert made.run.ledger.books().tokens()["wasted"] == {"island_lost": 30}
 
 
 def test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first():
     made = paused()
-    made.join("a", nonce="a-2", resumes="a-1")
-    (welcome,) = sent(made.join("a", nonce="a-3", resumes="a-1"), Welcome)
-    assert welcome.incarnation == 2
-    made = Desk()
-    made.gather("a", "b", "c")  # its process lives
-    (welcome,) = sent(made.join("a", nonce="a-2", resumes="a-1"), Welcome)
-    assert welcome.incarnation == 2
+    resume(made)
+    assert resume(made, nonce="a-3").incarnation == 2
+    assert resume(desk()).incarnation == 2, "its process lives"
 
 
-@pytest.mark.parametrize(("departure", "moves"), [(Departure.PAUSED, False), (Departure.STOPPED, True)])
+@pytest.mark.parametrize(("departure", "moves"), [(m.Departure.PAUSED, False), (m.Departure.STOPPED, True)])
 @pytest.mark.parametrize(("ahead_s", "note"), [(0.0, "share.moved"), (10.0, "block.ended")])
 def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(departure, moves, ahead_s, note):
-    made = Desk(islands=2, share_takeover_s=30.0, data_ahead_s=ahead_s)
-    made.gather("a", "b")
+    made = desk("a", "b", islands=2, share_takeover_s=30.0, data_ahead_s=ahead_s)
     leave(made, "a", 3, departure)
     made.beat("b", 3)
     assert bool(notes(made.log, note)) is moves
@@ -133,88 +118,63 @@ def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(depar
 
 @pytest.mark.parametrize(("ahead_s", "note"), [(0.0, "share.moved"), (10.0, "block.ended")])
 def test_the_data_of_an_island_that_has_paused_with_everything_merged_go_to_others_at_once(ahead_s, note):
-    made = Desk(islands=2, data_ahead_s=ahead_s)
-    made.gather("a", "b")
+    made = desk("a", "b", islands=2, data_ahead_s=ahead_s)
     made.offer("a", 0, 3)
-    leave(made, "a", 3, Departure.PAUSED)
+    leave(made, "a", 3, m.Departure.PAUSED)
     assert not notes(made.log, note), "what waits for a round may come to nothing yet, and is brought again then"
     made.open_round("b", step=4)
     made.offer("b", 0, 4)
     made.beat("b", 5)
     assert [(each["before"], each["reason"]) for each in notes(made.log, note)] == [("a", "its island has left")]
-
-
-@pytest.mark.parametrize("ahead_s", [0.0, 10.0])
-def test_an_island_that_comes_back_to_data_of_others_has_its_own_from_the_first_step(ahead_s):
-    made = Desk(islands=2, data_ahead_s=ahead_s)
-    made.gather("a", "b")
-    made.offer("a", 0, 3)
-    leave(made, "a", 3, Departure.PAUSED)
-    made.open_round("b", step=4)
-    made.offer("b", 0, 4)
-    made.beat("b", 5)
-    (welcome,) = sent(made.join("a", nonce="a-2", resumes="a-1"), Welcome)
+    # It comes back, and has data of its own from the first step.
+    welcome = resume(made)
     assert (welcome.incarnation, welcome.share.share_epoch) == (1, 0 if ahead_s else 2)
     if ahead_s:
         (block,) = welcome.blocks
         share, epoch, first = block.number, 0, block.from_batch
     else:
         share, epoch, first = welcome.share.index, welcome.share.share_epoch, welcome.share.cursor
-    data = (DataRange(share=share, share_epoch=epoch, from_batch=first, to_batch=first + 1),)
+    data = (m.DataRange(share=share, share_epoch=epoch, from_batch=first, to_batch=first + 1),)
     made.beat("a", 4)
     assert notes(made.offer("a", 3, 4, data=data), "contribution.refused") == []
 
 
-# --- leaving for good -------------------------------------------------------------------------------------------------
-
-
 def test_a_run_ends_when_every_island_has_left_for_good_and_merges_what_they_handed_over():
-    made = Desk(total_tokens=10_000, islands=2)
-    made.gather("a", "b")
+    made = desk("a", "b", total_tokens=10_000, islands=2)
     for name in "ab":
         made.offer(name, 0, 3)
-    leave(made, "a", 3, Departure.CLOSED)
-    assert made.run.phase is Phase.RUNNING
-    said = leave(made, "b", 3, Departure.CLOSED)
+    leave(made, "a", 3, m.Departure.CLOSED)
+    assert made.run.phase is m.Phase.RUNNING
+    said = leave(made, "b", 3, m.Departure.CLOSED)
     assert notes(said, "run.flushing")[0]["reason"] == ALL_CLOSED
-    assert made.run.phase is Phase.ENDED
+    assert made.run.phase is m.Phase.ENDED
     assert notes(said, "run.ended") == [{"trained": 60, "merged": 60, "wasted": {}, "in_flight": 0}]
     assert any(ALL_CLOSED in each for each in made.run.troubles.sentences(made.now_s))
 
 
 def test_a_run_that_ended_early_goes_on_for_whoever_comes_when_it_is_started_again():
-    made = Desk(total_tokens=10_000, islands=1)
-    made.gather("a")
-    leave(made, "a", 3, Departure.CLOSED)
-    assert made.run.phase is Phase.ENDED
+    made = desk("a", total_tokens=10_000, islands=1)
+    leave(made, "a", 3, m.Departure.CLOSED)
+    assert made.run.phase is m.Phase.ENDED
     again = made.restarted()
     again.run_to(again.now_s + 30.0)
-    assert again.run.phase is Phase.RUNNING
-    assert sent(again.join("a", nonce="later"), Welcome)
-
-
-# --- after the end ----------------------------------------------------------------------------------------------------
-
-
-def ended():
-    """The next process of an aggregator whose run has ended, every island having left."""
-    made = Desk(total_tokens=40, islands=1)
-    made.gather("a")
-    made.beat("a", 4)
-    made.beat("a", 4, stopped=True)
-    made.offer("a", 0, 4)
-    leave(made, "a", 4, Departure.CLOSED)
-    assert made.core.finished
-    return made.restarted()
+    assert again.run.phase is m.Phase.RUNNING
+    assert sent(again.join("a", nonce="later"), m.Welcome)
 
 
 def test_a_process_that_begins_with_an_ended_run_stays_until_a_broker_can_tell_it():
-    made = ended()
+    made = desk("a", total_tokens=40, islands=1)
+    made.beat("a", 4)
+    made.beat("a", 4, stopped=True)
+    made.offer("a", 0, 4)
+    leave(made, "a", 4, m.Departure.CLOSED)
+    assert made.core.finished
+    made = made.restarted()
     made.run_to(made.now_s + 3 * LINGER_S)
     assert not made.core.finished
-    attaches = sent(made.log, Attach)
+    attaches = sent(made.log, m.Attach)
     assert attaches
     assert all(attach.ended for attach in attaches)
-    made.say(AGGREGATOR, Attached(versions=made.run.versions))
+    made.say(m.AGGREGATOR, m.Attached(versions=made.run.versions))
     made.run_to(made.now_s + LINGER_S + 1.0)
     assert made.core.finished

@@ -1,16 +1,12 @@
 """A store that is behind its peers says so and waits; a new lineage loses what it must, and the books say what."""
 
-import copy
-from dataclasses import replace
-
 import pytest
 
 from aggregator.events import NewLineage, Publish
 from aggregator.process.summary import totals
 from aggregator.rounds.recovery import LISTEN_S, Peers, lineages, renumbered
 from broker.wire.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
-from tests.aggregator_hand import Desk, notes, of, sent
-from tests.linked_cores import LinkedCluster
+from tests.aggregator_hand import Desk, desk, notes, of, sent
 
 ABC = frozenset("abc")
 
@@ -54,58 +50,31 @@ def test_those_who_made_a_store_behind_and_died_are_witnesses_still():
 # --- a run whose store was restored from an old copy ----------------------------------------------------------------
 
 
-def rewound(**settings):
-    """A run of two islands whose aggregator comes back with a store that is a few versions old."""
-    cluster = LinkedCluster("a", "b", total_tokens=1600, **settings)
-    cluster.train(13)
-    old = copy.deepcopy(cluster.desk.disk.commits)
-    cluster.train(20)
-    newest = copy.deepcopy(cluster.desk.disk.commits)
-    cluster.desk.disk.commits = old
-    return cluster, newest
-
-
-def test_an_old_store_publishes_and_answers_nothing_and_islands_train_on():
-    cluster, newest = rewound()
-    cluster.restart_aggregator()
-    cluster.run_to(cluster.now_s + 1.5)
-    desk = cluster.desk
-    assert desk.core.behind
-    assert notes(desk.take(), "store.behind")[0]["detail"].startswith("broker 0 holds version ")
-    (trouble,) = totals(desk.run, desk.now_s).troubles
+@pytest.mark.parametrize("new_lineage", [False, True])
+def test_an_old_store_publishes_and_answers_nothing_and_a_new_lineage_is_asked_for_above_all_that_was_seen(new_lineage):
+    """What islands do meanwhile, and what the books say in the end: ``tests/sim/test_lineage.py``."""
+    first = desk("a", "b")
+    old = dict(first.disk.commits)
+    first.open_round("a", "b", step=4)
+    first.offer("a", 0, 4)
+    first.offer("b", 0, 4)
+    first.disk.commits = old
+    made = first.restarted(new_lineage=new_lineage)
+    made.take()
+    (note,) = notes(made.say("broker", Attached(versions=(1,))), "store.behind")
+    assert note["detail"] == "broker 0 holds version 1 of fragment 0, this store 0"
+    assert made.core.behind
+    made.beat("a", 8, versions=(1,))
+    made.join("c")
+    made.run_to(made.now_s + LISTEN_S)
+    (trouble,) = totals(made.run, made.now_s).troubles
     assert "restore the store from a copy" in trouble
     assert "--new-lineage" in trouble
-    before = {name: island.step for name, island in cluster.islands.items()}
-    cluster.train(30)
-    assert {name: island.step for name, island in cluster.islands.items()} == {n: s + 30 for n, s in before.items()}
-    said = desk.take()
+    said = made.take()
     assert of(said, Publish) == []
     assert sent(said, FleetState) == sent(said, Welcome) == []
-    assert desk.run.versions[0] < newest[0].fragment_version
-
-
-def test_a_new_lineage_goes_on_above_everything_seen_and_books_what_was_lost():
-    cluster, newest = rewound()
-    cluster.desk.config = replace(cluster.desk.config, new_lineage=True)
-    cluster.restart_aggregator()
-    cluster.run_to(cluster.now_s + 1.5 + LISTEN_S)
-    (order,) = of(cluster.desk.take(), NewLineage)
-    seen = {p: commit.fragment_version for p, commit in newest.items()}
-    assert order.above == seen
-    assert cluster.desk.core.finished
-    disk = cluster.desk.disk
-    disk.commits = {p: renumbered(commit, order.above[p], order.epoch) for p, commit in disk.commits.items()}
-    cluster.restart_aggregator()
-    cluster.train(150)
-    run = cluster.aggregator.run
-    assert run.phase == "ended"
-    assert all(version > seen[p] + 1 for p, version in enumerate(run.versions))
-    books = run.ledger.books()
-    assert books.balanced()
-    tokens = books.tokens()
-    assert tokens["in_flight"] == 0
-    assert set(tokens["wasted"]) == {"store_lost"}
-    assert 0 < tokens["wasted"]["store_lost"] < tokens["merged"]
+    assert [order.above for order in of(said, NewLineage)] == [{0: 1}] * new_lineage
+    assert made.core.finished is new_lineage
 
 
 def test_what_a_lineage_gave_up_is_remembered_through_restarts():
@@ -118,14 +87,19 @@ def test_what_a_lineage_gave_up_is_remembered_through_restarts():
     again = desk.restarted()
     assert again.run.versions == (7,)
     assert again.run.ledger.slice(0)["gaps"] == "store_lost"
+    again.beat("a", 8)
+    again.offer("a", 4, 8)
+    assert again.run.ledger.account("a", 1, 0).forgotten_tokens == 40, "the first four steps"
+    again.run.ledger.close_gap("a", 1, 0)
+    assert again.run.ledger.books().tokens()["wasted"] == {"store_lost": 40}
 
 
 # --- a lie ----------------------------------------------------------------------------------------------------------
 
 
-def lied_to(**settings):
+def lied_to():
     """A run of three whose only live island claims what nobody ever published: the others are cut off."""
-    desk = Desk(**settings)
+    desk = Desk()
     desk.gather("a", "b", "rogue")
     beat(desk, 6.5, 1, "rogue")
     desk.take()
@@ -216,13 +190,16 @@ def test_an_island_of_an_earlier_life_may_know_of_a_run_whose_store_was_emptied(
 # --- an empty store -------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_store_never_restarts_a_run_that_a_broker_knows():
-    desk = Desk()
-    said = desk.say("broker", Attached(versions=(41, 40)))
-    (note,) = notes(said, "store.behind")
+@pytest.mark.parametrize("new_lineage", [False, True])
+def test_an_empty_store_never_restarts_a_run_that_a_broker_knows_nor_begins_a_new_lineage(new_lineage):
+    desk = Desk(new_lineage=new_lineage)
+    (note,) = notes(desk.say("broker", Attached(versions=(41, 40))), "store.behind")
     assert "this store holds no model to go on from" in note["cure"]
     assert sent(desk.join("a"), Welcome) == []
     assert desk.run.phase == "seeding"
+    desk.run_to(10.0)
+    assert of(desk.log, NewLineage) == []
+    assert not desk.core.finished
 
 
 def test_an_empty_store_never_restarts_a_run_that_an_island_knows():
@@ -233,18 +210,16 @@ def test_an_empty_store_never_restarts_a_run_that_an_island_knows():
     assert sent(desk.join("b"), Welcome) == []
 
 
-def test_an_empty_store_has_nothing_to_begin_a_new_lineage_from():
-    desk = Desk(new_lineage=True)
-    desk.say("broker", Attached(versions=(41,)))
-    desk.run_to(10.0)
-    assert of(desk.log, NewLineage) == []
-    assert not desk.core.finished
-
-
-def line(version, digest, contributions=("a",), p=0):
-    return {"fragment_id": p, "fragment_version": version, "digest": digest, "contributions": contributions}
-
-
 def test_lineages_are_found_in_the_lines_of_a_ledger_by_what_nobody_contributed_to():
-    rows = [line(0, "0", ()), line(1, "1"), line(2, "2"), line(4, "1", ()), line(5, "5"), line(7, "5", ())]
+    rows = [
+        {"fragment_id": 0, "fragment_version": version, "digest": digest, "contributions": contributions}
+        for version, digest, *contributions in [
+            (0, "0"),
+            (1, "1", "a"),
+            (2, "2", "a"),
+            (4, "1"),
+            (5, "5", "a"),
+            (7, "5"),
+        ]
+    ]
     assert [(each.version, each.kept, list(each.given_up)) for each in lineages(rows)] == [(4, 1, [2, 3]), (7, 5, [6])]

@@ -43,10 +43,11 @@ def test_a_standby_is_sent_the_run_record_first_and_then_what_it_lacks_a_few_at_
     assert [each.commit.fragment_id for each in leader.of(Replicate)] == [3]
 
 
-def test_a_commit_goes_to_standbys_while_it_goes_to_the_disk(leader):
+def waits_for_b(leader):
+    """Version 1 is durable here, and ``b``, which is in sync, lacks it."""
     leader.in_sync("b")
     leader.persist(commit_of())
-    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of())]
+    leader.stored_here()
 
 
 def test_what_a_standby_still_lacks_when_it_is_heard_later_is_sent_again_with_growing_pauses(leader):
@@ -161,7 +162,8 @@ def test_every_standby_in_sync_is_waited_for(leader):
     leader.in_sync("b")
     leader.hear("c", *WHOLE)
     leader.granted()
-    leader.persist(commit_of())
+    leader.persist(commit_of())  # it goes to them while it goes to the disk
+    assert leader.of(Replicate) == [Replicate(to=name, commit=commit_of()) for name in "bc"]
     leader.stored_here()
     leader.hear("b", commit_of(), WHOLE[1])
     assert leader.delivered() == []
@@ -172,10 +174,8 @@ def test_every_standby_in_sync_is_waited_for(leader):
 # --- until: who lags is waited for while the lease names it -------------------------------------------------------
 
 
-def test_a_lagging_standby_is_waited_for_until_the_lease_names_it_no_more(leader):
-    leader.in_sync("b")
-    leader.persist(commit_of())
-    leader.stored_here()
+def test_a_lagging_standby_is_waited_for_while_the_lease_names_it_which_it_does_again_when_it_has_caught_up(leader):
+    waits_for_b(leader)
     leader.tick(after_s=LAG_S - 0.01)
     assert Renew(in_sync=()) not in leader.actions
     leader.granted()
@@ -185,6 +185,8 @@ def test_a_lagging_standby_is_waited_for_until_the_lease_names_it_no_more(leader
     leader.granted()
     assert leader.delivered() == [VERSION_1]
     assert leader.core.in_sync == frozenset()
+    leader.hear("b", commit_of(), WHOLE[1])
+    assert leader.of(Renew) == [Renew(in_sync=("b",))]
 
 
 def test_the_wait_begins_when_the_version_is_durable_here(leader):
@@ -208,25 +210,24 @@ def test_a_standby_that_does_not_take_the_run_record_lags_too(leader):
     assert leader.delivered() == [RunSaved(serial=2)]
 
 
-def records_every_50_ms(leader, acknowledged):
-    """Returns for how many seconds the standby ``b`` was in sync, and at most 4, while run records kept coming."""
+def test_a_standby_for_which_each_run_record_waits_too_long_lags(leader):
+    """A record comes every 50 ms, and the standby acknowledges the one of 1.5 s ago."""
     leader.in_sync("b")
     began_s, serial = leader.now_s, 1
 
-    def settled(actions):
-        if any(isinstance(each, Renew) for each in actions):
+    def answered():
+        if leader.of(Renew):
             leader.granted()
 
     while leader.core.in_sync and leader.now_s < began_s + 4.0:
         serial += 1
-        settled(leader.saved(serial))
-        settled(leader.hear("b", *WHOLE, serial=acknowledged(serial)))
-        settled(leader.tick(after_s=0.05))
-    return leader.now_s - began_s
-
-
-def test_a_standby_for_which_each_run_record_waits_too_long_lags(leader):
-    assert records_every_50_ms(leader, lambda serial: max(1, serial - 30)) == pytest.approx(LAG_S, abs=0.06)
+        leader.saved(serial)
+        answered()
+        leader.hear("b", *WHOLE, serial=max(1, serial - 30))
+        answered()
+        leader.tick(after_s=0.05)
+        answered()
+    assert leader.now_s - began_s == pytest.approx(LAG_S, abs=0.06)
 
 
 def test_a_standby_that_has_restarted_is_not_late_with_the_run_record_it_had_before(leader):
@@ -237,20 +238,8 @@ def test_a_standby_that_has_restarted_is_not_late_with_the_run_record_it_had_bef
     assert leader.of(Renew) == [Renew(in_sync=("b",))]
 
 
-def test_one_that_lagged_is_named_again_when_it_has_caught_up(leader):
-    leader.in_sync("b")
-    leader.persist(commit_of())
-    leader.stored_here()
-    leader.tick(after_s=LAG_S)
-    leader.granted()
-    leader.hear("b", commit_of(), WHOLE[1])
-    assert leader.of(Renew) == [Renew(in_sync=("b",))]
-
-
 def test_without_redis_nothing_is_published_that_a_standby_lacks(leader):
-    leader.in_sync("b")
-    leader.persist(commit_of())
-    leader.stored_here()
+    waits_for_b(leader)
     for _ in range(20):
         leader.tick(after_s=1.0)
         leader.handle(RenewFailed(detail="away"))

@@ -123,7 +123,7 @@ def test_a_restarted_shard_0_brings_a_half_done_join_to_its_end():
 def test_an_island_that_has_left_has_left_in_every_shard():
     made = shards("a", "b")
     made.say("b", Leave(inner_step=0, tokens=0, reason="bye"), shard=0)  # to the other it got lost
-    assert [[m.island_id for m in desk.run.members.live(0.0)] for desk in made.desks] == [["a"], ["a"]]
+    assert [[m.island_id for m in desk.run.members.live(0.0)] for desk in made.desks] == [["a"]] * 2
 
 
 # --- rosters --------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_an_older_roster_changes_nothing_and_neither_does_the_same_again():
     made.join("b")
     new, record = made.newest_roster(), made.desks[1].disk.record
     assert (old.epoch, old.serial) < (new.epoch, new.serial)
-    later = replace(old, epoch=old.epoch, serial=new.serial - 1, phase=Phase.ENDED, members=(), tenures=())
+    later = replace(old, serial=new.serial - 1, phase=Phase.ENDED, members=(), tenures=())
     earlier_epoch = replace(old, epoch=old.epoch - 1, serial=new.serial + 100, phase=Phase.ENDED)
     for roster in (old, later, earlier_epoch, new):
         assert not of(made.desks[1].say(AGGREGATOR, roster), SaveRun)
@@ -173,33 +173,23 @@ def test_what_was_agreed_under_an_earlier_epoch_of_shard_0_counts_for_nothing_un
 # --- version 0 ------------------------------------------------------------------------------------------------
 
 
-def test_version_0_is_published_only_when_every_shard_has_its_part_and_shard_0_has_written_that_down():
+def test_version_0_is_published_when_every_shard_has_its_part_on_the_disk_and_shard_0_has_written_that_down():
     made = Shards(fragments=4)
     made.join("a")
     made.seed("a", 0, 1, 2)
-    assert made.phases == [Phase.SEEDING] * 2
-    made.desks[0].writes = False
+    made.desks[0].writes = made.desks[1].writes = False
     made.seed("a", 3)
-    assert made.phases == [Phase.SEEDING] * 2
-    assert not made.published(0)
-    assert not made.published(1)
-    while made.desks[0].writing:
-        made.write(0)
+    for n in (1, 0):
+        assert made.phases == [Phase.SEEDING] * 2
+        assert not made.published(0)
+        assert not made.published(1)
+        while made.desks[n].writing:
+            made.write(n)
+        made.desks[n].writes = True
     assert made.phases == [Phase.RUNNING] * 2
     assert made.published(0) == {(0, 0), (2, 0)}
     assert made.published(1) == {(1, 0), (3, 0)}
     assert made.desks[0].disk.record["phase"] == "running"
-
-
-def test_a_shard_says_that_its_part_is_there_only_once_it_is_durable():
-    made = Shards()
-    made.join("a")
-    made.desks[1].writes = False
-    made.seed("a")
-    assert made.phases == [Phase.SEEDING] * 2
-    while made.desks[1].writing:
-        made.write(1)
-    assert made.phases == [Phase.RUNNING] * 2
 
 
 def test_a_seeder_that_joins_anew_is_asked_for_all_of_it_again():
@@ -236,25 +226,9 @@ def test_a_shard_that_writes_a_seed_down_takes_the_next_attempt_over_when_it_is_
     assert made.phases == [Phase.RUNNING] * 2
 
 
-def test_a_successor_of_shard_0_that_tells_of_a_begun_run_does_not_make_a_shard_forget_its_part():
-    made = Shards()
-    made.join("a")
-    made.seed("a", 1)
-    made.desks[0].writes = False
-    made.seed("a", 0)
-    made.cut = {1}
-    while made.desks[0].writing:
-        made.write(0)
-    assert made.phases == [Phase.RUNNING, Phase.SEEDING], "it was not told"
-    made.restart(0)
-    made.cut.clear()
-    made.run_to(2 * AGAIN_S)
-    assert made.phases == [Phase.RUNNING] * 2
-    assert made.published(1) == {(1, 0)}
-
-
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_begun_run_is_believed_whichever_attempt_its_roster_names(restarted):
+    """The successor of shard 0 may begin another attempt, and then read of a run that has begun."""
     made = Shards()
     made.join("a")
     made.seed("a", 1)
@@ -272,14 +246,12 @@ def test_a_begun_run_is_believed_whichever_attempt_its_roster_names(restarted):
 # --- data shares ----------------------------------------------------------------------------------------------
 
 
-def moving(**settings):
+def moving():
     """Islands a and b; b was heard last at the beginning, and its share may move after three seconds."""
-    made = shards(
-        "a", "b", suspect_after_s=1.0, dead_after_s=2.0, share_takeover_s=3.0, islands=2, data_ahead_s=0.0, **settings
-    )
+    made = shards("a", "b", suspect_after_s=1.0, dead_after_s=2.0, share_takeover_s=3.0, islands=2, data_ahead_s=0.0)
     made.beat("b", 12)
-    made.offer("b", 0, 4, fragment=0, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=4),))
-    made.offer("b", 0, 9, fragment=1, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=9),))
+    for p, to in ((0, 4), (1, 9)):
+        made.offer("b", 0, to, fragment=p, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=to),))
     return made
 
 
@@ -311,25 +283,12 @@ def test_nobody_is_told_of_a_share_before_every_shard_has_it_on_record():
     def told():
         return [(s.index, s.share_epoch) for s in sent(made.said[0], FleetState, "a")[-1].taken_over]
 
-    for _ in range(10):
-        if not made.desks[1].writing:
-            break
+    while made.desks[1].writing:
         assert told() == []
         made.write(1)
         made.beat("a", 1)
     assert told() == [(1, 2)]
     assert made.desks[1].disk.record["shares"]["1"] == ["a", 2, 9]
-
-
-def test_an_island_that_is_back_gets_its_share_from_where_the_heir_had_come():
-    made = moving()
-    wait(made, 5.0)
-    assert made.tenure(0, 1).owner == "a"
-    made.offer("a", 0, 3, fragment=1, data=(DataRange(share=1, share_epoch=2, from_batch=9, to_batch=12),))
-    made.join("b")
-    made.beat("b", 9)
-    assert made.tenure(0, 1) == made.tenure(1, 1) == Tenure(share=1, owner="b", share_epoch=4, cursor=12)
-    assert made.welcomes("b")[-1].share.cursor == 12
 
 
 def test_only_shard_0_moves_shares():
@@ -344,13 +303,12 @@ def test_a_disk_that_fails_for_days_makes_no_list_of_rosters_longer():
     desk.join("a")
     desk.writes = False
     desk.run.save()
-    desk.tick(desk.now_s + 1.0)
     for _ in range(300):
+        desk.tick(desk.now_s + 1.0)
         while desk.writing:
             desk.write(fails="no space left")
-        desk.tick(desk.now_s + 1.0)
+    desk.tick(desk.now_s + 1.0)
     assert len(desk.run.rosters) <= 4
     desk.writes = True
     desk.write()
     assert desk.run.rosters == []
-    assert desk.core._roster._roster.serial == desk.run.durable_serial

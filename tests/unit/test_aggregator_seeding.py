@@ -9,6 +9,8 @@ from aggregator.rounds.seeding import PATIENCE_S
 from broker.wire.messages import FleetState, Leave, Reason, Refused, Seed, Welcome
 from tests.aggregator_hand import Desk, notes, of, sent, tensors
 
+ALL = (0, 1, 2)
+
 
 def seed(desk, island_id, *fragments):
     said = []
@@ -28,16 +30,11 @@ def wanted(made, island_id):
     return sent(made.beat(island_id, 0, versions=(-1,) * 3), FleetState, island_id)[-1].seed
 
 
-def test_the_first_island_is_asked_for_everything_and_the_others_for_nothing():
+def test_the_run_begins_when_all_of_version_0_has_come_from_the_first_island_and_publishes_it_whole():
     made = desk("a", "b")
-    assert wanted(made, "a") == (0, 1, 2)
-    assert wanted(made, "b") == ()
-
-
-def test_the_run_begins_when_all_of_version_0_is_durable_and_publishes_it_whole():
-    made = desk("a", "b")
-    said = seed(made, "a", 0, 1)
-    assert not of(said, Publish)
+    assert (wanted(made, "a"), wanted(made, "b")) == (ALL, ())
+    assert not of(seed(made, "b", 0), Plant)
+    assert not of(seed(made, "a", 0, 1), Publish)
     assert sent(made.beat("b", 0, versions=(-1,) * 3), FleetState, "b")[-1].versions == (-1, -1, -1)
     said = seed(made, "a", 2)
     assert [(p.fragment_id, p.fragment_version) for p in of(said, Publish)] == [(0, 0), (1, 0), (2, 0)]
@@ -48,28 +45,24 @@ def test_the_run_begins_when_all_of_version_0_is_durable_and_publishes_it_whole(
 def test_version_0_is_not_published_before_it_is_durable():
     made = desk("a")
     made.writes = False
-    assert not of(seed(made, "a", 0, 1, 2), Publish)
+    assert not of(seed(made, "a", *ALL), Publish)
     assert not of(made.write() + made.write(), Publish)
     assert len(of(made.write(), Publish)) == 3
 
 
-def test_a_seed_from_somebody_else_is_ignored():
-    made = desk("a", "b")
-    assert not of(seed(made, "b", 0), Plant)
-
-
-def test_a_second_copy_of_a_seed_is_ignored():
-    made = desk("a")
-    made.computes = False
-    assert len(of(seed(made, "a", 0, 0), Plant)) == 1
-
-
-def test_a_flawed_seed_is_refused_and_asked_for_again():
-    made = desk("a")
-    flaw = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
-    said = made.say("a", Seed(fragment_id=0, payload="x"), flaw=flaw)
-    assert [(r.reason, r.detail) for r in sent(said, Refused, "a")] == [(Reason.NOT_FINITE, "NaN in w0")]
-    assert 0 in wanted(made, "a")
+@pytest.mark.parametrize(
+    ("reason", "islands", "asked"),
+    [
+        pytest.param(Reason.NOT_FINITE, "a", "a", id="nobody else could supply it"),
+        pytest.param(Reason.NOT_FINITE, "ab", "b", id="its parameters cannot be taken"),
+        pytest.param(Reason.CHECKSUM, "ab", "a", id="damaged on its way"),
+    ],
+)
+def test_a_flawed_seed_is_refused_and_asked_for_again_or_of_another_at_once(reason, islands, asked):
+    made = desk(*islands)
+    said = made.say("a", Seed(fragment_id=0, payload="x"), flaw=Flaw(reason=reason, detail="of w0"))
+    assert [(r.reason, r.detail) for r in sent(said, Refused, "a")] == [(reason, "of w0")]
+    assert {name: wanted(made, name) for name in islands} == {name: ALL if name == asked else () for name in islands}
 
 
 def test_a_seed_of_an_unknown_fragment_is_refused():
@@ -82,7 +75,7 @@ def test_a_seeder_that_dies_half_way_is_replaced_and_nothing_of_it_is_kept():
     made.now_s = 5.0
     made.beat("b", 0, versions=(-1,) * 3)
     made.run_to(7.0)  # a fell silent at 0
-    assert wanted(made, "b") == (0, 1, 2)
+    assert wanted(made, "b") == ALL
     seed(made, "b", 2)
     assert made.run.phase == "seeding"
     seed(made, "b", 0, 1)
@@ -107,9 +100,9 @@ def test_a_seeder_that_lives_and_supplies_nothing_is_passed_over():
     wait_for_seeds(made, 2, "a", "b")
     assert notes(made.take(), "seeder.passed_over") == [{"island": "a", "incarnation": 1}]
     assert wanted(made, "a") == ()
-    assert wanted(made, "b") == (0, 1, 2)
+    assert wanted(made, "b") == ALL
     assert not of(seed(made, "a", 1), Plant)
-    seed(made, "b", 0, 1, 2)
+    seed(made, "b", *ALL)
     assert made.run.phase == "running"
 
 
@@ -122,31 +115,17 @@ def test_a_lone_seeder_is_asked_on_and_keeps_what_it_has_supplied():
     assert made.run.phase == "running"
 
 
-def test_an_island_whose_parameters_cannot_be_taken_is_passed_over_at_once():
-    made = desk("a", "b")
-    flaw = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
-    made.say("a", Seed(fragment_id=0, payload="x"), flaw=flaw)
-    assert wanted(made, "b") == (0, 1, 2)
-    assert wanted(made, "a") == ()
-
-
 def test_flawed_seeds_without_end_do_no_harm_and_make_nobody_wait_longer():
     made = desk("a", quarantine_s=0.0)
-    flaw = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
+    flawed = {"message": Seed(fragment_id=0, payload="x"), "flaw": Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")}
     for _ in range(1200):
-        made.say("a", Seed(fragment_id=0, payload="x"), flaw=flaw)
+        made.say("a", **flawed)
     made.join("b")
-    made.say("a", Seed(fragment_id=0, payload="x"), flaw=flaw)
-    assert wanted(made, "b") == (0, 1, 2)
+    made.say("a", **flawed)
+    assert wanted(made, "b") == ALL
     made.join("c")
     wait_for_seeds(made, PATIENCE_S + 1, "a", "b", "c")
-    assert wanted(made, "c") == (0, 1, 2)
-
-
-def test_a_seed_that_was_damaged_on_its_way_is_no_reason_to_pass_over_its_island():
-    made = desk("a", "b")
-    made.say("a", Seed(fragment_id=0, payload="x"), flaw=Flaw(reason=Reason.CHECKSUM, detail="w0"))
-    assert wanted(made, "a") == (0, 1, 2)
+    assert wanted(made, "c") == ALL
 
 
 def test_an_island_in_quarantine_is_not_asked_for_version_0():
@@ -154,7 +133,7 @@ def test_an_island_in_quarantine_is_not_asked_for_version_0():
     for _ in range(3):
         made.run.offence(made.run.members["a"], Reason.IMPLAUSIBLE, 0)
     made.tick()
-    assert wanted(made, "b") == (0, 1, 2)
+    assert wanted(made, "b") == ALL
 
 
 # --- a model that nobody supplied ---------------------------------------------------------------------------------
@@ -172,7 +151,7 @@ def test_a_model_whose_island_left_before_it_supplied_any_of_it_is_forgotten(res
     if restarts:
         made = made.restarted()
     assert sent(made.join("b"), Welcome)
-    seed(made, "b", 0, 1, 2)
+    seed(made, "b", *ALL)
     assert made.run.phase == "running"
     (again,) = sent(made.join("a"), Welcome)
     assert again.incarnation == 3, "its first life is over, whatever it still says"
@@ -181,81 +160,70 @@ def test_a_model_whose_island_left_before_it_supplied_any_of_it_is_forgotten(res
 
 def test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays():
     made = desk("a")
-    assert sent(made.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
+
+    def refusals(of_a_life):
+        return [refused.reason for refused in sent(of_a_life.join("b", model=narrow()), Refused)]
+
+    assert refusals(made) == [Reason.MANIFEST]
     seed(made, "a", 0)
     made.say("a", Leave(inner_step=0, tokens=0, reason="bye"))
-    assert sent(made.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
-    again = made.restarted()
-    assert sent(again.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
+    assert refusals(made) == refusals(made.restarted()) == [Reason.MANIFEST]
 
 
 def test_what_is_computed_of_a_dead_seeder_is_never_taken_for_the_next_ones():
     """The next seeder is asked once nothing of the last one is under way: a completion does not say whose it is."""
     made = desk("a", "b")
     made.computes = False
-    seed(made, "a", 0)
+    assert len(of(seed(made, "a", 0, 0), Plant)) == 1  # the second copy is ignored
     made.join("a")  # a new life, while the old one's fragment 0 is decoded
     assert wanted(made, "a") == ()
     assert not of(seed(made, "a", 0), Plant)
     made.compute()
-    assert wanted(made, "a") == (0, 1, 2)
+    assert wanted(made, "a") == ALL
     made.computes = True
-    seed(made, "a", 0, 1, 2)
+    seed(made, "a", *ALL)
     assert made.run.phase == "running"
 
 
-def test_a_version_0_made_of_two_islands_is_never_taken_for_whole_after_a_restart():
+def test_a_version_0_made_of_two_islands_or_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart():
+    part = desk("a")
+    seed(part, "a", 0, 1)
+    assert wanted(part.restarted(), "a") == ALL
     made = desk("a", "b")
     seed(made, "a", 0, 1)
     made.say("a", Leave(inner_step=0, tokens=0, reason="bye"))
     wanted(made, "b")
     seed(made, "b", 2)  # now the disk holds all three fragments, of two islands
-    assert set(made.disk.commits) == {0, 1, 2}
+    assert set(made.disk.commits) == {*ALL}
     again = made.restarted()
     assert again.run.phase == "seeding"
     again.beat("b", 0, versions=(-1,) * 3)
-    assert wanted(again, "b") == (0, 1, 2)
+    assert wanted(again, "b") == ALL
 
 
-def test_a_version_0_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart():
+@pytest.mark.parametrize(
+    ("differs", "phase"),
+    [
+        pytest.param({}, "running", id="whole"),
+        # A standby keeps a fragment that it has, under that attempt's id, where the next leader is sent the same bytes.
+        pytest.param({"round_id": 0}, "running", id="the same bytes of an earlier attempt"),
+        pytest.param({"round_id": 0, "digest": "of b"}, "seeding", id="other bytes of an earlier attempt"),
+    ],
+)
+def test_a_store_goes_on_after_a_restart_from_a_version_0_that_is_whole(differs, phase):
     made = desk("a")
-    seed(made, "a", 0, 1)
+    seed(made, "a", *ALL)
+    made.disk.commits[1] = replace(made.disk.commits[1], **differs)
     again = made.restarted()
-    again.tick()
-    assert wanted(again, "a") == (0, 1, 2)
-
-
-def test_a_version_0_that_was_whole_is_there_after_a_restart():
-    made = desk("a")
-    seed(made, "a", 0, 1, 2)
-    again = made.restarted()
-    assert again.run.phase == "running"
-    assert again.run.versions == (0, 0, 0)
-
-
-def test_a_store_with_the_same_bytes_of_an_earlier_attempt_goes_on_from_them():
-    """A standby keeps a fragment that it has, under that attempt's id, where the next leader is sent the same bytes."""
-    made = desk("a")
-    seed(made, "a", 0, 1, 2)
-    disk = made.disk
-    disk.commits[1] = replace(disk.commits[1], round_id=disk.commits[1].round_id - 1)
-    again = made.restarted()
-    assert (again.run.phase, again.run.versions) == ("running", (0, 0, 0))
-
-
-def test_a_store_with_other_bytes_of_an_earlier_attempt_does_not():
-    made = desk("a")
-    seed(made, "a", 0, 1, 2)
-    disk = made.disk
-    disk.commits[1] = replace(disk.commits[1], round_id=disk.commits[1].round_id - 1, digest="of b")
-    assert made.restarted().run.phase == "seeding"
+    assert again.run.phase == phase
+    assert (again.run.versions == (0, 0, 0)) is (phase == "running")
 
 
 def test_with_standbys_version_0_is_published_after_the_record_that_names_it():
     """Whoever takes over goes by that record."""
     made = desk("a", failover=True)
     made.writes = False
-    seed(made, "a", 0, 1, 2)
+    seed(made, "a", *ALL)
     for _ in range(3):
         assert not of(made.write(), Publish)
     assert made.disk.record["phase"] == "seeding" or not made.disk.record["planted"]

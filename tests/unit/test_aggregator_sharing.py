@@ -32,6 +32,7 @@ def test_in_a_large_fleet_blocks_that_were_given_are_written_down_together():
     assert all(len(made.run.shares.told(name, 0).blocks) == 2 for name in names[:9])
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("data_ahead_s", [0.0, 4.0], ids=["shares", "blocks"])
 def test_nothing_that_may_move_is_overlooked(data_ahead_s, seed):

@@ -64,22 +64,22 @@ def test_each_broker_has_pauses_of_its_own():
     assert shelves.lacking(0, {0: 4}, newest, at_s + 3.0) == []
 
 
-def test_a_broker_that_came_back_empty_gets_everything_at_once():
+def test_a_broker_that_came_back_empty_gets_everything_at_once_and_over_a_new_connection_what_was_on_its_way():
     shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
-    shelves.answered(0, (3, 7), 1.0)
-    assert shelves.lacking(0, {0: 3, 1: 7}, newest, 1.0) == []
-    shelves.answered(0, (-1, -1), 2.0)
-    assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.0, 1 << 40) == [0, 1]
-    shelves.answered(0, (-1, -1), 2.5)
-    assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.5, 1 << 40) == []  # on their way
 
+    def lacking(broker, held, now_s, *carried):
+        shelves.answered(broker, held, now_s)
+        return shelves.lacking(broker, dict(enumerate(held)), newest, now_s, 1 << 40, Carried(*carried))
 
-def test_over_a_connection_made_anew_goes_what_was_on_its_way():
-    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
-    shelves.answered(0, (3, 6), 1.5)
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 1.5, 1 << 40, Carried(0, 0, 1)) == []
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 2.5, 1 << 40, Carried(0, 0, 2)) == [1]
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.5, 1 << 40, Carried(0, 0, 2)) == []
+    assert lacking(0, (3, 7), 1.0, 0, 0, 1) == []
+    assert lacking(0, (-1, -1), 2.0, 0, 0, 1) == [0, 1]
+    assert lacking(0, (-1, -1), 2.5, 0, 0, 1) == []  # on their way
+    assert lacking(1, (3, 6), 1.5, 0, 0, 1) == []
+    assert lacking(1, (3, 6), 2.5, 0, 0, 2) == [1]
+    assert lacking(1, (3, 6), 3.5, 0, 0, 2) == []
+    assert lacking(2, (3, 6), 1.5, 5000, 400, 1) == []
+    assert lacking(2, (3, 6), 2.0, 60, 0, 2) == [1]  # what had left this machine went with the connection, too
+    assert lacking(2, (3, 6), 2.5, 60, 400, 2) == []
 
 
 def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
@@ -94,16 +94,6 @@ def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
     assert not lacking(33.5, Carried(1000, 0))
     assert lacking(33.0 + REPUBLISH_S, Carried(1000, 0)) == [0]
     assert not lacking(35.0, Carried(1000, 1000))
-
-
-def test_what_went_with_a_connection_that_broke_is_sent_over_the_next_one_at_once():
-    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
-    shelves.answered(0, (2, 7), 1.5)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 1.5, 1 << 30, Carried(5000, 400, 1)) == []
-    shelves.answered(0, (2, 7), 2.0)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.0, 1 << 30, Carried(60, 0, 2)) == [0]
-    shelves.answered(0, (2, 7), 2.5)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.5, 1 << 30, Carried(60, 400, 2)) == []
 
 
 def test_a_version_is_encoded_once_for_all_brokers():

@@ -23,20 +23,17 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
-def promtool(*arguments):
-    return subprocess.run(["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=30)
-
-
 @needs_promtool
-@pytest.mark.parametrize("arguments", [["rules", "alerts.yml"], ["config", "prometheus.yml"]], ids=["rules", "config"])
-def test_promtool_finds_them_valid(arguments):
-    done = promtool("check", *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_promtool
-def test_alerts_fire_when_they_should_and_not_before():
-    done = promtool("test", "rules", "alerts_test.yml")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["check", "rules", "alerts.yml"], id="the rules are valid"),
+        pytest.param(["check", "config", "prometheus.yml"], id="the example is valid"),
+        pytest.param(["test", "rules", "alerts_test.yml"], id="alerts fire when they should and not before"),
+    ],
+)
+def test_promtool_agrees_that(arguments):
+    done = subprocess.run(["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -58,35 +55,22 @@ def test_each_alert_has_a_summary_a_cure_and_a_line_in_the_runbook():
         assert f"| `{alert}` |" in table
 
 
-def names_in(text):
-    """Names of our metrics in a PromQL text, with the labels that each is selected by."""
-    return re.findall(r"\b(atoll_[a-z_]+)(?:\{([^}]*)\})?", text)
+def asked_of(expression):
+    """The names of our metrics in a PromQL text, and how each is selected: they exist and have the labels for it."""
+    found = dict.fromkeys(re.findall(r"\b(atoll_[a-z_]+)((?:\{[^}]*\})?)", expression))
+    for name, selected in found:
+        assert name in FAMILIES
+        assert set(re.findall(r"(\w+)[=!]", selected)) <= set(FAMILIES[name].labels), name
+    rated = re.findall(r"(?:rate|increase)\((\w+)", expression)
+    assert all(FAMILIES[name].kind is Kind.COUNTER for name in rated if name in FAMILIES)
+    assert all(name.endswith("_total") for name in rated)
+    return found
 
 
 def test_alerts_ask_for_metrics_that_exist_with_labels_that_they_have():
     expressions = re.sub(r"(?m)^ +(#|summary:|cure:|runbook:|- alert:).*$", "", RULES)
-    found = names_in(expressions)
-    assert len({name for name, _ in found}) >= 9
-    for name, labels in found:
-        assert name in FAMILIES, name
-        for label in re.findall(r"(\w+)[=!]", labels):
-            assert label in FAMILIES[name].labels, (name, label)
-
-
-def test_what_alerts_take_the_rate_of_is_a_counter():
-    rated = re.findall(r"(?:rate|increase)\((atoll_[a-z_]+)", RULES)
-    assert rated
-    assert all(FAMILIES[name].kind is Kind.COUNTER for name in rated)
-
-
-# --- the dashboard ---------------------------------------------------------------------------------------------------
-
-
-PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"]}
-
-
-def expressions_of(panel):
-    return [target["expr"] for target in panel["targets"]]
+    assert "rate(" in expressions
+    assert len({name for name, _ in asked_of(expressions)}) >= 9
 
 
 def test_the_dashboard_shows_what_an_operator_asks_for():
@@ -102,29 +86,24 @@ def test_the_dashboard_shows_what_an_operator_asks_for():
         "Processors of the hub": "process_cpu_seconds_total",
         "Disk of the store": "atoll_aggregator_store_free_bytes",
     }
+    panels = {panel["title"]: panel for panel in DASHBOARD["panels"]}
     for title, metric in wanted.items():
-        assert metric in " ".join(expressions_of(PANELS[title])), title
-    assert PANELS["Islands"]["type"] == "table"
+        assert metric in " ".join(target["expr"] for target in panels[title]["targets"]), title
+    assert panels["Islands"]["type"] == "table"
 
 
 @pytest.mark.parametrize("panel", DASHBOARD["panels"], ids=lambda each: each["title"])
 def test_a_panel_asks_for_metrics_that_exist_with_labels_that_they_have(panel):
     assert panel["description"].endswith(".")
     for target in panel["targets"]:
-        found = names_in(target["expr"])
+        found = asked_of(target["expr"])
         assert found
-        has = set()
-        for name, labels in found:
-            assert name in FAMILIES, name
-            has |= {*FAMILIES[name].labels, "instance"}
-            assert 'run=~"$run"' in labels
-            assert set(re.findall(r"(\w+)[=!]", labels)) <= set(FAMILIES[name].labels)
+        assert all('run=~"$run"' in selected for _, selected in found)
+        has = {"instance"}.union(*(FAMILIES[name].labels for name, _ in found))
         grouped = {each.strip() for by in re.findall(r"by \(([^)]*)\)", target["expr"]) for each in by.split(",")}
         assert grouped <= has
         shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         assert shown <= (grouped or has)
-        rated = re.findall(r"(?:rate|increase)\((\w+)", target["expr"])
-        assert all(name.endswith("_total") for name in rated)
         others = set(re.findall(r"\bprocess_\w+", target["expr"]))
         assert others <= {"process_resident_memory_bytes", "process_cpu_seconds_total"}
 

@@ -15,17 +15,12 @@ def encoded(codec, *shape):
     return Encoded(codec=codec, shape=shape, checksum=0, data=b"")
 
 
-def received(at_s, island, *payload, flaw=None):
+def received(at_s, island, *payload):
     steps = StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1)
-    message = Contribution(
-        round_id=1,
-        fragment_id=0,
-        steps=steps,
-        trained_on=(TrainedOn(fragment_version=0, steps=1),),
-        payload=payload,
-    )
+    trained_on = (TrainedOn(fragment_version=0, steps=1),)
+    message = Contribution(round_id=1, fragment_id=0, steps=steps, trained_on=trained_on, payload=payload)
     envelope = Envelope(run_id="r", sender=island, incarnation=1, sequence=1, to="aggregator", message=message)
-    return event_line(Received(envelope=envelope, flaw=flaw), at_s)
+    return event_line(Received(envelope=envelope), at_s)
 
 
 def sent(*each):

@@ -21,16 +21,13 @@ def synced(at_s, capture_s, fragment=0, committed=True):
 ALL = {"begins_s": 0.0, "ends_s": 100.0}
 
 
-def test_a_sync_is_the_median_of_each_fragment_one_after_another():
+def test_a_sync_is_the_median_of_each_fragment_one_after_another_but_not_one_given_up_or_begun_before():
     lines = [synced(1.1, 1.0), synced(2.3, 2.0), synced(3.2, 3.0), synced(1.5, 1.0, fragment=1)]
     assert reading.sync_ms(lines, **ALL) == pytest.approx(200 + 500)
     assert reading.whole_syncs(lines, 2, **ALL) == 2
-
-
-def test_a_sync_that_was_given_up_or_began_before_does_not_count():
-    lines = [synced(1.1, 1.0, committed=False), synced(5.1, 4.0)]
-    assert reading.sync_ms(lines, begins_s=4.5, ends_s=9.0) is None
-    assert reading.whole_syncs(lines[:1], 1, **ALL) == 0
+    given_up, begun_before = synced(1.1, 1.0, committed=False), synced(5.1, 4.0)
+    assert reading.sync_ms([given_up, begun_before], begins_s=4.5, ends_s=9.0) is None
+    assert reading.whole_syncs([given_up], 1, **ALL) == 0
 
 
 def test_what_a_sync_makes_longer_is_what_is_beyond_a_usual_step():
@@ -62,9 +59,9 @@ def test_parameters_are_finite_if_they_are_after_every_step():
 
 
 def run(fault, **more):
-    times = {"sync_ms": 300.0, "held_up_ms": 2.0, "waits_ms": 1.0}
-    before = {**times, "mb": None, "peer_bytes": 4000, "coordinator_bytes": None}
-    return {"fault": fault, **before, "stall_s": 0.5, "steps_per_s_after": 0.0, "finite": True, **more}
+    before = {"sync_ms": 300.0, "held_up_ms": 2.0, "waits_ms": 1.0, "peer_bytes": 4000}
+    unknown = {"mb": None, "coordinator_bytes": None}
+    return {"fault": fault, **before, **unknown, "stall_s": 0.5, "steps_per_s_after": 0.0, "finite": True, **more}
 
 
 def test_a_row_has_medians_of_all_runs_and_what_each_fault_did():

@@ -1,20 +1,10 @@
 """Pauses before something is sent again follow the journeys of the link, and a link in trouble is not made worse."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing.resending import (
-    JOURNEYS,
-    LONGEST,
-    PATIENT_S,
-    RESEND_S,
-    UNKNOWN_S,
-    Carried,
-    Patience,
-)
+from broker.routing.resending import JOURNEYS, LONGEST, PATIENT_S, RESEND_S, UNKNOWN_S, Carried, Patience
 
 
 @pytest.mark.parametrize(("journey_s", "longest_s"), [(None, UNKNOWN_S), (0.1, LONGEST * RESEND_S)])

@@ -29,10 +29,14 @@ from ops.faults import Fault, Role, role_of
 EVERYTHING = frozenset(Needs)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "chaos"
 seeds = st.integers(0, 2**32)
-kinds = st.sets(st.sampled_from(FaultKind), min_size=1)
 
 
-@given(seed=seeds, every_s=st.floats(0.1, 60.0), seconds=st.floats(1.0, 900.0), chosen=kinds)
+@given(
+    seed=seeds,
+    every_s=st.floats(0.1, 60.0),
+    seconds=st.floats(1.0, 900.0),
+    chosen=st.sets(st.sampled_from(FaultKind), min_size=1),
+)
 def test_the_same_seed_gives_the_same_faults_in_order_within_their_time(seed, every_s, seconds, chosen):
     config = ChaosConfig(fault_seed=seed, fault_every_s=every_s, seconds=seconds)
     faults = list(drawn_faults(config, chosen))
@@ -59,8 +63,7 @@ def test_durations_are_near_the_usual_ones_and_clocks_jump_both_ways(seed):
     for each in faults:
         assert 0.5 * NATURES[each.kind].for_s <= each.for_s + 0.01 <= 1.5 * NATURES[each.kind].for_s + 0.02
     jumps = [each.options["jump_s"] for each in faults if each.kind is FaultKind.CLOCK]
-    assert any(jump > 0 for jump in jumps)
-    assert any(jump < 0 for jump in jumps)
+    assert min(jumps) < 0 < max(jumps)
 
 
 def test_a_rate_of_nothing_draws_nothing():
@@ -91,14 +94,16 @@ def test_a_file_gives_its_faults_in_the_order_of_their_times():
     file = read_faults(GOOD, name="storm.toml")
     assert file.chaos == {"seconds": 90.0}
     assert file.cluster == {"islands": 16, "pace": [0.2]}
-    clock, kill = file.faults
-    assert (clock.kind, clock.targets, clock.for_s, clock.options) == (
-        FaultKind.CLOCK,
-        ("leader",),
-        3.0,
-        {"jump_s": -20.0},
+    assert file.faults == (
+        Fault(at_s=10.0, kind=FaultKind.CLOCK, targets=("leader",), for_s=3.0, options={"jump_s": -20.0}),
+        Fault(at_s=40.0, kind=FaultKind.KILL, targets=("leader", "island-3"), for_s=2.5),
     )
-    assert (kill.kind, kill.targets, kill.for_s) == (FaultKind.KILL, ("leader", "island-3"), 2.5)
+
+
+def a_fault(kind, **keys):
+    """A file of one fault; ``at_s`` is 1 unless it is given."""
+    lines = (f"{key} = {value}" for key, value in ({"at_s": "1"} | keys).items())
+    return "\n".join(["[[fault]]", f'kind = "{kind}"', *lines])
 
 
 @pytest.mark.parametrize(
@@ -108,19 +113,18 @@ def test_a_file_gives_its_faults_in_the_order_of_their_times():
         ("[caos]", "caos", "did you mean chaos?"),
         ("chaos = 3", "chaos", "write [chaos]"),
         ("fault = 3", "fault", "write [[fault]]"),
-        ('[[fault]]\nat_s = 1\nkind = "kil"', "fault[1].kind", "did you mean kill?"),
+        (a_fault("kil"), "fault[1].kind", "did you mean kill?"),
         ('[[fault]]\nkind = "kill"', "fault[1].at_s", "must be a number"),
-        ('[[fault]]\nat_s = "1"\nkind = "kill"', "fault[1].at_s", "must be a number"),
-        ('[[fault]]\nat_s = nan\nkind = "kill"', "fault[1].at_s", "must be a number"),
-        ('[[fault]]\nat_s = -1\nkind = "kill"', "fault[1].at_s", "0 or more"),
-        ('[[fault]]\nat_s = 1\nkind = "stop"\nfor_s = -1', "fault[1].for_s", "0 or more"),
-        ('[[fault]]\nat_s = 1\nkind = "kill"\ntarget = 3', "fault[1].target", "must be a word"),
-        ('[[fault]]\nat_s = 1\nkind = "kill"\ntarget = "any redis"', "fault[1].target", "must be any of island"),
-        ('[[fault]]\nat_s = 1\nkind = "wipe"\ntarget = "broker"', "fault[1].target", "wipe befalls redis"),
-        ('[[fault]]\nat_s = 1\nkind = "nan"\ntarget = "island-1"', "fault[1].target", "leave it out"),
-        ('[[fault]]\nat_s = 1\nkind = "kill"\nfro_s = 1', "fault[1].fro_s", "did you mean for_s?"),
-        ('[[fault]]\nat_s = 1\nkind = "clock"\njump_s = true', "fault[1].jump_s", "must be a number"),
-        ('[[fault]]\nat_s = 1\nkind = "clock"\njump_s = "x"', "fault[1].jump_s", "must be a number"),
+        (a_fault("kill", at_s='"1"'), "fault[1].at_s", "must be a number"),
+        (a_fault("kill", at_s="nan"), "fault[1].at_s", "must be a number"),
+        (a_fault("kill", at_s="-1"), "fault[1].at_s", "0 or more"),
+        (a_fault("stop", for_s="-1"), "fault[1].for_s", "0 or more"),
+        (a_fault("kill", target="3"), "fault[1].target", "must be a word"),
+        (a_fault("kill", target='"any redis"'), "fault[1].target", "must be any of island"),
+        (a_fault("wipe", target='"broker"'), "fault[1].target", "wipe befalls redis"),
+        (a_fault("nan", target='"island-1"'), "fault[1].target", "leave it out"),
+        (a_fault("kill", fro_s="1"), "fault[1].fro_s", "did you mean for_s?"),
+        (a_fault("clock", jump_s="true"), "fault[1].jump_s", "must be a number"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_field_and_the_cure(text, field, cure):
@@ -128,21 +132,6 @@ def test_a_wrong_file_is_refused_with_the_field_and_the_cure(text, field, cure):
         read_faults(text, name="storm.toml")
     assert caught.value.field == field
     assert cure in caught.value.cure
-
-
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"seconds": 0.0}, "seconds"),
-        ({"fault_every_s": -1.0}, "fault_every_s"),
-        ({"settle_s": -1.0}, "settle_s"),
-        ({"fault_kinds": ("kill", "kil")}, "fault_kinds"),
-    ],
-)
-def test_a_wrong_setting_is_refused(settings, field):
-    with pytest.raises(ConfigError) as caught:
-        ChaosConfig(**settings)
-    assert caught.value.field == field
 
 
 def test_a_kind_that_is_not_possible_here_is_refused_where_it_was_asked_for_and_left_out_where_not():
@@ -174,62 +163,49 @@ def test_every_example_is_a_plan_that_can_be_done(path):
 
 # --- whom ---------------------------------------------------------------------------------------------------------
 
-RUNNING = {"redis", "broker", "broker-2", "aggregator", "standby-1", "island-0", "island-1", "rogue-nan", "links"}
+ROLES = {
+    Role.REDIS: {"redis"},
+    Role.BROKER: {"broker", "broker-2"},
+    Role.AGGREGATOR: {"aggregator", "standby-1"},
+    Role.ISLAND: {"island-0", "island-1"},
+    Role.ROGUE: {"rogue-nan"},
+    Role.LINKS: {"links"},
+}
+RUNNING = set.union(*ROLES.values())
 
 
 def test_names_say_roles():
-    assert {name: role_of(name) for name in RUNNING} == {
-        "redis": Role.REDIS,
-        "broker": Role.BROKER,
-        "broker-2": Role.BROKER,
-        "aggregator": Role.AGGREGATOR,
-        "standby-1": Role.AGGREGATOR,
-        "island-0": Role.ISLAND,
-        "island-1": Role.ISLAND,
-        "rogue-nan": Role.ROGUE,
-        "links": Role.LINKS,
-    }
-    assert role_of_target("leader") is Role.AGGREGATOR
-    assert role_of_target("any broker") is Role.BROKER
+    assert {role: {name for name in RUNNING if role_of(name) is role} for role in ROLES} == ROLES
 
 
 @given(
     seed=seeds,
     disturbed=st.sets(st.sampled_from(sorted(RUNNING))),
-    target=st.sampled_from(["island", "aggregator", "broker"]),
+    target=st.sampled_from([Role.ISLAND, Role.AGGREGATOR, Role.BROKER]),
 )
 def test_any_chooses_a_healthy_process_and_never_the_last_aggregator_or_broker(seed, disturbed, target):
-    chosen = resolve(
-        f"any {target}", running=RUNNING, disturbed=disturbed, leader="aggregator", rng=random.Random(seed)
-    )
-    same_role = {name for name in RUNNING if role_of(name) == target}
-    healthy = same_role - disturbed
-    if target != "island" and len(healthy) <= 1:
-        assert chosen is None
-    else:
-        assert (chosen in healthy) if healthy else chosen is None
+    given = {"running": RUNNING, "disturbed": disturbed, "rng": random.Random(seed)}
+    chosen = resolve(f"any {target.value}", leader="aggregator", **given)
+    healthy = ROLES[target] - disturbed
+    assert chosen in healthy if len(healthy) > (target != Role.ISLAND) else chosen is None
 
 
-def test_the_only_aggregator_may_be_chosen():
-    running = {"aggregator", "island-0"}
-    assert resolve("any aggregator", running=running, disturbed=(), leader=None, rng=random.Random(0)) == "aggregator"
-
-
-def test_leader_and_names_are_taken_at_their_word():
+def test_leader_and_names_are_taken_at_their_word_and_the_only_aggregator_may_be_chosen():
+    assert role_of_target("leader") is Role.AGGREGATOR
+    assert role_of_target("any broker") is Role.BROKER
     given = {"running": RUNNING, "disturbed": RUNNING, "rng": random.Random(0)}
     assert resolve("leader", leader="standby-1", **given) == "standby-1"
     assert resolve("leader", leader=None, **given) == "aggregator"
     assert resolve("leader", leader="gone", **given) == "aggregator"
     assert resolve("island-1", leader=None, **given) == "island-1"
     assert resolve("island-9", leader=None, **given) is None
+    alone = {"running": {"aggregator", "island-0"}, "disturbed": (), "rng": random.Random(0)}
+    assert resolve("any aggregator", leader=None, **alone) == "aggregator"
 
 
 def test_a_fault_says_itself_in_words():
     assert str(fault(FaultKind.STOP, 1.0, ("leader", "broker"), 2.5)) == "stop leader + broker for 2.5 s"
     assert str(Fault(at_s=0.0, kind=FaultKind.WIPE, targets=("redis",))) == "wipe redis"
-
-
-# --- the command --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -238,6 +214,8 @@ def test_a_fault_says_itself_in_words():
         (["--fault-kinds", "kil"], "fault_kinds = 'kil': is no kind of fault; did you mean kill?"),
         (["no-such-file.toml"], "faults = 'no-such-file.toml': cannot be read"),
         (["--seconds", "0"], "seconds = 0.0: must be above 0"),
+        (["--fault-every-s", "-1"], "fault_every_s = -1.0: must be"),
+        (["--settle-s", "-1"], "settle_s = -1.0: must be"),
         (["FILE"], "[cluster] pase = [0.2]: is no setting of up; did you mean pace?"),
         (["--fault-kinds", "wipe", "--redis-url", "redis://127.0.0.1:1"], "needs a Redis that this command starts"),
         (["--check", "no-such-run"], "holds no ledger of a run"),

@@ -62,18 +62,6 @@ def test_islands_that_never_stop_have_a_goodput_of_one_and_no_stall():
     assert figures["usual_steps"] == pytest.approx(800)
 
 
-def test_time_in_which_an_island_is_dead_is_not_counted_against_it():
-    killed = recording(
-        steps={"a": [*steps(0.0, 40.0), *steps(48.0, 100.0, pid=2)], "b": steps(0.0, 100.0)},
-        happenings=[happening(FaultKind.KILL, "a", at_s=40.1, ended_s=40.1)],
-    )
-    assert out_spells(killed, "a") == [(40.1, 48.0)]
-    figures = stepping(killed)
-    assert figures["goodput"] == pytest.approx(1.0, abs=1e-3)
-    assert figures["longest_stall"]["stall_s"] == pytest.approx(0.0, abs=1e-9)
-    assert figures["usual_steps"] == pytest.approx((40.1 + 52 + 100) / PACE_S)
-
-
 def test_an_island_that_waits_for_somebody_elses_fault_is_found():
     # b stands still for two seconds while the broker is dead: 8 steps of 400 are missing.
     waits = recording(
@@ -86,25 +74,26 @@ def test_an_island_that_waits_for_somebody_elses_fault_is_found():
     assert figures["longest_stall_before_s"] == pytest.approx(0.0)
 
 
+STOPPED = {"happenings": [happening(FaultKind.STOP, "a", at_s=20.2, ended_s=24.9)]}
+KILLED = {"happenings": [happening(FaultKind.KILL, "a", at_s=20.2, ended_s=20.2)]}
+DIED = {"changes": [change(20.2, "a", Change.DIED)]}
+
+
 @pytest.mark.parametrize(
-    ("returns", "more", "out"),
+    ("more", "after", "out"),
     [
-        (True, {"happenings": [(FaultKind.STOP, 24.9)]}, (20.2, 25.0)),  # until its next step after it goes on
-        (True, {"changes": [change(20.2, "a", Change.DIED)]}, (20.2, 25.0)),  # a death that nobody ordered
-        (False, {"happenings": [(FaultKind.KILL, 20.2)]}, (20.2, 100.0)),  # it never comes back
+        pytest.param(STOPPED, steps(25.0, 100.0), (20.2, 25.0), id="until its next step after it goes on"),
+        pytest.param(DIED, steps(25.0, 100.0, pid=2), (20.2, 25.0), id="by a death that nobody ordered"),
+        pytest.param(KILLED, [], (20.2, 100.0), id="for good"),
     ],
 )
-def test_an_island_is_out_from_a_fault_to_its_next_step_and_that_is_no_stall(returns, more, out):
-    pid = 1 if "happenings" in more else 2
-    after = steps(25.0, 100.0, pid) if returns else []
-    faults = [happening(kind, "a", at_s=20.2, ended_s=ended_s) for kind, ended_s in more.get("happenings", ())]
-    run = recording(
-        steps={"a": [*steps(0.0, 20.0), *after], "b": steps(0.0, 100.0)},
-        happenings=faults,
-        changes=more.get("changes", []),
-    )
+def test_an_island_is_out_from_a_fault_to_its_next_step_and_that_is_not_counted_against_it(more, after, out):
+    run = recording(steps={"a": [*steps(0.0, 20.0), *after], "b": steps(0.0, 100.0)}, **more)
     assert out_spells(run, "a") == [out]
-    assert stepping(run)["longest_stall"]["stall_s"] == pytest.approx(0.0, abs=1e-9)
+    figures = stepping(run)
+    assert figures["goodput"] == pytest.approx(1.0, abs=1e-3)
+    assert figures["longest_stall"]["stall_s"] == pytest.approx(0.0, abs=1e-9)
+    assert figures["usual_steps"] == pytest.approx((200.0 - (out[1] - out[0])) / PACE_S)
 
 
 spells = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 20)).map(lambda s: (s[0], s[0] + s[1])))
@@ -124,10 +113,8 @@ def test_spells_and_what_lies_between_them_make_up_all_the_time(spells):
 
 def heal(what, **more):
     found = outcome(what, recording(happenings=[what], **more))
-    return [
-        None if (moment := found[key]) is None else round(moment, 6)
-        for key in ("detected_s", "restarted_s", "healed_s")
-    ]
+    moments = (found[key] for key in ("detected_s", "restarted_s", "healed_s"))
+    return [None if each is None else round(each, 6) for each in moments]
 
 
 def test_a_killed_island_is_whole_again_with_its_next_life_in_a_version():
@@ -165,47 +152,40 @@ def test_an_outage_is_over_when_the_last_of_its_processes_is_back():
     assert heal(outage, changes=changes[:2], versions=versions)[1:] == [None, None]
 
 
-def test_what_notices_a_fault_depends_on_its_kind():
-    notes = [
-        NoteSeen(at_s=10.5, name="contribution.refused", fields={"island": "b", "reason": "stale"}),
-        NoteSeen(at_s=11.0, name="version.not_durable", fields={}),
-        NoteSeen(at_s=12.0, name="round.closed", fields={"missing": ["b"]}),
-        NoteSeen(at_s=13.0, name="round.closed", fields={"missing": ["a"]}),
-        NoteSeen(at_s=14.0, name="contribution.refused", fields={"island": "rogue-nan", "reason": "not_finite"}),
-        NoteSeen(at_s=15.0, name="broker.back", fields={}),
-    ]
-    detected = {
-        what: heal(happening(kind, what, at_s=10.0, ended_s=16.0), notes=notes)[0]
-        for kind, what in (
-            (FaultKind.DISK_FULL, "aggregator"),
-            (FaultKind.STOP, "a"),
-            (FaultKind.NAN, "rogue-nan"),
-            (FaultKind.STOP, "broker"),
-            (FaultKind.STOP, "redis"),
-        )
-    }
-    assert detected == {"aggregator": 1.0, "a": 3.0, "rogue-nan": 4.0, "broker": 5.0, "redis": None}
+NOTED = [
+    (10.5, "contribution.refused", {"island": "b", "reason": "stale"}),
+    (11.0, "version.not_durable", {}),
+    (12.0, "round.closed", {"missing": ["b"]}),
+    (13.0, "round.closed", {"missing": ["a"]}),
+    (14.0, "contribution.refused", {"island": "rogue-nan", "reason": "not_finite"}),
+    (15.0, "broker.back", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "process", "detected_s"),
+    [
+        (FaultKind.DISK_FULL, "aggregator", 1.0),
+        (FaultKind.STOP, "a", 3.0),
+        (FaultKind.NAN, "rogue-nan", 4.0),
+        (FaultKind.STOP, "broker", 5.0),
+        (FaultKind.STOP, "redis", None),
+    ],
+)
+def test_what_notices_a_fault_depends_on_its_kind(kind, process, detected_s):
+    befell = happening(kind, process, at_s=10.0, ended_s=16.0)
+    notes = [NoteSeen(at_s=at_s, name=name, fields=fields) for at_s, name, fields in NOTED]
+    assert heal(befell, notes=notes)[0] == detected_s
 
 
 def test_faults_are_summed_up_by_kind_and_role_and_a_rogue_need_not_heal():
     run = recording(changes=[change(12.0, "a", Change.DIED), change(14.0, "a", Change.STARTED)])
-    faults = [
-        outcome(each, run)
-        for each in (
-            happening(FaultKind.KILL, "a", at_s=11.0),
-            happening(FaultKind.KILL, "a", at_s=11.5),
-            happening(FaultKind.NAN, "rogue-nan", at_s=11.0),
-        )
-    ]
-    groups = healing(faults)
+    killed = [happening(FaultKind.KILL, "a", at_s=at_s) for at_s in (11.0, 11.5)]
+    rogue = happening(FaultKind.NAN, "rogue-nan", at_s=11.0)
+    groups = healing([outcome(each, run) for each in (*killed, rogue)])
     assert groups["kill island"]["detected_s"] == {"median": 0.75, "worst": 1.0}
-    assert {name: (each["count"], each["not_healed"]) for name, each in groups.items()} == {
-        "kill island": (2, 2),
-        "nan": (1, 0),
-    }
-
-
-# --- participation ------------------------------------------------------------------------------------------------
+    counts = {name: (each["count"], each["not_healed"]) for name, each in groups.items()}
+    assert counts == {"kill island": (2, 2), "nan": (1, 0)}
 
 
 def seen(opened_s, committed_s, *islands):
@@ -230,9 +210,6 @@ def test_only_islands_that_were_there_all_the_while_are_expected_in_a_version():
     assert found["mean"] == pytest.approx(4.5 / 5)
 
 
-# --- what is seen -------------------------------------------------------------------------------------------------
-
-
 def test_rounds_decisions_and_versions_are_read_off_tapes_and_ledgers_as_they_grow(tmp_path):
     run = Recording(islands=("a",))
     observer = Observer(tmp_path, run)
@@ -253,19 +230,14 @@ def test_rounds_decisions_and_versions_are_read_off_tapes_and_ledgers_as_they_gr
     with (tmp_path / "events.jsonl").open("w") as tape:
         for line in lines:
             text = json.dumps(line) + "\n"
-            tape.write(text[:9])  # torn, until the rest is there
-            tape.flush()
-            observer.look()
-            tape.write(text[9:])
-            tape.flush()
-            observer.look()
+            for part in (text[:9], text[9:]):  # torn, until the rest is there
+                tape.write(part)
+                tape.flush()
+                observer.look()
     assert [each.islands for each in run.rounds] == [{"a"}]
     assert run.rounds[0].opened_s < run.rounds[0].committed_s
     assert [note.name for note in run.notes] == ["round.closed"]
     assert [(each.version, each.epoch) for each in run.versions] == [(5, 1)]
-
-
-# --- all of it ----------------------------------------------------------------------------------------------------
 
 
 def test_the_report_of_a_run_without_anything_is_no_accident():

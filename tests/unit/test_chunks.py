@@ -21,6 +21,7 @@ from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scatt
 from tests.profiles import examples
 
 MOST = 1 << 30
+SIZES = [0, 1, 300, 4096, WHOLE_BYTES, WHOLE_BYTES + 1, 300_000, 700_000]
 
 
 def inflow(most_bytes=MOST, most_frames=1000, *, in_pieces=False):
@@ -37,14 +38,10 @@ def taken(into, head, frames, kept=None):
     return found
 
 
-def message(*sizes, seed=0):
-    return [
-        bytes((seed + i + k) % 251 for k in range(min(size, 251))) * (size // 251 + 1) for i, size in enumerate(sizes)
-    ]
-
-
 def cut(*sizes, seed=0):
-    return [frame[:size] for frame, size in zip(message(*sizes, seed=seed), sizes, strict=True)]
+    """A message of frames of these sizes."""
+    pattern = bytes(k % 251 for k in range(502))
+    return [(pattern[(seed + i) % 251 :][:251] * (size // 251 + 1))[:size] for i, size in enumerate(sizes)]
 
 
 def same(frames, expected):
@@ -68,9 +65,6 @@ def carried(out, into, now_s=0.0):
     return arrived, chunks
 
 
-# --- heads ---
-
-
 def test_heads_are_told_from_messages_and_read_back():
     for head in (Chunk(3, 1 << 40, 7 << 30, 5), Credit(1 << 40, 2 << 40), heads.Ask(1, 2), Resume(3, 1 << 40)):
         assert heads.is_head(head.packed())
@@ -87,34 +81,27 @@ def test_a_head_that_is_none_is_malformed(frame):
         heads.read(frame)
 
 
-# --- round trips ---
-
-
+@examples(60)
 @given(
-    st.lists(
-        st.lists(st.sampled_from([0, 1, 300, 4096, WHOLE_BYTES, WHOLE_BYTES + 1, 300_000]), min_size=1, max_size=4),
-        min_size=1,
-        max_size=3,
-    ),
+    st.lists(st.lists(st.sampled_from(SIZES), min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.floats(0, 3), min_size=60, max_size=60),
-    st.booleans(),
 )
-def test_every_message_arrives_once_in_order_and_whole(messages, delays, in_pieces):
-    out, into = Outflow(), inflow(in_pieces=in_pieces)
-    sent = [cut(9, *sizes, seed=i) for i, sizes in enumerate(messages)]
-    for frames in sent:
-        out.put(frames)
-    arrived, now_s = [], 0.0
-    for delay_s in delays:
-        found, _ = carried(out, into, now_s)
-        arrived += found
-        assert out.given_bytes - out.received_bytes <= max(FIRST_BYTES, out.window_bytes) * 2
-        now_s += delay_s
-        out.credited(into.credit(), now_s)
-    assert len(arrived) == len(sent)
-    assert len(out) == 0
-    assert all(same(*pair) for pair in zip(arrived, sent, strict=True))
-    assert into.partial_bytes == 0
+def test_every_message_arrives_once_in_order_and_whole_and_in_pieces_where_it_goes_on(messages, delays):
+    sent = on = [cut(9, *sizes, seed=i) for i, sizes in enumerate(messages)]
+    for in_pieces in (True, False):  # to a broker, and from it
+        out, into, arrived, now_s = Outflow(), inflow(in_pieces=in_pieces), [], 0.0
+        for frames in on:
+            out.put(frames)
+        for delay_s in delays:
+            arrived += carried(out, into, now_s)[0]
+            assert out.given_bytes - out.received_bytes <= max(FIRST_BYTES, out.window_bytes) * 2
+            now_s += delay_s
+            out.credited(into.credit(), now_s)
+        assert len(arrived) == len(sent)
+        assert len(out) == 0
+        assert all(same(*pair) for pair in zip(arrived, sent, strict=True))
+        assert into.partial_bytes == 0
+        on = arrived
 
 
 def test_small_messages_without_buffers_and_urgent_ones_travel_whole_and_all_others_in_chunks():
@@ -156,56 +143,36 @@ def test_a_message_that_is_begun_is_not_withdrawn():
 # --- credit and pace ---
 
 
-def under_way(out, into, delay_s, times=40):
-    """Carries a large message over a link that brings each credit back after so long."""
+@pytest.mark.parametrize("delay_s", [0.08, 5.0])
+def test_a_fast_link_gets_more_and_larger_chunks_and_a_slow_one_less_under_way(delay_s):
+    """Each credit comes back after so long."""
+    out, into, now_s, sizes = Outflow(), inflow(), 0.0, []
     out.put(cut(10, 200_000_000 if delay_s < 1 else 40 * FIRST_BYTES))
-    now_s, sizes = 0.0, []
-    for _ in range(times):
+    for _ in range(40):
         _, chunks = carried(out, into, now_s)
         sizes += [b.offset - a.offset for a, b in itertools.pairwise(chunks)]
         now_s += delay_s
         out.credited(into.credit(), now_s)
-    return out.window_bytes, sizes
+    if delay_s < 1:
+        assert out.window_bytes > 20e6  # 2 Gbit/s times 80 ms
+        assert max(sizes) == MOST_CHUNK_BYTES
+    else:
+        assert out.window_bytes <= 2 * LEAST_CHUNK_BYTES
+        assert min(sizes) == LEAST_CHUNK_BYTES
 
 
-def test_a_fast_link_gets_more_and_larger_chunks():
-    window, sizes = under_way(Outflow(), inflow(), 0.08)
-    assert window > 20e6  # 2 Gbit/s times 80 ms
-    assert max(sizes) == MOST_CHUNK_BYTES
-
-
-def test_a_slow_link_gets_less_under_way():
-    window, sizes = under_way(Outflow(), inflow(), 5.0)
-    assert window <= 2 * LEAST_CHUNK_BYTES
-    assert min(sizes) == LEAST_CHUNK_BYTES
-
-
-def test_nothing_goes_beyond_the_credit_of_the_other_end():
+def test_nothing_goes_beyond_the_credit_of_the_other_end_which_has_no_more_than_was_sent():
     out, into = Outflow(), inflow()
     out.put(cut(10, 4 * FIRST_BYTES))
     carried(out, into)
     given = out.given_bytes
-    out.credited(Credit(given, given), 0.0)  # all is received, and no more is taken
-    assert out.next() is None
-    out.credited(Credit(given, given + MOST_UNDER_WAY_BYTES), 0.0)
+    assert into.credit() == Credit(given, given + CREDIT_BYTES)
+    for claim in (Credit(given, given), Credit(0, 0)):  # all is received, and no more is taken
+        out.credited(claim, 0.0)
+        assert out.next() is None
+    out.credited(Credit(1 << 50, given + MOST_UNDER_WAY_BYTES), 0.0)
+    assert out.received_bytes == out.given_bytes == given
     assert out.next() is not None
-
-
-def test_nobody_has_more_than_was_sent():
-    out = Outflow()
-    out.put(cut(10, 4 * FIRST_BYTES))
-    step = out.next()
-    out.sent(step, 0.0)
-    out.credited(Credit(1 << 50, 1 << 51), 0.0)
-    assert out.received_bytes == out.given_bytes == step.nbytes
-    out.credited(Credit(0, 0), 0.0)
-    assert out.received_bytes == step.nbytes
-
-
-def test_credit_says_what_came_and_how_much_more_is_taken():
-    into = inflow()
-    taken(into, Chunk(1, 1000, 0, 900), [b"x" * 100])
-    assert into.credit() == Credit(100, 100 + CREDIT_BYTES)
 
 
 def test_a_message_is_delivered_when_the_other_end_has_all_of_it():
@@ -261,23 +228,6 @@ def test_pieces_are_their_buffer_and_large_ones_stay_where_they_are(sizes, at):
     ours = {id(each.obj) for each in pieces_of(buffer)}
     assert {id(each.obj) for each in came if each.nbytes >= LEAST_PIECE_BYTES} <= ours
     assert all(each.nbytes <= BLOCK_BYTES for each in pieces_of(buffer))
-
-
-@given(st.lists(st.sampled_from([0, 1, 4096, 700_000, 5_000_000]), min_size=1, max_size=4), st.integers(16, 22))
-@examples(40)
-def test_what_came_in_pieces_goes_on_in_chunks_and_arrives_whole(sizes, window_bits):
-    sent = cut(9, *sizes)
-    for in_pieces in (True, False):  # to a broker, and from it
-        out, into, arrived = Outflow(), inflow(in_pieces=in_pieces), []
-        out.put(sent)
-        for _ in range(1000):
-            arrived += carried(out, into)[0]
-            if arrived:
-                break
-            slow_s = 0.0 if out.window_bytes < 1 << window_bits else 0.5  # its window grows no more
-            out.credited(into.credit(), slow_s)
-        assert same(arrived[0], cut(9, *sizes))
-        sent = arrived[0]
 
 
 # --- what a broken connection has cut off ---
@@ -358,25 +308,17 @@ def test_of_what_is_no_header_nothing_is_kept(header):
 # --- what is refused ---
 
 
-def flawed(into, *chunks):
-    return [taken(into, head, frames) for head, frames in chunks]
-
-
 def test_a_message_that_is_too_large_is_refused_once_with_its_header_and_swallowed():
-    into = inflow(most_bytes=1000)
-    found = flawed(into, (Chunk(1, 2000, 0, 0), [b"h" * 10, b"x" * 990]), (Chunk(1, 2000, 1000, 0), [b"x" * 1000]))
-    assert isinstance(found[0], Refused)
-    assert found[0].error.reason == "oversize"
-    assert found[0].header == [b"h" * 10]
-    assert found[1] is None
+    into = inflow(most_bytes=1000, most_frames=3)
+    found = taken(into, Chunk(1, 2000, 0, 0), [b"h" * 10, b"x" * 990])
+    assert isinstance(found, Refused)
+    assert (found.error.reason, found.header) == ("oversize", [b"h" * 10])
+    assert taken(into, Chunk(1, 2000, 1000, 0), [b"x" * 1000]) is None
     assert into.received_bytes == 2000
-    assert same(taken(into, Chunk(2, 900, 0, 0), [b"y" * 900]), [b"y" * 900])
-
-
-def test_too_many_frames_are_refused():
-    (found,) = flawed(inflow(most_frames=3), (Chunk(1, 4, 0, 0), [b"x"] * 4))
+    found = taken(into, Chunk(2, 4, 0, 0), [b"x"] * 4)
     assert found.error.reason == "oversize"
     assert "buffers" in found.error.field
+    assert same(taken(into, Chunk(3, 900, 0, 0), [b"y" * 900]), [b"y" * 900])
 
 
 @pytest.mark.parametrize(
@@ -403,9 +345,9 @@ def test_what_does_not_continue_is_refused_once(second):
 
 
 def test_a_message_whose_beginning_was_lost_is_refused_once():
-    found = flawed(inflow(), (Chunk(4, 300, 100, 100), [b"x" * 100]), (Chunk(4, 300, 200, 0), [b"x" * 100]))
-    assert isinstance(found[0], Refused)
-    assert found[1] is None
+    into = inflow()
+    assert isinstance(taken(into, Chunk(4, 300, 100, 100), [b"x" * 100]), Refused)
+    assert taken(into, Chunk(4, 300, 200, 0), [b"x" * 100]) is None
 
 
 def test_a_new_message_takes_the_place_of_one_that_was_cut_off():
@@ -421,7 +363,3 @@ def test_no_chunks_do_any_harm(claims):
         taken(into, Chunk(transfer, total, offset, rest), [b"x" * size for size in sizes])
         assert into.partial_bytes <= 10
     assert same(taken(into, Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
-
-
-def test_the_least_chunk_is_what_travels_whole():
-    assert LEAST_CHUNK_BYTES >= WHOLE_BYTES

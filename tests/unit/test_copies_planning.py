@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 from aggregator.copies import planning, sets
 from aggregator.copies.place import place_of
 from aggregator.copies.planning import CopyClock, gap, newest_sets, plan, replaced, restored_epoch
-from aggregator.copies.sets import (
-    CompleteSet,
-    CopiedFile,
-    CopiedVersion,
-    Part,
-    claim_key,
-    lead_key,
-    read_set,
-    write_set,
-)
+from aggregator.copies.sets import CompleteSet, CopiedFile, CopiedVersion, Part, claim_key, lead_key
 from broker.wire.errors import ConfigError
 from tests.profiles import examples
 
@@ -48,12 +39,9 @@ def a_set(versions=(3, 4), **changes):
     return CompleteSet(**(fields | changes))
 
 
-# --- sets as files ------------------------------------------------------------------------------------------------
-
-
 def test_a_set_comes_back_as_it_was_written():
     whole = a_set(ended=True, shard=(1, 2), roster=(3, 17))
-    assert read_set(write_set(whole)) == whole
+    assert sets.read_set(sets.write_set(whole)) == whole
     assert sets.order_of(whole.key) == (3, 1)
 
 
@@ -69,27 +57,26 @@ def test_a_set_comes_back_as_it_was_written():
     ],
 )
 def test_a_set_that_cannot_be_ours_is_refused_with_what_is_wrong(old, new, said):
-    text = write_set(a_set()).decode()
+    text = sets.write_set(a_set()).decode()
     assert old in text
     with pytest.raises(ValueError, match=said):
-        read_set(text.replace(old, new).encode())
+        sets.read_set(text.replace(old, new).encode())
 
 
-# --- addresses ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["s3://bucket/run", "gs://bucket/a/b", "az://account/container/x", "file:///mnt/x"])
-def test_an_address_of_each_kind_is_taken(text):
+@pytest.mark.parametrize(
+    ("text", "query", "options"),
+    [
+        ("s3://bucket/run", "endpoint=http://h:9&region=eu", {"aws_endpoint": "http://h:9", "aws_region": "eu"}),
+        ("gs://bucket/a/b", "endpoint=http://127.0.0.1:1", {"google_base_url": "http://127.0.0.1:1"}),
+        ("az://account/container/x", "endpoint=https://x/y", {"azure_storage_endpoint": "https://x/y"}),
+        ("file:///mnt/x", "", {}),
+    ],
+)
+def test_an_address_of_each_kind_is_taken_and_a_server_of_ones_own_as_its_option(text, query, options):
     assert place_of(text + "/").url == text
-
-
-def test_a_server_of_ones_own_is_named_by_an_option():
-    place = place_of("s3://bucket/run?endpoint=http://minio:9000&region=eu")
-    assert place.url == "s3://bucket/run"
-    assert place.options == {"aws_endpoint": "http://minio:9000", "aws_region": "eu"}
-    assert place.plain_http
-    assert place_of("gs://b/r?endpoint=http://127.0.0.1:1").options == {"google_base_url": "http://127.0.0.1:1"}
-    assert place_of("az://c/r?endpoint=https://x/y").options == {"azure_storage_endpoint": "https://x/y"}
+    place = place_of(f"{text}?{query}")
+    assert (place.url, place.options) == (text, options)
+    assert place.plain_http is ("endpoint=http:" in query)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +98,6 @@ def test_an_address_that_cannot_work_is_refused_with_the_cure(text, cure):
     assert cure in str(caught.value)
     assert "secret" not in str(caught.value)
 
-
-# --- who may ------------------------------------------------------------------------------------------------------
 
 ME = {"run_id": "demo", "store": "hub-1", "epoch": 3}
 
@@ -152,9 +137,6 @@ def test_a_restore_leaves_out_more_versions_than_can_have_been_made():
     assert gap([now, before], 0.0) == planning.LEAST_GAP, "a clock that is behind"
 
 
-# --- when ---------------------------------------------------------------------------------------------------------
-
-
 def test_copies_follow_each_other_so_that_none_gets_older_than_it_may():
     clock = CopyClock(60.0, 0.0)
     assert clock.wait_s(0.0) == 0.0
@@ -165,14 +147,12 @@ def test_copies_follow_each_other_so_that_none_gets_older_than_it_may():
 
 
 def test_attempts_that_fail_are_repeated_more_and_more_slowly_and_reported_once_it_takes_too_long():
-    clock = CopyClock(60.0, 0.0)
+    clock, waits = CopyClock(60.0, 0.0), []
     clock.done(0.0, 1.0)
-    waits = []
-    now_s = 60.0
     for attempt in range(8):
+        now_s = 60.0 + sum(waits)
         assert clock.failed("no network", now_s) is (attempt == 0)
         waits.append(clock.wait_s(now_s))
-        now_s += waits[-1]
     assert waits == [2, 4, 8, 16, 32, 60, 60, 60]
     assert clock.late_s(180.0) == 0.0
     assert clock.late_s(181.0) == 181.0
@@ -180,19 +160,10 @@ def test_attempts_that_fail_are_repeated_more_and_more_slowly_and_reported_once_
     assert (clock.late_s(310.0), clock.detail) == (0.0, "")
 
 
-# --- what ---------------------------------------------------------------------------------------------------------
-
-
 def test_only_what_is_missing_is_uploaded_and_only_what_nobody_names_goes():
     first, second, third = (a_set((v, 4), serial=v) for v in (1, 2, 3))
-    there = {
-        *first.object_names(),
-        first.key,
-        "objects/orphan/0-00",
-        claim_key(9),
-        lead_key(2, "hub-0"),
-        lead_key(3, "hub-1"),
-    }
+    others = {"objects/orphan/0-00", claim_key(9), lead_key(2, "hub-0"), lead_key(3, "hub-1")}
+    there = {*first.object_names(), first.key, *others}
     planned = plan(second, there, first)
     assert set(planned.upload) == set(second.object_names()) - set(first.object_names())
     assert list(planned.upload) == [key for key in second.object_names() if key in planned.upload]
@@ -220,16 +191,17 @@ STEPS = st.one_of(
 
 @examples(300)
 @given(st.lists(STEPS, max_size=40))
-def test_whatever_fails_the_newest_set_names_objects_that_are_there_and_one_state_of_the_store(steps):
+def test_whatever_fails_a_set_names_what_is_there_of_one_state_and_nothing_else_is_left_by_a_copy_that_is_through(
+    steps,
+):
     versions, epoch = [1, 1, 1], 1
     states = {tuple(versions)}
-    there: dict[str, CompleteSet | None] = {}
+    there, complete = {}, 0
 
     def commit(p):
         versions[p] += 1
         states.add(tuple(versions))
 
-    complete = 0
     for kind, *numbers in steps:
         if kind == "commit":
             commit(numbers[0])
@@ -245,31 +217,17 @@ def test_whatever_fails_the_newest_set_names_objects_that_are_there_and_one_stat
             planned = plan(wanted, set(there), before)
             for p in range(meanwhile):
                 commit(p)
-            puts = [(key, None) for key in planned.upload] + [(wanted.key, wanted)]
-            operations = [*puts, *((key, "gone") for key in (*planned.obsolete, *planned.delete))]
-            for key, what in operations[:ends_after]:
-                if what == "gone":
-                    del there[key]
-                else:
-                    there[key] = what
+            puts = [*dict.fromkeys(planned.upload).items(), (wanted.key, wanted)]
+            there.update(puts[:ends_after])
+            for key in (*planned.obsolete, *planned.delete)[: max(0, ends_after - len(puts))]:
+                del there[key]
             complete += ends_after >= len(puts)
+            if ends_after >= len(puts) + len(planned.obsolete) + len(planned.delete):
+                kept = newest_sets(there)
+                assert len(kept) == min(complete, planning.KEEP_SETS)
+                assert there.keys() == {*kept, *(key for name in kept for key in there[name].object_names())}
         for name in newest_sets(there):
             whole = there[name]
             assert set(whole.object_names()) <= there.keys(), f"{name} names what is not there"
             assert tuple(each.version for each in whole.versions) in states
         assert bool(newest_sets(there)) is (complete > 0)
-
-
-def test_after_a_copy_that_was_through_nothing_lies_there_that_no_set_names():
-    there: dict[str, CompleteSet | None] = {"objects/from/a/crash/0-00": None}
-    for serial in range(1, 6):
-        names = newest_sets(there)
-        wanted = a_set((serial, serial), serial=serial)
-        planned = plan(wanted, set(there), there[names[0]] if names else None)
-        there |= dict.fromkeys(planned.upload)
-        there[wanted.key] = wanted
-        for key in (*planned.obsolete, *planned.delete):
-            del there[key]
-    kept = newest_sets(there)
-    assert len(kept) == planning.KEEP_SETS
-    assert there.keys() == {*kept, *(key for name in kept for key in there[name].object_names())}

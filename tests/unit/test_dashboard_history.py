@@ -35,6 +35,10 @@ def committed(now_s, number, fragment, version, islands):
     return note(now_s, "version.committed", contributions=contributions, **fields)
 
 
+def joined(now_s, island="a", incarnation=1):
+    return note(now_s, "island.joined", island=island, incarnation=incarnation)
+
+
 def history_of(*lines):
     history = History()
     for line in lines:
@@ -42,12 +46,12 @@ def history_of(*lines):
     return history
 
 
+def texts(history):
+    return [mark["text"] for mark in history.frame()["marks"]]
+
+
 def test_a_round_is_followed_from_its_opening_to_its_version():
-    history = history_of(
-        start(100.0),
-        note(101.0, "island.joined", island="a", incarnation=1),
-        note(102.0, "round.opened", round=7, fragment=3),
-    )
+    history = history_of(start(100.0), joined(101.0), note(102.0, "round.opened", round=7, fragment=3))
     frame = history.frame()
     assert frame["rounds"] == [[7, 3, 2.0, None, None, None, 0, 0, 0]]
     history.take(note(103.0, "round.closed", round=7, fragment=3, reason="complete"))
@@ -75,17 +79,16 @@ def test_a_round_that_is_cancelled_or_left_open_by_a_life_leads_to_nothing():
 
 
 def test_an_island_that_falls_silent_is_marked_and_so_is_its_return():
-    history = history_of(start(0.0), note(0.0, "island.joined", island="a", incarnation=1), beat(1.0, "a", 5))
-    history.take({"now_s": 2.0, "event": "tick"})
-    assert history.islands["a"].state is Liveness.ALIVE
-    history.take({"now_s": 3.5, "event": "tick"})
-    assert history.islands["a"].state is Liveness.SUSPECT
-    history.take({"now_s": 8.0, "event": "tick"})
-    assert history.islands["a"].state is Liveness.DEAD
-    history.take(beat(9.0, "a", 6))
-    assert history.islands["a"].state is Liveness.ALIVE
-    said = [mark["text"] for mark in history.frame()["marks"]]
-    assert said == [
+    history = history_of(start(0.0), joined(0.0), beat(1.0, "a", 5))
+    for line, state in (
+        ({"now_s": 2.0, "event": "tick"}, Liveness.ALIVE),
+        ({"now_s": 3.5, "event": "tick"}, Liveness.SUSPECT),
+        ({"now_s": 8.0, "event": "tick"}, Liveness.DEAD),
+        (beat(9.0, "a", 6), Liveness.ALIVE),
+    ):
+        history.take(line)
+        assert history.islands["a"].state is state
+    assert texts(history) == [
         "a joined",
         "a is silent for 2.5 s",
         "a is silent for 7.0 s: rounds go on without it",
@@ -95,40 +98,38 @@ def test_an_island_that_falls_silent_is_marked_and_so_is_its_return():
 
 def test_a_refusal_is_counted_and_its_reason_is_shown():
     refused = note(1.0, "contribution.refused", island="a", fragment=2, reason="not_finite", detail="3 NaN in w")
-    history = history_of(start(0.0), note(0.5, "island.joined", island="a", incarnation=1), refused)
-    island = history.frame()["islands"]["a"]
+    frame = history_of(start(0.0), joined(0.5), refused).frame()
+    island = frame["islands"]["a"]
     assert (island["refusals"], island["last_refusal"]) == ({"not_finite": 1}, "not_finite: 3 NaN in w")
-    assert history.frame()["marks"][-1]["kind"] == "refusal"
+    assert frame["marks"][-1]["kind"] == "refusal"
 
 
 def test_a_new_life_of_an_island_is_counted():
-    joins = [note(float(n), "island.joined", island="a", incarnation=n) for n in (1, 2)]
-    assert history_of(start(0.0), *joins).islands["a"].lives == 2
+    assert history_of(start(0.0), joined(1.0), joined(2.0, incarnation=2)).islands["a"].lives == 2
 
 
 def test_shards_count_their_rounds_by_themselves_and_an_island_that_came_to_all_is_said_once():
     of_two = [start(0.0, config=CONFIG | {"shards": 2, "shard": shard}) for shard in (0, 1)]
-    joins = [note(1.0, "island.joined", island="a", incarnation=1)] * 2
     opened = [note(2.0, "round.opened", round=1, fragment=fragment) for fragment in (0, 1)]
-    history = history_of(*of_two, *joins, *opened, start(2.5, config=CONFIG | {"shards": 2, "shard": 1}))
+    history = history_of(*of_two, *[joined(1.0)] * 2, *opened, start(2.5, config=CONFIG | {"shards": 2, "shard": 1}))
     frame = history.frame()
     assert [(row[0], row[1], row[-1]) for row in frame["rounds"]] == [(1, 0, 0), (1, 1, 1)]
-    assert [mark["text"] for mark in frame["marks"]] == ["a joined"]
+    assert texts(history) == ["a joined"]
     assert frame["islands"]["a"]["lives"] == 1
 
 
 def test_an_island_that_redis_knew_before_the_tape_told_of_it_is_said_to_join():
     history = history_of(start(0.0))
     history.seen("a", Liveness.ALIVE)
-    history.take(note(1.0, "island.joined", island="a", incarnation=1))
+    history.take(joined(1.0))
     history.seen("a", Liveness.LEFT)
     history.take(note(2.0, "island.left", island="a", reason="stopped"))
-    assert [mark["text"] for mark in history.frame()["marks"]] == ["a joined", "a left: stopped"]
+    assert texts(history) == ["a joined", "a left: stopped"]
 
 
 def test_of_a_run_that_is_stopped_nobody_is_alive_and_why_is_a_mark():
     ended = note(2.0, "aggregator.finished", reason="stopped by the operator", phase="running")
-    history = history_of(start(0.0), note(1.0, "island.joined", island="a", incarnation=1), ended)
+    history = history_of(start(0.0), joined(1.0), ended)
     frame = history.frame(stopped=True)
     assert (frame["phase"], frame["islands"]["a"]["state"]) == ("stopped", "stopped")
     assert frame["marks"][-1]["text"] == "an aggregator ended: stopped by the operator"
@@ -140,17 +141,16 @@ def test_of_a_run_that_is_stopped_nobody_is_alive_and_why_is_a_mark():
 def test_a_page_says_that_a_run_is_stopped_once_nobody_holds_its_directory(tmp_path):
     (tmp_path / "config.toml").write_text('[run]\nrun_id = "demo"\n')
     (tmp_path / "redis-url").write_text("redis://127.0.0.1:1 demo\n")
-    joined = note(1.0, "island.joined", island="a", incarnation=1)
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), joined)))
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start(0.0), joined(1.0))))
+
+    def phase():
+        text = write_report(tmp_path).read_text(encoding="utf-8")
+        return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))["phase"]
+
     held = claim(tmp_path)
-    assert write_report_phase(tmp_path) == "starting"
+    assert phase() == "starting"
     os.close(held)
-    assert write_report_phase(tmp_path) == "stopped"
-
-
-def write_report_phase(run_dir):
-    text = write_report(run_dir).read_text(encoding="utf-8")
-    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))["phase"]
+    assert phase() == "stopped"
 
 
 def test_what_became_of_a_process_is_a_mark():

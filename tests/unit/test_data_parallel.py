@@ -36,26 +36,17 @@ def task():
     )
 
 
-def test_alone_it_takes_the_steps_of_a_plain_loop_and_leaves_both_models(tmp_path):
-    counted = train(task(), rank=0, count=1, seed=3, tokens=STEPS * TOKENS, pace_s=0.0, out=tmp_path)
-    assert (counted["inner_steps"], counted["tokens"]) == (STEPS, STEPS * TOKENS)
-    assert counted["bytes_up"] == 0
-    params, _ = task().init(3)
+@pytest.mark.parametrize("parts", [1, 3], ids=["one batch a step", "the batches of several islands"])
+def test_alone_it_takes_the_steps_of_a_plain_loop_and_leaves_both_models(tmp_path, parts):
+    tokens = STEPS * parts * TOKENS
+    counted = train(task(), rank=0, count=1, parts=parts, seed=3, tokens=tokens, pace_s=0.0, out=tmp_path)
+    assert (counted["inner_steps"], counted["tokens"], counted["bytes_up"]) == (STEPS, tokens, 0)
+    params, gradient = task().init(3)[0], jax.jit(jax.grad(loss))
     assert np.array_equal(load_file(tmp_path / "seed.safetensors")["w"], params["w"])
     for k in range(STEPS):
-        batch = np.random.default_rng([3, k]).normal(size=(TOKENS, 3)).astype(np.float32)
-        params = jax.tree.map(lambda w, g: w - RATE * g, params, jax.grad(loss)(params, batch))
-    np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], params["w"], rtol=1e-5)
-
-
-def test_with_the_batches_of_several_islands_a_step_is_that_of_all_of_them(tmp_path):
-    counted = train(task(), rank=0, count=1, parts=3, seed=3, tokens=STEPS * 3 * TOKENS, pace_s=0.0, out=tmp_path)
-    assert (counted["inner_steps"], counted["tokens"]) == (STEPS, STEPS * 3 * TOKENS)
-    params, _ = task().init(3)
-    for k in range(STEPS):
-        each = [np.random.default_rng([3, k * 3 + i]).normal(size=(TOKENS, 3)) for i in range(3)]
+        each = [np.random.default_rng([3, k * parts + i]).normal(size=(TOKENS, 3)) for i in range(parts)]
         batch = np.concatenate(each).astype(np.float32)
-        params = jax.tree.map(lambda w, g: w - RATE * g, params, jax.grad(loss)(params, batch))
+        params = jax.tree.map(lambda w, g: w - RATE * g, params, gradient(params, batch))
     np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], params["w"], rtol=1e-5)
 
 

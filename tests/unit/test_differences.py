@@ -1,5 +1,7 @@
 """Versions as rounded differences: what is added is the version, and what rounding left out is never lost."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,20 +46,19 @@ def test_a_difference_of_another_size_is_refused():
         added(np.zeros(SIZE - 1, np.float32), payload)
 
 
-def merge_of(number, codec, rng):
-    start, payload = 0, []
-    for tensor in TENSORS:
-        values = rng.normal(scale=0.01, size=tensor.shape).astype(np.float32)
-        payload.append(encode_tensor(np.asarray(values), Codec.F32))
-        start += tensor.size
+def merge_of(number, codec, values):
     part = Part(
         island_id="a",
         steps=StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1),
-        payload=tuple(payload),
+        payload=tuple(encode_tensor(np.asarray(each, np.float32), Codec.F32) for each in values),
         token_weight=1.0,
         staleness_weight=1.0,
     )
     return Merge(round_id=number, fragment_id=0, fragment_version=number, parts=(part,), version_codec=codec)
+
+
+def drawn(rng):
+    return [rng.normal(scale=0.01, size=shape) for shape in SHAPES]
 
 
 @pytest.mark.parametrize("codec", ROUNDING)
@@ -67,9 +68,9 @@ def test_receivers_agree_bit_for_bit_and_stay_as_close_to_the_exact_parameters_a
     begun = seeded(rng.normal(size=SIZE).astype(np.float32))
     rounded, exact, receiver = begun, begun, begun.params
     for number in range(1, 31):
-        action = merge_of(number, codec, rng)
+        action = merge_of(number, codec, drawn(rng))
         (rounded, digest, step), _ = versions.merge(TENSORS, action, rounded, outer_step)
-        whole = Merge(round_id=number, fragment_id=0, fragment_version=number, parts=action.parts)
+        whole = dataclasses.replace(action, version_codec=Codec.F32)
         (exact, _, none), _ = versions.merge(TENSORS, whole, exact, outer_step)
         assert none is None
         receiver = added(receiver, step)
@@ -87,9 +88,9 @@ def test_receivers_agree_bit_for_bit_and_stay_as_close_to_the_exact_parameters_a
 def test_a_run_that_goes_back_to_whole_versions_gets_the_residual_in_the_next_one():
     rng, outer_step = np.random.default_rng(1), make_outer_step(1.0, 0.0)
     begun = seeded(rng.normal(size=SIZE).astype(np.float32))
-    (rounded, _, _), _ = versions.merge(TENSORS, merge_of(1, Codec.INT4, rng), begun, outer_step)
+    (rounded, _, _), _ = versions.merge(TENSORS, merge_of(1, Codec.INT4, drawn(rng)), begun, outer_step)
     assert np.any(rounded.residual)
-    action = merge_of(2, Codec.F32, rng)
+    action = merge_of(2, Codec.F32, drawn(rng))
     (after, _, step), _ = versions.merge(TENSORS, action, rounded, outer_step)
     assert step is None
     assert after.residual is None
@@ -97,19 +98,8 @@ def test_a_run_that_goes_back_to_whole_versions_gets_the_residual_in_the_next_on
 
 
 def test_a_difference_that_float32_cannot_hold_makes_no_version():
-    outer_step = make_outer_step(1.0, 0.0)
     begun = seeded(np.full(SIZE, 3e38, np.float32))
-    values = [np.full(tensor.shape, 3.4e38, np.float32) for tensor in TENSORS]
     far = begun._replace(residual=np.full(SIZE, -3e38, np.float32))
-    action = merge_of(1, Codec.INT8, np.random.default_rng(2))
-    part = action.parts[0]
-    large = Part(
-        island_id=part.island_id,
-        steps=part.steps,
-        payload=tuple(encode_tensor(value, Codec.F32) for value in values),
-        token_weight=1.0,
-        staleness_weight=1.0,
-    )
-    action = Merge(round_id=1, fragment_id=0, fragment_version=1, parts=(large,), version_codec=Codec.INT8)
+    action = merge_of(1, Codec.INT8, [np.full(shape, 3.4e38) for shape in SHAPES])
     with pytest.raises(LocalProtocolError, match="not finite"):
-        versions.merge(TENSORS, action, far, outer_step)
+        versions.merge(TENSORS, action, far, make_outer_step(1.0, 0.0))

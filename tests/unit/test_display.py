@@ -45,20 +45,28 @@ RUNNING = status(
 )
 
 
-def test_progress_counts_islands_versions_tokens_and_the_time_left():
+def test_progress_counts_islands_versions_tokens_and_the_time_left_and_its_line_says_all_of_it():
     progress = progress_of(RUNNING, rate=2000.0)
     assert (progress.alive, progress.known) == (1, 2)
     assert progress.versions == (3, 4)
     assert progress.fraction == 0.4
     assert progress.remaining_s == 30.0
     assert progress.loss == 2.5
+    assert line(progress) == (
+        "running  40%  1 of 2 islands  versions 3-4  merged 30,000  tokens/s 2,000  loss 2.500  left 30.0 s"
+    )
 
 
-@pytest.mark.parametrize(("state", "says"), [(Liveness.ALIVE, True), (Liveness.LEFT, False)])
-def test_what_an_ended_run_still_waits_for_is_said(state, says):
+@pytest.mark.parametrize(
+    ("islands", "says"),
+    [({"a": island()}, True), ({"a": island(Liveness.LEFT)}, False), ({}, False)],
+    ids=["one is there", "it has left", "none is known"],
+)
+def test_what_an_ended_run_still_waits_for_is_said(islands, says):
     totals = {"phase": "ended", "trained_tokens": 10, "merged_tokens": 10, "target_tokens": 10}
-    said = line(progress_of(status({"a": island(state)}, totals=totals), rate=None))
+    said = line(progress_of(status(islands, totals=totals), rate=None))
     assert said.endswith("islands fetch the last versions") == says
+    assert "no island yet" not in said
 
 
 def test_before_anything_is_known_nothing_is_made_up():
@@ -67,64 +75,47 @@ def test_before_anything_is_known_nothing_is_made_up():
     assert line(progress) == "starting   0%  no island yet  merged 0"
 
 
-def test_an_ended_run_whose_islands_have_gone_waits_for_none():
-    totals = {"phase": "ended", "trained_tokens": 10, "merged_tokens": 10, "target_tokens": 10}
-    assert "no island yet" not in line(progress_of(status({}, totals=totals), rate=None))
-
-
-def test_a_line_says_all_of_it():
-    words = line(progress_of(RUNNING, rate=2000.0))
-    assert words == (
-        "running  40%  1 of 2 islands  versions 3-4  merged 30,000  tokens/s 2,000  loss 2.500  left 30.0 s"
-    )
-
-
-def test_the_rate_is_that_of_the_last_seconds():
+def test_the_rate_is_that_of_the_last_seconds_and_begins_anew_where_a_count_went_back():
     rate = Rate()
     assert rate.update(0.0, 0) is None
     assert rate.update(10.0, 1000) == 100.0
     assert rate.update(10.0 + RATE_WINDOW_S, 1000) == pytest.approx(0.0)
+    assert rate.update(11.0 + RATE_WINDOW_S, 500) is None
+    assert rate.update(12.0 + RATE_WINDOW_S, 600) == 100.0
 
 
-def test_a_count_that_went_back_starts_the_rate_anew():
-    rate = Rate()
-    rate.update(0.0, 1000)
-    assert rate.update(1.0, 500) is None
-    assert rate.update(2.0, 600) == 100.0
-
-
-def test_without_a_terminal_lines_come_every_few_seconds():
+def shown(seconds, rate=lambda second: None):
+    """What a display without a terminal says in so many seconds, one status in each."""
     stream = io.StringIO()
     with Display(stream, every_s=5.0) as display:
-        for second in range(11):
-            display.show(RUNNING, progress_of(RUNNING, 1000.0 + second), float(second))
+        for second in range(seconds):
+            display.show(RUNNING, progress_of(RUNNING, rate(second)), float(second))
         display.note("island [a] died")
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 4
+    return stream.getvalue().splitlines()
+
+
+def test_without_a_terminal_lines_come_every_few_seconds_and_those_that_say_nothing_new_once_a_minute():
+    lines = shown(11, rate=lambda second: 1000.0 + second)
+    assert len(lines) == 3 + 1
     assert lines[-1] == "atoll: island [a] died"
+    assert len(shown(120)) == 2 + 1
 
 
-def test_a_line_in_which_nothing_has_changed_is_said_once_a_minute():
-    stream = io.StringIO()
-    with Display(stream, every_s=5.0) as display:
-        for second in range(120):
-            display.show(RUNNING, progress_of(RUNNING, None), float(second))
-    assert len(stream.getvalue().splitlines()) == 2
+def of_table(*what):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(*what))
+    return console.file.getvalue()
 
 
 def test_a_run_without_a_target_has_no_percentage():
     endless = status({"a": island()}, totals={"phase": "running", "target_tokens": 0})
     progress = progress_of(endless, None)
     assert line(progress).startswith("running  1 of 1 islands  ")
-    console = Console(file=io.StringIO(), width=120)
-    console.print(table(endless, progress))
-    assert "%" not in console.file.getvalue().splitlines()[0]
+    assert "%" not in of_table(endless, progress).splitlines()[0]
 
 
 def test_the_table_has_a_row_for_each_island():
-    console = Console(file=io.StringIO(), width=120)
-    console.print(table(RUNNING, progress_of(RUNNING, 2000.0)))
-    text = console.file.getvalue()
+    text = of_table(RUNNING, progress_of(RUNNING, 2000.0))
     assert [text.count(f"\n{name} ") for name in "abc"] == [1, 1, 1]
     assert "0.100 s" in text
     assert "tokens/s 2,000" in text

@@ -16,17 +16,18 @@ A_LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 A_COMMAND = re.compile(r"python3 -m ops ([a-z]+)([^`\n|#&]*)")
 
 
-def name_of(path):
-    return path.name
+of_each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_links_lead_somewhere(path):
-    links = A_LINK.findall(path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
+@of_each_document
+def test_links_lead_somewhere_and_files_of_the_source_that_are_named_exist(path):
+    text = path.read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:ops|broker|aggregator|islands)/[\w/]+\.py\b", text))
+    assert [link for link in A_LINK.findall(text) if not (path.parent / link).exists()] == []
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@of_each_document
 def test_commands_and_their_flags_are_ours(path):
     for name, rest in A_COMMAND.findall(path.read_text(encoding="utf-8")):
         assert name in cli.COMMANDS
@@ -45,12 +46,6 @@ def flags_of(parser):
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
                 yield from flags_of(each)
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_files_of_the_source_that_are_named_exist(path):
-    named = set(re.findall(r"\b(?:ops|broker|aggregator|islands)/[\w/]+\.py\b", path.read_text()))
-    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 def test_the_readme_can_be_read_in_one_sitting():

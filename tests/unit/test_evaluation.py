@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,9 @@ from ops.evaluation.follower import Follower
 from ops.inspect.global_model import Which
 
 
-def model(tokens, digest=None):
-    digest = f"model of {tokens}" if digest is None else digest
-    return SimpleNamespace(tokens=tokens, digest=digest, versions=(tokens // 10,), tensors={"w": tokens}, run_id="demo")
+def model(tokens):
+    named = {"digest": f"model of {tokens}", "run_id": "demo"}
+    return SimpleNamespace(tokens=tokens, versions=(tokens // 10,), tensors={"w": tokens}, **named)
 
 
 class Run:
@@ -28,25 +29,25 @@ class Run:
     def __init__(self, *tokens, ends="ended"):
         self._tokens, self._ends, self._at = tokens, ends, 0
 
-    @property
-    def _now(self):
-        return self._tokens[self._at]
-
     def sleep(self, seconds):
         assert seconds > 0
         self._at += 1
 
     def tokens(self):
-        return self._now
+        return self._tokens[self._at]
 
     def model(self, which=Which.NEWEST):
-        return None if self._now is None else model(0 if which is Which.SEED else self._now)
+        now = self.tokens()
+        return None if now is None else model(0 if which is Which.SEED else now)
 
     def has_ended(self):
-        return self._ends == "ended" and self._at == len(self._tokens) - 1
+        return self._is_over("ended")
 
     def is_abandoned(self):
-        return self._ends == "abandoned" and self._at == len(self._tokens) - 1
+        return self._is_over("abandoned")
+
+    def _is_over(self, how):
+        return self._ends == how and self._at == len(self._tokens) - 1
 
 
 class Told:
@@ -61,21 +62,11 @@ class Told:
         return Judgement(metrics={"loss": 1000.0 - tensors["w"]}, better={"loss": "min"})
 
 
-def follow(directory, run, *, every=100, told=None, **more):
-    told = told or Told()
-    file = CurveFile(directory)
-    try:
-        Follower(
-            run,
-            file,
-            every=every,
-            judge=more.get("judge", told.judge),
-            publish=told.published.append,
-            say=told.lines.append,
-            sleep=run.sleep,
-        ).follow()
-    finally:
-        file.close()
+def follow(directory, run, *, judge=None):
+    told = Told()
+    with closing(CurveFile(directory)) as file:
+        judge, publish, say = judge or told.judge, told.published.append, told.lines.append
+        Follower(run, file, every=100, judge=judge, publish=publish, say=say, sleep=run.sleep).follow()
     return told
 
 
@@ -98,14 +89,11 @@ def test_after_a_restart_no_model_is_evaluated_twice(tmp_path, stopped_after):
     assert set(first + again) >= {0, 110, 210, 330, 340}
 
 
-def test_a_run_that_has_ended_and_was_evaluated_costs_nothing(tmp_path):
-    follow(tmp_path, Run(0, 130))
-    assert follow(tmp_path, Run(130)).judged == []
-
-
-def test_a_run_that_was_never_seeded_ends_without_a_point(tmp_path):
+def test_a_run_that_was_never_seeded_ends_without_a_point_and_one_that_was_evaluated_costs_nothing(tmp_path):
     assert follow(tmp_path, Run(None, None, ends="abandoned")).judged == []
     assert read_points(tmp_path) == []
+    assert follow(tmp_path, Run(0, 130)).judged == [0, 130]
+    assert follow(tmp_path, Run(130)).judged == []
 
 
 def test_what_cannot_be_written_is_told_once_and_evaluation_goes_on(tmp_path, monkeypatch):
@@ -127,9 +115,6 @@ def test_a_model_of_which_nothing_can_be_measured_is_an_error(tmp_path):
         follow(tmp_path, Run(0, 10), judge=judge)
 
 
-# --- the file -------------------------------------------------------------------------------------------------------
-
-
 def test_a_line_that_a_crash_cut_short_is_no_point_and_spoils_no_other(tmp_path):
     follow(tmp_path, Run(0, 130))
     path = tmp_path / curve.FILE
@@ -140,14 +125,9 @@ def test_a_line_that_a_crash_cut_short_is_no_point_and_spoils_no_other(tmp_path)
 
 
 def test_two_do_not_follow_one_run(tmp_path):
-    file = CurveFile(tmp_path)
-    with pytest.raises(ConfigError, match="another process follows this run already"):
+    with closing(CurveFile(tmp_path)), pytest.raises(ConfigError, match="another process follows this run already"):
         CurveFile(tmp_path)
-    file.close()
     CurveFile(tmp_path).close()
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,11 +162,8 @@ def test_the_tokens_of_a_commit_are_those_of_all_lives():
     def life(start, last):
         return {"life": [0, start, 9, last, False], "merged": []}
 
-    kept = {
-        "past": {"a": [[2, 10, 700, 9, 600], 650, {}]},
-        "accounts": {"a": {"3": life(700, 900)}, "b": {"1": life(0, 50)}},
-    }
-    assert tokens_trained(kept) == 700 + 200 + 50
+    accounts = {"a": {"3": life(700, 900)}, "b": {"1": life(0, 50)}}
+    assert tokens_trained({"past": {"a": [[2, 10, 700, 9, 600], 650, {}]}, "accounts": accounts}) == 700 + 200 + 50
     assert tokens_trained({}) == 0
 
 

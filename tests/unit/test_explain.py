@@ -17,16 +17,28 @@ from tests.aggregator_hand import beat
 from tests.taped import STEPS_PER_ROUND, Taped
 
 
-def absences(tape, target):
-    teller = Storyteller(target)
+def absences(tape, **target):
+    """Who is not in the newest version of fragment 0, or in another round or version that is named, and why."""
+    teller = Storyteller(Target(**(target or {"fragment": 0})))
     for line in tape:
         teller.take(line)
     return {each.island: each for each in teller.found.absences()}
 
 
+def why(tape, **target):
+    return {island: absence.why for island, absence in absences(tape, **target).items()}
+
+
 def fleet(*names, **settings):
     taped = Taped(**{"islands": 3, "round_timeout_s": 1.0, **settings})
     taped.gather(*names)
+    return taped
+
+
+def opened(*names, **settings):
+    """A fleet all of which has reported four steps, which has opened a round."""
+    taped = fleet(*names, **settings)
+    taped.beat(STEPS_PER_ROUND, *names)
     return taped
 
 
@@ -37,59 +49,47 @@ def silence(taped, seconds, *awake, step=0):
         taped.beat(step, *awake)
 
 
-def test_whoever_is_in_it_is_no_absence():
-    taped = fleet("a", "b")
-    taped.round(1, "a", "b")
-    assert absences(taped.tape, Target(fragment=0, version=1)) == {}
-
-
-def test_an_island_that_did_not_answer_was_waited_for_until_the_timeout():
-    taped = fleet("a", "b")
-    taped.beat(STEPS_PER_ROUND, "a", "b")
-    taped.offer("a", 1)
-    silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
-    (absence,) = absences(taped.tape, Target(fragment=0, version=1)).values()
-    assert (absence.island, absence.why) == ("b", AbsenceReason.SILENT)
-
-
-def test_an_answer_after_the_closing_is_late_and_is_found_in_the_next_version():
-    taped = fleet("a", "b")
-    taped.beat(STEPS_PER_ROUND, "a", "b")
+def test_an_island_that_did_not_answer_was_waited_for_until_the_timeout_and_its_late_answer_is_in_the_next():
+    taped = opened("a", "b")
     first = taped.round_id
     taped.offer("a", 1)
     silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
+    assert why(taped.tape) == {"b": AbsenceReason.SILENT}
     taped.offer("b", 1, round_id=first, base=0)
     taped.round(2, "a", "b")
-    absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
+    absence = absences(taped.tape, fragment=0, version=1)["b"]
     assert absence.why is AbsenceReason.LATE
     assert "s after the closing, and is in version 2" in absence.detail
+    assert absences(taped.tape, fragment=0, version=2) == {}
 
 
-def test_an_island_with_nothing_new_says_so():
-    taped = fleet("a", "b")
-    taped.beat(STEPS_PER_ROUND, "a", "b")
-    taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
-    taped.offer("a", 1)
-    assert absences(taped.tape, Target(fragment=0))["b"].why is AbsenceReason.NOTHING
-
-
-def test_an_island_that_leaves_rounds_out_for_its_link_is_told_from_one_that_had_no_step():
-    taped = fleet("a", "b")
-    taped.beat(STEPS_PER_ROUND, "a")
-    link = m.LinkUse(up=2e4, down=None, round_trip_s=None, codec=m.Codec.INT4, share=0.25)
+@pytest.mark.parametrize(
+    ("link", "detail"),
+    [
+        pytest.param(None, "it had no step since its last hand-over", id="it had no step"),
+        pytest.param(
+            m.LinkUse(up=2e4, down=None, round_trip_s=None, codec=m.Codec.INT4, share=0.25),
+            "its link carries int4 in 1 of 4 rounds",
+            id="its link leaves rounds out",
+        ),
+    ],
+)
+def test_an_island_with_nothing_new_says_so_and_whether_its_link_is_why(link, detail):
+    taped = opened("a", "b")
     fields = {"step_time_s": 0.1, "versions": taped.core.run.versions, "overwritten_tokens": (0,), "link": link}
     taped.say("b", beat(STEPS_PER_ROUND, **fields))
     taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
     taped.offer("a", 1)
-    assert absences(taped.tape, Target(fragment=0))["b"].detail == "its link carries int4 in 1 of 4 rounds"
+    absence = absences(taped.tape)["b"]
+    assert absence.why is AbsenceReason.NOTHING
+    assert absence.detail == detail
 
 
 def test_a_refusal_comes_with_its_reason():
-    taped = fleet("a", "b")
-    taped.beat(STEPS_PER_ROUND, "a", "b")
+    taped = opened("a", "b")
     taped.offer("b", 1, base=7)
     taped.offer("a", 1)
-    absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
+    absence = absences(taped.tape)["b"]
     assert absence.why is AbsenceReason.REFUSED
     assert absence.detail == "future_version: trained on version 7, the newest is 0"
 
@@ -121,42 +121,31 @@ def heartbeat(now_s, island, incarnation=1):
     return {"now_s": now_s, "event": "received", **said}
 
 
-def test_an_island_is_kept_out_until_its_time_is_over_whatever_lives_it_begins():
+@pytest.mark.parametrize("lives", [1, 2])
+@pytest.mark.parametrize(("until_s", "reason"), [(40.0, AbsenceReason.QUARANTINED), (15.0, AbsenceReason.SILENT)])
+def test_an_island_is_kept_out_until_its_time_is_over_whatever_lives_it_begins(until_s, reason, lives):
     again = [note(12.0, "island.joined", island="b", incarnation=2), heartbeat(12.1, "b", 2)]
-    for until_s, more, why in [
-        (40.0, (), AbsenceReason.QUARANTINED),
-        (40.0, again, AbsenceReason.QUARANTINED),
-        (15.0, (), AbsenceReason.SILENT),
-        (15.0, again, AbsenceReason.SILENT),
-    ]:
-        assert absences(kept_out(until_s, *more), Target(fragment=0))["b"].why is why
+    assert why(kept_out(until_s, *again[: 2 * lives - 2]))["b"] is reason
 
 
 def test_another_shard_knows_islands_by_the_roster_alone():
     enrolled = [{"island_id": each, "incarnation": 1, "left": each == "c"} for each in "abc"]
     roster = {"sender": "aggregator", "incarnation": 1, "kind": "roster", "body": {"members": enrolled}}
     tape = [line for line in kept_out(15.0) if line.get("note") != "island.joined"]
-    missing = absences([tape[0], {"now_s": 1.0, "event": "received", **roster}, *tape[1:]], Target(fragment=0))
-    assert {island: each.why for island, each in missing.items()} == {
-        "b": AbsenceReason.SILENT,
-        "c": AbsenceReason.LEFT,
-    }
-    assert (
-        absences(tape, Target(fragment=0))["b"].why is AbsenceReason.SILENT
-    )  # the closing itself names who did not answer
+    assert why(tape)["b"] is AbsenceReason.SILENT  # the closing itself names who did not answer
+    tape.insert(1, {"now_s": 1.0, "event": "received", **roster})
+    assert why(tape) == {"b": AbsenceReason.SILENT, "c": AbsenceReason.LEFT}
 
 
 def test_a_refusal_at_the_closing_of_another_round_is_not_of_this_one():
     came = {"sender": "b", "incarnation": 1, "kind": "contribution", "body": {"round_id": 5, "fragment_id": 0}}
-    tape = kept_out(15.0)
-    opened = next(n for n, line in enumerate(tape) if line.get("note") == "round.opened")
-    other = [
+    tape = [
+        *kept_out(15.0),
         note(19.0, "round.opened", round=4, fragment=1, asked=2, held=0, flush=False),
         {"now_s": 21.0, "event": "received", **came},
         note(21.0, "contribution.refused", island="b", fragment=1, reason="outlier"),
     ]
-    story = [*tape[:opened], other[0], tape[opened], *other[1:], *tape[opened + 1 :]]
-    assert absences(story, Target(fragment=0))["b"].why is AbsenceReason.SILENT
+    assert why(sorted(tape, key=lambda line: line["now_s"]))["b"] is AbsenceReason.SILENT
 
 
 def test_a_quarantine_outlasts_a_restart_of_the_aggregator():
@@ -164,15 +153,14 @@ def test_a_quarantine_outlasts_a_restart_of_the_aggregator():
     record = {"members": members, "quarantine": {"b": [0, 1, 30.0, "outlier", 0]}}
     begins = {"tape": 8, "now_s": 15.0, "config": {}, "record": record}
     beats = [heartbeat(19.0, island) for island in "ab"]
-    assert absences(kept_out(11.0, begins, *beats), Target(fragment=0))["b"].detail == "outlier"
+    assert absences(kept_out(11.0, begins, *beats))["b"].detail == "outlier"
 
 
 def test_what_did_not_fit_is_to_be_sent_again():
-    taped = fleet("a", "b", held_bytes=100, islands=1)
-    taped.beat(STEPS_PER_ROUND, "a", "b")
+    taped = opened("a", "b", held_bytes=100, islands=1)
     taped.offer("a", 1)
     taped.offer("b", 1)
-    absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
+    absence = absences(taped.tape, fragment=0, version=1)["b"]
     assert absence.why is AbsenceReason.RETRY
     assert absence.detail.startswith("queue_full: 80 bytes do not fit")
 
@@ -182,7 +170,7 @@ def test_who_left_and_who_died_were_not_asked():
     taped.say("b", m.Leave(inner_step=0, tokens=0, reason="maintenance"))
     silence(taped, 8, "a", step=1)
     taped.round(1, "a")
-    found = absences(taped.tape, Target(fragment=0, version=1))
+    found = absences(taped.tape)
     assert (found["b"].why, found["b"].detail) == (AbsenceReason.LEFT, "maintenance")
     assert found["c"].why is AbsenceReason.DEAD
     assert "silent for 8." in found["c"].detail
@@ -194,8 +182,8 @@ def test_who_came_after_the_opening_or_holds_nothing_yet_was_not_asked():
     taped.beat(STEPS_PER_ROUND, "a")
     taped.join("c")
     taped.offer("a", 1)
-    found = absences(taped.tape, Target(round_id=taped.commits[0].round_id))
-    assert (found["b"].why, found["c"].why) == (AbsenceReason.NOT_READY, AbsenceReason.NOT_JOINED)
+    found = why(taped.tape, round_id=taped.commits[0].round_id)
+    assert found == {"b": AbsenceReason.NOT_READY, "c": AbsenceReason.NOT_JOINED}
 
 
 def test_an_island_that_missed_two_rounds_is_not_waited_for():
@@ -206,20 +194,25 @@ def test_an_island_that_missed_two_rounds_is_not_waited_for():
         silence(taped, 2, "a", "b", step=STEPS_PER_ROUND * number)
     taped.beat(STEPS_PER_ROUND * 3, "a", "b")
     taped.offer("a", 3)
-    assert absences(taped.tape, Target(fragment=0, version=3))["b"].why is AbsenceReason.UNRESPONSIVE
-    assert absences(taped.tape, Target(fragment=0, version=2))["b"].why is AbsenceReason.SILENT
+    assert why(taped.tape, fragment=0, version=3) == {"b": AbsenceReason.UNRESPONSIVE}
+    assert why(taped.tape, fragment=0, version=2) == {"b": AbsenceReason.SILENT}
 
 
 def test_a_round_that_was_cancelled_is_told_of_by_its_id():
-    taped = fleet("a", "b")
-    taped.beat(STEPS_PER_ROUND, "a", "b")
+    taped = opened("a", "b")
     round_id = taped.round_id
     silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
-    found = absences(taped.tape, Target(round_id=round_id))
-    assert {each.why for each in found.values()} == {AbsenceReason.UNRESPONSIVE}
+    assert set(why(taped.tape, round_id=round_id).values()) == {AbsenceReason.UNRESPONSIVE}
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
+
+
+def explained_by(capsys, *words, status=0):
+    """What the command says, on the stream on which it says it."""
+    assert cli.main(["explain", *map(str, words)]) == status
+    said = capsys.readouterr()
+    return said.err if status else said.out
 
 
 @pytest.fixture
@@ -237,33 +230,28 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def test_the_command_shows_weights_and_staleness(run_dir, capsys):
-    assert cli.main(["explain", "0:1", str(run_dir)]) == 0
-    said = capsys.readouterr().out
+def test_the_command_shows_weights_and_staleness_as_text_and_as_json(run_dir, capsys):
+    said = explained_by(capsys, "0:1", run_dir)
     assert "version 1 of fragment 0: 2 islands, 80 tokens" in said
     assert "closed" in said
     assert [line.split() for line in said.splitlines() if line.startswith(("a ", "b "))] == [
-        ["a", "0-4", "40", "50.0%", "0.00", "f32", "fresh"],
-        ["b", "0-4", "40", "50.0%", "0.00", "f32", "fresh"],
+        [island, "0-4", "40", "50.0%", "0.00", "f32", "fresh"] for island in "ab"
     ]
     assert "every island that was known is in it" in said
-
-
-def test_json_has_the_same(run_dir, capsys):
-    assert cli.main(["explain", "0:1", str(run_dir), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(explained_by(capsys, "0:1", run_dir, "--json"))
     assert (found["fragment"], found["version"], found["absent"]) == (0, 1, [])
-    assert [(each["island"], each["share"], each["fresh"]) for each in found["contributors"]] == [
-        ("a", 0.5, True),
-        ("b", 0.5, True),
-    ]
+    contributors = [(each["island"], each["share"], each["fresh"]) for each in found["contributors"]]
+    assert contributors == [("a", 0.5, True), ("b", 0.5, True)]
 
 
-def test_what_the_tape_lost_is_told_from_the_ledger_alone_and_said_so(run_dir, capsys):
-    assert cli.main(["explain", "0", str(run_dir)]) == 0
-    said = capsys.readouterr().out
-    assert "version 2 of fragment 0" in said
-    assert "why others are not in it is not known" in said
+def test_a_ledger_by_itself_and_a_tape_by_itself_are_enough_and_what_the_tape_lost_is_said(run_dir, capsys):
+    for words in (("0", run_dir), ("0:2", run_dir / "store")):
+        said = explained_by(capsys, *words)
+        assert "version 2 of fragment 0" in said
+        assert "why others are not in it is not known" in said
+        assert said.count("50.0%") == 2
+    (run_dir / "store" / "ledger.jsonl").unlink()
+    assert explained_by(capsys, "0:1", run_dir).count("50.0%") == 2
 
 
 @pytest.mark.parametrize("line", ['{"a": 1}', '{"fragment_id": 0, "fragment_version": 2}', "[]", "no JSON"])
@@ -271,17 +259,8 @@ def test_a_line_of_the_ledger_that_is_none_is_passed_over(run_dir, capsys, line)
     ledger = run_dir / "store" / "ledger.jsonl"
     first, _ = ledger.read_text().splitlines()
     ledger.write_text(f"{line}\n{first}\n")
-    assert cli.main(["explain", "0", str(run_dir)]) == 0
-    assert "version 1 of fragment 0: 2 islands" in capsys.readouterr().out
-    assert cli.main(["explain", "0:7", str(run_dir)]) == 1
-    assert "the newest are 0:1" in capsys.readouterr().err
-
-
-def test_a_store_by_itself_and_a_tape_by_itself_are_enough(run_dir, capsys):
-    assert cli.main(["explain", "0:2", str(run_dir / "store")]) == 0
-    (run_dir / "store" / "ledger.jsonl").unlink()
-    assert cli.main(["explain", "0:1", str(run_dir)]) == 0
-    assert capsys.readouterr().out.count("50.0%") == 4
+    assert "version 1 of fragment 0: 2 islands" in explained_by(capsys, "0", run_dir)
+    assert "knows no 0:7: the newest are 0:1" in explained_by(capsys, "0:7", run_dir, status=1)
 
 
 def test_a_new_lineage_is_said_where_it_begins_and_where_it_went_back(run_dir, capsys):
@@ -289,25 +268,16 @@ def test_a_new_lineage_is_said_where_it_begins_and_where_it_went_back(run_dir, c
     first = json.loads(ledger.read_text().splitlines()[0])
     begun = first | {"fragment_version": 5, "epoch": 3, "contributions": []}
     ledger.write_text(ledger.read_text() + json.dumps(begun) + "\n")
-    assert cli.main(["explain", "0", str(run_dir)]) == 0
-    said = capsys.readouterr().out
+    said = explained_by(capsys, "0", run_dir)
     assert "version 5 of fragment 0 begins a new lineage: it is version 1 under a number that nobody had seen" in said
     assert "given up: 2, 3, 4;" in said
-    assert cli.main(["explain", "0:2", str(run_dir)]) == 0
-    said = capsys.readouterr().out
+    said = explained_by(capsys, "0:2", run_dir)
     assert "it was given up: a new lineage began with version 5, which is version 1 again" in said
     assert "what was merged into it is counted as store_lost" in said
     with (run_dir / "events.jsonl").open("a") as tape:
-        tape.write(json.dumps({"now_s": 9.0, "note": "run.rolled_back", "fields": {"versions": [5, 2]}}) + "\n")
-    assert cli.main(["explain", "0:2", str(run_dir)]) == 0
-    assert "what was merged into it is counted as rolled_back" in capsys.readouterr().out
-    assert cli.main(["explain", "0:1", str(run_dir)]) == 0
-    assert "lineage" not in capsys.readouterr().out
-
-
-def test_a_version_that_does_not_exist_is_answered_with_those_that_do(run_dir, capsys):
-    assert cli.main(["explain", "0:9", str(run_dir)]) == 1
-    assert "knows no 0:9: the newest are 0:2" in capsys.readouterr().err
+        tape.write(json.dumps(note(9.0, "run.rolled_back", versions=[5, 2])) + "\n")
+    assert "what was merged into it is counted as rolled_back" in explained_by(capsys, "0:2", run_dir)
+    assert "lineage" not in explained_by(capsys, "0:1", run_dir)
 
 
 @pytest.mark.parametrize("text", ["x", "1:", "1:x", ":4", "round:", "round"])
@@ -317,8 +287,7 @@ def test_what_names_no_version_is_refused(text):
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
-    assert cli.main(["explain", "0:1", str(tmp_path)]) == 2
-    assert "must be the directory of a run or a store" in capsys.readouterr().err
+    assert "must be the directory of a run or a store" in explained_by(capsys, "0:1", tmp_path, status=2)
 
 
 # --- from what Redis keeps --------------------------------------------------------------------------------------------
@@ -336,11 +305,15 @@ class Kept:
         return KeptVersion(fragment_id=fragment_id, found=self.found, known=self.known)
 
 
+def committed(taped):
+    """What is noted of the newest version on a tape."""
+    return [line["fields"] for line in taped.tape if line.get("note") == "version.committed"][-1]
+
+
 def kept_version(taped, **changes):
     """What the aggregator's reporter keeps of the newest version on a tape."""
-    (*_, note) = [line["fields"] for line in taped.tape if line.get("note") == "version.committed"]
     reporter = Reporter(None, collect=None, lease=None, holder="h", clock=lambda: 0.0)
-    reporter.committed(note)
+    reporter.committed(committed(taped))
     (row,) = reporter._versions
     return json.loads(json.dumps(row)) | {"epoch": 1} | changes
 
@@ -350,8 +323,7 @@ def explained(found, target, known=()):
 
 
 def test_redis_tells_who_is_in_a_version_and_who_was_waited_for_in_vain():
-    taped = fleet("a", "b", "c")
-    taped.beat(STEPS_PER_ROUND, "a", "b", "c")
+    taped = opened("a", "b", "c")
     taped.offer("a", 1)
     taped.offer("b", 1)
     silence(taped, 2, "a", "b", "c", step=STEPS_PER_ROUND)
@@ -367,8 +339,7 @@ def test_of_a_large_fleet_the_heaviest_contributions_are_kept_in_their_order(mon
     monkeypatch.setattr("aggregator.process.reporter.MAX_CONTRIBUTIONS", 2)
     taped = fleet("a", "b", "c")
     taped.round(1, "a", "b", "c")
-    (*_, note) = [line["fields"] for line in taped.tape if line.get("note") == "version.committed"]
-    for each, weight in zip(note["contributions"], (0.2, 0.1, 0.7), strict=True):
+    for each, weight in zip(committed(taped)["contributions"], (0.2, 0.1, 0.7), strict=True):
         each["merge_weight"] = weight
     kept = kept_version(taped)
     assert [each["merge_weight"] for each in kept["contributions"]] == [0.2, 0.7]

@@ -5,23 +5,17 @@ request reaches Redis, however late; a write ends; a process ticks, dies, or sta
 it happens, and at the end everything is healed, and somebody must lead with everybody in sync.
 """
 
-import random
+from functools import partial
 
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.failover_models import NAMES
 from tests.failover_world import World
-from tests.profiles import examples
+from tests.worlds import MOST, brief_runs, long_run
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 FRAGMENTS = (0, 1)
-
-
-# --- one step, chosen by numbers ----------------------------------------------------------------------------------
 
 #: How likely each is, beside the others.
 STEPS = {
@@ -78,65 +72,22 @@ def step(world, kind, a, b):
             world.blackout(b % 4, name)
         case "redis" if world.forgetful and world.delivered:
             world.snapshot() if b % 3 else world.lose_redis(a)
+    if len(world.messages) > MOST:
+        del world.messages[:a]
 
 
-def run_at_random(seed, steps, **traits):
-    """Returns the world after so many steps and its healing."""
-    source = random.Random(seed)
-    world = World(**traits)
-    kinds, weights = list(STEPS), list(STEPS.values())
-    for kind in source.choices(kinds, weights, k=steps):
-        step(world, kind, source.randrange(1 << 16), source.randrange(1 << 16))
-        if len(world.messages) > 60:
-            del world.messages[: source.randrange(60)]
-    world.heal()
-    return world
-
-
-class Failover(RuleBasedStateMachine):
-    forgetful = dark = False
-
-    def __init__(self):
-        super().__init__()
-        self.world = World(forgetful=self.forgetful, dark=self.dark)
-
-    @rule(kind=st.sampled_from(list(STEPS)), a=st.integers(0, 255), b=st.integers(0, 5))
-    def something_happens(self, kind, a, b):
-        step(self.world, kind, a, b)
-
-    @precondition(lambda self: self.world.messages)
-    @rule(a=st.integers(0, 255))
-    def a_message_arrives(self, a):
-        step(self.world, "message", a, 0)
-
-    def teardown(self):
-        self.world.heal()
-
-
-class FailoverWithAForgetfulRedis(Failover):
-    forgetful = True
-
-
-class FailoverWithPowerCuts(Failover):
-    dark = True
-
-
-BRIEF = examples(15, stateful_step_count=40, suppress_health_check=list(HealthCheck), derandomize=True)
-TestFailover = Failover.TestCase
-TestFailover.settings = BRIEF
-TestFailoverWithAForgetfulRedis = FailoverWithAForgetfulRedis.TestCase
-TestFailoverWithAForgetfulRedis.settings = BRIEF
-
-
-TestFailoverWithPowerCuts = FailoverWithPowerCuts.TestCase
-TestFailoverWithPowerCuts.settings = BRIEF
+#: Every other step of a brief run is the arrival of a message.
+KINDS = [*STEPS, *["message"] * len(STEPS)]
+TestFailover = brief_runs(World, step, KINDS, runs=15, steps=40)
+TestFailoverWithAForgetfulRedis = brief_runs(partial(World, forgetful=True), step, KINDS, runs=15, steps=40)
+TestFailoverWithPowerCuts = brief_runs(partial(World, dark=True), step, KINDS, runs=15, steps=40)
 
 
 @pytest.mark.parametrize("traits", [{}, {"forgetful": True}, {"dark": True}], ids=str)
 def test_nothing_published_is_lost_whatever_happens(traits):
     epochs = commits = 0
-    for seed in range(6):
-        world = run_at_random(seed, 1500, **traits)
+    for seed in range(3, 9):  # in which everything happens that speaks against a candidate
+        world = long_run(World(**traits), step, STEPS, seed=seed, steps=1500)
         epochs, commits = epochs + world.terms, commits + world.published
     assert epochs > 20  # else it was no test
     assert commits > 60

@@ -43,20 +43,16 @@ def batch_of(seed):
     return np.random.default_rng(seed).normal(2.0, 1.0, (8, 3)).astype(np.float32)
 
 
-def test_every_parameter_is_merged_and_no_statistic_or_key_is():
-    params, rest = nnx.state(both_of(0), nnx.Param, ...)
-    specs = tensor_specs(params)
-    assert {spec.kind for spec in specs} == {Kind.MEAN}  # all of them too small for a direction
-    assert len(specs) == 6  # two kernels, two biases, scale and bias of the norm
-    held = {name for name, _ in checkpoint.leaves_of(rest)}
-    assert {"0/norm/mean/value", "0/norm/var/value", "0/dropout/rngs/key/value", "0/dropout/rngs/count/value"} <= held
-
-
-def test_a_checkpoint_brings_back_statistics_moments_and_the_next_masks_of_dropout(tmp_path):
+def test_parameters_are_merged_and_a_checkpoint_brings_back_statistics_moments_and_the_next_masks_of_dropout(tmp_path):
     both = both_of(0)
     for seed in range(3):
         stepped(both, batch_of(seed))
     params, rest = nnx.state(both, nnx.Param, ...)
+    # Two kernels, two biases, scale and bias of the norm: all of them too small for a direction.
+    assert [spec.kind for spec in tensor_specs(params)] == [Kind.MEAN] * 6
+    held = {name for name, _ in checkpoint.leaves_of(rest)}
+    statistics = {"norm/mean/value", "norm/var/value", "dropout/rngs/key/value", "dropout/rngs/count/value"}
+    assert {f"0/{name}" for name in statistics} <= held
     snapshot = Snapshot(state=checkpoint.copied(rest), cursor=None, local=())
     checkpoint.save(tmp_path / "c", snapshot, (), Position(3, 24), 1, checkpoint.Newest())
 

@@ -1,4 +1,6 @@
-"""What goes over a broker's bulk connections: in chunks, a few messages at a time, noted by the other end."""
+"""What goes over a broker's bulk connections, in chunks, a few messages at a time, and what their other end notes."""
+
+import dataclasses
 
 import pytest
 
@@ -9,11 +11,13 @@ from broker.chunks.sending import Outflow
 from broker.chunks.subflow import FIRST_BYTES, STALLED_S
 from broker.gateway.flows import MOST_WAITING, Flows, Put
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
+from broker.transport.chunked import Chunked
 from broker.wire import messages as m
 from broker.wire.codec import decode, encode
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Envelope
 from broker.wire.messages.scattered import LEAST_PIECE_BYTES, pieces_of
+from tests import relay_bench
 
 PEER = b"peer"
 LARGE = 2 * FIRST_BYTES
@@ -58,9 +62,22 @@ def envelope(sequence, message):
 
 def version(sequence, nbytes=LARGE, peer=PEER):
     payload = (m.Encoded(codec=m.Codec.F32, shape=(nbytes // 4,), checksum=0, data=memoryview(bytes(nbytes))),)
-    fields = {"epoch": 1, "fragment_id": 0, "fragment_version": 1, "digest": "0" * 32, "contributions": ()}
-    message = m.Version(payload=payload, **fields)
+    message = dataclasses.replace(relay_bench.version(), payload=payload)
     return Send(channel=Channel.BULK, peer=peer, envelope=envelope(sequence, message), size_bytes=nbytes)
+
+
+def chunks(number=1):
+    """Those of a message, as far as they go without credit."""
+    out = Outflow()
+    out.put(encode(version(number, FIRST_BYTES // 2).envelope))
+    return list(steps(out, 0.0))
+
+
+def steps(out, now_s):
+    """The frames of each step that may go."""
+    while (step := out.next()) is not None:
+        out.sent(step, now_s)
+        yield [bytes(memoryview(each)) for each in step.frames]
 
 
 @pytest.fixture
@@ -83,8 +100,7 @@ def test_a_message_goes_in_chunks_as_credit_comes_and_is_delivered_when_it_is_no
 
 def test_few_messages_wait_and_the_relay_hears_of_room(line):
     sends = [version(number) for number in range(1, MOST_WAITING + 2)]
-    failures = [event for send in sends for event in line.flows.send(send, 0.0)]
-    (blocked,) = failures
+    (blocked,) = (event for send in sends for event in line.flows.send(send, 0.0))
     assert isinstance(blocked, Blocked)
     assert blocked.envelope.sequence == MOST_WAITING + 1
     events = []
@@ -118,26 +134,22 @@ def test_what_waits_for_a_connection_that_ends_is_given_back(line, how):
 
 
 def test_what_comes_in_chunks_is_put_together_and_noted(line):
-    out = Outflow()
-    out.put(encode(version(5, FIRST_BYTES // 2).envelope))
-    while (step := out.next()) is not None:
-        found = line.flows.take(PEER, 7, [bytes(memoryview(each)) for each in step.frames], 0.0)
-        out.sent(step, 0.0)
+    came = chunks(5)
+    for frames in came:
+        found = line.flows.take(PEER, 7, frames, 0.0)
         line.flows.go_on(PEER, 0.0)
     assert [decode(each).sequence for each in found] == [5]
-    credits = [heads.read(first) for first, *_ in line.frames]
-    assert credits[-1].received == out.given_bytes
+    (last,) = line.frames[-1]
+    assert heads.read(last).received == sum(len(each) for _, *frames in came for each in frames)
 
 
 def test_a_tensor_in_chunks_is_passed_on_where_its_pieces_lie(line):
     out, came, found = Outflow(), [], []
     out.put(encode(version(5, 16 << 20).envelope))
     while not found:
-        while (step := out.next()) is not None:
-            frames = [bytes(memoryview(each)) for each in step.frames]
+        for frames in steps(out, 0.0):
             came += frames[1:]
             found += line.flows.take(PEER, 7, frames, 0.0)
-            out.sent(step, 0.0)
             line.flows.go_on(PEER, 0.0)
         for first, *_ in line.frames:  # only then: what is held up by the window widens it
             out.credited(heads.read(first), 0.0)
@@ -152,9 +164,8 @@ def test_what_a_connection_cut_off_on_its_way_in_is_asked_for_and_goes_on(line):
     """Under the same key: another one has nothing of it."""
     out = Outflow()
     out.put(encode(version(5, 8 << 20).envelope), key=1)
-    while (step := out.next()) is not None:
-        line.flows.take(PEER, 7, [bytes(memoryview(each)) for each in step.frames], 0.0, "hers")
-        out.sent(step, 0.0)
+    for frames in steps(out, 0.0):
+        line.flows.take(PEER, 7, frames, 0.0, "hers")
         for first, *_ in line.frames:
             out.credited(heads.read(first), 0.0)
         line.flows.go_on(PEER, 0.0)
@@ -167,10 +178,8 @@ def test_what_a_connection_cut_off_on_its_way_in_is_asked_for_and_goes_on(line):
         line.frames.clear()
         out = Outflow()
         out.put(encode(version(6, 8 << 20).envelope), key=1, asks=True)
-        step = out.next()
-        line.flows.take(peer, 8, [bytes(memoryview(each)) for each in step.frames], 2.0, key)
-        out.sent(step, 2.0)
-        assert out.next() is None  # until it is answered
+        (question,) = steps(out, 2.0)  # no more until it is answered
+        line.flows.take(peer, 8, question, 2.0, key)
         line.flows.go_on(peer, 2.0)
         answer = heads.read(line.frames[0][0])
         assert (answer.offset > 4 << 20) == there
@@ -187,21 +196,11 @@ def test_what_a_connection_cut_off_on_its_way_out_asks_over_the_next_one(line):
     assert isinstance(heads.read(line.frames[0][0]), heads.Ask)
 
 
-def chunks(number=1):
-    """Those of a message, without credit."""
-    out = Outflow()
-    out.put(encode(version(number, FIRST_BYTES // 2).envelope))
-    while (step := out.next()) is not None:
-        out.sent(step, 0.0)
-        yield [bytes(memoryview(each)) for each in step.frames]
-
-
 def test_what_is_read_of_a_connection_after_its_end_is_nothing(line):
-    first, *rest = chunks()
+    first, second, *_ = chunks()
     line.flows.take(PEER, 7, first, 0.0)
     line.flows.ended(7, 1.0)
-    assert [line.flows.take(PEER, 7, each, 1.0) for each in rest] == [[]] * len(rest)
-    assert rest
+    assert line.flows.take(PEER, 7, second, 1.0) == []
     assert line.flows.partial_bytes == 0
 
 
@@ -209,15 +208,16 @@ def test_a_descriptor_may_be_anothers_before_an_end_is_told_and_that_is_not_the_
     line.flows.send(version(1), 0.0)
     first, *rest = chunks()
     line.flows.take(b"next", 7, first, 1.0)  # the one behind 7 has ended, then
+    assert line.flows.stalled(1000.0) == []
     (gone,) = (event for event in line.flows.go_on(b"next", 1.0) if isinstance(event, Unreachable))
     assert gone.envelope.sequence == 1
-    assert line.flows.ended(7, 1.1) == []
+    assert line.flows.go_on(b"next", 1.0) == line.flows.ended(7, 1.1) == []
     found = [line.flows.take(b"next", 7, each, 1.2) for each in rest]
     assert [decode(each).sequence for each in found[-1]] == [1]
-    line.flows.take(b"next", 7, next(chunks(2)), 1.3)
+    line.flows.take(b"next", 7, chunks(2)[0], 1.3)
     assert line.flows.partial_bytes > 0
     line.flows.ended(7, 1.4)
-    assert line.flows.take(b"next", 7, next(chunks(3)), 1.5) == []
+    assert line.flows.take(b"next", 7, chunks(3)[0], 1.5) == []
 
 
 def test_chunks_that_are_wrong_are_refused_and_say_whose_they_were(line):
@@ -236,19 +236,32 @@ def test_a_connection_that_notes_nothing_is_to_be_ended(line):
     assert line.flows.stalled(2 * STALLED_S) == []
 
 
-def test_a_descriptor_that_another_connection_has_now_ends_the_one_before(line):
-    line.flows.send(version(1), 0.0)
-    line.flows.take(b"other", 7, [b"\x80"], 0.0)
-    assert line.flows.stalled(1000.0) == []
-    (gone,) = line.flows.go_on(b"other", 0.0)
-    assert isinstance(gone, Unreachable)
-    assert gone.envelope.sequence == 1
-    assert line.flows.go_on(b"other", 0.0) == []
-
-
 def test_what_is_urgent_does_not_pile_up_for_who_reads_nothing(line):
     line.outcome = Put.FULL
     probed = m.Probed(answers=1, release="0.1.0", clock_s=0.0, payload=())
     sends = [Send(channel=Channel.BULK, peer=PEER, envelope=envelope(number, probed)) for number in range(100)]
     failures = [event for send in sends for event in line.flows.send(send, 0.0)]
     assert len(failures) == 100 - 2 * MOST_WAITING
+
+
+def test_credit_that_a_connection_did_not_take_is_given_again_soon():
+    takes, given = [], []
+
+    def put(frames, subflow):
+        if takes:
+            given.extend(frames)
+        return bool(takes)
+
+    chunked = Chunked(put, Limits())
+    first, *_ = chunks()
+    chunked.take_in(first, 1, 0.0)
+    chunked.go_on(0, 0.0)
+    assert not chunked.full, "without a connection there is nothing to try again"
+    chunked.go_on(1, 0.0)
+    assert chunked.full, "its sender may wait for that alone"
+    takes.append(True)
+    chunked.go_on(1, 0.0)
+    (credit,) = map(heads.read, given)
+    assert isinstance(credit, heads.Credit)
+    assert credit.received == sum(map(len, first[1:]))
+    assert not chunked.full

@@ -1,6 +1,5 @@
 """Messages between the hosts of an island, and whether hosts make one."""
 
-import numpy as np
 import pytest
 
 from broker.wire.errors import ConfigError
@@ -34,10 +33,9 @@ def hello(*tensors, tokens=10):
     ids=lambda message: type(message).__name__,
 )
 def test_a_message_and_its_buffers_arrive_as_they_were_sent(message):
-    buffers = [np.arange(3, dtype=np.float32).data.cast("B"), b""]
+    buffers = [b"some bytes", b""]
     found, views = m.unpacked([bytes(frame) for frame in m.packed(message, buffers)])
-    assert found == message
-    assert [bytes(view) for view in views] == [bytes(buffer) for buffer in buffers]
+    assert (found, [bytes(view) for view in views]) == (message, buffers)
 
 
 def test_what_does_not_fit_its_field_is_not_sent():
@@ -54,9 +52,8 @@ def test_hosts_that_train_the_same_are_one_island_and_the_first_that_has_a_regio
     ours, theirs = (held((0, 0)), held((2, 0)))
     check_alike((ours,), 10, 1, hello(theirs))
     owned = owners_of({0: (ours,), 1: (theirs,), 2: (held((0, 0), (2, 0)),)})
-    assert handed_by(0, owned) == {"w": {Region((0, 0), (2, 6))}}
-    assert handed_by(1, owned) == {"w": {Region((2, 0), (2, 6))}}
-    assert handed_by(2, owned) == {"w": frozenset()}
+    handed = [handed_by(host, owned)["w"] for host in range(3)]
+    assert handed == [{Region((0, 0), (2, 6))}, {Region((2, 0), (2, 6))}, set()]
 
 
 @pytest.mark.parametrize(

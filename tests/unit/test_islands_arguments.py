@@ -3,6 +3,7 @@
 import decimal
 import fractions
 import math
+from dataclasses import replace
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -14,11 +15,12 @@ from broker.wire.codec import decode, encode
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS
-from broker.wire.messages import AGGREGATOR, Codec, Envelope, Recipe, RunSettings, Share, Welcome, joining
+from broker.wire.messages import AGGREGATOR, Envelope, Share, Welcome, joining
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands import arguments
 from islands.tasks.task import Task
 from tests.aggregator_hand import id_of
+from tests.island_hand import SETTINGS
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
@@ -48,22 +50,8 @@ def test_whatever_is_a_whole_number_is_a_count(value):
 @pytest.mark.parametrize(
     "value",
     [
-        -1,
-        8.5,
-        math.nan,
-        math.inf,
-        "8",
-        b"8",
-        None,
-        [8],
-        {},
-        1j,
-        np.array([8]),
-        np.array("8"),
-        np.complex64(8),
-        INT_MAX + 1,
-        1e300,
-        OnDevice(dtype="int32"),
+        *(-1, 8.5, math.nan, math.inf, "8", b"8", None, [8], {}, 1j, INT_MAX + 1, 1e300),
+        *(np.array([8]), np.array("8"), np.complex64(8), OnDevice(dtype="int32")),
     ],
     ids=id_of,
 )
@@ -82,13 +70,9 @@ def test_whatever_is_a_number_is_a_loss(value):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_a_loss_on_a_device_is_passed_on_unread(dtype):
-    loss = OnDevice(dtype=dtype)
-    assert arguments.scalar("loss", loss, "") is loss
-    on_device = jnp.asarray(0.5, dtype)
-    assert arguments.scalar("loss", on_device, "") is on_device
+    for loss in (OnDevice(dtype=dtype), jnp.asarray(0.5, dtype)):
+        assert arguments.scalar("loss", loss, "") is loss
 
-
-# --- what islands.join is given -------------------------------------------------------------------------------------
 
 ARRAYS = {"w": np.zeros((64, 64), np.float32)}
 
@@ -97,37 +81,20 @@ ARRAYS = {"w": np.zeros((64, 64), np.float32)}
     ("field", "given"),
     [
         ("tokens_per_step", {"tokens_per_step": -1}),
-        ("tokens_per_step", {"tokens_per_step": 8.5}),
-        ("tokens_per_step", {"tokens_per_step": "8"}),
-        ("tokens_per_step", {"tokens_per_step": INT_MAX + 1}),
-        ("tokens_per_step", {"tokens_per_step": np.ones(2, int)}),
-        ("run", {"run": "a b"}),
-        ("run", {"run": None}),
-        ("run", {"run": "x" * 65}),
-        ("run", {"run": "a\nb"}),
-        ("island_id", {"island_id": "a\nb"}),
-        ("island_id", {"island_id": 5}),
-        ("island_id", {"island_id": "broker"}),
-        ("key", {"key": 5}),
-        ("state_dir", {"state_dir": 5}),
+        *(("run", {"run": value}) for value in ("a b", None, "x" * 65, "a\nb")),
+        *(("island_id", {"island_id": value}) for value in ("a\nb", 5, "broker")),
+        *((name, {name: 5}) for name in ("key", "state_dir")),
         *((name, {name: each}) for name in ("timeout_s", "broker_silent_s") for each in (0, -1, math.nan, math.inf)),
         *((name, {name: each}) for name in ("timeout_s", "donor_wait_s") for each in ("5", None, np.ones(2))),
         ("checkpoint_interval_s", {"checkpoint_interval_s": math.nan}),
-        ("donor_wait_s", {"donor_wait_s": -1}),
-        ("donor_wait_s", {"donor_wait_s": math.nan}),
-        ("max_message_bytes", {"max_message_bytes": 1}),
-        ("max_message_bytes", {"max_message_bytes": "1G"}),
+        *(("donor_wait_s", {"donor_wait_s": value}) for value in (-1, math.nan)),
+        *(("max_message_bytes", {"max_message_bytes": value}) for value in (1, "1G")),
         ("init", {"init": {"w": 1}}),
         ("check", {"check": None}),
-        ("kinds", {"kinds": ["w"]}),
-        ("kinds", {"kinds": {5: "mean"}}),
-        ("kinds", {"kinds": {"(": "mean"}}),
+        *(("kinds", {"kinds": value}) for value in (["w"], {5: "mean"}, {"(": "mean"})),
         (r"kinds\['w'\]", {"kinds": {"w": ["mean"]}}),
         ("unit_axes", {"unit_axes": 1}),
-        ("unit_axes of w", {"unit_axes": {"w": 1.5}}),
-        ("unit_axes of w", {"unit_axes": {"w": "1"}}),
-        ("unit_axes of w", {"unit_axes": {"w": -1}}),
-        ("unit_axes of w", {"unit_axes": {"w": 3}}),
+        *(("unit_axes of w", {"unit_axes": {"w": value}}) for value in (1.5, "1", -1, 3)),
         ("params", {"kinds": {"w": "frozen"}}),
     ],
     ids=str,
@@ -171,7 +138,7 @@ def test_parameters_that_no_message_can_list_are_refused_with_the_cure(params, s
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("tokens_per_step", value) for value in (0, "8", 8.5, None, [8], math.nan, INT_MAX + 1)),
+        *(("tokens_per_step", value) for value in (0, 8.5)),
         *(("bytes_per_token", value) for value in (-1, math.nan, math.inf, "1", None)),
         *((name, None) for name in ("init", "train", "data", "evaluate", "fresh_optimizer")),
         ("kinds", ["w"]),
@@ -180,13 +147,9 @@ def test_parameters_that_no_message_can_list_are_refused_with_the_cure(params, s
     ],
 )
 def test_a_task_refuses_what_it_cannot_be_made_of(field, value):
+    functions = ("init", "train", "data", "evaluate", "fresh_optimizer")
     with pytest.raises(ConfigError, match=rf"^{field} = "):
-        task_of(**{field: value})
-
-
-def task_of(**changes):
-    functions = dict.fromkeys(("init", "train", "data", "evaluate", "fresh_optimizer"), lambda *given: None)
-    return Task(**({"tokens_per_step": 8} | functions | changes))
+        Task(**(dict.fromkeys(functions, lambda *given: None) | {"tokens_per_step": 8, field: value}))
 
 
 def test_where_a_join_fits_its_answer_does_too():
@@ -202,15 +165,6 @@ def test_where_a_join_fits_its_answer_does_too():
             break
         except ConfigError:
             del tensors[-8:]
-    settings = RunSettings(
-        recipe=Recipe(fragments=1, sync_interval=24, keep=1.0, codec=Codec.BF16),
-        heartbeat_interval_s=0.5,
-        total_tokens=10**12,
-        tokens_per_fleet_step=10**6,
-        seed=1,
-        islands=2,
-        data_ahead_s=0.0,
-    )
     share = Share(index=0, count=1000, share_epoch=1, lane=3, cursor=10**9)
     welcome = Welcome(
         nonce="a" * 64,
@@ -218,7 +172,7 @@ def test_where_a_join_fits_its_answer_does_too():
         incarnation=1000,
         epoch=1000,
         fragments=(tuple(tensors),),
-        settings=settings,
+        settings=replace(SETTINGS, total_tokens=10**12, tokens_per_fleet_step=10**6),
         share=share,
         taken_over=(share,) * 1000,
         start_step=10**9,

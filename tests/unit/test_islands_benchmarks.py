@@ -9,10 +9,7 @@ from islands.tasks.benchmarks import Benchmark, judged, load_benchmarks
 
 
 def task(evaluate, **more):
-    def nothing(*_):
-        raise NotImplementedError
-
-    functions = dict.fromkeys(("init", "train", "data", "fresh_optimizer"), nothing)
+    functions = dict.fromkeys(("init", "train", "data", "fresh_optimizer"), lambda *_: None)
     return Task(evaluate=evaluate, tokens_per_step=1, **functions, **more)
 
 

@@ -11,12 +11,15 @@ from islands.protocol.events import Boundary, Tick
 from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
 from islands.tasks.task import endless_batches
-from tests.island_hand import SETTINGS, Hand, sent
+from tests.island_hand import Hand, sent
 from tests.unit.test_islands_task import a_task
 
 
 def block(number, from_batch, to_batch):
     return Block(number=number, from_batch=from_batch, to_batch=to_batch)
+
+
+ONE, TWO, THREE = block(1, 0, 2), block(2, 10, 12), block(3, 20, 22)
 
 
 def view(*blocks):
@@ -27,118 +30,85 @@ def train(share, steps):
     return [(each.share, each.batch) for each in (share.trained() for _ in range(steps))]
 
 
-# --- the next batch ---------------------------------------------------------------------------------------------------
-
-
-def test_blocks_are_trained_one_after_the_other_as_parts_of_all_the_data():
-    share = view(block(1, 0, 2), block(2, 10, 12))
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_blocks_are_trained_one_after_the_other_also_by_a_generator_that_takes_batches_ahead(ahead):
+    share = view(ONE, TWO)
     assert (share.index, share.count, share.seed) == (0, 1, 5)
-    assert train(share, 4) == [(1, 0), (1, 1), (2, 10), (2, 11)]
-
-
-def test_a_generator_may_take_batches_ahead_of_training():
-    share = view(block(1, 0, 2), block(2, 10, 12))
-    assert [share.take()[2] for _ in range(3)] == [0, 1, 10]
+    assert [share.take()[2] for _ in range(ahead)] == [0, 1, 10][:ahead]
     assert train(share, 4) == [(1, 0), (1, 1), (2, 10), (2, 11)]
 
 
 def test_where_no_block_is_left_an_island_trains_a_pass_of_its_own_until_there_is():
-    share = view(block(1, 0, 2))
-    own = train(share, 4)[2:]
-    assert [n for n, _ in own] == [1, 1]
-    assert own[1][1] == own[0][1] + 1
-    assert own[0][1] >= OWN_PASS
-    share.hold([block(1, 0, 2), block(2, 10, 12)], 1)
-    assert train(share, 2) == [(2, 10), (2, 11)]
-    (_, batch), (_, later) = train(share, 2)
-    assert OWN_PASS <= own[1][1] < batch < later
+    share = view(ONE)
+    (number, batch), later = train(share, 4)[2:]
+    assert (number, batch >= OWN_PASS) == (1, True)
+    assert later == (1, batch + 1)
+    share.hold([ONE, TWO], 1)
+    *of_two, (_, again), (_, last) = train(share, 4)
+    assert of_two == [(2, 10), (2, 11)]
+    assert batch + 1 < again < last
 
 
-def test_a_block_that_was_lost_is_trained_no_further():
-    share = view(block(1, 0, 9), block(2, 10, 12))
-    train(share, 3)
-    share.hold([block(2, 10, 12)], 1)
-    assert train(share, 1) == [(2, 10)]
+@pytest.mark.parametrize(
+    ("blocks", "steps", "told", "life", "goes_on"),
+    [
+        ([], 1, [ONE], 1, [(1, 0), (1, 1)]),
+        ([block(1, 0, 9), TWO], 3, [TWO], 1, [(2, 10), (2, 11)]),
+        ([ONE, TWO], 3, [ONE, TWO, THREE], 1, [(2, 11), (3, 20)]),
+        ([block(7, 0, 9)], 1, [block(2, 30, 32)], 2, [(2, 30), (2, 31)]),
+    ],
+    ids=["it had none", "one was lost", "one was trained and is still listed", "another life has numbers of its own"],
+)
+def test_it_goes_on_with_the_blocks_that_it_is_told_of(blocks, steps, told, life, goes_on):
+    share = view(*blocks)
+    train(share, steps)
+    share.hold(told, life)
+    assert train(share, 2) == goes_on
+
+
+def test_without_any_block_it_trains_a_pass_of_its_own():
+    share = view()
+    ((number, batch),) = train(share, 1)
+    assert (number, batch >= OWN_PASS) == (0, True)
+    share = view(block(1, 0, 9))
     share.hold([], 1)
     ((_, batch),) = train(share, 1)
     assert batch >= OWN_PASS
 
 
-def test_a_block_that_was_trained_is_not_trained_again_while_it_is_still_listed():
-    share = view(block(1, 0, 2), block(2, 10, 12))
-    train(share, 3)
-    share.hold([block(1, 0, 2), block(2, 10, 12), block(3, 20, 22)], 1)
-    assert train(share, 2) == [(2, 11), (3, 20)]
-
-
-def test_another_life_has_numbers_of_its_own():
-    share = view(block(7, 0, 9))
-    train(share, 1)
-    share.hold([block(2, 30, 32)], 2)
-    assert train(share, 1) == [(2, 30)]
-
-
-def test_an_island_that_has_no_block_when_it_begins_waits_for_none():
-    share = view()
-    ((number, batch),) = train(share, 1)
-    assert (number, batch >= OWN_PASS) == (0, True)
-    share.hold([block(1, 0, 2)], 1)
-    assert train(share, 1) == [(1, 0)]
-
-
 def test_it_runs_short_once_for_each_block_that_it_trains_as_its_last():
-    share = view(block(1, 0, 2))
+    share = view(ONE)
     assert not share.runs_short()
     train(share, 1)
     assert [share.runs_short(), share.runs_short()] == [True, False]
-    share.hold([block(1, 0, 2), block(2, 10, 12)], 1)
+    share.hold([ONE, TWO], 1)
     train(share, 1)
     assert not share.runs_short()
     train(share, 1)
     assert share.runs_short()
 
 
-# --- data that count by themselves ------------------------------------------------------------------------------------
-
-
-def trained_on(data):
-    """Trains five batches, of two blocks, and returns them."""
-    share = view(block(1, 0, 2), block(2, 10, 13))
-    batches = endless_batches(replace(a_task(), data=data), share)
-    seen = []
-    for _ in range(5):
-        seen.append(next(batches))
-        share.trained()
-    return seen
-
-
-@pytest.mark.parametrize("counts", [True, False])
-def test_data_that_count_by_themselves_begin_anew_at_each_block(counts):
+@pytest.mark.parametrize(
+    ("takes", "counts", "begins"), [(False, True, [0, 10]), (False, False, [0, 10]), (True, False, [0])]
+)
+def test_data_that_count_by_themselves_begin_anew_at_each_block_and_those_that_ask_for_batches_do_not(
+    takes, counts, begins
+):
     begun = []
 
     def data(share):
         begun.append(share.cursor)
         cursor = share.cursor
         while True:
-            yield cursor if counts else share.cursor
+            yield share.take()[2] if takes else cursor if counts else share.cursor
             cursor += 1
 
-    assert trained_on(data) == [0, 1, 10, 11, 12]
-    assert begun == [0, 10]
-
-
-def test_data_that_ask_for_each_batch_are_begun_once():
-    begun = []
-
-    def data(share):
-        begun.append(share.cursor)
-        while True:
-            yield share.take()[2]
-
-    assert (trained_on(data), begun) == ([0, 1, 10, 11, 12], [0])
-
-
-# --- what it says -----------------------------------------------------------------------------------------------------
+    share = view(ONE, block(2, 10, 13))
+    batches, seen = endless_batches(replace(a_task(), data=data), share), []
+    for _ in range(5):
+        seen.append(next(batches))
+        share.trained()
+    assert (seen, begun) == ([0, 1, 10, 11, 12], begins)
 
 
 class Dealt(Hand):
@@ -147,23 +117,18 @@ class Dealt(Hand):
     def __init__(self, *blocks, **more):
         self.blocks = blocks
         super().__init__(joined=False, **more)
-        self.settings = replace(SETTINGS, data_ahead_s=10.0)
+        self.settings = replace(self.settings, data_ahead_s=10.0)
         self.join()
 
     def join(self, incarnation=1):
-        tensors = tuple((t,) for t in self.tensors)
-        life = {
-            "nonce": self.core.nonce,
-            "island_id": "a",
-            "incarnation": incarnation,
-            "epoch": 1,
-            "fragments": tensors,
-        }
-        share = m.Share(index=0, count=1, share_epoch=0)
-        begin = {"start_step": 0, "start_tokens": 0}
-        self.hear(m.Welcome(**life, **begin, settings=self.settings, share=share, blocks=self.blocks))
+        self.welcome(incarnation)
         self.version(0)
         self.boundary(installed=(0,))
+
+    def hear(self, message, *more, **rest):
+        if isinstance(message, m.Welcome):
+            message = replace(message, blocks=self.blocks)
+        return super().hear(message, *more, **rest)
 
     def state(self, **more):
         return super().state(**{"blocks": self.blocks, **more})
@@ -180,28 +145,21 @@ class Dealt(Hand):
 
     def beat(self):
         self.now_s += 0.5
-        (beat,) = sent(self.tick(), m.Heartbeat)
+        (beat,) = sent(self.feed(Tick()), m.Heartbeat)
         return beat.block, beat.released
-
-    def tick(self):
-        return self.feed(Tick())
 
 
 def test_it_asks_at_once_when_it_begins_its_last_block_and_no_oftener():
     island = Dealt(block(1, 0, 2))
+    due_s = island.core.next_deadline_s()
     (beat,) = sent(island.train((1, 0)), m.Heartbeat)
     assert beat.block == 1
+    assert island.core.next_deadline_s() == due_s, "the next heartbeat is not put off"
     assert not sent(island.train((1, 1)), m.Heartbeat)
-    island.tell(block(1, 0, 2), block(2, 2, 4))
-    (beat,) = sent(island.train((2, 2)), m.Heartbeat)
-    assert beat.block == 2
-
-
-def test_a_heartbeat_that_asks_does_not_put_off_the_next_one():
-    island = Dealt(block(1, 0, 2))
-    due_s = island.core.next_deadline_s()
-    assert sent(island.train((1, 0)), m.Heartbeat)
-    assert island.core.next_deadline_s() == due_s
+    island.tell(block(1, 0, 2), block(2, 2, 4), block(3, 4, 6))
+    assert not sent(island.train((2, 2), (2, 3)), m.Heartbeat)
+    (beat,) = sent(island.train((3, 4)), m.Heartbeat)
+    assert beat.block == 3
 
 
 def test_a_block_is_released_when_the_fate_of_all_that_was_trained_on_it_is_known():

@@ -8,8 +8,9 @@ from broker.wire.errors import ConfigError
 from islands.config import IslandConfig
 from islands.protocol.broker_choice import LEADERLESS_S, LOST_S, BrokerChoice, MoveReason
 from islands.protocol.core import Island
-from islands.protocol.events import Connect, Line, Note, Send, Tick
-from tests.aggregator_hand import of, tensors
+from islands.protocol.events import Connect, Line, Tick
+from tests.aggregator_hand import notes, of, tensors
+from tests.island_hand import sent
 
 SILENT_S = 2.0
 
@@ -28,9 +29,9 @@ def choice():
 def test_a_single_broker_is_never_left():
     alone = BrokerChoice(1, "n", SILENT_S)
     alone.start(0.0)
-    assert alone.due_at_s() is None
     alone.line(True, 0.0)
     alone.asked(0.0)
+    assert alone.due_at_s() is None
     assert alone.move(1e6) is None
 
 
@@ -74,10 +75,9 @@ def test_a_lost_connection_is_given_up_soon(choice):
 
 def test_a_broker_without_a_leader_is_kept_much_longer_and_then_ever_longer(choice):
     first_s, _ = LEADERLESS_S
-    choice.asked(10.0)
-    choice.leaderless(10.1)
-    choice.asked(10.6)
-    choice.leaderless(10.7)
+    for beat in (10.0, 10.5):
+        choice.asked(beat)
+        choice.leaderless(beat + 0.1)
     assert choice.due_at_s() == 10.1 + first_s
     assert choice.move(10.1 + first_s) is MoveReason.NO_LEADER
     choice.line(True, 20.0)
@@ -112,34 +112,20 @@ def test_a_process_that_slept_itself_looks_once_more(choice):
     assert choice.move(17.0 + SILENT_S) is MoveReason.SILENT
 
 
-# --- the island -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def island():
-    return Island(island_id="a", hint="", nonce="n", tensors=tensors(1), tokens_per_step=10, brokers=2)
-
-
-def joins(actions):
-    return [each for each in of(actions, Send) if isinstance(each.message, m.Join)]
-
-
-def test_an_island_that_is_not_answered_asks_the_next_broker_to_join(island):
+def test_an_island_that_is_not_answered_asks_the_next_broker_to_join():
+    island = Island(island_id="a", hint="", nonce="n", tensors=tensors(1), tokens_per_step=10, brokers=2)
     first = island.broker
-    assert len(joins(island.start(0.0))) == 1
-    assert len(joins(island.handle(Line(stands=True), 0.1))) == 1  # the first one went nowhere
-    now_s, said = 0.1, []
+    assert len(sent(island.start(0.0), m.Join)) == 1
+    assert len(sent(island.handle(Line(stands=True), 0.1), m.Join)) == 1  # the first one went nowhere
+    said = []
     while not of(said, Connect):
         now_s = island.next_deadline_s()
         assert now_s <= 2.1
         said = island.handle(Tick(), now_s)
     assert of(said, Connect) == [Connect(broker=1 - first)]
-    left = next(each for each in of(said, Note) if each.name == "broker.left")
-    assert left.fields == {"broker": first, "reason": "silent", "next": 1 - first, "patience_s": 2.0}
-    assert len(joins(island.handle(Line(stands=True), 2.2))) == 1
-
-
-# --- the setting ------------------------------------------------------------------------------------------------
+    left = {"broker": first, "reason": "silent", "next": 1 - first, "patience_s": 2.0}
+    assert notes(said, "broker.left") == [left]
+    assert len(sent(island.handle(Line(stands=True), 2.2), m.Join)) == 1
 
 
 def test_a_list_of_brokers_is_read_in_order():
@@ -151,7 +137,6 @@ def test_a_list_of_brokers_is_read_in_order():
     ("text", "complaint"),
     [
         ("", "has an empty place"),
-        ("tcp://a:7001,", "has an empty place"),
         ("tcp://a:7001;tcp://b:7001", "must be tcp://HOST:PORT"),
         ("tcp://a:7001,b:7001", "must be tcp://HOST:PORT"),
         ("tcp://a:7001,tcp://a:7001", "names tcp://a:7001 twice"),

@@ -10,22 +10,20 @@ from islands.config import IslandConfig
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("field", "value"),
     [
-        ({"run_id": "my run"}, "run_id = 'my run'"),
-        ({"island_id": "paris 1"}, "island_id = 'paris 1'"),
-        ({"island_id": "broker"}, "island_id = 'broker'"),
-        ({"broker": "hub:7001"}, "broker = 'hub:7001'"),
-        ({"pace": -1.0}, "pace = -1.0"),
-        ({"checkpoint_interval_s": 0.0}, "checkpoint_interval_s = 0.0"),
-        ({"join_timeout_s": -5.0}, "join_timeout_s = -5.0"),
-        ({"max_message_bytes": 1}, "max_message_bytes = 1"),
+        ("run_id", "my run"),
+        ("island_id", "paris 1"),
+        ("island_id", "broker"),
+        ("pace", -1.0),
+        ("checkpoint_interval_s", 0.0),
+        ("join_timeout_s", -5.0),
+        ("max_message_bytes", 1),
     ],
 )
-def test_a_wrong_setting_is_refused_with_the_cure(wrong, says):
-    with pytest.raises(ConfigError) as error:
-        IslandConfig(**wrong)
-    assert str(error.value).startswith(says)
+def test_a_wrong_setting_is_refused_with_the_cure(field, value):
+    with pytest.raises(ConfigError, match=f"^{field} = {value!r}: ."):
+        IslandConfig(**{field: value})
 
 
 def test_importing_the_interface_and_the_daemon_does_not_import_jax():

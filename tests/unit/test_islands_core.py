@@ -7,6 +7,7 @@ from islands.protocol import adoption
 from islands.protocol.donation import HOLD_S
 from islands.protocol.events import (
     CopyState,
+    EncodeSeed,
     Fail,
     Joined,
     Leaving,
@@ -22,7 +23,14 @@ from islands.protocol.events import (
 from tests.aggregator_hand import TOKENS_PER_STEP, notes, of
 from tests.island_hand import SHARE, Hand, sent
 
-# --- joining ----------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def hand():
+    return Hand()
+
+
+def refused(kind, reason, detail=""):
+    return m.Refused(kind=kind, sequence=3, reason=reason, detail=detail)
 
 
 def test_a_join_is_repeated_with_growing_pauses_until_it_is_answered():
@@ -38,14 +46,10 @@ def test_a_join_is_repeated_with_growing_pauses_until_it_is_answered():
     assert of(hand.welcome(), Joined)
 
 
-def test_a_welcome_for_somebody_else_is_ignored():
-    hand = Hand(joined=False)
+def test_an_island_starts_once_it_is_welcomed_itself_and_every_fragment_has_a_version():
+    hand = Hand(joined=False, fragments=2)
     assert hand.welcome(nonce="other") == []
     assert not hand.core.joined
-
-
-def test_an_island_starts_once_every_fragment_has_a_version():
-    hand = Hand(joined=False, fragments=2)
     hand.welcome()
     hand.version(3, 0)
     assert not hand.core.startable
@@ -60,44 +64,30 @@ def test_an_island_goes_on_at_the_counters_it_is_welcomed_with():
     assert hand.core.fragments[0].handed.step == 40
 
 
-def test_a_run_that_does_not_fit_is_given_up_with_the_cure():
+@pytest.mark.parametrize("reason", [m.Reason.MANIFEST, m.Reason.WRONG_KEY, m.Reason.OVERSIZE, m.Reason.IMPLAUSIBLE])
+def test_a_join_that_can_never_succeed_is_given_up_with_the_cure(reason):
+    said = Hand(joined=False).hear(refused("join", reason, "use more fragments"))
+    assert of(said, Fail) == [Fail(reason=str(reason), cure="use more fragments")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("contribution", m.Reason.OVERSIZE), ("heartbeat", m.Reason.IMPLAUSIBLE)], ids=str
+)
+def test_a_member_is_not_given_up_for_one_message_that_is_refused(kind, reason):
+    assert of(Hand().hear(refused(kind, reason)), Fail) == []
+
+
+def test_a_join_that_there_is_no_room_for_is_repeated():
     hand = Hand(joined=False)
-    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.MANIFEST, detail="tensor 'w0' is missing")
-    (fail,) = of(hand.hear(refused), Fail)
-    assert (fail.reason, fail.cure) == ("manifest", "tensor 'w0' is missing")
-
-
-def test_a_join_with_the_key_of_another_is_given_up_with_what_the_broker_says():
-    hand = Hand(joined=False)
-    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.WRONG_KEY, detail="its key is that of island rome")
-    assert of(hand.hear(refused), Fail) == [Fail(reason="wrong_key", cure="its key is that of island rome")]
-
-
-def test_a_model_that_is_too_large_for_the_run_is_given_up_with_the_cure():
-    hand = Hand(joined=False)
-    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.OVERSIZE, detail="use more fragments")
-    assert of(hand.hear(refused), Fail) == [Fail(reason="oversize", cure="use more fragments")]
-    contribution = m.Refused(kind="contribution", sequence=3, reason=m.Reason.OVERSIZE, detail="use more fragments")
-    assert of(Hand().hear(contribution), Fail) == []
-
-
-def test_a_join_that_can_never_be_true_is_given_up_and_one_that_there_is_no_room_for_is_repeated():
-    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.IMPLAUSIBLE, detail="tokens_per_step is 9")
-    assert of(Hand(joined=False).hear(refused), Fail) == [Fail(reason="implausible", cure="tokens_per_step is 9")]
-    beat = m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.IMPLAUSIBLE, detail="step_time_s is 0")
-    assert of(Hand().hear(beat), Fail) == []
-    full, hand = m.Refused(kind="join", sequence=-1, reason=m.Reason.QUEUE_FULL, detail="full"), Hand(joined=False)
-    assert of(hand.hear(full), Fail) == []
+    assert of(hand.hear(refused("join", m.Reason.QUEUE_FULL, "full")), Fail) == []
     hand.now_s = 1.0
     assert sent(hand.feed(Tick()), m.Join)
 
 
-def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_life():
-    hand = Hand()
+def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_life(hand):
     hand.hand_over(4, 1)
     hand.boundary(2)
-    refused = m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.UNKNOWN_ISLAND, detail="join again")
-    (join,) = sent(hand.hear(refused), m.Join)
+    (join,) = sent(hand.hear(refused("heartbeat", m.Reason.UNKNOWN_ISLAND)), m.Join)
     assert (join.island_id, join.nonce) == ("a", "n.1")
     assert not hand.core.fragments[0].outstanding, "its bytes belong to a life that is over"
     assert not of(hand.welcome(incarnation=2), Joined), "the training loop goes on: it is no new process"
@@ -105,9 +95,8 @@ def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_lif
     assert prepare.keep == 0.0
 
 
-def test_one_refusal_as_fenced_may_be_old_news_and_two_over_a_second_are_not():
-    hand = Hand()
-    fenced = m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.FENCED, detail="2 has joined")
+def test_one_refusal_as_fenced_may_be_old_news_and_two_over_a_second_are_not(hand):
+    fenced = refused("heartbeat", m.Reason.FENCED)
     assert not of(hand.hear(fenced), Fail)
     hand.now_s = 0.9
     assert not of(hand.hear(fenced), Fail)
@@ -120,39 +109,23 @@ def test_one_refusal_as_fenced_may_be_old_news_and_two_over_a_second_are_not():
     assert "id of its own" in fail.cure
 
 
-# --- adopting ---------------------------------------------------------------------------------------------------------
-
-
 def test_overwriting_counts_the_steps_it_drops():
     hand = Hand(keep=0.0)
     hand.resolve(hand.hand_over(4, 1), m.Fate.WAITING)
     hand.version(1)
     hand.boundary(3, installed=(0,))
-    fragment = hand.core.fragments[0]
-    assert fragment.overwritten_tokens == 30
-    assert fragment.handed.step == 7
+    assert hand.core.fragments[0].overwritten_tokens == 30
     assert hand.hand_over(2, 2).trained_on == (m.TrainedOn(fragment_version=1, steps=2),)
 
 
-def test_keeping_drops_nothing():
-    hand = Hand(keep=1.0)
-    hand.version(1)
-    hand.boundary(3, installed=(0,))
-    assert hand.core.fragments[0].overwritten_tokens == 0
-    assert hand.core.fragments[0].handed.step == 0
-
-
-def test_the_newest_of_several_versions_is_adopted():
-    hand = Hand()
-    hand.version(1)
-    for number in (2, 4, 3):
+def test_the_newest_of_several_versions_is_adopted(hand):
+    for number in (1, 2, 4, 3):
         hand.version(number)
     (prepare,) = of(hand.boundary(1, installed=(0,)), Prepare)
     assert prepare.version.fragment_version == 4
 
 
-def test_a_new_broker_hears_of_an_island_at_once_and_then_at_its_usual_times():
-    hand = Hand()
+def test_a_new_broker_hears_of_an_island_at_once_and_then_at_its_usual_times(hand):
     times = []
     for hundredths in range(200):
         hand.now_s = hundredths / 100
@@ -180,17 +153,15 @@ def test_one_version_is_always_prepared_and_so_are_all_that_replace_what_is_spoi
     hand = Hand(fragments=3)
     monkeypatch.setattr(adoption, "ROOM_BYTES", 1)
     assert [p for p in range(3) if of(hand.version(1, p), Prepare)] == [0]
-    hand.boundary(1, installed=(0,))
-    hand.boundary(1, installed=(1,))
-    hand.boundary(1, installed=(2,))
+    for p in range(3):
+        hand.boundary(1, installed=(p,))
     contribution = hand.hand_over(1, 1)
     said = of(hand.resolve(contribution, m.Fate.REFUSED, m.Reason.NOT_FINITE), Prepare)
     said += [each for p in range(3) for each in of(hand.version(2, p), Prepare)]
     assert [(p.version.fragment_id, p.keep) for p in said] == [(0, 0.0), (1, 0.0), (2, 0.0)]
 
 
-def test_a_damaged_version_is_not_taken_and_asked_for_again():
-    hand = Hand()
+def test_a_damaged_version_is_not_taken_and_asked_for_again(hand):
     said = hand.version(1, flaw="digest")
     assert notes(said, "version.refused")
     assert not of(said, Prepare)
@@ -198,28 +169,18 @@ def test_a_damaged_version_is_not_taken_and_asked_for_again():
     assert sent(hand.state(versions=(1,)), m.Want)[0].versions == (0,)
 
 
-def test_a_want_that_brought_nothing_is_sent_again_after_a_pause():
-    hand = Hand()
+def test_a_want_that_brought_nothing_is_sent_again_after_a_pause(hand):
     times = []
     for i in range(200):
         hand.now_s = i / 10
         times += [hand.now_s for _ in sent(hand.state(versions=(1,)), m.Want)]
-    assert times[:2] == [2.0, 6.0]  # then the connection itself comes into question: test_islands_hearing.py
+    assert times[:2] == [2.0, 6.0]  # then the connection itself comes into question
 
 
-# --- state ------------------------------------------------------------------------------------------------------------
-
-
-def test_news_that_is_older_than_what_is_known_is_ignored():
-    hand = Hand()
-    hand.state(phase=m.Phase.FLUSHING, sequence=50)
-    hand.state(phase=m.Phase.RUNNING, sequence=49)
-    assert hand.core.phase is m.Phase.FLUSHING
-
-
-def test_a_new_leader_counts_its_messages_anew():
-    hand = Hand()
+def test_news_that_is_older_than_what_is_known_is_ignored_and_a_new_leader_counts_anew(hand):
     hand.state(sequence=500)
+    hand.state(phase=m.Phase.FLUSHING, sequence=499)
+    assert hand.core.phase is m.Phase.RUNNING
     hand.epoch = 2
     hand.state(phase=m.Phase.FLUSHING, sequence=1)
     assert hand.core.phase is m.Phase.FLUSHING
@@ -228,16 +189,14 @@ def test_a_new_leader_counts_its_messages_anew():
     assert hand.core.phase is m.Phase.FLUSHING
 
 
-def test_seeds_are_encoded_once_and_again_only_after_silence():
+def test_seeds_are_encoded_once():
     hand = Hand(joined=False)
     hand.welcome()
-    said = [type(a).__name__ for a in hand.state(phase=m.Phase.SEEDING, seed=(0,))]
-    assert "EncodeSeed" in said
-    assert "EncodeSeed" not in [type(a).__name__ for a in hand.state(phase=m.Phase.SEEDING, seed=(0,))]
+    encoded = [len(of(hand.state(phase=m.Phase.SEEDING, seed=(0,)), EncodeSeed)) for _ in range(2)]
+    assert encoded == [1, 0]
 
 
-def test_progress_follows_the_fleet_and_never_decreases():
-    hand = Hand()
+def test_progress_follows_the_fleet_and_never_decreases(hand):
     hand.boundary(4)
     hand.state(trained_tokens=400, fleet_ratio=10.0)
     assert hand.core.schedule.at(40) == 400
@@ -248,16 +207,14 @@ def test_progress_follows_the_fleet_and_never_decreases():
     assert hand.core.schedule.at(170) == 610
 
 
-def test_a_farewell_names_the_last_counters():
-    hand = Hand()
+def test_a_farewell_names_the_last_counters(hand):
     hand.boundary(7)
     (leave,) = sent(hand.feed(Leaving(reason="SIGTERM")), m.Leave)
     assert (leave.inner_step, leave.tokens, leave.reason) == (7, 70, "SIGTERM")
     assert Hand(joined=False).feed(Leaving(reason="SIGTERM")) == []
 
 
-def test_the_end_of_training_is_reported_at_once_and_the_island_finishes_with_the_last_versions():
-    hand = Hand()
+def test_the_end_of_training_is_reported_at_once_and_the_island_finishes_with_the_last_versions(hand):
     hand.state(phase=m.Phase.FLUSHING)
     assert hand.core.done
     (beat,) = sent(hand.boundary(1, copied=(0,), stopped=True), m.Heartbeat)
@@ -276,13 +233,15 @@ def test_the_end_of_training_is_reported_at_once_and_the_island_finishes_with_th
     assert hand.core.finished
 
 
-def test_an_island_that_was_away_when_the_run_ended_ends_with_what_it_has():
-    hand = Hand()
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_island_that_was_away_when_the_run_ended_ends_with_what_it_has(shards):
+    hand = Hand(fragments=2)
     hand.hand_over(4, 1)  # nobody says what becomes of it
-    hand.state(versions=(1,))  # nor does this version come any more
-    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.RUN_ENDED, detail=""))
-    assert hand.core.done
-    assert not hand.core.finished
+    hand.state(versions=(1, 0))  # nor does this version come any more
+    hand.hear(refused("heartbeat", m.Reason.RUN_ENDED))
+    assert (hand.core.done, hand.core.finished) == (True, False)
+    if shards == 2:
+        hand.state(shard=1, shards=2, phase=m.Phase.FLUSHING, versions=(0, 0))  # this one goes on
     hand.boundary(1, stopped=True)
     assert hand.core.finished
     assert notes(hand.log, "run.deserted") == [{"step": 4, "tokens": 4 * TOKENS_PER_STEP}]
@@ -294,7 +253,7 @@ def test_an_island_that_has_heard_of_the_end_waits_for_the_last_versions_though_
     hand.boundary(1, stopped=True)
     hand.version(1, 0)
     hand.boundary(installed=(0,))
-    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.RUN_ENDED, detail=""))
+    hand.hear(refused("heartbeat", m.Reason.RUN_ENDED))
     assert not hand.core.finished
     hand.version(1, 1)
     hand.boundary(installed=(1,))
@@ -304,9 +263,9 @@ def test_an_island_that_has_heard_of_the_end_waits_for_the_last_versions_though_
 # --- several shards ---------------------------------------------------------------------------------------------------
 
 
-def of_shard(hand, shard, shards=2, **more):
-    """What the aggregator of one shard says: its own count of messages, its own fragments."""
-    return hand.state(shard=shard, shards=shards, **more)
+def of_shard(hand, shard, **more):
+    """What the aggregator of one of two shards says."""
+    return hand.state(shard=shard, shards=2, **more)
 
 
 def test_each_shard_speaks_of_its_own_fragments_alone():
@@ -331,14 +290,6 @@ def test_only_shard_0_speaks_of_the_phase_the_shares_and_the_progress():
     assert (hand.core.phase, hand.core.done) == (m.Phase.FLUSHING, True)
 
 
-def test_a_shard_that_goes_on_does_not_keep_an_island_that_the_run_has_left():
-    hand = Hand(fragments=2)
-    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.RUN_ENDED, detail=""))
-    of_shard(hand, 1, phase=m.Phase.FLUSHING, versions=(0, 0))
-    hand.boundary(1, stopped=True)
-    assert hand.core.finished
-
-
 def test_an_island_stays_until_every_shard_has_ended():
     hand = Hand(fragments=2)
     for shard in (0, 1):
@@ -359,12 +310,6 @@ def test_an_island_stays_until_every_shard_has_ended():
 # --- donations between two lives --------------------------------------------------------------------------------------
 
 
-def disowned(hand):
-    """The aggregator does not know this life any more, and does not answer the next one's join."""
-    hand.hear(m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.UNKNOWN_ISLAND, detail="join again"))
-    assert not hand.core.joined
-
-
 def ticks_until(hand, end_s):
     """Feeds a tick at each deadline, as a driver does; returns what is done, and how often it was woken."""
     done, ticks = [], 0
@@ -377,13 +322,12 @@ def ticks_until(hand, end_s):
 
 
 @pytest.mark.parametrize("fetching", [False, True])
-def test_who_looks_for_a_donor_between_two_lives_ends_it_in_time_and_rests_till_then(fetching):
-    hand = Hand()
+def test_who_looks_for_a_donor_between_two_lives_ends_it_in_time_and_rests_till_then(hand, fetching):
     hand.feed(StateNeeded(most_bytes=1 << 30, patience_s=60.0))
     if fetching:
         assert sent(hand.hear(m.Donor(island_id="b", wait_s=90.0)), m.FetchState)
     hand.now_s = 0.3
-    disowned(hand)
+    hand.hear(refused("heartbeat", m.Reason.UNKNOWN_ISLAND))  # nor is the next join answered
     done, ticks = ticks_until(hand, 100.0)
     (settled,) = of(done, Settled)
     assert settled.source is m.StateSource.FRESH
@@ -392,33 +336,32 @@ def test_who_looks_for_a_donor_between_two_lives_ends_it_in_time_and_rests_till_
     assert {type(a.message) for a in of(done, Send)} == {m.Join}, "who is no member is refused whatever else it says"
 
 
-def test_a_copy_for_others_is_given_up_between_two_lives_too():
-    hand = Hand()
+def test_a_copy_for_others_is_given_up_between_two_lives_too(hand):
     hand.feed(Restored(source=m.StateSource.CHECKPOINT))
     fetch = m.FetchState(state_id="", parts=(0,))
     assert of(hand.hear(fetch), CopyState)
     hand.feed(StateCopied(parts=(("part",),), state_bytes=4))
-    disowned(hand)
+    hand.hear(refused("heartbeat", m.Reason.UNKNOWN_ISLAND))  # nor is the next join answered
     ticks_until(hand, 2 * HOLD_S)
     assert not hand.core._giver.holding
 
 
-# --- what an island ends with -----------------------------------------------------------------------------------------
-
-
-def test_who_was_away_during_the_flush_ends_with_the_global_parameters_and_not_with_its_own_progress():
-    hand = Hand()
-    hand.boundary(6)  # and nobody asks for them in time
-    hand.state(phase=m.Phase.ENDED, versions=(1,))
-    hand.boundary(1, copied=(0,), stopped=True)
-    (prepare,) = of(hand.version(1), Prepare)
+def takes_whole_and_finishes(hand, number):
+    assert not hand.core.finished
+    (prepare,) = of(hand.version(number), Prepare)
     assert prepare.keep == 0.0
-    hand.boundary(installed=(0,))
+    assert not sent(hand.boundary(installed=(0,)), m.Want)
     assert hand.core.finished
 
 
-def test_a_last_version_that_was_installed_before_the_word_of_the_end_is_taken_once_more():
-    hand = Hand()
+def test_who_was_away_during_the_flush_ends_with_the_global_parameters_and_not_with_its_own_progress(hand):
+    hand.boundary(6)  # and nobody asks for them in time
+    hand.state(phase=m.Phase.ENDED, versions=(1,))
+    hand.boundary(1, copied=(0,), stopped=True)
+    takes_whole_and_finishes(hand, 1)
+
+
+def test_a_last_version_that_was_installed_before_the_word_of_the_end_is_taken_once_more(hand):
     hand.boundary(6)
     (prepare,) = of(hand.version(1), Prepare)
     assert prepare.keep == 1.0
@@ -426,23 +369,14 @@ def test_a_last_version_that_was_installed_before_the_word_of_the_end_is_taken_o
     hand.state(phase=m.Phase.ENDED, versions=(1,))
     (want,) = sent(hand.boundary(1, copied=(0,), stopped=True), m.Want)
     assert want.versions == (-1,)
-    assert not hand.core.finished
-    (prepare,) = of(hand.version(1), Prepare)
-    assert prepare.keep == 0.0
-    assert not sent(hand.boundary(installed=(0,)), m.Want)
-    assert hand.core.finished
+    takes_whole_and_finishes(hand, 1)
 
 
-def test_a_last_contribution_that_is_refused_does_not_stay_in_what_an_island_ends_with():
-    hand = Hand()
+def test_a_last_contribution_that_is_refused_does_not_stay_in_what_an_island_ends_with(hand):
     hand.state(phase=m.Phase.FLUSHING)
     hand.boundary(4, copied=(0,), stopped=True)
     hand.state(phase=m.Phase.FLUSHING, rounds=((1, 0),))
     (contribution,) = sent(hand.captured(), m.Contribution)
     hand.resolve(contribution, m.Fate.REFUSED, m.Reason.RUN_ENDED)
     hand.state(phase=m.Phase.ENDED, versions=(0,))
-    assert not hand.core.finished
-    (prepare,) = of(hand.version(0), Prepare)
-    assert prepare.keep == 0.0
-    hand.boundary(installed=(0,))
-    assert hand.core.finished
+    takes_whole_and_finishes(hand, 0)

@@ -54,12 +54,10 @@ def test_every_epoch_is_a_permutation(size, seed, epoch):
     share_count=st.integers(1, 7), batch=st.integers(1, 5), cursors=st.lists(st.integers(0, 30), min_size=7, max_size=7)
 )
 def test_shares_are_disjoint_whatever_the_cursors(share_count, batch, cursors):
-    trained = [
-        number
-        for index in range(share_count)
-        for cursor in range(cursors[index])
-        for number in sequence_numbers(cursor, index, share_count, batch=batch).tolist()
-    ]
+    trained = []
+    for index in range(share_count):
+        for cursor in range(cursors[index]):
+            trained += sequence_numbers(cursor, index, share_count, batch=batch).tolist()
     assert len(set(trained)) == len(trained)
 
 

@@ -23,9 +23,11 @@ WAIT_S = 5.0
 class Rejoining:
     """A receiver, and what it has asked for."""
 
-    def __init__(self, most_bytes=10 * PART_BYTES):
+    def __init__(self, donor="", most_bytes=10 * PART_BYTES):
         self.core, self.now_s, self.log = Receiver(), 0.0, []
         self.core.begin(most_bytes, PATIENCE_S, self.now_s, self.log)
+        if donor:
+            self.named(donor)
 
     def do(self, call, *args):
         """Calls the receiver and returns what it does."""
@@ -49,9 +51,13 @@ class Rejoining:
 
 
 def part(index, num_parts=3, state_bytes=None, state_id="1.40"):
-    size = state_bytes if state_bytes is not None else num_parts * PART_BYTES - 5
+    size = num_parts * PART_BYTES if state_bytes is None else state_bytes
     payload = f"{state_id} part {index}"
     return StatePart(state_id=state_id, part=index, num_parts=num_parts, state_bytes=size, payload=payload)
+
+
+def whole(state_id, num_parts=3):
+    return CheckState(parts=tuple(f"{state_id} part {i}" for i in range(num_parts)), state_bytes=num_parts * PART_BYTES)
 
 
 def asked(actions):
@@ -60,6 +66,11 @@ def asked(actions):
 
 def fetched(actions):
     return [(a.to, *a.message.parts) for a in actions if isinstance(a, Send) and isinstance(a.message, FetchState)]
+
+
+@pytest.fixture
+def me():
+    return Rejoining("a")
 
 
 # --- the receiver -------------------------------------------------------------------------------------------------
@@ -71,9 +82,8 @@ def test_a_state_is_fetched_in_parts_checked_whole_and_used():
     assert fetched(me.named("a")) == [("a", 0)]
     assert fetched(me.part(0)) == [("a", 1, 2)]
     assert me.part(2) == []
-    (check,) = me.part(1)
-    assert check == CheckState(parts=tuple(f"1.40 part {i}" for i in range(3)), state_bytes=3 * PART_BYTES - 5)
-    assert me.do(me.core.checked, "") == [Settled(source=StateSource.DONOR, detail=f"of a, {3 * PART_BYTES - 5} bytes")]
+    assert me.part(1) == [whole("1.40")]
+    assert me.do(me.core.checked, "") == [Settled(source=StateSource.DONOR, detail=f"of a, {3 * PART_BYTES} bytes")]
     assert me.core.next_deadline_s() is None
 
 
@@ -84,37 +94,30 @@ def test_where_nobody_can_give_an_island_starts_fresh_at_once():
     assert "no island has trained for long enough" in settled.detail
 
 
-def test_a_lost_part_is_asked_for_again_and_a_copy_of_one_changes_nothing():
-    me = Rejoining()
-    me.named("a")
+def test_a_lost_part_is_asked_for_again_and_a_copy_of_one_changes_nothing(me):
     me.part(0)
     me.part(1)
     assert me.part(1) == []
     me.now_s = 1.0
     assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 2)]
-    assert isinstance(me.part(2)[0], CheckState)
+    assert me.part(2) == [whole("1.40")]
 
 
-def test_a_copy_of_a_part_is_a_sign_of_life_and_one_that_nobody_asked_for_is_none():
-    for index, alive in ((0, True), (40, False)):
-        me = Rejoining(most_bytes=100 * PART_BYTES)
-        me.named("a")
-        me.part(0, num_parts=50)
-        me.now_s = WAIT_S - 1.0
-        me.part(index, num_parts=50)
-        assert (asked(me.at(WAIT_S)) == []) == alive
-
-
-def test_a_damaged_part_counts_as_lost():
-    me = Rejoining()
-    me.named("a")
+def test_a_damaged_part_counts_as_lost(me):
     assert me.part(0, flaw="checksum") == []
     assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 0)]
 
 
-def test_a_donor_that_dies_half_way_is_replaced_by_another():
-    me = Rejoining()
-    me.named("a")
+@pytest.mark.parametrize(("index", "alive"), [(0, True), (40, False)])
+def test_a_copy_of_a_part_is_a_sign_of_life_and_one_that_nobody_asked_for_is_none(index, alive):
+    me = Rejoining("a", most_bytes=100 * PART_BYTES)
+    me.part(0, num_parts=50)
+    me.now_s = WAIT_S - 1.0
+    me.part(index, num_parts=50)
+    assert (asked(me.at(WAIT_S)) == []) == alive
+
+
+def test_a_donor_that_dies_half_way_is_replaced_by_another(me):
     me.now_s = 1.0
     me.part(0)
     said = me.at(1.0 + WAIT_S)
@@ -125,28 +128,33 @@ def test_a_donor_that_dies_half_way_is_replaced_by_another():
     assert me.part(1, sender="a") == [], "the dead one's last words"
     for i in range(3):
         last = me.part(i, sender="b", state_id="7.9")
-    assert last == [CheckState(parts=tuple(f"7.9 part {i}" for i in range(3)), state_bytes=3 * PART_BYTES - 5)]
+    assert last == [whole("7.9")]
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("parts", "why"),
     [
-        ({"num_parts": 0, "state_bytes": 0}, "has none to give"),
-        ({"num_parts": 3, "state_bytes": 5 * PART_BYTES}, "cannot be"),
-        ({"num_parts": 20, "state_bytes": 20 * PART_BYTES}, "more than"),
+        ([part(0, num_parts=0)], "has none to give"),
+        ([part(0, state_bytes=5 * PART_BYTES)], "cannot be"),
+        ([part(0, num_parts=20)], "more than"),
+        ([part(0), part(1, state_id="2.0")], "another copy"),
     ],
+    ids=["declines", "lies", "gives too much", "mixes two copies"],
 )
-def test_a_donor_that_declines_or_lies_is_replaced(fields, why):
-    me = Rejoining()
-    me.named("a")
-    said = me.part(0, **fields)
+def test_a_donor_that_declines_or_lies_is_replaced(me, parts, why):
+    for each in parts:
+        said = me.do(me.core.part, "a", each, "")
     assert asked(said) == [("a",)]
     assert why in next(n.fields["reason"] for n in said if isinstance(n, Note))
 
 
+def test_a_state_that_does_not_fit_sends_the_island_to_the_next_donor(me):
+    me.part(0, num_parts=1)
+    assert asked(me.do(me.core.checked, "m is not finite")) == [("a",)]
+
+
 def test_parts_that_nobody_asked_for_are_not_kept():
-    me = Rejoining(most_bytes=100 * PART_BYTES)
-    me.named("a")
+    me = Rejoining("a", most_bytes=100 * PART_BYTES)
     for unasked in (3, 2, 1):
         assert me.part(unasked, num_parts=50) == []
     me.part(0, num_parts=50)
@@ -155,29 +163,13 @@ def test_parts_that_nobody_asked_for_are_not_kept():
     assert fetched(me.at(FETCH_AGAIN_S)) == [("a", *range(1, 1 + PARTS_AT_ONCE))]
 
 
-def test_parts_of_two_copies_are_never_mixed():
-    me = Rejoining()
-    me.named("a")
-    me.part(0)
-    assert asked(me.part(1, state_id="2.0")) == [("a",)]
-
-
-def test_a_state_that_does_not_fit_sends_the_island_to_the_next_donor():
-    me = Rejoining()
-    me.named("a")
-    me.part(0, num_parts=1)
-    said = me.do(me.core.checked, "m is not finite")
-    assert asked(said) == [("a",)]
-
-
 def test_after_the_last_donor_an_island_starts_fresh():
     me = Rejoining()
     for donor in range(MOST_DONORS):
         me.named(f"island-{donor}")
-        me.part(0, sender=f"island-{donor}", num_parts=0, state_bytes=0)
-    assert me.settled == Settled(
-        source=StateSource.FRESH, detail=f"no donor: island-{MOST_DONORS - 1}: has none to give"
-    )
+        me.part(0, sender=f"island-{donor}", num_parts=0)
+    detail = f"no donor: island-{MOST_DONORS - 1}: has none to give"
+    assert me.settled == Settled(source=StateSource.FRESH, detail=detail)
     assert me.named("another") == []
 
 
@@ -195,15 +187,15 @@ def test_patience_ends_whatever_is_under_way():
 # --- the donor ----------------------------------------------------------------------------------------------------
 
 
-def give(giver, sender="b", parts=(0,), state_id="", *, trained=True, now_s=0.0):
+def give(giver, sender="b", parts=(0,), state_id="", *, trained=True):
     actions = []
-    giver.fetch(sender, FetchState(state_id=state_id, parts=parts), "1.40", trained, now_s, actions)
+    giver.fetch(sender, FetchState(state_id=state_id, parts=parts), "1.40", trained, 0.0, actions)
     return actions
 
 
-def copied(giver, num_parts=3, now_s=0.0):
+def copied(giver, num_parts=3):
     actions = []
-    giver.copied(tuple(f"p{i}" for i in range(num_parts)), num_parts * PART_BYTES, now_s, actions)
+    giver.copied(("part",) * num_parts, num_parts * PART_BYTES, 0.0, actions)
     return actions
 
 
@@ -220,14 +212,10 @@ def test_one_copy_serves_all_who_ask_at_once():
     assert given_to(give(giver, "c", (1, 2), "1.40")) == [("c", 1, 3), ("c", 2, 3)]
 
 
-def test_an_untrained_island_is_never_a_donor():
+def test_an_island_that_has_not_trained_or_whose_loop_shows_no_state_declines():
     giver = Giver()
     assert given_to(give(giver, trained=False)) == [("b", 0, 0)]
     assert not giver.copying
-
-
-def test_a_loop_that_shows_no_state_declines():
-    giver = Giver()
     give(giver)
     assert given_to(copied(giver, num_parts=0)) == [("b", 0, 0)]
 

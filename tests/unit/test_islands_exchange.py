@@ -24,18 +24,14 @@ class DeviceScalar:
         return self.value
 
 
-def test_the_newest_loss_that_is_ready_is_taken_and_newer_ones_are_left_for_later():
-    late = DeviceScalar(3.0, ready=False)
-    losses = deque([DeviceScalar(1.0), DeviceScalar(2.0), late])
+def test_the_newest_loss_that_is_ready_and_was_not_donated_is_taken_and_newer_ones_are_left_for_later():
+    late, donated = DeviceScalar(3.0, ready=False), DeviceScalar(9.0, deleted=True)
+    losses = deque([DeviceScalar(1.0), DeviceScalar(2.0), late, donated])
     assert take_newest(losses) == 2.0
-    assert list(losses) == [late]
     late.ready = True
     assert take_newest(losses) == 3.0
     assert take_newest(losses) is None
-
-
-def test_a_loss_that_was_donated_or_is_still_computed_is_not_read():
-    assert take_newest(deque([DeviceScalar(1.0, ready=False), DeviceScalar(2.0, deleted=True)])) is None
+    assert take_newest(deque([late, donated])) == 3.0
 
 
 def exchange():
@@ -52,13 +48,10 @@ def moment(step, **fields):
 def test_the_other_thread_is_woken_for_what_a_round_waits_for_and_at_the_end():
     found, woken = exchange()
     found.urgent = frozenset({2})
-    found.tell(moment(1, copied={1: ()}), 10.0)
-    assert not woken
-    found.tell(moment(2, copied={1: (), 2: ()}), 10.1)
-    assert len(woken) == 1
-    found.tell(moment(3, stopped=True), 10.2)
-    assert len(woken) == 2
-    assert [m.at.step for m in found.moments] == [1, 2, 3]
+    for step, fields in enumerate(({"copied": {1: ()}}, {"copied": {1: (), 2: ()}}, {"stopped": True})):
+        found.tell(moment(step, **fields), 10.0)
+        assert len(woken) == step
+    assert [m.at.step for m in found.moments] == [0, 1, 2]
 
 
 def test_the_other_thread_is_woken_for_what_was_installed_where_versions_wait_for_its_room():

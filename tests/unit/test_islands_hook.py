@@ -3,14 +3,13 @@
 import os
 import re
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import islands
 from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Departure
 from islands import hook as module
@@ -52,8 +51,10 @@ def noted(monkeypatch):
     monkeypatch.setattr(module, "join", NotedIsland)
 
 
-def test_it_is_part_of_the_interface():
-    assert islands.Hook is Hook
+def begun(state=None, **options):
+    hook = Hook("tcp://hub:7001", **options)
+    hook.start(np.float32(0), state)
+    return hook
 
 
 def test_the_three_callbacks_join_step_and_close():
@@ -75,11 +76,9 @@ def test_the_three_callbacks_join_step_and_close():
 
 
 def test_without_a_state_nothing_is_saved_and_the_last_parameters_may_be_given():
-    hook = Hook("tcp://hub:7001", tokens_per_step=8)
-    params, _ = hook.start(np.float32(0))
-    params, state = hook.step(params)
-    assert state is None
-    assert hook.finish(params + 5) == 8.0
+    hook = begun(tokens_per_step=8)
+    assert hook.step(np.float32(1)) == (2.0, None)
+    assert hook.finish(np.float32(7)) == 8.0
     assert hook.island.calls[1] == ("step", 8, None, None)
 
 
@@ -90,79 +89,53 @@ def test_a_call_before_start_says_so(call):
 
 
 def test_start_is_called_once():
-    hook = Hook("tcp://hub:7001")
-    hook.start(np.float32(0))
     with pytest.raises(LocalProtocolError, match="start was called twice"):
-        hook.start(np.float32(0))
+        begun().start(np.float32(0))
 
 
 def test_tokens_that_nobody_told_are_asked_for():
-    hook = Hook("tcp://hub:7001")
-    hook.start(np.float32(0))
     with pytest.raises(ConfigError, match=r"tokens.*give tokens_per_step"):
-        hook.step(1.0)
+        begun().step(1.0)
 
 
-def test_spoilt_parameters_get_a_fresh_state():
-    hook = Hook("tcp://hub:7001", tokens_per_step=8, fresh=lambda params: f"fresh for {params:g}")
-    hook.start(np.float32(0), "spoilt")
-    hook.island.reset_optimizer = True
-    assert hook.step(np.float32(6), "spoilt") == (7.0, "fresh for 7")
-
-
-def test_without_fresh_the_state_is_kept_and_the_log_says_so(caplog):
-    hook = Hook("tcp://hub:7001", tokens_per_step=8)
-    hook.start(np.float32(0), "spoilt")
-    hook.island.reset_optimizer = True
-    assert hook.step(np.float32(6), "spoilt")[1] == "spoilt"
-    assert "hook.reset" in caplog.text
+def test_spoilt_parameters_get_a_fresh_state_and_without_fresh_the_log_says_that_it_is_kept(caplog):
+    for fresh, state in ((lambda params: f"fresh for {params:g}", "fresh for 7"), (None, "spoilt")):
+        caplog.clear()
+        hook = begun("spoilt", tokens_per_step=8, fresh=fresh)
+        hook.island.reset_optimizer = True
+        assert hook.step(np.float32(6), "spoilt") == (7.0, state)
+        assert "hook.reset" in caplog.text
     assert "give fresh=" in caplog.text
 
 
-# --- signals ----------------------------------------------------------------------------------------------------------
+def train(hook, number, reached, times=1):
+    with hook:
+        params, state = hook.start(np.float32(0), "adam")
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+            reached.append("the step that runs")
+        hook.step(params, state)
+        reached.append("the next one")
 
 
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
 )
 def test_a_signal_ends_the_step_that_runs_and_then_pauses(number, error):
-    before, reached = signal.getsignal(number), []
-
-    def train(hook):
-        with hook:
-            params, state = hook.start(np.float32(0), "adam")
-            os.kill(os.getpid(), number)
-            reached.append("the end of the step")
-            hook.step(params, state)
-            reached.append("the next one")
-
-    hook = Hook("tcp://hub:7001", tokens_per_step=8)
+    before, reached, hook = signal.getsignal(number), [], Hook("tcp://hub:7001", tokens_per_step=8)
     with pytest.raises(error):
-        train(hook)
-    assert reached == ["the end of the step"]
+        train(hook, number, reached)
+    assert reached == ["the step that runs"]
     reason = f"interrupted by {number.name}"
-    assert hook.island.calls[2:4] == [
-        ("pause", 2.0, ("adam", None), reason),
-        ("leave", reason, Departure.PAUSED),
-    ]
+    assert hook.island.calls[2:4] == [("pause", 2.0, ("adam", None), reason), ("leave", reason, Departure.PAUSED)]
     assert signal.getsignal(number) is before
 
 
 def test_the_second_ctrl_c_does_not_wait_for_the_step():
-    reached = []
-
-    def train(hook):
-        with hook:
-            hook.start(np.float32(0))
-            os.kill(os.getpid(), signal.SIGINT)
-            reached.append("the second one")
-            os.kill(os.getpid(), signal.SIGINT)
-            reached.append("the end of the step")
-
-    hook = Hook("tcp://hub:7001", tokens_per_step=8)
+    reached, hook = [], Hook("tcp://hub:7001", tokens_per_step=8)
     with pytest.raises(KeyboardInterrupt):
-        train(hook)
-    assert reached == ["the second one"]
+        train(hook, signal.SIGINT, reached, times=2)
+    assert reached == ["the step that runs"]
     assert hook.island.calls[1:] == [
         ("leave", "interrupted by SIGINT", Departure.PAUSED),
         ("exit", KeyboardInterrupt),
@@ -194,23 +167,13 @@ def test_handlers_of_the_program_stay():
 
 
 def test_on_another_thread_it_does_without_signals():
-    errors = []
+    def stepped():
+        with Hook("tcp://hub:7001", tokens_per_step=8) as hook:
+            hook.start(np.float32(0))
+            return hook.step(1.0)
 
-    def train():
-        try:
-            with Hook("tcp://hub:7001", tokens_per_step=8) as hook:
-                hook.start(np.float32(0))
-                hook.step(1.0)
-        except ValueError as err:  # what Python raises where a thread sets a handler
-            errors.append(err)
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert errors == []
-
-
-# --- the adapter in the document --------------------------------------------------------------------------------------
+    with ThreadPoolExecutor(1) as thread:  # Python raises a ValueError where a thread sets a handler
+        assert thread.submit(stepped).result() == (2.0, None)
 
 
 def test_the_callback_of_the_document_serves_a_trainer():

@@ -18,7 +18,7 @@ TENSORS = (
 MANIFEST = FragmentManifest((TENSORS,))
 SHAPES = [tensor.shape for tensor in TENSORS]
 VALUES = [np.ones((4, 3), np.float32), np.zeros(5, np.float32)]
-ROUNDING = [Codec.BF16, Codec.INT8, Codec.INT4]
+BASE = np.concatenate([value.reshape(-1) for value in VALUES])
 
 
 def envelope(codec=Codec.F32, **changes):
@@ -48,6 +48,14 @@ def held(request):
     return HeldVersions(MANIFEST, differences=request.param)
 
 
+@pytest.fixture
+def expecting():
+    """Expects differences, and holds version 3."""
+    held = HeldVersions(MANIFEST, differences=True)
+    held.take(envelope())
+    return held
+
+
 def flaw_of(held, received):
     return held.take(received)[1]
 
@@ -56,7 +64,7 @@ def test_a_whole_version_has_no_flaw(held):
     assert held.take(envelope()) == (envelope(), "")
 
 
-@pytest.mark.parametrize("codec", ROUNDING)
+@pytest.mark.parametrize("codec", [Codec.BF16, Codec.INT8, Codec.INT4])
 def test_a_whole_version_comes_in_float32(held, codec):
     says = f"wrong_dtype: buffers[0].codec is {codec}, expected one of f32"
     assert flaw_of(held, envelope(codec)) == says
@@ -72,63 +80,53 @@ def test_where_differences_are_expected_a_version_is_here_once_and_not_as_it_was
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_differences_are_added_one_after_the_other(codec):
-    held = HeldVersions(MANIFEST, differences=True)
-    held.take(envelope())
-    base = np.concatenate([value.reshape(-1) for value in VALUES])
+def test_differences_are_added_one_after_the_other(expecting, codec):
+    base = BASE
     for number in (4, 5, 6):
         received, base = step(number, base, codec)
-        taken, flaw = held.take(received)
+        taken, flaw = expecting.take(received)
         assert flaw == ""
         assert np.array_equal(vector_of(taken), base)
         assert [encoded.shape for encoded in taken.message.payload] == SHAPES
 
 
-def test_a_difference_to_what_is_not_here_is_refused_and_what_is_here_stays():
-    held = HeldVersions(MANIFEST, differences=True)
-    held.take(envelope())
-    base = np.concatenate([value.reshape(-1) for value in VALUES])
-    fourth, after = step(4, base, Codec.INT8)
+def test_a_difference_to_what_is_not_here_is_refused_and_what_is_here_stays(expecting):
+    fourth, after = step(4, BASE, Codec.INT8)
     fifth, _ = step(5, after, Codec.INT8)
-    assert flaw_of(held, fifth) == "it is the difference to version 4, and version 3 is here"
-    assert [flaw_of(held, each) for each in (fourth, fifth)] == ["", ""]
+    assert flaw_of(expecting, fifth) == "it is the difference to version 4, and version 3 is here"
+    assert [flaw_of(expecting, each) for each in (fourth, fifth)] == ["", ""]
 
 
 def test_where_differences_come_unexpectedly_a_whole_version_is_kept_from_then_on():
     held = HeldVersions(MANIFEST, differences=False)
     held.take(envelope())
-    base = np.concatenate([value.reshape(-1) for value in VALUES])
-    fourth, _ = step(4, base, Codec.INT8)
+    fourth, _ = step(4, BASE, Codec.INT8)
     assert flaw_of(held, fourth) == "it is the difference to version 3, and none is here"
     held.take(envelope())
     assert flaw_of(held, fourth) == ""
 
 
-def test_a_difference_that_leads_to_other_bytes_is_refused_and_so_is_what_follows_until_a_whole_version_comes():
-    held = HeldVersions(MANIFEST, differences=True)
-    held.take(envelope())
-    base = np.concatenate([value.reshape(-1) for value in VALUES])
-    fourth, after = step(4, base, Codec.INT8)
+def test_a_difference_to_other_bytes_is_refused_and_so_is_what_follows_until_a_whole_version_comes(
+    expecting,
+):
+    fourth, after = step(4, BASE, Codec.INT8)
     wrong = replace(fourth, message=replace(fourth.message, digest="0" * 32))
-    assert "the version is named 000" in flaw_of(held, wrong)
-    assert flaw_of(held, fourth) == "it is the difference to version 3, and none is here"
+    assert "the version is named 000" in flaw_of(expecting, wrong)
+    assert flaw_of(expecting, fourth) == "it is the difference to version 3, and none is here"
     whole = envelope(
         fragment_version=4,
         digest=fragment_digest(after),
         payload=tuple(encode_tensor(part, Codec.F32) for part in (after[:12].reshape(4, 3), after[12:])),
     )
-    assert flaw_of(held, whole) == ""
-    assert flaw_of(held, step(5, after, Codec.INT8)[0]) == ""
+    assert flaw_of(expecting, whole) == ""
+    assert flaw_of(expecting, step(5, after, Codec.INT8)[0]) == ""
 
 
-def test_an_island_may_go_back_to_a_whole_version_that_differences_lead_on_from():
+def test_an_island_may_go_back_to_a_whole_version_that_differences_lead_on_from(expecting):
     """The way to the newest version begins with the whole one that the broker has, which may be older than ours."""
-    held = HeldVersions(MANIFEST, differences=True)
-    held.take(envelope())
-    base = np.concatenate([value.reshape(-1) for value in VALUES])
-    fourth, after = step(4, base, Codec.INT4)
+    fourth, after = step(4, BASE, Codec.INT4)
     for received in (fourth, envelope(), fourth, step(5, after, Codec.INT4)[0]):
-        assert flaw_of(held, received) == ""
+        assert flaw_of(expecting, received) == ""
 
 
 def damaged():

@@ -21,7 +21,7 @@ import jax, numpy as np
 from islands.arrays.tree import devices_of
 from islands.tasks.task import DataShare, Schedule, endless_batches, load_task
 
-options = {"model": "tiny", "data": [sys.argv[1]], "batch": int(sys.argv[2])}
+options = {"model": "tiny", "data": [sys.argv[1]], "batch": 8}
 task = load_task("islands.language:task", options)
 params, state = task.init(3)
 batches = endless_batches(task, DataShare(index=0, count=1, seed=5))
@@ -38,12 +38,12 @@ print(json.dumps({
 """
 
 
-def trained(tmp_path, devices, batch=8):
+def trained(tmp_path, devices):
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(32, 127)) * 4000)
     flags = f"--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", SCRIPT, str(text), str(batch)]
+    command = [sys.executable, "-c", SCRIPT, str(text)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
@@ -58,7 +58,7 @@ def test_four_devices_have_the_losses_of_one(tmp_path):
 
 
 def test_a_batch_that_cannot_be_split_is_refused_with_its_cure(tmp_path):
-    done = trained(tmp_path, 3, batch=8)
+    done = trained(tmp_path, 3)
     assert done.returncode != 0
     assert "must divide among the 3 devices of this island" in done.stderr
 

@@ -8,7 +8,7 @@ import pytest
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Codec, Recipe, RunSettings, Share
+from broker.wire.messages import Codec
 from islands import loop
 from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
@@ -18,6 +18,7 @@ from islands.session.array_work import ArrayWork
 from islands.session.exchange import Batch, Exchange, Install, JoinedRun, take_newest
 from islands.session.training_state import Position, Snapshot
 from tests.aggregator_hand import id_of
+from tests.island_hand import SETTINGS, SHARE
 
 
 @pytest.fixture
@@ -27,23 +28,14 @@ def island_of():
 
     def make(params, *, checkpoint_file=None, run="demo"):
         manifest = FragmentManifest((tensor_specs(params),))
-        settings = RunSettings(
-            recipe=Recipe(fragments=1, sync_interval=4, keep=1.0, codec=Codec.F32),
-            heartbeat_interval_s=0.5,
-            total_tokens=0,
-            tokens_per_fleet_step=10,
-            seed=0,
-            islands=2,
-            data_ahead_s=0.0,
-        )
         exchange, array_work = Exchange(), ArrayWork(params, None)
         array_work.open(manifest)
-        exchange.due.shares = (Share(index=0, count=1, share_epoch=1),)
+        exchange.due.shares = (SHARE,)
         exchange.membership = JoinedRun(
             island_id="island-0",
             incarnation=1,
             start=Position(0, 0),
-            settings=settings,
+            settings=SETTINGS,
             num_fragments=1,
             moving=manifest.moving,
         )
@@ -69,6 +61,14 @@ def params_of(value=1.0):
     return {"w": np.full((4, 3), value, np.float32), "b": np.full(3, value, np.float32)}
 
 
+@pytest.fixture
+def begun(island_of):
+    """An island that has joined and restored, what its communication thread sees, and the parameters."""
+    island, exchange = island_of(params_of())
+    params, _ = island.restore(params_of())
+    return island, exchange, params
+
+
 @pytest.mark.parametrize("cursor", [None, 0, 42, np.int64(42)])
 def test_the_loop_of_the_readme_is_copied_when_another_island_or_a_checkpoint_wants_its_state(island_of, cursor):
     island, exchange = island_of(params_of())
@@ -79,18 +79,6 @@ def test_the_loop_of_the_readme_is_copied_when_another_island_or_a_checkpoint_wa
     assert snapshot.cursor == cursor
     assert np.array_equal(snapshot.state["m"], opt_state["m"])
     assert snapshot.state["m"] is not opt_state["m"]
-
-
-def test_a_loop_without_a_cursor_saves_its_state_and_begins_with_it_again(island_of, tmp_path):
-    path = tmp_path / "island-0.checkpoint"
-    island, _ = island_of(params_of(), checkpoint_file=path)
-    params, _ = island.restore(params_of(), {"m": np.zeros(3, np.float32)})
-    params = island.step(params, tokens=10)
-    island.save(params, ({"m": np.full(3, 7, np.float32)}, None))
-    island, _ = island_of(params_of(), checkpoint_file=path)
-    _, opt_state = island.restore(params_of(), {"m": np.zeros(3, np.float32)})
-    assert (island.restored, island.restored_cursor) == ("checkpoint", None)
-    assert np.array_equal(opt_state["m"], np.full(3, 7))
 
 
 @pytest.mark.parametrize("earlier", ["demo", ""])
@@ -117,17 +105,7 @@ def test_who_asks_hears_how_long_ago_the_broker_spoke(island_of, monkeypatch):
     assert island.heard_ago_s == 3.5
 
 
-def test_biases_that_were_made_of_one_array_end_the_first_step_and_not_in_silence(island_of):
-    zeros = np.zeros(3, np.float32)
-    given = {"a": {"bias": zeros}, "b": {"bias": zeros}}
-    island, _ = island_of(given)
-    params, _ = island.restore(given)
-    trained = {"a": {"bias": params["a"]["bias"] + 1}, "b": {"bias": params["b"]["bias"] + 2}}
-    with pytest.raises(ConfigError, match="a/bias and b/bias"):
-        island.step(trained, tokens=10)
-
-
-def test_weights_that_the_loop_ties_are_trained_on(island_of):
+def test_arrays_that_were_one_are_trained_on_where_the_loop_ties_them_and_end_the_first_step_where_not(island_of):
     zeros = np.zeros(3, np.float32)
     given = {"a": {"bias": zeros}, "b": {"bias": zeros}}
     island, _ = island_of(given)
@@ -136,16 +114,17 @@ def test_weights_that_the_loop_ties_are_trained_on(island_of):
         trained = {name: {"bias": params["a"]["bias"] + 1} for name in params}
         params = island.step(trained, tokens=10)
         assert params is trained
-
-
-# --- what a step is given ---------------------------------------------------------------------------------------------
+    island, _ = island_of(given)
+    params, _ = island.restore(given)
+    trained = {"a": {"bias": params["a"]["bias"] + 1}, "b": {"bias": params["b"]["bias"] + 2}}
+    with pytest.raises(ConfigError, match="a/bias and b/bias"):
+        island.step(trained, tokens=10)
 
 
 @pytest.mark.parametrize("tokens", [10, 10.0, np.int64(10), np.array(10), np.uint8(10)])
 @pytest.mark.parametrize("loss", [None, 0.5, np.float32(0.5), np.array(0.5), jnp.float32(0.5)])
-def test_what_counts_as_a_number_is_counted_as_one(island_of, tokens, loss):
-    island, exchange = island_of(params_of())
-    params, _ = island.restore(params_of())
+def test_what_counts_as_a_number_is_counted_as_one(begun, tokens, loss):
+    island, exchange, params = begun
     island.step(params, tokens=tokens, loss=loss)
     assert (type(island.tokens), island.tokens) == (int, 10)
     assert [type(exchange.position.tokens), type(exchange.position.step)] == [int, int]
@@ -162,9 +141,8 @@ def test_what_counts_as_a_number_is_counted_as_one(island_of, tokens, loss):
     ],
     ids=id_of,
 )
-def test_what_a_step_cannot_take_is_refused_at_once_and_nothing_of_it_is_counted(island_of, field, given):
-    island, exchange = island_of(params_of())
-    params, _ = island.restore(params_of())
+def test_what_a_step_cannot_take_is_refused_at_once_and_nothing_of_it_is_counted(begun, field, given):
+    island, exchange, params = begun
     with pytest.raises(ConfigError, match=rf"^{field} = .+: .+"):
         island.step(params, **({"tokens": 10, "loss": 0.5} | given))
     assert (island.inner_step, island.tokens, list(exchange.losses), list(exchange.trained)) == (0, 0, [], [])
@@ -172,20 +150,19 @@ def test_what_a_step_cannot_take_is_refused_at_once_and_nothing_of_it_is_counted
     assert (island.inner_step, island.tokens) == (1, 10)
 
 
-def test_the_counter_of_tokens_stays_one_that_messages_hold(island_of):
-    island, _ = island_of(params_of())
-    params, _ = island.restore(params_of())
+def test_the_counter_of_tokens_stays_one_that_messages_hold(begun):
+    island, _, params = begun
     island.tokens = (1 << 63) - 5
     with pytest.raises(ConfigError, match="tokens = 10"):
         island.step(params, tokens=10)
 
 
 @pytest.mark.parametrize("other", [{"w": np.ones((4, 3), np.float32)}, None, {**params_of(), "b": 1.0}, [1, 2]])
-def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, other):
-    island, exchange = island_of(params_of())
+def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, begun, other):
+    fresh, _ = island_of(params_of())
     with pytest.raises(ConfigError, match=r"^params"):
-        island.restore(other)
-    params, _ = island.restore(params_of())
+        fresh.restore(other)
+    island, exchange, params = begun
     with pytest.raises(ConfigError, match=r"^params"):
         island.step(other, tokens=10)
     island.step(params, tokens=10)
@@ -194,9 +171,8 @@ def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, 
         island.step({"w": params["w"]}, tokens=10)
 
 
-def test_a_fragment_is_copied_when_its_round_is_open_and_ahead_of_that_where_a_step_takes_long(island_of):
-    island, exchange = island_of(params_of())
-    params, _ = island.restore(params_of())
+def test_a_fragment_is_copied_when_its_round_is_open_and_ahead_of_that_where_a_step_takes_long(begun):
+    island, exchange, params = begun
 
     def copied_at(steps, step_time_s):
         nonlocal params
@@ -218,9 +194,6 @@ def test_a_fragment_is_copied_when_its_round_is_open_and_ahead_of_that_where_a_s
     assert copied_at(2, 0.01) == []
 
 
-# --- what a state may hold --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("counts", [(0, jnp.int32(7)), (jnp.int32(0), 7), (0.0, np.float32(7)), (np.float32(0), 7.0)])
 def test_a_number_that_a_jitted_step_has_made_an_array_is_the_same_leaf(island_of, tmp_path, counts):
     path = tmp_path / "island-0.checkpoint"
@@ -231,7 +204,7 @@ def test_a_number_that_a_jitted_step_has_made_an_array_is_the_same_leaf(island_o
     island.save(params, ({"count": later}, None))
     island, _ = island_of(params_of(), checkpoint_file=path)
     _, found = island.restore(params_of(), {"count": fresh})
-    assert island.restored == "checkpoint"
+    assert (island.restored, island.restored_cursor) == ("checkpoint", None)
     assert found["count"] == 7
     assert checkpoint.sort_of(found["count"]) == checkpoint.sort_of(fresh)
 
@@ -244,29 +217,27 @@ def test_a_number_that_a_jitted_step_has_made_an_array_is_the_same_leaf(island_o
 def test_a_leaf_that_no_checkpoint_can_hold_is_refused_by_path_at_restore_and_the_first_time_it_is_shown(
     island_of, tmp_path, leaf
 ):
+    def begun():
+        island, _ = island_of(params_of(), checkpoint_file=tmp_path / "checkpoint")
+        return island, island.restore(params_of(), {"inner": [1]})[0]
+
     island, _ = island_of(params_of())
     with pytest.raises(ConfigError, match=r"^state inner/0 = .*: no checkpoint carries it"):
         island.restore(params_of(), {"inner": [leaf]})
-    island, _ = island_of(params_of())
-    params, _ = island.restore(params_of(), {"inner": [1]})
+    island, params = begun()
     with pytest.raises(ConfigError, match=r"^state inner/0 = "):
         island.step(params, tokens=10, state=({"inner": [leaf]}, None))
-    island, _ = island_of(params_of(), checkpoint_file=tmp_path / "checkpoint")
-    params, _ = island.restore(params_of(), {"inner": [1]})
+    island, params = begun()
     params = island.step(params, tokens=10)
     with pytest.raises(ConfigError, match=r"^state inner/0 = "):
         island.save(params, ({"inner": [leaf]}, None))
 
 
-def test_a_state_that_no_restore_could_take_back_is_told_at_the_first_step(island_of, caplog):
-    island, _ = island_of(params_of())
-    params, _ = island.restore(params_of())
+def test_a_state_that_no_restore_could_take_back_is_told_at_the_first_step(begun, caplog):
+    island, _, params = begun
     island.step(params, tokens=10, state=({"m": np.zeros(3)}, None))
     (said,) = [r.atoll_fields["detail"] for r in caplog.records if r.getMessage().startswith("island.state_differs")]
     assert "1 arrays were saved, 0 are needed" in said
-
-
-# --- what was adopted, at the next step -------------------------------------------------------------------------------
 
 
 def offer(island, exchange, version, *, keep=1.0, by=1.0, fresh_optimizer=False):
@@ -294,14 +265,13 @@ def test_elements_of_an_adoption_are_compared_with_the_next_two_steps_and_with_n
     given = {name: array(x) for name, x in params_of(0.0).items()}
     island, exchange = island_of(given)
     params, _ = island.restore(given)
-    params = island.step(step_of(params), tokens=10)
-    assert not exchange.returned
-    offer(island, exchange, 1, keep=keep)
-    params = island.step(step_of(params), tokens=10)
-    assert not exchange.returned
-    began = [np.asarray(x).copy() for x in params.values()]
-    params = island.step(step_of(params), tokens=10)
-    assert not exchange.returned
+    for step in range(3):
+        if step == 1:
+            offer(island, exchange, 1, keep=keep)
+        params = island.step(step_of(params), tokens=10)
+        assert not exchange.returned
+        if step == 1:
+            began = [np.asarray(x).copy() for x in params.values()]
     params = island.step(step_of(params), tokens=10)
     (found,) = exchange.returned
     assert (found.step, found.first) == (2, False)
@@ -332,9 +302,8 @@ def test_what_restore_returns_is_looked_at_too_and_a_recovery_and_the_end_are_no
     assert len(exchange.returned) == 1
 
 
-def test_adoptions_are_looked_at_at_first_then_now_and_then_and_all_again_under_suspicion(island_of):
-    island, exchange = island_of(params_of(0.0))
-    params, _ = island.restore(params_of(0.0))
+def test_adoptions_are_looked_at_at_first_then_now_and_then_and_all_again_under_suspicion(begun):
+    island, exchange, params = begun
     looked_at = []
     for version in range(1, 80):
         exchange.suspected = 48 < version < 55
@@ -347,10 +316,8 @@ def test_adoptions_are_looked_at_at_first_then_now_and_then_and_all_again_under_
     assert looked_at == [*range(1, 17), 32, *range(49, 55), 64]
 
 
-def test_other_parameters_after_an_adoption_are_refused_by_name(island_of):
-    island, exchange = island_of(params_of(0.0))
-    params, _ = island.restore(params_of(0.0))
-    params = island.step(params, tokens=10)
+def test_other_parameters_after_an_adoption_are_refused_by_name(begun):
+    island, exchange, params = begun
     offer(island, exchange, 1)
     params = island.step(params, tokens=10)
     with pytest.raises(ConfigError, match=r"^params w = "):

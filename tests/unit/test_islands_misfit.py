@@ -10,43 +10,25 @@ from islands.protocol.events import Note
 from tests.aggregator_hand import of
 from tests.island_hand import SETTINGS, Hand
 
-
-def fleet_state(**changes):
-    fields = {
-        "epoch": 1,
-        "phase": m.Phase.RUNNING,
-        "rounds": (),
-        "due_soon": (),
-        "versions": (0, 0),
-        "resolutions": (),
-        "seed": (),
-        "trained_tokens": 0,
-        "fleet_ratio": 1.0,
-        "share": m.Share(index=0, count=1, share_epoch=0),
-    }
-    return m.FleetState(**fields | changes)
-
-
-def resolution(fragment_id):
-    return m.Resolution(fragment_id=fragment_id, from_step=0, to_step=4, fate=m.Fate.REFUSED, reason=m.Reason.STALE)
+STALE = m.Resolution(fragment_id=200, from_step=0, to_step=4, fate=m.Fate.REFUSED, reason=m.Reason.STALE)
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"resolutions": (resolution(200),)}, "fragment 200 is named, of 2"),
+        ({"resolutions": (STALE,)}, "fragment 200 is named, of 2"),
         ({"seed": (2,)}, "fragment 2 is named, of 2"),
-        ({"rounds": (m.OpenRound(round_id=1, fragment_id=7),)}, "fragment 7 is named, of 2"),
+        ({"rounds": ((1, 7),)}, "fragment 7 is named, of 2"),
         ({"shards": 0}, "shard is 0, must be below shards, 0"),
         ({"shard": 2, "shards": 2}, "shard is 2, must be below shards, 2"),
     ],
 )
 def test_a_state_of_another_fleet_is_noted_and_nothing_follows_from_it(changes, complaint):
     hand = Hand(fragments=2)
-    (note,) = of(hand.hear(fleet_state(phase=m.Phase.FLUSHING, **changes)), Note)
+    (note,) = of(hand.state(phase=m.Phase.FLUSHING, **changes), Note)
     assert (note.name, note.fields) == ("message.misfit", {"kind": "FleetState", "detail": complaint})
     assert hand.core.phase is m.Phase.SEEDING
-    hand.hear(fleet_state(phase=m.Phase.FLUSHING))
+    hand.state(phase=m.Phase.FLUSHING)
     assert hand.core.phase is m.Phase.FLUSHING
 
 

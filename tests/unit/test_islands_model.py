@@ -13,45 +13,42 @@ from islands.tasks.model import PRESETS, ModelConfig
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
-DENSE = ModelConfig(vocabulary=256, width=32, depth=2, heads=2, hidden=48)
+DENSE = ModelConfig(vocabulary=256, width=32, depth=1, heads=2, hidden=48)
 # Room for every token at every expert, so that nothing is dropped and the slow twin is exact.
 EXPERTS = ModelConfig(vocabulary=256, width=32, depth=1, heads=2, hidden=48, experts=4, top_k=2, capacity=4.0)
-BOTH = pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
+TOKENS = np.random.default_rng(0).integers(0, 256, (3, 12 + 1)).astype(np.uint8)
+init, apply = jax.jit(model.init, static_argnums=(1, 2)), jax.jit(model.apply, static_argnums=2)
 
 
 def params_of(config, dtype=jnp.float32):
-    return jax.jit(lambda key: model.init(key, config, dtype))(jax.random.key(0))
-
-
-def some_tokens(batch=3, context=12, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (batch, context + 1)).astype(np.uint8)
+    return init(jax.random.key(0), config, dtype)
 
 
 def logits_of(params, tokens, config):
-    return np.asarray(jax.jit(lambda p, t: model.apply(p, t, config)[0])(params, tokens))
+    return np.asarray(apply(params, tokens[:, :-1], config)[0])
 
 
-@BOTH
+@pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_a_token_changes_no_prediction_before_it(config):
-    params, tokens = params_of(config), some_tokens()
-    changed = tokens.copy()
+    params, changed = params_of(config), TOKENS.copy()
     changed[:, 7] += 1
-    before, after = logits_of(params, tokens[:, :-1], config), logits_of(params, changed[:, :-1], config)
+    before, after = logits_of(params, TOKENS, config), logits_of(params, changed, config)
     np.testing.assert_allclose(after[:, :7], before[:, :7], atol=1e-5)  # float32 sums in another order
     assert np.abs(after[:, 7:] - before[:, 7:]).max() > 1e-3
 
 
 def test_cross_entropy_is_minus_the_mean_log_probability_of_the_next_token():
-    params, tokens = params_of(DENSE), some_tokens()
-    log_probability = jax.nn.log_softmax(logits_of(params, tokens[:, :-1], DENSE))
-    expected = -np.mean([log_probability[b, t, tokens[b, t + 1]] for b in range(3) for t in range(12)])
-    assert float(model.cross_entropy(params, tokens, DENSE)) == pytest.approx(expected, rel=1e-5)
+    params = params_of(DENSE)
+    log_probability = np.asarray(jax.nn.log_softmax(logits_of(params, TOKENS, DENSE)))
+    expected = -np.mean([log_probability[b, t, TOKENS[b, t + 1]] for b in range(3) for t in range(12)])
+    found = jax.jit(model.cross_entropy, static_argnums=2)(params, TOKENS, DENSE)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_mixture_is_the_gated_sum_of_the_chosen_experts():
     mlp = params_of(EXPERTS)["layers"][0]["mlp"]
-    x = jax.random.normal(jax.random.key(2), (20, EXPERTS.width))
-    update, balance = model._mixture(mlp, x, EXPERTS)
+    x = np.random.default_rng(2).normal(size=(20, EXPERTS.width)).astype(np.float32)
+    update, balance = jax.jit(model._mixture, static_argnums=2)(mlp, x, EXPERTS)
     probability = np.asarray(jax.nn.softmax(x @ mlp["router"]))
     expected, choices = np.zeros((20, EXPERTS.width)), np.zeros(EXPERTS.experts)
     for token in range(20):
@@ -67,12 +64,11 @@ def test_the_mixture_is_the_gated_sum_of_the_chosen_experts():
 
 
 def test_bfloat16_parameters_give_bfloat16_gradients_and_a_float32_loss():
-    params = params_of(DENSE, jnp.bfloat16)
-    loss, gradients = jax.jit(jax.value_and_grad(lambda p: model.loss(p, some_tokens(), DENSE)))(params)
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
-    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.bfloat16)}
+    params, loss_of = params_of(DENSE, jnp.bfloat16), jax.jit(model.loss, static_argnums=2)
+    loss, gradients = jax.jit(jax.value_and_grad(loss_of), static_argnums=2)(params, TOKENS, DENSE)
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, gradients))} == {jnp.dtype(jnp.bfloat16)}
     assert loss.dtype == jnp.float32
-    assert float(loss) == pytest.approx(float(model.loss(params_of(DENSE), some_tokens(), DENSE)), rel=0.01)
+    assert float(loss) == pytest.approx(float(loss_of(params_of(DENSE), TOKENS, DENSE)), rel=0.01)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

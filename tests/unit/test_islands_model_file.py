@@ -47,11 +47,7 @@ def test_structure_dtypes_ties_and_what_is_local_stay(file):
     [
         (lambda like: (like.pop("embed"), like.pop("head")), "model", "has the unknown ['embed']"),
         (lambda like: like.update(more=np.zeros(3, np.float32)), "model", "lacks ['more']"),
-        (
-            lambda like: like.update(layers=(np.zeros(5, np.float32), None)),
-            "model layers/0",
-            "the shape (5,)",
-        ),
+        (lambda like: like.update(layers=(np.zeros(5, np.float32), None)), "model layers/0", "the shape (5,)"),
     ],
 )
 def test_a_tree_that_is_not_that_of_the_file_is_refused_by_name(file, change, field, said):
@@ -65,5 +61,6 @@ def test_a_tree_that_is_not_that_of_the_file_is_refused_by_name(file, change, fi
 
 def test_a_file_that_cannot_be_read_is_refused_with_the_cure(tmp_path):
     (tmp_path / "x").write_text("no model")
-    with pytest.raises(ConfigError, match=r"name a run's model.safetensors"):
-        islands.load(tmp_path / "x", like=tree())
+    for path in (tmp_path / "x", tmp_path / "absent"):
+        with pytest.raises(ConfigError, match=r"cannot be read as safetensors.*: name a run's model.safetensors"):
+            islands.load(path, like=tree())

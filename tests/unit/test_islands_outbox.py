@@ -18,7 +18,6 @@ def left(outbox):
 
 
 def left_to_whom(outbox):
-
     async def taken():
         envelopes = []
         while not outbox.empty.is_set():

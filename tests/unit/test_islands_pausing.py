@@ -17,12 +17,10 @@ from tests.aggregator_hand import notes, of
 from tests.island_hand import SHARE, Hand, sent
 
 
-def stopped(hand, steps=3, captured=True):
-    """Runs steps, and stops before the run has ended."""
-    said = hand.boundary(steps, copied=tuple(range(hand.num)), stopped=True)
-    if captured:
-        said = [action for p in range(hand.num) for action in hand.captured(p)]
-    return said
+def stopped(hand, steps=3):
+    """Runs steps, and stops before the run has ended, with all captured."""
+    hand.boundary(steps, copied=tuple(range(hand.num)), stopped=True)
+    return [action for p in range(hand.num) for action in hand.captured(p)]
 
 
 def test_an_island_that_stops_before_the_end_hands_over_unasked_what_it_has():
@@ -45,8 +43,8 @@ def test_it_hands_over_too_what_came_behind_a_contribution_that_nobody_is_known_
     assert (second.steps.from_step, second.steps.to_step) == (2, 5)
 
 
-def paused(hand, sequence=17):
-    return hand.core.pause("demo", sequence)
+def paused(hand):
+    return hand.core.pause("demo", 17)
 
 
 def test_the_next_process_asks_for_the_same_life_and_goes_on_at_the_same_step():
@@ -55,6 +53,8 @@ def test_the_next_process_asks_for_the_same_life_and_goes_on_at_the_same_step():
     kept = paused(hand)
     assert (kept.island_id, kept.incarnation, kept.nonce, kept.sequence) == ("a", 1, "n", 17)
     assert (kept.at, kept.contributions, kept.overwritten_tokens) == (Point(3, 30), (contribution,), (0,))
+    hand.resolve(contribution, m.Fate.MERGED)
+    assert paused(hand).contributions == (), "known to be merged"
 
     later = Hand(joined=False, paused=kept)
     (join,) = sent(later.log, m.Join)
@@ -72,13 +72,6 @@ def test_the_next_process_asks_for_the_same_life_and_goes_on_at_the_same_step():
     assert not later.core.fragments[0].outstanding
     (new,) = sent(stopped(later, 2), m.Contribution)
     assert (new.steps.from_step, new.steps.to_step, new.trained_on[0].fragment_version) == (3, 5, 5)
-
-
-def test_what_is_known_to_be_merged_is_not_kept():
-    hand = Hand()
-    (contribution,) = sent(stopped(hand), m.Contribution)
-    hand.resolve(contribution, m.Fate.MERGED)
-    assert paused(hand).contributions == ()
 
 
 def test_steps_that_are_in_no_contribution_when_the_process_ends_are_given_up_by_the_life_that_ran_them():

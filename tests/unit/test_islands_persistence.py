@@ -4,26 +4,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from islands.arrays.persistence import (
-    IN_A_ROW,
-    LEAST_MOVED,
-    Persistence,
-    Verdict,
-    positions,
-    verdict,
-)
+from islands.arrays.persistence import IN_A_ROW, LEAST_MOVED, Persistence, Verdict, positions, verdict
 from islands.arrays.reference import adopted
 
 KEPT, UNDONE, UNCLEAR = Verdict.KEPT, Verdict.UNDONE, Verdict.UNCLEAR
 
 # --- by numbers -------------------------------------------------------------------------------------------------------
-
-
-def around(seed, step, *, dtype=np.float32, size=500, scale=1.0):
-    """Parameters before and after an adoption, and a step of some length beside it; all random."""
-    rng = np.random.default_rng(seed)
-    before, shift, move = (rng.normal(size=size) * scale for _ in range(3))
-    return before.astype(dtype), (before + shift).astype(dtype), step * move
 
 
 def judged(before, installed, following):
@@ -34,16 +20,19 @@ def judged(before, installed, following):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("step", [0.0, 0.01, 0.1, 0.3])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_step_from_what_was_installed_is_told_from_one_that_ignores_it(dtype, step, scale, seed):
-    before, installed, move = around(seed, step, dtype=dtype, scale=scale)
-    assert judged([before], [installed], [(installed + move).astype(dtype)]) is KEPT
-    assert judged([before], [installed], [(before + move).astype(dtype)]) is UNDONE
+def test_a_step_from_what_was_installed_is_told_from_one_that_ignores_it(dtype, step, scale):
+    rng = np.random.default_rng(0)
+    before, shift, move = ([rng.normal(size=shape) * scale for shape in ((12, 40), (5,), (2, 2, 2))] for _ in range(3))
+    before = [x.astype(dtype) for x in before]
+    installed = [(x + s).astype(dtype) for x, s in zip(before, shift, strict=True)]
+    for start, expected in ((installed, KEPT), (before, UNDONE)):
+        following = [(x + step * y).astype(dtype) for x, y in zip(start, move, strict=True)]
+        assert judged(before, installed, following) is expected
 
 
 @pytest.mark.parametrize("back", [0.0, 0.2, 0.5, 0.8])
 def test_training_that_pulls_back_most_of_an_adoption_does_not_undo_it(back):
-    before, installed, _ = around(0, 0.0)
+    before, installed = np.random.default_rng(0).normal(size=(2, 500))
     assert judged([before], [installed], [installed - back * (installed - before)]) is not UNDONE
 
 
@@ -69,14 +58,6 @@ def test_a_step_that_happens_to_lead_back_is_told_from_one_that_stands_still():
     following = installed + steady
     assert verdict([before], [installed], [following], [following + steady]) is UNCLEAR
     assert verdict([before], [installed], [following], [following + 0.1 * steady]) is UNDONE
-
-
-def test_several_tensors_are_one_verdict_whatever_their_shapes():
-    rng = np.random.default_rng(0)
-    before = [rng.normal(size=shape) for shape in ((3, 4), (5,), (2, 2, 2))]
-    installed = [x + 1 for x in before]
-    assert judged(before, installed, [x + 0.1 for x in installed]) is KEPT
-    assert judged(before, installed, [x + 0.1 for x in before]) is UNDONE
 
 
 def test_a_suspicion_grows_with_steps_and_not_with_fragments_and_ends_with_one_that_was_kept():
@@ -117,7 +98,7 @@ class Loop:
         self._moments = {name: [np.zeros_like(x), np.zeros_like(x)] for name, x in self.masters.items()}
         self._optimizer, self._rate, self._way, self._steps = optimizer, rate, way, 0
         self._rng = np.random.default_rng(seed)
-        self._truth = np.random.default_rng(seed // 100).normal(size=(16, 6))
+        self._truth = np.random.default_rng(0).normal(size=(16, 6))
 
     def step(self, params):
         """Returns what the loop hands to the island after one more step, given what this gave it."""
@@ -145,15 +126,15 @@ class Loop:
         return self._rate * (first if self._optimizer == "momentum" else slope)
 
 
-def trained(optimizer, rate, *, way="right", dtype=np.float32, seed=0, islands=3, interval=8, keep=1.0, adoptions=12):
+def trained(optimizer, rate, *, way="right", dtype=np.float32, islands=3, interval=8, keep=1.0):
     """Returns the number of the adoption at which each island was told that none stays; None: it never was."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     run = {name: (rng.normal(size=shape) / 4).astype(np.float32) for name, shape in SIZES.items()}
     local = [{name: x.astype(dtype) for name, x in run.items()} for _ in range(islands)]
     reference = [{name: x.astype(np.float32) for name, x in each.items()} for each in local]
-    loops = [Loop(each, optimizer, rate, way, 100 * seed + i) for i, each in enumerate(local)]
+    loops = [Loop(each, optimizer, rate, way, i) for i, each in enumerate(local)]
     judges, told = [Persistence() for _ in range(islands)], [None] * islands
-    for number in range(adoptions):
+    for number in range(12):
         for i, loop in enumerate(loops):
             for _ in range(interval):
                 local[i] = loop.step(local[i])
@@ -192,11 +173,8 @@ TRAINING = [
 def test_training_that_goes_on_from_what_was_adopted_is_never_told_otherwise(
     optimizer, rate, dtype, islands, interval, keep
 ):
-    told = [
-        trained(optimizer, rate, dtype=dtype, seed=seed, islands=islands, interval=interval, keep=keep)
-        for seed in range(2)
-    ]
-    assert told == [[None] * islands] * 2
+    told = trained(optimizer, rate, dtype=dtype, islands=islands, interval=interval, keep=keep)
+    assert told == [None] * islands
 
 
 @pytest.mark.parametrize("way", ["masters", "average"])

@@ -1,7 +1,5 @@
 """The reference of a fragment: what is handed over, what survives an adoption, and what rounding must not become."""
 
-import math
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -28,23 +26,23 @@ def version(values, codec=Codec.F32):
 class Fragment:
     """Local parameters and their reference, adopting and capturing as an island does."""
 
-    def __init__(self, theta, dtype):
-        self.dtypes = (dtype,) * len(SHAPES)
+    def __init__(self, theta, *dtypes):
+        self.dtypes = dtypes * (len(SHAPES) // len(dtypes))
         self.reference = Reference(TENSORS)
-        self.local = []
         self.adopt(theta, keep=0.0)
 
-    def adopt(self, theta, keep=1.0, trained_meanwhile=()):
+    def adopt(self, theta, keep=1.0, trained_meanwhile=0):
         shift = self.reference.shift(version(theta), keep, self.dtypes)
-        for leaf, step in zip(self.local, trained_meanwhile, strict=False):
-            leaf += step  # between preparing and installing the island goes on
-        before = self.local
+        before = []
         if keep == 0:
             self.local = [np.array(s, d) for s, d in zip(shift, self.dtypes, strict=True)]
-            before = []
         else:
+            before = [x + np.asarray(trained_meanwhile, x.dtype) for x in self.local]  # the island goes on
             self.local = [np.asarray(adopted(x, s, keep)) for x, s in zip(before, shift, strict=True)]
-        self.reference.installed(shift, keep, self.dtypes, before if is_narrow(self.dtypes[0]) else [])
+        self.reference.installed(shift, keep, self.dtypes, before if any(map(is_narrow, self.dtypes)) else [])
+
+    def train(self):
+        self.local = [(x + np.asarray(0.25, x.dtype)).astype(x.dtype) for x in self.local]
 
     def capture(self, codec=Codec.F32, *, feedback=True):
         payload = self.reference.capture([x.copy() for x in self.local], codec, feedback=feedback)
@@ -79,43 +77,15 @@ def test_a_first_version_is_shared_until_the_reference_changes_and_never_written
     assert not any(map(np.shares_memory, fragment.reference.values, values))
 
 
-def test_the_reference_of_narrower_parameters_is_its_own():
-    payload = version(arrays(np.random.default_rng(6)))
-    reference = Reference(TENSORS)
-    dtypes = (BF16,) * len(SHAPES)
-    reference.installed(reference.shift(payload, 0.0, dtypes), 0.0, dtypes, [])
-    for values, encoded in zip(reference.values, payload, strict=True):
-        assert np.array_equal(values, decode_tensor(encoded).astype(BF16).astype(np.float32).reshape(-1))
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("codec", list(Codec))
 def test_adopting_again_and_again_without_training_leaves_a_pseudo_gradient_of_exactly_zero(dtype, codec):
     random = np.random.default_rng(0)
     fragment = Fragment(arrays(random), dtype)
     for _ in range(30):
+        assert not any(map(np.any, fragment.progress()))
         fragment.adopt(arrays(random, scale=random.uniform(0.1, 10)))
-        assert all(
-            np.all(x == r.reshape(x.shape)) for x, r in zip(fragment.local, fragment.reference.values, strict=True)
-        )
     assert not any(np.any(delta) for delta in fragment.capture(codec))
-
-
-def test_of_float32_and_bfloat16_together_each_keeps_its_progress():
-    """The replaced parameters of a fragment with both come all; those in float32 do without."""
-    random = np.random.default_rng(10)
-    fragment = Fragment(arrays(random), F32)
-    fragment.dtypes = (F32, BF16, F32)
-    fragment.adopt(arrays(random), keep=0.0)
-    fragment.local = [(x + np.asarray(0.25, x.dtype)).astype(x.dtype) for x in fragment.local]
-    trained = fragment.progress()
-    shift = fragment.reference.shift(version(arrays(random)), 1.0, fragment.dtypes)
-    before = fragment.local
-    fragment.local = [np.asarray(adopted(x, s, 1.0)) for x, s in zip(before, shift, strict=True)]
-    fragment.reference.installed(shift, 1.0, fragment.dtypes, before)
-    errors = [np.abs(a - b).max() for a, b in zip(trained, fragment.progress(), strict=True)]
-    assert errors[1] == 0.0
-    assert max(errors) <= 1e-6
 
 
 def test_rounding_errors_of_bfloat16_do_not_add_up_over_adoptions():
@@ -129,23 +99,23 @@ def test_rounding_errors_of_bfloat16_do_not_add_up_over_adoptions():
         assert np.all(error <= 1.001 * 2.0**-8 * np.abs(target) + 1e-6), "one rounding to 8 bits, and nothing else"
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-6), (F64, 1e-6), (BF16, 0.0)])
-def test_what_was_trained_survives_an_adoption_and_is_handed_over_once(dtype, tolerance):
+@pytest.mark.parametrize("dtypes", [(F32,), (F64,), (BF16,), (F32, BF16, F32)], ids=str)
+def test_what_was_trained_survives_an_adoption_and_is_handed_over_once(dtypes):
     """In bfloat16 progress is to the last bit what it was; else the reference, in float32, rounds by one unit."""
     random = np.random.default_rng(2)
-    fragment = Fragment(arrays(random), dtype)
-    fragment.local = [(x + np.asarray(0.25, dtype)).astype(dtype) for x in fragment.local]
+    fragment = Fragment(arrays(random), *dtypes)
+    fragment.train()
     trained = fragment.progress()
     fragment.adopt(arrays(random))
-    for before, after in zip(trained, fragment.progress(), strict=True):
-        assert np.max(np.abs(before - after)) <= max(tolerance, 2.0**-22)
+    for before, after, dtype in zip(trained, fragment.progress(), fragment.dtypes, strict=True):
+        assert np.max(np.abs(before - after)) <= (0.0 if dtype == BF16 else 1e-6)
     delta = fragment.capture()
     for handed, progress in zip(delta, trained, strict=True):
         assert np.allclose(-handed.reshape(-1), progress, atol=1e-6)
     assert not any(np.any(np.abs(again) > 1e-6) for again in fragment.capture()), "nothing is handed over twice"
 
 
-def drift(codec, *, feedback, captures=50):
+def drift(codec, captures):
     """Trains the same small step again and again, and returns what was handed over in all and what was trained."""
     random = np.random.default_rng(3)
     fragment = Fragment(arrays(random), F32)
@@ -155,14 +125,8 @@ def drift(codec, *, feedback, captures=50):
     total = [np.zeros(shape) for shape in SHAPES]
     for _ in range(captures):
         fragment.local = [x + s for x, s in zip(fragment.local, step, strict=True)]
-        total = [t - d for t, d in zip(total, fragment.capture(codec, feedback=feedback), strict=True)]
+        total = [t - d for t, d in zip(total, fragment.capture(codec), strict=True)]
     return total, [captures * each.astype(np.float64) for each in step], fragment
-
-
-def relative_error(total, trained):
-    return math.hypot(*(np.linalg.norm(t - e) for t, e in zip(total, trained, strict=True))) / math.hypot(
-        *(np.linalg.norm(e) for e in trained)
-    )
 
 
 #: Of one step: half a unit of bf16's eighth bit; half a scale of a block whose largest value is 0.05, which int4 clips.
@@ -172,7 +136,7 @@ ONE_ROUNDING = {Codec.F32: 0, Codec.BF16: 0.05 * 2**-9, Codec.INT8: 0.05 / 127 /
 @pytest.mark.parametrize("codec", list(Codec))
 def test_what_the_codec_rounds_away_stays_in_the_progress_and_is_handed_over_later(codec):
     for captures in (1, 10, 100):
-        total, trained, fragment = drift(codec, feedback=True, captures=captures)
+        total, trained, fragment = drift(codec, captures)
         for handed, each, left in zip(total, trained, fragment.progress(), strict=True):
             own = captures * 2**-21  # parameters and reference are float32, below 4, and move once a capture
             # The largest backlog is one rounding, of progress that is itself one step and one backlog.
@@ -180,19 +144,10 @@ def test_what_the_codec_rounds_away_stays_in_the_progress_and_is_handed_over_lat
             assert np.abs(handed.reshape(-1) + left - each.reshape(-1)).max() <= own, "nothing is lost on the way"
 
 
-@pytest.mark.parametrize("codec", [Codec.BF16, Codec.INT8, Codec.INT4])
-def test_with_feedback_the_sum_of_many_captures_of_a_drift_converges_to_it_and_without_it_does_not(codec):
-    once, long = (relative_error(*drift(codec, feedback=True, captures=n)[:2]) for n in (1, 100))
-    lost_once, lost_long = (relative_error(*drift(codec, feedback=False, captures=n)[:2]) for n in (1, 100))
-    assert once == lost_once
-    assert long < once / 20
-    assert lost_long > 0.9 * lost_once
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16, F64])
 def test_without_feedback_parameters_of_every_dtype_leave_no_progress(dtype):
     fragment = Fragment(arrays(np.random.default_rng(9)), dtype)
-    fragment.local = [(x + np.asarray(0.25, dtype)).astype(dtype) for x in fragment.local]
+    fragment.train()
     fragment.capture(Codec.INT8, feedback=False)
     assert all(np.max(np.abs(progress)) < 1e-6 for progress in fragment.progress())
 
@@ -201,7 +156,7 @@ def test_training_that_goes_on_while_a_version_is_prepared_is_kept():
     random = np.random.default_rng(4)
     fragment = Fragment(arrays(random), F32)
     theta = arrays(random)
-    fragment.adopt(theta, trained_meanwhile=[np.ones(s, np.float32) for s in SHAPES])
+    fragment.adopt(theta, trained_meanwhile=1)
     for local, target in zip(fragment.local, theta, strict=True):
         assert np.allclose(local, target + 1, atol=1e-5)
 
@@ -222,9 +177,7 @@ def test_overwriting_heals_a_reference_that_is_not_finite():
     random = np.random.default_rng(6)
     fragment = Fragment(arrays(random), F32)
     fragment.local = [np.full_like(x, np.nan) for x in fragment.local]
-    assert all(np.isnan(delta).all() for delta in fragment.capture(Codec.BF16)), (
-        "the aggregator will find and refuse it"
-    )
+    assert all(np.isnan(delta).all() for delta in fragment.capture(Codec.BF16)), "the aggregator will refuse it"
     fragment.adopt(arrays(random), keep=1.0)
     assert all(np.isnan(x).all() for x in fragment.local)
     theta = arrays(random)

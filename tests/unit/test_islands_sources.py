@@ -3,6 +3,7 @@
 import collections
 import logging
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,16 +77,6 @@ class OneIterator:
         return self.iterator
 
 
-class FakeIsland:
-    def __init__(self, share, steps):
-        self.share, self.left = share, steps
-
-    @property
-    def done(self):
-        self.left -= 1
-        return self.left < 0
-
-
 SOURCES = {
     "a list": lambda size: list(range(size)),
     "an array": np.arange,
@@ -151,35 +142,22 @@ def test_a_pass_of_ones_own_through_a_stream_begins_again_too():
 
 
 def test_a_share_that_goes_back_is_read_from_the_beginning_again():
-    source, share = Streaming(100), DataShare(index=0, count=1, cursor=9)
-    taken = islands.batches(source, share, batch=1)
+    share = DataShare(index=0, count=1, cursor=9)
+    taken = islands.batches(Streaming(100), share, batch=1)
     assert next(taken).tolist() == [9]
     share.cursor = 2
     assert next(taken).tolist() == [2]
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_new_epoch_is_said_once(name, caplog):
+def test_a_new_epoch_is_said_once(name, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "islands")
-    with islands_logs_in(caplog):
-        dealt(SOURCES[name](6), DataShare(index=0, count=1, cursor=1), 8, batch=2)  # epochs 0, 1 and 2
+    monkeypatch.setattr(logging.getLogger("islands"), "propagate", True)  # whatever a test before has set up
+    dealt(SOURCES[name](6), DataShare(index=0, count=1, cursor=1), 8, batch=2)  # epochs 0, 1 and 2
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "data.epoch epoch=1 examples=6" in said[0]
     assert "data.epoch epoch=2 examples=6" in said[1]
-
-
-class islands_logs_in:
-    """Lets the records of our loggers reach caplog, whatever a test before has set up."""
-
-    def __init__(self, caplog):
-        self.logger = logging.getLogger("islands")
-
-    def __enter__(self):
-        self.before, self.logger.propagate = self.logger.propagate, True
-
-    def __exit__(self, *_):
-        self.logger.propagate = self.before
 
 
 def test_each_epoch_of_a_sized_source_has_its_own_order_unless_it_is_told_not_to():
@@ -190,21 +168,18 @@ def test_each_epoch_of_a_sized_source_has_its_own_order_unless_it_is_told_not_to
 
 
 def test_rows_are_stacked_by_column_with_one_look():
-    source = Columns(8)
-    batch = next(islands.batches(source, DataShare(index=0, count=1), batch=4))
+    batch = next(islands.batches(source := Columns(8), DataShare(index=0, count=1), batch=4))
     assert batch["number"].shape == (4,)
     assert batch["text"][0] == f"row {batch['number'][0]}"
     assert source.looks == 1
 
 
-def test_tuples_stay_tuples_and_named_ones_named():
-    rows = [Pair(np.ones((2, 3)), k) for k in range(4)]
+@pytest.mark.parametrize("kind", [tuple, Pair._make], ids=["tuple", "named"])
+def test_tuples_stay_tuples_and_named_ones_named(kind):
+    rows = [kind((np.ones((2, 3)), k)) for k in range(4)]
     batch = next(islands.batches(rows, DataShare(index=0, count=1), batch=4))
-    assert isinstance(batch, Pair)
-    assert (batch.x.shape, batch.y.shape) == ((4, 2, 3), (4,))
-    pair = next(islands.batches([tuple(row) for row in rows], DataShare(index=0, count=1), batch=2))
-    assert isinstance(pair, tuple)
-    assert pair[0].shape == (2, 2, 3)
+    assert type(batch) is type(rows[0])
+    assert (batch[0].shape, batch[1].shape) == ((4, 2, 3), (4,))
 
 
 def test_batches_can_be_made_by_a_function_or_be_what_the_source_holds():
@@ -216,9 +191,11 @@ def test_batches_can_be_made_by_a_function_or_be_what_the_source_holds():
 
 
 def test_the_batches_of_an_island_end_with_its_run():
-    share = DataShare(index=0, count=1)
-    assert len(list(islands.batches([1, 2, 3], FakeIsland(share, steps=5), batch=1))) == 5
-    assert share.cursor == 5
+    class Ending(SimpleNamespace):
+        done = property(lambda self: self.share.cursor == 5)
+
+    island = Ending(share=DataShare(index=0, count=1))
+    assert len(list(islands.batches([1, 2, 3], island, batch=1))) == island.share.cursor == 5
 
 
 @pytest.mark.parametrize(
@@ -239,15 +216,6 @@ def test_what_cannot_begin_again_or_is_no_source_is_refused_with_the_cure(source
         islands.batches(source, DataShare(index=0, count=1), batch=1)
 
 
-def only_once(size):
-    made = iter(range(size))
-    return lambda: made
-
-
-def filtered(size):
-    return [None] * size
-
-
 def shrinking(size):
     sizes = iter([size, size - 1, size - 2])
     return lambda: iter(range(next(sizes)))
@@ -257,10 +225,10 @@ def shrinking(size):
     ("source", "cure"),
     [
         (OneIterator(3), "does not begin again.*lambda"),
-        (only_once(3), "does not begin again.*lambda"),
+        (OneIterator(3).__iter__, "does not begin again.*lambda"),
         (lambda: iter([]), "holds no example"),
         (shrinking(3), "after 2 examples, and before after 3"),
-        (filtered(3), r"to_iter_dataset\(\)"),
+        ([None] * 3, r"to_iter_dataset\(\)"),
         ([np.ones(2), np.ones(3)], "collate="),
         ([{"a": 1}, {"b": 1}], "collate="),
     ],
@@ -300,8 +268,7 @@ def test_datasets_of_hugging_face_serve_in_both_styles():
 
 @pytest.mark.filterwarnings("default")  # those of the libraries are theirs
 def test_grain_serves_in_both_styles():
-    grain = pytest.importorskip("grain")
-    source = grain.MapDataset.source(list(range(12)))
+    source = pytest.importorskip("grain").MapDataset.source(list(range(12)))
     for each in (source, source.to_iter_dataset()):
         taken = dealt(each, DataShare(index=0, count=1), 6, batch=4)
         for epoch in (taken[:3], taken[3:]):

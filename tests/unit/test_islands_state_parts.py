@@ -3,12 +3,9 @@
 import struct
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import msgpack
 import numpy as np
-import optax
 import pytest
 import xxhash
 
@@ -17,36 +14,14 @@ from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
 
-pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
+def sent(state):
+    snapshot = Snapshot(state=checkpoint.copied(state), cursor=0, local=())
+    return state_parts.cut(checkpoint.packed(snapshot, (), Position(40, 400), 2))
 
 
-def adam_of(value=1.0, size=3):
-    params = {"w": jnp.full((size, 2), value), "b": jnp.full(2, value, jnp.bfloat16)}
-    adam = optax.adam(1e-3)
-    return {"adam": adam.update(params, adam.init(params), params)[1], "key": jax.random.key(int(value)), "lr": value}
-
-
-def sent(state, local=()):
-    snapshot = Snapshot(state=checkpoint.copied(state), cursor=0, local=tuple(x for _, x in local))
-    return state_parts.cut(checkpoint.packed(snapshot, [name for name, _ in local], Position(40, 400), 2))
-
-
-def needed(state, local=()):
-    return state_parts.Needed(state=checkpoint.leaves_of(state), local=list(local))
-
-
-def test_an_adam_state_with_its_count_a_key_and_bfloat16_arrives_as_it_was():
-    given, stats = adam_of(2.0), [("stats", np.full(4, 3, ml_dtypes.bfloat16))]
-    parts, size = sent(given, stats)
-    found, flaw = state_parts.read(parts, size, needed(adam_of(1.0), stats))
-    assert flaw == ""
-    taken = checkpoint.restored(adam_of(1.0), found.state)
-    assert int(taken["adam"][0].count) == 1
-    assert taken["adam"][0].count.dtype == given["adam"][0].count.dtype
-    assert np.array_equal(jax.random.key_data(taken["key"]), jax.random.key_data(given["key"]))
-    same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), taken["adam"], given["adam"])
-    assert all(jax.tree.leaves(same))
-    assert found.at == Position(40, 400)
+def needed(state):
+    return state_parts.Needed(state=checkpoint.leaves_of(state), local=())
 
 
 def test_a_large_state_is_cut_into_equal_parts_and_the_last_one_filled_up():
@@ -62,19 +37,19 @@ def test_a_large_state_is_cut_into_equal_parts_and_the_last_one_filled_up():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    "wanted",
     [
-        ({"m": np.zeros(4, np.float32)}, "of another model or optimizer"),
-        ({"m": np.zeros(3, np.float16)}, "of another model or optimizer"),
-        ({"v": np.zeros(3, np.float32)}, "of another model or optimizer"),
-        ({"m": np.zeros(3, np.float32), "n": np.zeros(3)}, "of another model or optimizer"),
+        {"m": np.zeros(4, np.float32)},
+        {"m": np.zeros(3, np.float16)},
+        {"v": np.zeros(3, np.float32)},
+        {"m": np.zeros(3, np.float32), "n": np.zeros(3)},
     ],
+    ids=["of another shape", "of another dtype", "of another name", "with more"],
 )
-def test_the_state_of_another_optimizer_is_refused(wanted, says):
-    parts, size = sent({"m": np.zeros(3, np.float32)})
-    found, flaw = state_parts.read(parts, size, needed(wanted))
+def test_the_state_of_another_optimizer_is_refused(wanted):
+    found, flaw = state_parts.read(*sent({"m": np.zeros(3, np.float32)}), needed(wanted))
     assert found is None
-    assert says in flaw
+    assert "of another model or optimizer" in flaw
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -126,15 +101,8 @@ def written(header):
 
 def header_of(row=None, **changed):
     row = {**ROW, "checksum": xxhash.xxh3_64_intdigest(bytes(12)), **(row or {})}
-    return {
-        "incarnation": 1,
-        "step": 1,
-        "tokens": 1,
-        "cursor": 0,
-        "state": [list(row.values())],
-        "local": [],
-        **changed,
-    }
+    counts = {"incarnation": 1, "step": 1, "tokens": 1, "cursor": 0}
+    return {**counts, "state": [list(row.values())], "local": [], **changed}
 
 
 COUNTS = (-1, 1.0, None, "1", True, 1 << 63)
@@ -181,18 +149,6 @@ def test_a_header_that_is_no_map_or_too_deep_or_changed_is_refused():
     assert "its header is changed" in state_parts.read([[replace(whole, data=memoryview(changed))]], size, wanted)[1]
 
 
-PLAIN = {"best": float("inf"), "count": 3, "large": 1 << 127, "name": "adam", "raw": b"\x00\xff", "z": 1 + 2j}
-
-
-def test_plain_values_arrive_as_they_were():
-    parts, size = sent(PLAIN)
-    wanted = {"best": 0.0, "count": 0, "large": 0, "name": "", "raw": b"", "z": 0j}
-    found, flaw = state_parts.read(parts, size, needed(wanted))
-    assert flaw == ""
-    assert checkpoint.restored(wanted, found.state) == PLAIN
-    assert size <= needed(wanted).most_bytes
-
-
 @pytest.mark.parametrize(
     ("sort", "array", "wanted"),
     [
@@ -213,8 +169,8 @@ def test_plain_values_arrive_as_they_were():
 )
 def test_bytes_that_are_no_value_of_their_sort_are_refused(monkeypatch, sort, array, wanted):
     monkeypatch.setattr(checkpoint, "sort_of", lambda leaf: sort)
-    parts, size = sent({"x": array})
+    given = sent({"x": array})
     monkeypatch.undo()
-    found, flaw = state_parts.read(parts, size, needed({"x": wanted}))
+    found, flaw = state_parts.read(*given, needed({"x": wanted}))
     assert found is None
     assert flaw

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -73,57 +74,47 @@ def test_text_with_too_few_pairs_is_refused_with_the_number_it_has(text):
 # --- on disk --------------------------------------------------------------------------------------------------
 
 
-class Builder:
-    """Counts how often it had to build."""
-
-    def __init__(self, content=b"content"):
-        self.content, self.built = content, 0
-
-    def __call__(self):
-        self.built += 1
-        return self.content
+def builder():
+    return Mock(return_value=b"content")
 
 
 def test_what_was_built_is_remembered(tmp_path):
-    build = Builder()
+    build = builder()
     assert [remembered(tmp_path / "deep" / "er", "vocabulary-1", build) for _ in range(3)] == [b"content"] * 3
-    assert build.built == 1
+    assert build.call_count == 1
     assert remembered(None, "vocabulary-1", build) == b"content"
-    assert build.built == 2
+    assert build.call_count == 2
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b[:20] + b"!" + b[21:]])
 def test_a_damaged_file_is_built_again(tmp_path, damage):
-    build = Builder()
+    build = builder()
     remembered(tmp_path, "tokens-1", build)
     path = tmp_path / "tokens-1"
     path.write_bytes(damage(path.read_bytes()))
     assert remembered(tmp_path, "tokens-1", build) == remembered(tmp_path, "tokens-1", build) == b"content"
-    assert build.built == 2
+    assert build.call_count == 2
     assert sorted(file.name for file in tmp_path.iterdir()) == ["lock", "tokens-1"]
 
 
 def test_a_folder_that_cannot_be_used_costs_only_time(tmp_path):
     (tmp_path / "file").write_bytes(b"in the way")
-    build = Builder()
+    build = builder()
     assert remembered(tmp_path / "file", "tokens-1", build) == b"content"
-    assert build.built == 1
+    assert build.call_count == 1
 
 
 def test_what_fails_to_be_built_leaves_nothing(tmp_path):
-    def fails():
-        raise ConfigError("bpe", 1, "no")
-
     with pytest.raises(ConfigError):
-        remembered(tmp_path, "tokens-1", fails)
-    assert remembered(tmp_path, "tokens-1", Builder()) == b"content"
+        remembered(tmp_path, "tokens-1", Mock(side_effect=ConfigError("bpe", 1, "no")))
+    assert remembered(tmp_path, "tokens-1", builder()) == b"content"
 
 
 def test_only_the_files_used_last_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(vocabularies, "_CACHED_FILES", 2)
     (tmp_path / "another's").write_bytes(b"stays")
     for number in range(4):
-        remembered(tmp_path, f"tokens-{number}", Builder())
+        remembered(tmp_path, f"tokens-{number}", builder())
     assert len(list(tmp_path.glob("tokens-*"))) == 2
     assert (tmp_path / "tokens-3").exists()
     assert (tmp_path / "another's").exists()

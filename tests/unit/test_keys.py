@@ -44,9 +44,6 @@ def join(island_id):
     return m.Join(nonce="n", island_id=island_id, hint="", tensors=(), tokens_per_step=1)
 
 
-# --- identities -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("identity", "may", "may_not"),
     [
@@ -62,24 +59,15 @@ def test_a_key_speaks_for_its_holder_alone(identity, may, may_not):
     assert [sender for sender in may + may_not if identity.may_speak_as(sender)] == may
 
 
-def test_an_island_joins_under_the_name_of_its_key():
-    assert [name for name in ("paris", "rome", "", AGGREGATOR) if PARIS.may_be(name)] == ["paris"]
-    assert [name for name in ("paris", "rome", "", AGGREGATOR, "join:n") if ANYONE.may_be(name)] == [
-        "paris",
-        "rome",
-        "",
-    ]
+def test_an_island_joins_under_the_name_of_its_key_and_none_has_an_address_of_others():
+    asked = ("paris", "rome", "", AGGREGATOR, "join:n")
+    assert [name for name in asked if PARIS.may_be(name)] == ["paris"]
+    assert [name for name in asked if ANYONE.may_be(name)] == ["paris", "rome", ""]
     assert not LEADER.may_be("a")
-
-
-def test_only_an_island_may_be_any_and_none_may_have_an_address_of_others():
     with pytest.raises(ConfigError):
         Identity(role=KeyRole.AGGREGATOR, name=ANY)
     with pytest.raises(ConfigError, match="an address of others"):
         Identity(role=KeyRole.ISLAND, name=AGGREGATOR)
-
-
-# --- lines ----------------------------------------------------------------------------------------------------------
 
 
 def test_lines_and_lists_come_back_as_they_were_written():
@@ -92,25 +80,19 @@ def test_lines_and_lists_come_back_as_they_were_written():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("island paris", "2 words"),
-        (f"captain paris {KEY}", "must begin with a role"),
+        ("island paris", "line 2 .*2 words"),
+        (f"captain paris {KEY}", "line 2 .*must begin with a role"),
         (f"island pa/ris {KEY}", "must be 1 to 64"),
-        ("island paris short", "must be 40 characters of z85"),
-        (f"island paris {KEY[:-1]}~", "must be 40 characters of z85"),
+        ("island paris short", "line 2 .*must be 40 characters of z85"),
+        (f"island paris {KEY[:-1]}~", "line 2 .*must be 40 characters of z85"),
+        (f"island rome {OTHER_KEY}", "line 2 .*one key, one identity"),
     ],
 )
-def test_a_line_that_is_none_is_refused_with_its_number_and_without_the_key(line, words):
+def test_a_line_that_is_none_or_of_a_key_that_is_another_s_is_refused_by_number_and_without_the_key(line, words):
     with pytest.raises(ConfigError, match=words) as caught:
         parse_allow_list(f"{format_line(LEADER, OTHER_KEY)}\n{line}\n")
     assert KEY[:-1] not in str(caught.value)
-
-
-def test_one_key_is_one_identity():
-    with pytest.raises(ConfigError, match=r"line 2 .*one key, one identity"):
-        parse_allow_list(f"island paris {KEY}\nisland rome {KEY}\n")
-
-
-# --- bindings -------------------------------------------------------------------------------------------------------
+    assert OTHER_KEY not in str(caught.value)
 
 
 def test_without_an_allow_list_a_name_is_believed_and_with_one_the_key_is():
@@ -138,22 +120,17 @@ def test_without_an_allow_list_a_name_is_believed_and_with_one_the_key_is():
 
 
 def test_a_pair_is_two_files_and_the_secret_one_is_its_holder_s(tmp_path):
-    pair = new_pair(PARIS)
-    secret, public = write_pair(tmp_path / "deep" / "keys", pair)
+    pair, folder = new_pair(PARIS), tmp_path / "deep" / "keys"
+    secret, public = write_pair(folder, pair)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert read_secret(secret) == pair
     assert public.read_text() == f"island paris {pair.public}\n"
     assert pair.secret not in public.read_text() + repr(pair)
     with pytest.raises(ConfigError, match="is there already"):
-        write_pair(tmp_path / "deep" / "keys", new_pair(PARIS))
+        write_pair(folder, new_pair(PARIS))
     assert read_secret(secret) == pair
-
-
-def test_keys_in_place_of_a_file_are_refused_as_that(tmp_path):
-    file = tmp_path / "keys"
-    file.touch()
-    with pytest.raises(ConfigError, match=r"dir = '.*keys'"):
-        write_pair(file, new_pair(PARIS))
+    with pytest.raises(ConfigError, match=r"dir = '.*public'"):
+        write_pair(public, pair)
 
 
 def test_a_secret_that_others_may_read_is_refused_with_the_cure(tmp_path):
@@ -166,55 +143,38 @@ def test_a_secret_that_others_may_read_is_refused_with_the_cure(tmp_path):
         read_secret(secret)
 
 
-@pytest.mark.parametrize(
-    ("mode", "owner", "reader", "open_to_others"),
-    [
-        (0o600, 1000, 1000, False),
-        (0o400, 1000, 1000, False),
-        (0o640, 1000, 1000, True),
-        (0o440, 0, 10001, False),  # a Secret of Kubernetes, mounted for a group
-        (0o640, 0, 10001, False),
-        (0o660, 0, 10001, True),
-        (0o444, 0, 10001, True),
-        (0o440, 0, 0, True),
-        (0o440, 1001, 10001, True),
-    ],
-)
-def test_a_group_may_read_a_secret_of_root_s_and_no_other(mode, owner, reader, open_to_others):
-    assert others_may_read(mode, owner, reader) is open_to_others
+def test_a_group_may_read_a_secret_of_root_s_and_no_other():
+    """As of a Secret of Kubernetes, mounted for a group."""
+    for mode, owner, reader in ((0o600, 1000, 1000), (0o400, 1000, 1000), (0o440, 0, 10001), (0o640, 0, 10001)):
+        assert not others_may_read(mode, owner, reader)
+    for mode, owner, reader in ((0o640, 1000, 1000), (0o660, 0, 10001), (0o444, 0, 10001), (0o440, 0, 0)):
+        assert others_may_read(mode, owner, reader)
+    assert others_may_read(0o440, owner=1001, reader=10001)
 
 
 def test_half_a_pair_stands_in_nobodys_way(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "broker.transport.keys.format_line",
-            lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
-        )
+        patch.setattr("broker.transport.keys.format_line", full)
         with pytest.raises(Unavailable, match="No space left"):
             write_pair(tmp_path, new_pair(PARIS))
     assert list(tmp_path.iterdir()) == []
     write_pair(tmp_path, new_pair(PARIS))
 
 
-def test_a_client_needs_the_broker_s_public_key_and_a_key_of_its_own_role(tmp_path):
-    make_pairs(tmp_path, [PARIS, LEADER])
-    keys = client_keys(tmp_path / "island-paris.secret", KeyRole.ISLAND)
-    assert keys.broker_public == read_secret(tmp_path / "broker.secret").public
+def test_a_client_has_the_name_of_its_key_and_needs_one_of_its_role_and_the_broker_s_public_one(tmp_path):
+    make_pairs(tmp_path, [PARIS, ANYONE, LEADER])
+    paris = tmp_path / "island-paris.secret"
+    assert client_keys(paris, KeyRole.ISLAND).broker_public == read_secret(tmp_path / "broker.secret").public
     assert client_keys(None, KeyRole.ISLAND) is None
+    assert [own_name(each) for each in (paris, tmp_path / "islands.secret", None)] == ["paris", "", ""]
     with pytest.raises(ConfigError, match="is the key of aggregator a"):
         client_keys(tmp_path / "aggregator-a.secret", KeyRole.ISLAND)
     (tmp_path / "broker.public").unlink()
     with pytest.raises(ConfigError, match=r"broker\.public.*cannot be read.*copy it from where"):
-        client_keys(tmp_path / "island-paris.secret", KeyRole.ISLAND)
-
-
-def test_an_island_takes_the_name_of_its_key(tmp_path):
-    make_pairs(tmp_path, [PARIS, ANYONE])
-    assert own_name(tmp_path / "island-paris.secret") == "paris"
-    assert own_name(tmp_path / "islands.secret") == own_name(None) == ""
-
-
-# --- where keys are needed ------------------------------------------------------------------------------------------
+        client_keys(paris, KeyRole.ISLAND)
 
 
 def test_this_machine_is_known_by_the_form_of_the_address():
@@ -233,46 +193,36 @@ def test_outside_this_machine_keys_are_the_rule(tmp_path):
         check_exposure("tcp://hub:1", setting="broker", key=tmp_path, insecure=True, role=KeyRole.ISLAND)
 
 
-# --- ZAP ------------------------------------------------------------------------------------------------------------
+OURS = z85.decode(KEY.encode())
 
 
 def question(*credentials, mechanism=b"CURVE"):
     return [b"route", b"", b"1.0", b"7", b"atoll", b"10.0.0.9", b"", mechanism, *credentials]
 
 
-def test_zap_says_yes_to_keys_on_the_list_and_names_them():
-    assert zap_answer(question(z85.decode(KEY.encode())), {KEY: PARIS}) == [
-        *(b"route", b"", b"1.0", b"7", b"200", b"OK"),
-        KEY.encode(),
-        b"",
-    ]
+def test_zap_says_yes_to_keys_on_the_list_and_names_them_and_without_keys_to_whoever_speaks_without():
+    yes = [b"route", b"", b"1.0", b"7", b"200", b"OK"]
+    assert zap_answer(question(OURS), {KEY: PARIS}) == [*yes, KEY.encode(), b""]
+    assert zap_answer(question(mechanism=b"NULL"), None) == [*yes, b"", b""]
+    assert zap_answer([b"route", b"noise"], {}) is None
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "allowed"),
     [
-        question(z85.decode(OTHER_KEY.encode())),
-        question(),
-        question(b"short"),
-        question(z85.decode(KEY.encode()), b"more"),
-        question(mechanism=b"NULL"),
-        question(b"user", b"password", mechanism=b"PLAIN"),
-        question(z85.decode(KEY.encode()), mechanism=b"NULL"),
+        (question(z85.decode(OTHER_KEY.encode())), PARIS),
+        (question(), PARIS),
+        (question(b"short"), PARIS),
+        (question(OURS, b"more"), PARIS),
+        (question(mechanism=b"NULL"), PARIS),
+        (question(b"user", b"password", mechanism=b"PLAIN"), PARIS),
+        (question(OURS, mechanism=b"NULL"), PARIS),
+        (question(OURS), HUB),
+        (question(b"user", b"password", mechanism=b"PLAIN"), None),
     ],
 )
-def test_zap_says_no_to_everything_else(asked):
-    assert zap_answer(asked, {KEY: PARIS})[4] == b"400"
-
-
-def test_without_keys_zap_says_yes_to_whoever_speaks_without():
-    yes = [b"route", b"", b"1.0", b"7", b"200", b"OK", b"", b""]
-    assert zap_answer(question(mechanism=b"NULL"), None) == yes
-    assert zap_answer(question(b"user", b"password", mechanism=b"PLAIN"), None)[4] == b"400"
-
-
-def test_zap_says_no_to_a_broker_s_key_and_nothing_to_what_is_no_question():
-    assert zap_answer(question(z85.decode(KEY.encode())), {KEY: HUB})[4] == b"400"
-    assert zap_answer([b"route", b"noise"], {}) is None
+def test_zap_says_no_to_everything_else(asked, allowed):
+    assert zap_answer(asked, allowed and {KEY: allowed})[4] == b"400"
 
 
 # --- connections ----------------------------------------------------------------------------------------------------
@@ -326,7 +276,9 @@ def test_a_connection_that_delivered_nothing_ends_as_one_of_a_kind(seen, receive
     ("seen", "ending"),
     [((), Ending.STRANGER), ((Connections.failed,), Ending.FAILED), ((Connections.left,), Ending.SILENT)],
 )
-def test_an_end_that_is_told_before_its_beginning_is_of_its_kind_when_that_comes(seen, ending):
+def test_an_end_told_before_its_beginning_is_of_its_kind_when_that_comes_or_never_if_it_was_before_the_watch(
+    seen, ending
+):
     connections = Connections(most_bytes=100)
     for each in seen:
         each(connections)
@@ -335,15 +287,11 @@ def test_an_end_that_is_told_before_its_beginning_is_of_its_kind_when_that_comes
     assert connections.overfull(lambda fd: 1000) == []  # it is not open
     assert connections.accepted(4) is None  # the number is another connection's now
     assert connections.closed(4, 500) is Ending.STRANGER
-
-
-def test_an_end_whose_beginning_was_before_the_watch_tells_nothing_of_the_next_connection():
-    connections = Connections(most_bytes=100)
-    assert connections.closed(4, 500) is None
+    assert connections.closed(5, 500) is None
     connections.overfull(lambda fd: 0)
-    assert connections.accepted(4) is None
-    connections.delivered(4)
-    assert connections.closed(4, 500) is Ending.DELIVERED
+    assert connections.accepted(5) is None
+    connections.delivered(5)
+    assert connections.closed(5, 500) is Ending.DELIVERED
 
 
 def test_of_a_frame_whose_peer_zeromq_knows_nothing_of_nothing_is_said():
@@ -358,25 +306,19 @@ def test_keys_are_made_listed_allowed_and_revoked(tmp_path, capsys):
     hub, away = tmp_path / "hub", tmp_path / "away"
 
     def keys(*words, folder=hub):
-        return cli.main(["keys", *words, "--dir", str(folder)])
+        assert cli.main(["keys", *words, "--dir", str(folder)]) == 0
+        return capsys.readouterr().out
 
-    assert keys("new", "broker") == keys("new", "aggregator") == keys("new", "island", "paris") == 0
-    assert keys("new", "island", "rome", folder=away) == 0
-    assert "atoll keys allow island-rome.public" in capsys.readouterr().out
+    for words in (["broker"], ["aggregator"], ["island", "paris"]):
+        keys("new", *words)
+    assert "atoll keys allow island-rome.public" in keys("new", "island", "rome", folder=away)
     assert not (away / ALLOW_LIST).exists()
-    assert keys("allow", str(away / "island-rome.public")) == 0
-    assert sorted(map(str, read_allow_list(hub / ALLOW_LIST).values())) == [
-        "aggregator aggregator",
-        "island paris",
-        "island rome",
-    ]
-    assert keys("revoke", "island", "paris") == 0
-    capsys.readouterr()
-    assert keys("list") == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
-        ["aggregator", "aggregator"],
-        ["island", "rome"],
-    ]
+    keys("allow", str(away / "island-rome.public"))
+    allowed = sorted(map(str, read_allow_list(hub / ALLOW_LIST).values()))
+    assert allowed == ["aggregator aggregator", "island paris", "island rome"]
+    keys("revoke", "island", "paris")
+    listed = [line.split()[:2] for line in keys("list").splitlines()]
+    assert listed == [["aggregator", "aggregator"], ["island", "rome"]]
     secrets = [path.read_text().split()[2] for path in (*hub.glob("*.secret"), *away.glob("*.secret"))]
     assert not any(secret in (hub / ALLOW_LIST).read_text() for secret in secrets)
 
@@ -388,46 +330,40 @@ def test_keys_are_made_listed_allowed_and_revoked(tmp_path, capsys):
         (["new", "island"], "must be its id"),
         (["new", "island", "a b"], "must be 1 to 64"),
         (["new", "broker", "hub"], "all brokers of a run have one pair"),
-        (["revoke", "island", "paris"], "is not in"),
+        (["revoke", "island", "rome"], "is not in"),
         (["allow", "missing.public"], "cannot be read"),
+        (["allow", "{dir}/broker.public"], "told to clients, not allowed"),
+        (["allow", "{dir}/copy.public"], "one key, one identity"),
     ],
 )
 def test_what_cannot_be_done_with_keys_is_said(tmp_path, capsys, words, complaint):
-    assert cli.main(["keys", *words, "--dir", str(tmp_path)]) == 2
+    make_pairs(tmp_path, [PARIS])
+    (tmp_path / "copy.public").write_text((tmp_path / "island-paris.public").read_text().replace("paris", "rome"))
+    assert cli.main(["keys", *(word.format(dir=tmp_path) for word in words), "--dir", str(tmp_path)]) == 2
     assert complaint in capsys.readouterr().err
 
 
-def test_a_broker_s_key_and_a_key_of_two_names_are_not_allowed(tmp_path, capsys):
-    make_pairs(tmp_path, [PARIS])
-    assert cli.main(["keys", "allow", str(tmp_path / "broker.public"), "--dir", str(tmp_path)]) == 2
-    copy = tmp_path / "copy.public"
-    copy.write_text((tmp_path / "island-paris.public").read_text().replace("paris", "rome"))
-    assert cli.main(["keys", "allow", str(copy), "--dir", str(tmp_path)]) == 2
-    assert "one key, one identity" in capsys.readouterr().err
+def test_what_a_whole_run_needs_is_made_once_and_who_was_revoked_does_not_come_back_unasked(tmp_path, capsys):
+    def keys(*words):
+        assert cli.main(["keys", *words, "--dir", str(tmp_path)]) == 0
+        return capsys.readouterr().out
 
-
-def test_what_a_whole_run_needs_is_made_once(tmp_path, capsys):
-    def init():
-        assert cli.main(["keys", "init", "aggregator", "island:*", "--dir", str(tmp_path)]) == 0
+    def files():
         return {path.name: path.read_text() for path in tmp_path.iterdir()}
 
-    made = init()
-    assert made.keys() == {ALLOW_LIST} | {
-        f"{stem}.{half}" for stem in ("broker", "aggregator", "islands") for half in ("secret", "public")
-    }
-    assert init() == made
-    assert "there already" in capsys.readouterr().out
-
-
-def test_who_was_revoked_does_not_come_back_unasked_and_is_told_of(tmp_path, capsys):
-    for words in (["init"], ["revoke", "aggregator"], ["init"]):
-        assert cli.main(["keys", *words, "--dir", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert f"aggregator: not allowed; to change that, atoll keys allow {tmp_path / 'aggregator.public'}" in said
-    assert read_allow_list(tmp_path / ALLOW_LIST) == {}
-    assert cli.main(["keys", "allow", str(tmp_path / "aggregator.public"), "--dir", str(tmp_path)]) == 0
-    assert cli.main(["keys", "init", "--dir", str(tmp_path)]) == 0
-    assert "not allowed" not in capsys.readouterr().out
+    init = ("init", "aggregator", "island:*")
+    keys(*init)
+    made = files()
+    stems = ("broker", "aggregator", "islands")
+    assert made.keys() == {ALLOW_LIST} | {f"{stem}.{half}" for stem in stems for half in ("secret", "public")}
+    assert "there already" in keys(*init)
+    assert files() == made
+    keys("revoke", "aggregator")
+    public = tmp_path / "aggregator.public"
+    assert f"aggregator: not allowed; to change that, atoll keys allow {public}" in keys(*init)
+    assert LEADER.role not in {each.role for each in read_allow_list(tmp_path / ALLOW_LIST).values()}
+    keys("allow", str(public))
+    assert "not allowed" not in keys(*init)
 
 
 def test_a_bulk_connection_may_have_all_its_credit_waiting_and_no_more():

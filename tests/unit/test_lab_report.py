@@ -5,6 +5,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,46 +18,49 @@ from ops.lab.schedule import current, load
 from tests.synthetic import CLAIM, chapter, pairs, record
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENTS = sorted((ROOT / "examples" / "lab").glob("*.toml"))
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)  # whose paths the page names
 
 
 @pytest.fixture(scope="module")
 def published():
-    """The chapters of all experiments whose records are in the repository."""
-    chapters = []
-    for path in EXPERIMENTS:
-        experiment = load(path.relative_to(ROOT))
-        records = read(ROOT / command.PUBLISHED, experiment.name)
-        chapters.append(report.Chapter(experiment=experiment, results=current(experiment, records)))
-    return chapters
+    """Every experiment, and its records in the repository."""
+    of = defaultdict(list)
+    for each in read(ROOT / command.PUBLISHED):
+        of[each.experiment].append(each)
+    experiments = [load(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/lab/*.toml"))]
+    assert len(experiments) >= 7
+    return [(experiment, of[experiment.name]) for experiment in experiments]
 
 
-def test_the_page_of_results_is_what_the_records_give(published, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_page_of_results_is_what_the_records_give(published):
     page = command.PAGE.read_text()
-    assert report.filled(page, published) == page, "run python3 -m ops lab report"
+    chapters = [report.Chapter(experiment=one, results=current(one, records)) for one, records in published]
+    assert report.filled(page, chapters) == page, "run python3 -m ops lab report"
     assert len(page.splitlines()) <= 240
     shown = {f"{name}-{kind}.svg" for name, kind in report._IMAGE.findall(page)}
     assert shown == {path.name for path in command.PAGE.with_suffix("").glob("*.svg")}
     assert len(shown) <= 6
     told = set(re.findall(r"examples/lab/([\w-]+)\.toml|\(`([\w-]+)`\)", page))
-    assert {name for pair in told for name in pair if name} == {path.stem for path in EXPERIMENTS}
+    assert {name for pair in told for name in pair if name} == {one.path.stem for one, _ in published}
     assert command.PUBLISHED.stat().st_size < 500_000
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_the_records_in_the_repository_answer_their_experiment(path):
-    experiment = load(path)
-    row = command.standing(experiment, read(ROOT / command.PUBLISHED, experiment.name))
-    assert (row["due"], row["left_out"]) == (0, 0)
-    assert json.loads(json.dumps(row, allow_nan=False)) == row
-    for name in (*row, *(row["claims"] or [{}])[0], *row["cells"][0]):
-        assert name in command._SHOW_EPILOG, name
-    for claim in row["claims"]:
-        low, high = claim["difference"] - claim["half_width"], claim["difference"] + claim["half_width"]
-        if claim["kind"] == "not-worse" and claim["verdict"] != "identical":
-            verdict = "holds" if high <= claim["margin"] else "fails" if low > claim["margin"] else "inconclusive"
-            assert claim["verdict"] == verdict
+def test_the_records_in_the_repository_answer_their_experiments(published):
+    for experiment, records in published:
+        row = command.standing(experiment, records)
+        assert (row["due"], row["left_out"]) == (0, 0), experiment.name
+        assert json.loads(json.dumps(row, allow_nan=False)) == row
+        for name in (*row, *(row["claims"] or [{}])[0], *row["cells"][0]):
+            assert name in command._SHOW_EPILOG, name
+        for claim in row["claims"]:
+            low, high = claim["difference"] - claim["half_width"], claim["difference"] + claim["half_width"]
+            if claim["kind"] == "not-worse" and claim["verdict"] != "identical":
+                verdict = "holds" if high <= claim["margin"] else "fails" if low > claim["margin"] else "inconclusive"
+                assert claim["verdict"] == verdict, experiment.name
 
 
 def test_without_records_everything_is_due_and_nothing_known():
@@ -65,9 +69,6 @@ def test_without_records_everything_is_due_and_nothing_known():
     assert row["due"] > 0
     assert {(each["seeds"], each["loss"]) for each in row["cells"]} == {(0, None)}
     assert {(each["seeds"], each["difference"], each["half_width"]) for each in row["claims"]} == {(0, None, None)}
-
-
-# --- pages of one's own ---------------------------------------------------------------------------------------------
 
 
 def test_a_new_page_has_question_command_verdicts_and_two_plots():
@@ -86,11 +87,8 @@ def test_a_new_page_has_question_command_verdicts_and_two_plots():
         ElementTree.fromstring(svg)
         assert b"dc:date" not in svg
     assert report.plots(page, chapters) == drawn, "the same records give the same bytes"
-
-
-def test_verdicts_on_claims_without_a_source_have_words_of_their_own():
     (finding,) = chapter(pairs(0.002), CLAIM | {"source": "", "published": None}).findings
-    assert report.told(finding) == "holds"
+    assert report.told(finding) == "holds", "a claim that nobody published is not reproduced"
     assert report._count([(None, finding)]) == "1 claims: 1 holds."
 
 
@@ -117,32 +115,24 @@ def test_runs_that_diverged_and_single_seeds_are_drawn_without_a_line_or_an_inte
     ElementTree.fromstring(report.claims_plot(of.findings))
 
 
-OWN = """
-question = "which is best?"
-seeds = 2
-[run]
-steps = 60
-task = "examples.numpy_task:task"
-[grid]
-mode = ["diloco"]
-"""
-
-
-def report_on(*arguments):
+def test_the_command_names_what_it_cannot_report(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    return command.run(parser.parse_args(["report", *map(str, arguments)]))
+    records = tmp_path / "records"
 
+    def report_on(*more):
+        words = ("report", "--records", records, "--experiments", tmp_path, *more)
+        return command.run(parser.parse_args(list(map(str, words))))
 
-def test_the_command_names_what_it_cannot_report(tmp_path, capsys):
-    (tmp_path / "own.toml").write_text(OWN)
-    append(tmp_path / "records", record(experiment="other"))
+    task = 'task = "examples.numpy_task:task"'
+    (tmp_path / "own.toml").write_text(f'question = "q"\n[run]\nsteps = 60\n{task}\n[grid]\nmode = ["diloco"]\n')
+    append(records, record(experiment="other"))
     with pytest.raises(ConfigError, match="--experiments"):
-        report_on("--records", tmp_path / "records", "--experiments", tmp_path)
+        report_on()
     with pytest.raises(ConfigError, match="--out"):
-        report_on("--records", tmp_path / "records", "--experiments", tmp_path, "--out", tmp_path)
-    append(tmp_path / "records", record(experiment="own", mode="diloco"))  # of settings that no cell has
-    assert report_on("--records", tmp_path / "records", "--experiments", tmp_path) == 0
+        report_on("--out", tmp_path)
+    append(records, record(experiment="own", mode="diloco"))  # of settings that no cell has
+    assert report_on() == 0
     said = capsys.readouterr()
     assert "2 records are left out" in said.err
     assert "1 experiments, 0 runs" in said.out

@@ -46,12 +46,13 @@ def record_of(run, **changes):
     return replace(record(3.0, seed=run.seed, **run.cell), key=run.key, **changes)
 
 
-def test_a_record_that_is_kept_is_in_its_file_and_its_run_no_longer_due(made, said):
+@pytest.mark.parametrize("changes", [{}, {"key": "of a task that was edited meanwhile"}], ids=["as due", "edited"])
+def test_a_record_that_is_kept_is_in_its_file_and_its_run_no_longer_due(made, said, changes):
     first = due(made.experiment, [])[0]
-    made.keep(record_of(first), first)
-    assert read(made.directory, "parity") == (record_of(first),)
+    made.keep(replace(record_of(first), **changes), first)
+    assert read(made.directory, "parity") == (replace(record_of(first), **changes),)
     assert "loss 3.0000" in said[-1]
-    assert "3 to go" in said[-1]
+    assert "3 to go" in said[-1], "what was begun with the older form is passed over"
 
 
 def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in_its_file(made, said, monkeypatch):
@@ -70,31 +71,25 @@ def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in
     assert read(made.directory, "parity") == (record_of(first),)
 
 
-def test_a_run_whose_task_was_edited_meanwhile_is_not_run_again_and_again(made, said):
-    first = due(made.experiment, [])[0]
-    made.keep(replace(record_of(first), key="of the newer form"), first)
-    assert "3 to go" in said[-1], "what was begun with the older form is passed over"
-
-
 @pytest.mark.parametrize(
-    ("change", "records", "failed", "reason"),
+    ("records", "failed", "reason"),
     [
-        ({}, [record()], (), ""),
-        ({}, [record(seed=0), record(seed=1)], (), "the budget of 2 processor minutes is spent"),
-        ({}, [record(seed=0), record(seed=0)], (), ""),
-        ({"ends_at_s": 0.0}, [], (), "the time limit is reached"),
-        ({}, [], ("a", "b"), ""),
-        ({}, [], ("a", "b", "c"), "none succeeded"),
+        ([record()], (), ""),
+        ([record(seed=0), record(seed=1)], (), "the budget of 2 processor minutes is spent"),
+        ([record(seed=0), record(seed=0)], (), ""),
+        ([], ("a", "b"), ""),
+        ([], ("a", "b", "c"), "none succeeded"),
     ],
 )
-def test_no_further_run_is_started_when_the_budget_or_the_time_is_over_or_all_fail(
-    made, change, records, failed, reason
+def test_no_further_run_is_started_when_the_budget_is_spent_or_all_fail_or_the_time_is_over(
+    made, records, failed, reason
 ):
-    for name, value in change.items():
-        setattr(made, name, value)
     made._records, made._failed = list(records), set(failed)
     assert made.over().startswith(reason)
     assert bool(made.over()) == bool(reason)
+    if not reason:
+        made.ends_at_s = 0.0
+        assert made.over().startswith("the time limit is reached")
 
 
 def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(made):
@@ -104,22 +99,25 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(made
     assert estimate_s(first, [longer]) == pytest.approx(2.0)
 
 
-def test_wrong_flags_and_files_are_named_before_anything_is_run(experiment, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("run {0}/parity.toml --jobs 0", "--jobs"),
+        ("run {0}/parity.toml --budget -3", "--budget"),
+        ("run {0}/parity.toml --limit 0", "--limit"),
+        ("run {0}/parity.toml --max-seeds 0", "--max-seeds"),
+        ("run {0}/parity.toml --records {0}/records.jsonl.xz", "--records"),
+        ("run {0}/none.toml", "none.toml"),
+        ("run {0}/parity.toml {0}/other.toml", "ilands"),
+        ("show {0}/parity.toml --records {0}/nowhere", "nowhere"),
+    ],
+)
+def test_wrong_flags_and_files_are_named_before_anything_is_run(experiment, tmp_path, line, word):
     (tmp_path / "other.toml").write_text(EXPERIMENT.replace("islands", "ilands"))
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    for arguments, word in (
-        (("run", experiment, "--jobs", "0"), "--jobs"),
-        (("run", experiment, "--budget", "-3"), "--budget"),
-        (("run", experiment, "--limit", "0"), "--limit"),
-        (("run", experiment, "--max-seeds", "0"), "--max-seeds"),
-        (("run", experiment, "--records", tmp_path / "records.jsonl.xz"), "--records"),
-        (("run", tmp_path / "none.toml"), "none.toml"),
-        (("run", experiment, tmp_path / "other.toml"), "ilands"),
-        (("show", experiment, "--records", tmp_path / "nowhere"), "nowhere"),
-    ):
-        with pytest.raises(ConfigError, match=word):
-            command.run(parser.parse_args(list(map(str, arguments))))
+    with pytest.raises(ConfigError, match=word):
+        command.run(parser.parse_args(line.format(tmp_path).split()))
 
 
 def test_two_laboratories_do_not_run_the_same_experiment(made):

@@ -3,23 +3,19 @@
 import math
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 from broker.wire.errors import ConfigError
 from islands.tasks.task import load_task
-from ops.lab import worker
+from ops.lab import lockstep, worker
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import cell_settings
 from ops.lab.worker import FAR_ABOVE, diverged, run_cell
 
-SOUND = Outcome(
-    params={},
-    curve=[Point(0, 0.0, 5.0), Point(100, 1.0, 4.0)],
-    tokens=200,
-    merged_tokens=190,
-    virtual_s=2.0,
-)
+CURVE = [Point(0, 0.0, 5.0), Point(100, 1.0, 4.0)]
+SOUND = Outcome(params={}, curve=CURVE, tokens=200, merged_tokens=190, virtual_s=2.0)
 
 
 def numpy_cell(**values):
@@ -46,11 +42,13 @@ def test_a_run_has_diverged_by_its_loss_or_by_what_its_islands_trained(loss, beg
     assert diverged(replace(SOUND, **change), loss, begins_at) is expected
 
 
+@pytest.mark.full("trains in every mode, three times")
 @pytest.mark.parametrize("mode", ["decoupled", "diloco", "streaming", "data-parallel"])
-def test_the_same_seed_gives_the_same_record(mode):
-    first, again = (run_cell(numpy_cell(mode=mode, jitter=0.2), 3) for _ in range(2))
+def test_the_same_seed_gives_the_same_record_and_another_seed_another(mode):
+    first, again, other = (run_cell(numpy_cell(mode=mode, jitter=0.2), seed) for seed in (3, 3, 4))
     for name in ("key", "loss", "curve", "tokens", "merged_tokens", "virtual_s", "rounds", "wasted"):
         assert getattr(first, name) == getattr(again, name), name
+    assert first.loss != other.loss
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "data-parallel"])
@@ -70,3 +68,10 @@ def test_losses_of_a_wrong_shape_are_found_before_anything_is_trained(monkeypatc
     monkeypatch.setattr(worker, "load_task", lambda *_: task)
     with pytest.raises(ConfigError, match="one loss for each sequence"):
         run_cell(numpy_cell(mode="data-parallel"), 0)
+
+
+@pytest.mark.parametrize("odd", [np.float32(3), 3.0, jax.random.key(0)], ids=["scalar", "number", "key"])
+def test_batches_that_cannot_be_joined_are_refused_by_name(odd):
+    task = replace(load_task("examples.numpy_task:task", {}), data=lambda share: iter([{"x": np.ones(8), "odd": odd}]))
+    with pytest.raises(ConfigError, match=r"batch\['odd'\] = .*: has no axis of examples"):
+        lockstep.run(task, numpy_cell(mode="data-parallel", islands=2), 0, task.evaluate)

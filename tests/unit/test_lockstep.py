@@ -56,10 +56,10 @@ def test_what_does_not_go_together_is_refused(changes, told):
     assert told in str(refused.value)
 
 
-@pytest.mark.parametrize("profile", [Profile.DILOCO, Profile.STREAMING])
-def test_an_island_that_dies_is_waited_for_until_it_counts_as_dead_and_comes_back_into_step(profile):
+@pytest.mark.parametrize(("profile", "fragments"), [(Profile.DILOCO, 1), (Profile.STREAMING, 4)])
+def test_an_island_that_dies_is_waited_for_until_it_counts_as_dead_and_comes_back_into_step(profile, fragments):
     config = AggregatorConfig(
-        **begun_with({"profile": profile, "fragments": 1 if profile is Profile.DILOCO else 4, "sync_interval": 8}),
+        **begun_with({"profile": profile, "fragments": fragments, "sync_interval": 8}),
         islands=3,
         total_tokens=3 * 100 * 300,
         share_takeover_s=0.0,

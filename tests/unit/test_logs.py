@@ -22,18 +22,20 @@ def _restore_logging():
         ours.setLevel(logging.NOTSET)
 
 
-def written(monkeypatch=None, **options):
+def written(**options):
     stream = io.StringIO()
     logs.configure("aggregator", stream=stream, **options)
     return stream
 
 
-def test_a_text_line_has_time_process_event_and_fields():
+def test_a_text_line_has_time_process_event_and_fields_and_is_one_line():
     stream = written(json=False)
     logs.get("core").info("round.committed", round=31, late=0.123456789, islands=("a", "b"), why="two words", none=None)
     clock, rest = stream.getvalue().split(" ", 1)
     assert len(clock) == len("12:03:04.512")
     assert rest == ('aggregator round.committed round=31 late=0.123457 islands=a,b why="two words" none=none\n')
+    logs.get("core").info("odd", text="a\nb")
+    assert stream.getvalue().count("\n") == 2
 
 
 def test_a_json_line_has_fixed_keys_that_fields_cannot_replace():
@@ -58,14 +60,8 @@ def test_no_terminal_means_json_unless_the_environment_says_text(monkeypatch):
     assert stream.getvalue().endswith("aggregator started\n")
 
 
-def test_a_newline_in_a_value_stays_on_its_line():
-    stream = written(json=False)
-    logs.get("core").info("odd", text="a\nb")
-    assert stream.getvalue().count("\n") == 1
-
-
 @pytest.mark.parametrize("json_lines", [False, True])
-def test_exceptions_come_with_their_traceback(json_lines):
+def test_exceptions_come_with_their_traceback_and_nothing_comes_of_a_closed_stream(json_lines, capsys):
     stream = written(json=json_lines)
     try:
         raise ValueError("boom")
@@ -73,6 +69,9 @@ def test_exceptions_come_with_their_traceback(json_lines):
         logs.get("core").exception("crashed", round=3)
     assert "ValueError: boom" in stream.getvalue()
     assert "crashed" in stream.getvalue()
+    stream.close()
+    logs.get("core").info("late")
+    assert capsys.readouterr().err == "", "no error of logging"
 
 
 def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
@@ -95,13 +94,6 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
     log.info("after")
     lines = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
     assert lines == ["before", "warning log.gap lines=2", "after"]
-
-
-def test_a_line_after_the_stream_was_closed_prints_no_error_of_logging(capsys):
-    stream = written(json=False)
-    stream.close()
-    logs.get("core").info("late")
-    assert capsys.readouterr().err == ""
 
 
 def test_a_program_with_logging_of_its_own_sees_the_fields_in_the_message():

@@ -8,38 +8,18 @@ import threading
 import numpy as np
 import pytest
 
-from aggregator.events import Part
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.kernels import merge_and_step
-from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.resources import PLAIN
 from aggregator.merge.rounding import round_step
-from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
-from broker.wire.ranges import StepRange
-from broker.wire.tensors import encode_tensor
+from tests.unit.test_merge_kernels import STEP, part, random, spec
 
-TENSORS = (TensorSpec(name="w", shape=(512, 512), dtype="float32", kind=Kind.RDA),)
-SIZE = TENSORS[0].size
 PROGRAM = """
 from tests.unit.test_merge_memory import merged_and_rounded
 found, spoilt = merged_and_rounded()
 print(f"{len(found)} results, {spoilt} spoilt")
 """
-
-
-def parts(codec):
-    rng = np.random.default_rng(1)
-    return [
-        Part(
-            island_id=f"i{i}",
-            steps=StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1),
-            payload=(encode_tensor(rng.standard_normal(TENSORS[0].shape, np.float32), codec),),
-            token_weight=1.0,
-            staleness_weight=1.0,
-        )
-        for i in range(5)
-    ]
 
 
 class Churn:
@@ -67,13 +47,15 @@ class Churn:
 
 def merged_and_rounded():
     """Returns what merging and rounding came to, each of many times, and how much of others' memory was spoilt."""
-    step, results = make_outer_step(0.7, 0.3), set()
-    before = FragmentState(params=np.ones(SIZE, np.float32), momentum=np.ones(SIZE, np.float32), version=1)
+    tensors, results = (spec((512, 512)),), set()
+    ones = np.ones(tensors[0].size, np.float32)
+    before = FragmentState(params=ones, momentum=ones, version=1)
     with Churn() as churn:
         for _ in range(30):
             for codec in (Codec.BF16, Codec.INT4):
-                after, *_ = merge_and_step(TENSORS, parts(codec), before, step)
-                rounded = round_step(TENSORS, after.params.copy(), before.params, codec, PLAIN)
+                parts = [part(random((512, 512), seed), codec=codec) for seed in range(5)]
+                after, *_ = merge_and_step(tensors, parts, before, STEP)
+                rounded = round_step(tensors, after.params.copy(), before.params, codec, PLAIN)
                 results.add((codec, after.params.tobytes(), rounded.params.tobytes()))
     return results, churn.spoilt
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+import threading
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -24,20 +25,20 @@ from ops.processes.cluster import free_ports
 from tests.aggregator_hand import Desk
 from tests.metric_snapshots import ALL_FAMILIES, aggregator_snapshot, broker_snapshot, island_snapshot, standing_by
 
-#: Base units of Prometheus' conventions, and ours: tokens, steps and versions are counted, not measured.
-UNITS = ("_seconds", "_bytes", "_ratio", "_tokens")
-
 
 def samples(families, name):
     """Value by labels, without those that all samples share."""
     (family,) = (each for each in families if each.name == name)
-    shared = sum(
-        label in ("run", "broker", "island" if "atoll_island" in name else "", "shard") for label in family.labels
-    )
+    common = {"run", "broker", "shard"} | ({"island"} if "atoll_island" in name else set())
+    shared = len(common & set(family.labels))
     return {
         labels[shared:] if len(labels) > shared + 1 else "".join(labels[shared:]): value
         for labels, value in family.samples.items()
     }
+
+
+def set_in(families, name):
+    return {labels for labels, value in samples(families, name).items() if value}
 
 
 def scraped(port):
@@ -61,16 +62,13 @@ def test_names_and_helps_follow_the_conventions(family):
         assert quantity not in family.name.split("_") or family.name.removesuffix("_total").endswith(unit)
 
 
-def test_no_name_is_given_twice_and_every_sample_has_all_labels():
+def test_no_name_is_given_twice_every_sample_has_all_labels_and_each_unit_is_used():
     names = [each.name for each in ALL_FAMILIES]
     assert len(names) == len(set(names))
     for each in ALL_FAMILIES:
         assert all(len(labels) == len(each.labels) for labels in each.samples), each.name
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_each_unit_is_used(unit):
-    assert [each for each in ALL_FAMILIES if each.name.removesuffix("_total").endswith(unit)]
+    for unit in ("_seconds", "_bytes", "_ratio", "_tokens"):
+        assert [name for name in names if name.removesuffix("_total").endswith(unit)], unit
 
 
 def test_what_is_not_known_is_left_out_and_a_label_stands_behind_those_shared():
@@ -95,28 +93,20 @@ def test_a_broker_tells_who_was_refused_and_who_is_silent():
         ("island-0", "stale"): 2.0,
         ("(joining)", "wrong_run"): 3.0,  # two processes with a nonce each are one series
     }
-    states = samples(found, "atoll_broker_island_state")
-    assert {key for key, value in states.items() if value} == {
+    assert set_in(found, "atoll_broker_island_state") == {
         ("island-0", "alive"),
         ("island-1", "dead"),
         ("island-2", "left"),
     }
-    heard = samples(found, "atoll_broker_island_heard_timestamp_seconds")
-    assert heard["island-1"] == 1000.0 - 60.0
+    assert samples(found, "atoll_broker_island_heard_timestamp_seconds")["island-1"] == 1000.0 - 60.0
     assert samples(found, "atoll_broker_redis_connected") == {"": 1.0}
 
 
-def test_an_aggregator_tells_tokens_that_balance():
+def test_an_aggregator_tells_tokens_that_balance_and_rounds_refusals_and_standbys():
     found = aggregator_families(aggregator_snapshot())
-    trained = samples(found, "atoll_aggregator_trained_tokens_total")[""]
-    parts = samples(found, "atoll_aggregator_merged_tokens_total")[""]
-    parts += sum(samples(found, "atoll_aggregator_wasted_tokens").values())
-    parts += samples(found, "atoll_aggregator_in_flight_tokens")[""]
-    assert trained == parts == 1000.0
-
-
-def test_an_aggregator_tells_rounds_refusals_and_standbys():
-    found = aggregator_families(aggregator_snapshot())
+    (trained,) = samples(found, "atoll_aggregator_trained_tokens_total").values()
+    parts = ("merged_tokens_total", "wasted_tokens", "in_flight_tokens")
+    assert trained == sum(sum(samples(found, f"atoll_aggregator_{each}").values()) for each in parts) == 1000.0
     assert samples(found, "atoll_aggregator_rounds_total") == {"1": 2.0, "2": 5.0}
     assert samples(found, "atoll_aggregator_contributors_total") == {"": 12.0}
     assert samples(found, "atoll_aggregator_fragment_version_timestamp_seconds") == {"0": 995.0, "1": 993.0}
@@ -127,6 +117,17 @@ def test_an_aggregator_tells_rounds_refusals_and_standbys():
     assert samples(found, "atoll_aggregator_standbys_in_sync") == {"": 1.0}
     assert samples(found, "atoll_aggregator_island_loss") == {"island-0": 2.5}, "island-1 has not told a loss"
     assert samples(found, "atoll_aggregator_leader") == {"": 1.0}
+
+
+@pytest.fixture
+def desk():
+    """After a round to which two islands contributed."""
+    made = Desk()
+    made.gather("a", "b")
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    return made
 
 
 def figures_of(desk, committed_at_s, *, began_s=0.0, now_s):
@@ -141,13 +142,8 @@ def figures_of(desk, committed_at_s, *, began_s=0.0, now_s):
     return aggregator_families(AggregatorSnapshot(run_id="demo", shard=0, leading=leading, wall_s=1000.0))
 
 
-def test_the_figures_of_a_leader_come_from_its_core():
-    made = Desk()
-    made.gather("a", "b")
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    made.offer("b", 0, 4)
-    found = figures_of(made, {0: made.now_s}, now_s=made.now_s + 2.0)
+def test_the_figures_of_a_leader_come_from_its_core(desk):
+    found = figures_of(desk, {0: desk.now_s}, now_s=desk.now_s + 2.0)
     assert samples(found, "atoll_aggregator_rounds_total") == {"2": 1.0}
     assert samples(found, "atoll_aggregator_fragment_version") == {"0": 1.0}
     assert samples(found, "atoll_aggregator_fragment_version_timestamp_seconds") == {"0": 998.0}
@@ -155,33 +151,20 @@ def test_the_figures_of_a_leader_come_from_its_core():
     assert samples(found, "atoll_aggregator_island_tokens_total") == tokens
     assert samples(found, "atoll_aggregator_merged_tokens_total") == {"": sum(tokens.values())}
     assert not [each for each in found if each.name == "atoll_aggregator_standbys_in_sync" and each.samples]
-    made.tick(made.now_s + 7.0)
-    found = figures_of(made, {}, now_s=made.now_s)
-    states = samples(found, "atoll_aggregator_island_state")
-    assert {key for key, value in states.items() if value} == {("a", "dead"), ("b", "dead")}
+    desk.tick(desk.now_s + 7.0)
+    found = figures_of(desk, {}, now_s=desk.now_s)
+    assert set_in(found, "atoll_aggregator_island_state") == {("a", "dead"), ("b", "dead")}
 
 
-def test_a_version_that_a_restart_found_is_at_least_as_old_as_the_restart():
-    made = Desk()
-    made.gather("a", "b")
-    again = made.restarted()
-    for later_s in (1.0, 50.0):
+def test_counters_do_not_go_back_with_a_restart_but_wait_for_the_islands_and_versions_are_as_old_as_it(desk):
+    desk.beat("a", 9)  # which no commit has
+    tokens = "atoll_aggregator_island_tokens_total"
+    assert samples(figures_of(desk, {}, now_s=desk.now_s), tokens) == {"a": 90.0, "b": 40.0}
+    again = desk.restarted()
+    for later_s in (50.0, 0.0):
         found = figures_of(again, {}, began_s=again.now_s, now_s=again.now_s + later_s)
         committed = samples(found, "atoll_aggregator_fragment_version_timestamp_seconds")
         assert committed == {"0": 1000.0 - later_s}
-
-
-def test_counters_do_not_go_back_with_a_restart_but_wait_for_the_islands():
-    made = Desk()
-    made.gather("a", "b")
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    made.offer("b", 0, 4)
-    made.beat("a", 9)  # which no commit has
-    tokens = "atoll_aggregator_island_tokens_total"
-    assert samples(figures_of(made, {}, now_s=made.now_s), tokens) == {"a": 90.0, "b": 40.0}
-    again = made.restarted()
-    found = figures_of(again, {}, now_s=again.now_s)
     assert samples(found, tokens) == samples(found, "atoll_aggregator_trained_tokens_total") == {}
     assert samples(found, "atoll_aggregator_merged_tokens_total") == {"": 80.0}
     again.beat("a", 9)
@@ -234,10 +217,9 @@ def test_a_scrape_is_what_the_librarys_own_parser_reads(server):
     for family in ALL_FAMILIES:
         metric = read[family.name.removesuffix("_total")]
         assert (metric.type, metric.documentation) == (family.kind, family.help)
-        expected = {tuple(zip(family.labels, labels, strict=True)): value for labels, value in family.samples.items()}
-        assert {
-            tuple((name, each.labels[name]) for name in family.labels): each.value for each in metric.samples
-        } == expected
+        found = {tuple(each.labels[name] for name in family.labels): each.value for each in metric.samples}
+        assert found == dict(family.samples)
+        assert all(each.labels.keys() == set(family.labels) for each in metric.samples)
     assert read["process_resident_memory_bytes"].samples[0].value > 1e6
 
 
@@ -250,12 +232,7 @@ def test_promtool_finds_nothing_to_improve(server):
 
 def test_nothing_is_collected_before_somebody_asks_and_once_for_each_scrape(server):
     asked = []
-
-    def collect():
-        asked.append(1)
-        return []
-
-    port = server(collect)
+    port = server(lambda: asked.append(1) or [])
     assert asked == []
     scraped(port)
     scraped(port)
@@ -279,29 +256,25 @@ def test_a_port_that_is_taken_is_named_with_the_cure(server):
 
 
 def test_figures_are_collected_in_the_event_loop_and_made_into_metrics_elsewhere():
+    where = []
+
+    def collect():
+        where.append(threading.current_thread())
+        return 3
+
+    def families_of(figure):
+        where.append(threading.current_thread())
+        own = Families("atoll_broker", run="demo")
+        own.gauge("depth", "How deep it is.", figure)
+        return own.all
+
     async def run():
-        import threading
-
-        where = []
-
-        def collect():
-            where.append(threading.current_thread())
-            return 3
-
-        def families_of(figure):
-            where.append(threading.current_thread())
-            own = Families("atoll_broker", run="demo")
-            own.gauge("depth", "How deep it is.", figure)
-            return own.all
-
         port = free_ports(1)
         async with served("127.0.0.1", port, collect, families_of):
-            text = await asyncio.to_thread(scraped, port)
-        return text, [each is threading.current_thread() for each in where]
+            return await asyncio.to_thread(scraped, port)
 
-    text, in_loop = asyncio.run(run())
-    assert 'atoll_broker_depth{run="demo"} 3.0' in text
-    assert in_loop == [True, False]
+    assert 'atoll_broker_depth{run="demo"} 3.0' in asyncio.run(run())
+    assert [each is threading.current_thread() for each in where] == [True, False]
 
 
 def test_without_a_port_nothing_listens_and_nothing_is_asked():

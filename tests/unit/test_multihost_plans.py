@@ -46,6 +46,15 @@ class Hand:
     def advance(self, *, all_stopped=False):
         self.planner.advance(self.boundaries, all_stopped=all_stopped)
 
+    def decided(self):
+        """A plan is made and promised; training comes to its step."""
+        self.advance()
+        self.vote()
+        proposal = self.last(m.Proposal)
+        arrived = [self.plans.arrive(step) for step in range(11, proposal.step + 1)]
+        assert arrived == [False] * (len(arrived) - 1) + [True]
+        return proposal
+
     def standing(self):
         assert self.plans.next()
         return self.carried_out()
@@ -66,6 +75,11 @@ class Hand:
         self.planner.voted(1, Vote(number=self.last(m.Proposal).number, promised=promised, at=at))
 
 
+@pytest.fixture
+def hand():
+    return Hand()
+
+
 def test_before_the_first_step_all_fragments_are_installed_at_once():
     hand = Hand(begun=False)
     hand.ready((0, 3))
@@ -79,40 +93,30 @@ def test_before_the_first_step_all_fragments_are_installed_at_once():
     assert len(hand.said) == 1  # and nothing twice
 
 
-def test_a_version_is_installed_by_a_plan_that_all_have_promised_and_at_its_step():
-    hand = Hand()
+def test_a_version_is_installed_by_a_plan_that_all_have_promised_and_at_its_step(hand):
     hand.ready((1, 5))
-    hand.advance()
-    proposal = hand.last(m.Proposal)
+    proposal = hand.decided()
     assert names(proposal.plan) == [(1, 5)]
-    assert proposal.step > 10
-    hand.vote()
+    assert proposal.step > 11
     assert hand.last(m.Decision) == m.Decision(number=proposal.number, fixed=True)
-    assert not hand.due.ready
-    for step in range(11, proposal.step):
-        assert not hand.plans.arrive(step)
-    assert hand.plans.arrive(proposal.step)
     assert hand.carried_out()[0] == [5]
     assert not hand.plans.arrive(proposal.step + 1)
 
 
-def test_a_plan_that_a_host_refuses_is_carried_out_nowhere_and_made_again():
-    hand = Hand()
+def test_a_plan_that_a_host_refuses_is_carried_out_nowhere_and_made_again(hand):
     hand.ready((0, 5))
     hand.due.snapshot_wanted = True
     hand.advance()
     step = hand.last(m.Proposal).step
     hand.vote(promised=False, at=step)
     assert not hand.last(m.Decision).fixed
-    assert len(hand.due.ready) == 1
-    assert hand.due.snapshot_wanted
+    assert (len(hand.due.ready), hand.due.snapshot_wanted) == (1, True)
     for later in range(11, step + 2):
         assert not hand.plans.arrive(later)
     hand.advance()
     again = hand.last(m.Proposal)
     assert again.step > step + 1
-    assert names(again.plan) == [(0, 5)]
-    assert again.plan.snapshot
+    assert (names(again.plan), again.plan.snapshot) == ([(0, 5)], True)
     hand.vote()
     assert not hand.due.snapshot_wanted
     for later in range(step + 2, again.step):
@@ -121,16 +125,11 @@ def test_a_plan_that_a_host_refuses_is_carried_out_nowhere_and_made_again():
     assert hand.carried_out() == ([5], frozenset(), True)
 
 
-def test_there_is_one_plan_at_a_time_until_every_host_is_past_it():
-    hand = Hand()
+def test_there_is_one_plan_at_a_time_until_every_host_is_past_it(hand):
     hand.due.watched = frozenset({1})
-    hand.advance()
-    first = hand.last(m.Proposal)
-    hand.vote()
+    first = hand.decided()
     hand.advance()
     assert hand.last(m.Proposal) is first
-    for step in range(11, first.step + 1):
-        hand.plans.arrive(step)
     assert hand.carried_out()[1] == {1}
     hand.advance()
     assert hand.last(m.Proposal) is first  # the other host has not come there yet
@@ -139,8 +138,7 @@ def test_there_is_one_plan_at_a_time_until_every_host_is_past_it():
     assert hand.last(m.Proposal).number == first.number + 1
 
 
-def test_what_training_may_know_changes_with_a_plan_only():
-    hand = Hand()
+def test_what_training_may_know_changes_with_a_plan_only(hand):
     share = Share(index=1, count=2, share_epoch=3)
     hand.due.shares, hand.due.life, hand.due.done = (share,), 2, True
     hand.due.progress = Progress(100, 40, 2.0)
@@ -153,9 +151,8 @@ def test_what_training_may_know_changes_with_a_plan_only():
     assert (here.shares, here.life, here.done, here.progress) == ((share,), 2, True, Progress(100, 40, 2.0))
 
 
-def test_the_progress_of_the_fleet_alone_is_no_plan_for_a_while():
+def test_the_progress_of_the_fleet_alone_is_no_plan_for_a_while(hand):
     """A plan takes some steps, in which there is no other one: what falls due then would wait for it."""
-    hand = Hand()
     for step in range(11, 11 + PROGRESS_EVERY):
         hand.due.progress = Progress(step, step, 2.0)
         hand.advance()
@@ -165,11 +162,11 @@ def test_the_progress_of_the_fleet_alone_is_no_plan_for_a_while():
     assert hand.last(m.Proposal).plan.trained_tokens == 10 + PROGRESS_EVERY
 
 
-def test_after_the_last_step_versions_are_installed_as_they_come_once_all_have_stopped():
-    hand = Hand()
+def test_after_the_last_step_versions_are_installed_as_they_come_once_all_have_stopped(hand):
     hand.plans.stop()
     hand.carried_out()
     assert hand.plans.passed == NEVER
+    assert not hand.plans.promise(7, 99, m.Plan())
     hand.ready((0, 8))
     hand.advance()
     assert len(hand.said) == 1  # the other host trains on
@@ -178,8 +175,7 @@ def test_after_the_last_step_versions_are_installed_as_they_come_once_all_have_s
     assert hand.standing()[0] == [8]
 
 
-def test_what_was_planned_for_a_step_after_the_last_one_is_done_after_the_end():
-    hand = Hand()
+def test_what_was_planned_for_a_step_after_the_last_one_is_done_after_the_end(hand):
     hand.ready((1, 5))
     hand.advance()
     hand.vote()
@@ -193,14 +189,7 @@ def test_what_was_planned_for_a_step_after_the_last_one_is_done_after_the_end():
     assert not hand.plans.next()  # and not again
 
 
-def test_a_plan_that_comes_after_the_last_step_is_refused():
-    hand = Hand()
-    hand.plans.stop()
-    assert not hand.plans.promise(7, 99, m.Plan())
-
-
-def test_training_waits_at_its_boundary_until_the_plan_is_decided():
-    hand = Hand()
+def test_training_waits_at_its_boundary_until_the_plan_is_decided(hand):
     assert hand.plans.promise(1, 11, m.Plan(copies=(0,)))
     decide = threading.Timer(0.05, lambda: hand.plans.decide(1, fixed=False))
     decide.start()
@@ -208,24 +197,18 @@ def test_training_waits_at_its_boundary_until_the_plan_is_decided():
     decide.join()
 
 
-def test_training_that_waits_for_a_decision_ends_when_the_island_does():
-    hand = Hand()
+def test_training_that_waits_for_a_decision_ends_when_the_island_does(hand):
     assert hand.plans.promise(1, 11, m.Plan())
     hand.exchange.error = Unavailable("host 1 is lost", definite=True)
     with pytest.raises(Unavailable, match="host 1"):
         hand.plans.arrive(11)
 
 
-def test_a_recovery_is_one_batch_with_a_fresh_optimizer_on_every_host():
-    hand = Hand()
-    hand.plans.placed(install(0, 6))
-    hand.plans.placed(install(1, 6))
-    hand.due.ready = deque([Batch(installs=(install(0, 6), install(1, 6)), fresh_optimizer=True)])
-    hand.advance()
-    assert hand.last(m.Proposal).plan.fresh_optimizer
-    hand.vote()
-    for step in range(11, hand.last(m.Proposal).step + 1):
-        hand.plans.arrive(step)
+def test_a_recovery_is_one_batch_with_a_fresh_optimizer_on_every_host(hand):
+    installs = (install(0, 6), install(1, 6))
+    for each in installs:
+        hand.plans.placed(each)
+    hand.due.ready = deque([Batch(installs=installs, fresh_optimizer=True)])
+    assert hand.decided().plan.fresh_optimizer
     (batch,) = hand.exchange.due.ready
-    assert batch.fresh_optimizer
-    assert len(batch.installs) == 2
+    assert (batch.fresh_optimizer, len(batch.installs)) == (True, 2)

@@ -57,11 +57,8 @@ class Rows(InPlaceLeaf):
         return self
 
 
-def cuts_of(hosts):
-    """Of rows 0 to 5: with three hosts one has none."""
-    return {1: [(0, 5)], 2: [(0, 3), (3, 5)], 3: [(0, 3), (3, 5), (5, 5)]}[hosts]
-
-
+#: Of rows 0 to 5: with three hosts one has none.
+CUTS = {1: [(0, 5)], 2: [(0, 3), (3, 5)], 3: [(0, 3), (3, 5), (5, 5)]}
 WHOLE = {
     "a": np.arange(20, dtype=np.float32).reshape(5, 4),
     "b": np.linspace(0, 1, 5).astype(np.float16),
@@ -70,25 +67,22 @@ SPECS = [TensorSpec(name=name, shape=x.shape, dtype=str(x.dtype), kind=Kind.MEAN
 
 
 def leaves_of(host, hosts):
-    return {name: Rows(x, *cuts_of(hosts)[host]) for name, x in WHOLE.items()}
+    return {name: Rows(x, *CUTS[hosts][host]) for name, x in WHOLE.items()}
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 @pytest.mark.parametrize("keep", [0.0, 1.0])
 def test_the_regions_of_all_hosts_are_the_whole_fragment(hosts, keep):
     payload = tuple(encode_tensor(x.astype(np.float32), Codec.F32) for x in WHOLE.values())
-    moves = [np.full(x.shape, 0.5, np.float32) for x in WHOLE.values()]
     handed = [[] for _ in SPECS]
     for host in range(hosts):
         leaves = list(leaves_of(host, hosts).values())
         here = HostInPlacePlacement(leaves, [frozenset({leaf.part.region}) for leaf in leaves])
         parts = [x[leaf.part.region.slices] for x, leaf in zip(WHOLE.values(), leaves, strict=True) if leaf.array.size]
         assert [spec.shape for spec in here.tensors(SPECS)] == [part.shape for part in parts]
-        for found, part in zip(here.values(leaves), parts, strict=True):
-            np.testing.assert_array_equal(found, part)
+        np.testing.assert_equal(here.values(leaves), parts)
         cut = here.cut(payload)
-        for encoded, part in zip(cut, parts, strict=True):
-            np.testing.assert_array_equal(decode_tensor(encoded), part.astype(np.float32))
+        np.testing.assert_equal([decode_tensor(each) for each in cut], [part.astype(np.float32) for part in parts])
         encoded, places = here.handed(cut)
         for place, each in zip(places, encoded, strict=True):
             handed[place.tensor].append(Region(place.start, each.shape))
@@ -97,14 +91,13 @@ def test_the_regions_of_all_hosts_are_the_whole_fragment(hosts, keep):
         placed = here.place(shifts, keep)
         before = here.before(leaves, placed)
         assert here.install(leaves, placed, keep) == leaves
-        for copy, old, part in zip(copies, before, parts, strict=True):
-            np.testing.assert_array_equal(copy.array, part)
-            np.testing.assert_array_equal(old.array, part)
-        changed = [leaf for leaf in leaves if leaf.array.size]
-        for leaf, part, move in zip(changed, parts, shifts, strict=True):
-            expected = move.astype(part.dtype) if keep == 0 else adopted(part, move, keep)
-            np.testing.assert_array_equal(leaf.array, expected)
-        assert here.places(moves) == {}
+        for kept in (copies, before):
+            np.testing.assert_equal([each.array for each in kept], parts)
+        changed = [leaf.array for leaf in leaves if leaf.array.size]
+        moved = zip(parts, shifts, strict=True)
+        expected = [shift.astype(part.dtype) if keep == 0 else adopted(part, shift, keep) for part, shift in moved]
+        np.testing.assert_equal(changed, expected)
+        assert here.places(shifts) == {}
     for spec, regions in zip(SPECS, handed, strict=True):
         assert flaw_in(regions, spec.shape) == ""
 
@@ -119,29 +112,28 @@ def test_what_another_host_hands_over_is_not_handed_over_twice():
 
 
 def snapshot_of(host, hosts):
-    moments = {name: Rows(10 * x, *cuts_of(hosts)[host]) for name, x in WHOLE.items()}
-    mean = (Rows(WHOLE["a"] + 1, *cuts_of(hosts)[host]),)
+    moments = {name: Rows(10 * x, *CUTS[hosts][host]) for name, x in WHOLE.items()}
+    mean = (Rows(WHOLE["a"] + 1, *CUTS[hosts][host]),)
     return Snapshot(state={"count": np.int32(7), "mu": moments, "name": "adam"}, cursor=4, local=mean, run_id="demo")
+
+
+def written(snapshot):
+    pieces = checkpoint.packed(snapshot, ("mean",), Position(12, 120), 3)
+    return checkpoint.parsed(memoryview(b"".join(pieces)))
 
 
 def saved_by(hosts):
     """What an island of so many hosts writes down."""
     parts = [state.copied(state.labelled(snapshot_of(host, hosts), ("mean",))) for host in range(hosts)]
-    whole = state.whole(snapshot_of(0, hosts), ("mean",), parts)
-    pieces = checkpoint.packed(whole, ("mean",), Position(12, 120), 3)
-    return checkpoint.parsed(memoryview(b"".join(pieces)))
+    return written(state.whole(snapshot_of(0, hosts), ("mean",), parts))
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_what_several_hosts_write_down_is_what_one_would(hosts):
     found = saved_by(hosts)
-    alone = Snapshot(
-        state={"count": np.int32(7), "mu": {name: 10 * x for name, x in WHOLE.items()}, "name": "adam"},
-        cursor=4,
-        local=(WHOLE["a"] + 1,),
-        run_id="demo",
-    )
-    expected = checkpoint.parsed(memoryview(b"".join(checkpoint.packed(alone, ("mean",), Position(12, 120), 3))))
+    moments = {name: 10 * x for name, x in WHOLE.items()}
+    alone = {"count": np.int32(7), "mu": moments, "name": "adam"}
+    expected = written(Snapshot(state=alone, cursor=4, local=(WHOLE["a"] + 1,), run_id="demo"))
     assert (found.at, found.cursor, found.incarnation) == (expected.at, expected.cursor, expected.incarnation)
     for ours, theirs in zip((*found.state, *found.local), (*expected.state, *expected.local), strict=True):
         assert ours[:2] == theirs[:2]
@@ -155,23 +147,20 @@ def test_a_state_goes_on_on_another_number_of_hosts(before, after):
         fresh = snapshot_of(host, after)
         for leaf in (*fresh.state["mu"].values(), *fresh.local):
             leaf.array[...] = 0
-        needed = checkpoint.leaves_of(fresh.state)
-        local = [("mean", fresh.local[0])]
-        wanted = m.Needs(state=state.needed(needed), local=state.needed(local))
-        rows, buffers = state.given(saved.state, wanted.state, host)
-        more, others = state.given(saved.local, wanted.local, host)
+        rows, buffers = state.given(saved.state, state.needed(checkpoint.leaves_of(fresh.state)), host)
+        more, others = state.given(saved.local, state.needed([("mean", fresh.local[0])]), host)
         begin = m.Begin(
             source=StateSource.CHECKPOINT, incarnation=3, step=12, tokens=120, cursor=4, state=rows, local=more
         )
         message, views = m.unpacked([bytes(frame) for frame in m.packed(begin, [*buffers, *others])])
         found = state.taken(message, views, "demo")
         restored = checkpoint.restored(fresh.state, found.state)
-        assert restored["count"] == 7
-        assert restored["name"] == "adam"
+        assert (restored["count"], restored["name"]) == (7, "adam")
+        rows_here = slice(*CUTS[after][host])
         for name, x in WHOLE.items():
-            np.testing.assert_array_equal(restored["mu"][name].array, 10 * x[slice(*cuts_of(after)[host])])
+            np.testing.assert_array_equal(restored["mu"][name].array, 10 * x[rows_here])
         mean = placement.from_host(found.local[0][2], fresh.local[0])
-        np.testing.assert_array_equal(mean.array, WHOLE["a"][slice(*cuts_of(after)[host])] + 1)
+        np.testing.assert_array_equal(mean.array, WHOLE["a"][rows_here] + 1)
 
 
 def test_a_host_with_another_optimizer_is_refused():

@@ -7,14 +7,12 @@ from ops.inspect.shards import one_report, one_total
 
 def report(trained, merged, *, parameters=1, phase="ended", versions=(), rounds=None, islands=None, **wasted):
     """What one shard writes; tokens of its fragments, which have so many parameters in all."""
-    in_flight = trained - merged - sum(wasted.values())
+    tokens = {"trained": trained, "merged": merged, "in_flight": trained - merged - sum(wasted.values())}
     return {
         "tokens": {},
         "books": {
-            "trained": trained * parameters,
-            "merged": merged * parameters,
-            "wasted": {reason: tokens * parameters for reason, tokens in wasted.items()},
-            "in_flight": in_flight * parameters,
+            **{name: count * parameters for name, count in tokens.items()},
+            "wasted": {reason: count * parameters for reason, count in wasted.items()},
             "scale": parameters,
         },
         "versions": dict(versions),
@@ -25,10 +23,6 @@ def report(trained, merged, *, parameters=1, phase="ended", versions=(), rounds=
         "phase": phase,
         "refusals": {"stale": 1},
     }
-
-
-def balances(tokens):
-    return tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"]
 
 
 def test_the_report_of_one_shard_stays_as_it_is():
@@ -69,8 +63,8 @@ def test_of_each_island_the_shard_counts_that_knows_most():
     second = {"a": {"inner_steps": 9, "tokens": 90}, "b": {"inner_steps": 8, "tokens": 80}}
     one = one_report([report(150, 150, islands=first), report(170, 160, islands=second, island_lost=10)])
     assert {name: each["tokens"] for name, each in one["islands"].items()} == {"a": 100, "b": 80}
-    assert one["tokens"]["trained"] == 180
-    assert balances(one["tokens"])
+    tokens = one["tokens"]
+    assert tokens["trained"] == 180 == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"]
 
 
 def test_an_island_that_only_shard_0_has_heard_of_is_in_the_report():
@@ -78,23 +72,11 @@ def test_an_island_that_only_shard_0_has_heard_of_is_in_the_report():
     assert set(one_report([report(10, 0, phase="seeding"), second])["islands"]) == {"a"}
 
 
-def test_totals_name_the_shard_whose_trouble_it_is():
-    def total(trouble, **more):
-        return {
-            **report(100, 100),
-            "merged_tokens": 100,
-            "in_flight_tokens": 0,
-            "trained_tokens": 100,
-            "wasted_tokens": {},
-            "model_version": 4,
-            "quarantined": {},
-            "troubles": trouble,
-            **more,
-        }
-
-    one = one_total([total([]), total(["its disk is full"])])
+def test_totals_name_the_shard_whose_trouble_it_is_and_the_longest_interval():
+    counted = {"merged_tokens": 100, "in_flight_tokens": 0, "trained_tokens": 100, "wasted_tokens": {}}
+    total = report(100, 100) | counted | {"model_version": 4, "quarantined": {}, "troubles": []}
+    one = one_total([total, total | {"troubles": ["its disk is full"]}])
     assert one["troubles"] == ["shard 1: its disk is full"]
     assert (one["model_version"], one["trained_tokens"], one["interval"]) == (8, 100, {})
     intervals = [{}, {"steps": 30, "because": "of this"}, {"steps": 60, "because": "of that"}]
-    one = one_total([total([], interval=each) for each in intervals])
-    assert one["interval"] == {"steps": 60, "because": "of that"}, "the longest"
+    assert one_total([total | {"interval": each} for each in intervals])["interval"] == intervals[-1]

@@ -18,20 +18,20 @@ from ops.planning.planner import as_chosen, choose, plan
 from tests.planned_fleets import fleet
 from tests.profiles import examples
 
-# --- the way back ---------------------------------------------------------------------------------------------------
 
-
-def chosen_for(gbps):
-    return choose(fleet(), Mode.DECOUPLED, gbps)
-
-
-def test_narrow_links_get_a_smaller_codec_first_and_then_a_longer_interval():
+@pytest.mark.parametrize(
+    ("share", "codec", "interval"),
+    [
+        (0.6, Codec.BF16, 24),
+        (0.3, Codec.INT8, 24),
+        (0.2, Codec.INT4, 24),
+        (0.05, Codec.INT4, 100),
+    ],
+)
+def test_narrow_links_get_a_smaller_codec_first_and_then_a_longer_interval(share, codec, interval):
     needed = forecast(fleet(), Mode.DECOUPLED).down_gbps
-    for share, codec, interval in ((0.6, Codec.BF16, 24), (0.3, Codec.INT8, 24), (0.2, Codec.INT4, 24)):
-        near = chosen_for(needed * share)
-        assert (near.codec, near.version_codec, near.sync_interval_steps) == (codec, codec, interval)
-    far = chosen_for(needed * 0.05)
-    assert (far.codec, far.version_codec, far.sync_interval_steps) == (Codec.INT4, Codec.INT4, 100)
+    found = choose(fleet(), Mode.DECOUPLED, needed * share)
+    assert (found.codec, found.version_codec, found.sync_interval_steps) == (codec, codec, interval)
 
 
 def test_the_brokers_link_is_shared_by_the_sites_that_go_through_it():
@@ -71,9 +71,9 @@ def test_a_broker_that_is_too_narrow_is_told_even_if_the_sites_links_are_not_kno
 
 def test_a_bandwidth_below_any_setting_is_refused_with_the_one_that_would_do():
     with pytest.raises(ConfigError, match=r"bandwidth = 1e-06: no codec, H up to 1000 or P is enough") as caught:
-        chosen_for(1e-6)
+        choose(fleet(), Mode.DECOUPLED, 1e-6)
     least = float(caught.value.cure.split("at least ")[1].split()[0])
-    assert chosen_for(least).sync_interval_steps == 1000
+    assert choose(fleet(), Mode.DECOUPLED, least).sync_interval_steps == 1000
 
 
 @pytest.mark.parametrize(("parameters", "step_s"), [(5 * 10**9, 1.0), (70 * 10**9, 10.0), (10**9, 60.0)])
@@ -88,9 +88,6 @@ def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message
     planned = plan(settled, Mode.DECOUPLED)
     assert notes(settled, planned) == []
     assert planned.chosen.sync_interval_steps == chosen.sync_interval_steps
-
-
-# --- what cannot be -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,52 +140,42 @@ def test_fleets_that_cannot_work_are_refused_with_what_could(changes, mode, word
     assert words in str(caught.value)
 
 
-@example(  # a median link that is too narrow, and one fragment
-    parameters=15_623_914,
-    sites=40,
-    step_s=1.0,
-    gbps=1.0,
-    latency_s=0.0,
-    interval=1,
-    fragments=1,
-    tau=0,
-    target=0.5,
-    codec=Codec.F32,
-    assume=Assume.ATOLL,
-    mode=Mode.DECOUPLED,
-)
 @examples(60)
 @given(
-    parameters=st.integers(1, 10**13),
-    sites=st.integers(1, 40),
-    step_s=st.floats(1e-4, 1e4),
-    gbps=st.none() | st.floats(1e-4, 1e6),
-    latency_s=st.floats(0, 2),
-    interval=st.integers(1, 500),
-    fragments=st.integers(1, 100),
-    tau=st.integers(0, 50),
-    target=st.floats(0.01, 0.9999),
-    codec=st.sampled_from(Codec),
-    assume=st.sampled_from(Assume),
-    mode=st.sampled_from(Mode),
+    st.fixed_dictionaries(
+        {
+            "parameters": st.integers(1, 10**13),
+            "sites": st.integers(1, 40),
+            "step_s": st.floats(1e-4, 1e4),
+            "gbps": st.none() | st.floats(1e-4, 1e6),
+            "latency_s": st.floats(0, 2),
+            "sync_interval_steps": st.integers(1, 500),
+            "fragments": st.integers(1, 100),
+            "overlap_steps": st.integers(0, 50),
+            "utilisation": st.floats(0.01, 0.9999),
+            "codec": st.sampled_from(Codec),
+            "assume": st.sampled_from(Assume),
+        }
+    ),
+    st.sampled_from(Mode),
 )
-def test_whatever_is_asked_gets_finite_figures_or_a_refusal(parameters, sites, interval, fragments, tau, **asked):
-    shared = {name: asked.pop(name) for name in ("step_s", "gbps", "latency_s")}
-    mode, target = asked.pop("mode"), asked.pop("target")
+@example(  # a median link that is too narrow, and one fragment
+    {
+        "parameters": 15_623_914,
+        "sites": 40,
+        "step_s": 1.0,
+        "gbps": 1.0,
+        "sync_interval_steps": 1,
+        "fragments": 1,
+        "overlap_steps": 0,
+        "utilisation": 0.5,
+        "codec": Codec.F32,
+    },
+    Mode.DECOUPLED,
+)
+def test_whatever_is_asked_gets_finite_figures_or_a_refusal(asked, mode):
     try:
-        found = forecast(
-            fleet(
-                sites=sites,
-                parameters=parameters,
-                sync_interval_steps=interval,
-                fragments=fragments,
-                overlap_steps=tau,
-                utilisation=target,
-                **shared,
-                **asked,
-            ),
-            mode,
-        )
+        found = forecast(fleet(**asked), mode)
     except ConfigError:
         return
     figures = [found.up_gbps, found.down_gbps, found.round_s, found.rounds_apart_s, found.tokens_per_day]
@@ -199,9 +186,9 @@ def test_whatever_is_asked_gets_finite_figures_or_a_refusal(parameters, sites, i
     if mode is Mode.DECOUPLED:
         # Older than a version: where merging comes between up and down, and the next round has begun meanwhile; or a
         # link that is always full has a contribution under way up while the last version still comes down.
-        one_after_the_other = (found.round_s / shared["step_s"] + 2) / found.sync_interval_steps
+        one_after_the_other = (found.round_s / asked["step_s"] + 2) / found.sync_interval_steps
         assert found.staleness <= max(1, one_after_the_other, *(each.age for each in found.arrivals))
-        assert sum(found.open_shares) <= fragments + 1e-6
+        assert sum(found.open_shares) <= asked["fragments"] + 1e-6
 
 
 def test_decoupled_islands_beside_another_mode_are_refused_where_they_are_when_asked_about():

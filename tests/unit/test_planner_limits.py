@@ -12,44 +12,37 @@ from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.messages import Codec
 from ops import cli
 from ops.planning import command, forecast
-from ops.planning.fleet import Fleet, Site
 from ops.planning.footprint import cut
 from ops.planning.links import Assume, Mode
 from ops.planning.notes import notes
 from ops.planning.planner import plan
 from ops.planning.sizing import parse_parameters, read_model
+from tests.planned_fleets import fleet
 
 PARAMETERS = 4 * 10**9
 #: Limits that a run has been given.
 GIVEN = {"max_message_bytes": 1 << 30, "held_bytes": 1 << 30}
 
 
-def tensors_of(*large):
-    """Some large tensors, and the rest of the parameters in a hundred equal ones."""
-    sizes = (*large, *[(PARAMETERS - sum(large)) // 100] * 100)
-    return tuple(
-        TensorSpec(name=f"t{i}", shape=(size,), dtype="float32", kind=Kind.RDA) for i, size in enumerate(sizes)
-    )
-
-
-def fleet(**changes):
-    site = Site(name="site", step_s=60.0, tokens_per_step=1000)
-    return Fleet(**({"parameters": PARAMETERS, "sites": (site,) * 4, "version_codec": Codec.F32} | changes))
+def large_fleet(sites=4, parameters=PARAMETERS, **changes):
+    return fleet(sites, parameters=parameters, step_s=60.0, **GIVEN, **changes)
 
 
 def note_on(setting, asked):
-    """Returns the one note that names a setting, or None."""
+    """Returns what the notes say of a setting; at most one of them does."""
     found = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if setting in each]
     assert len(found) <= 1
-    return found[0] if found else None
+    return "".join(found)
+
+
+def tensors_of(sizes):
+    named = enumerate(sizes)
+    return tuple(TensorSpec(name=f"t{i}", shape=(size,), dtype="float32", kind=Kind.RDA) for i, size in named)
 
 
 def refusal(asked, **settings):
     """Returns what an aggregator says of the fleet's model, with the settings of the fleet or others."""
-    sizes = [sum(each) for each in cut(asked.parameters, (), asked.fragments)]
-    model = asked.tensors or tuple(
-        TensorSpec(name=f"t{i}", shape=(size,), dtype="float32", kind=Kind.RDA) for i, size in enumerate(sizes)
-    )
+    model = asked.tensors or tensors_of(sum(each) for each in cut(asked.parameters, (), asked.fragments))
     values = {"islands": len(asked.sites), "fragments": asked.fragments, "held_bytes": 1 << 50}
     config = AggregatorConfig(**(values | {"sync_interval": asked.sync_interval_steps} | settings))
     found = misfit(partition(model, asked.fragments), config)
@@ -60,25 +53,25 @@ def refusal(asked, **settings):
 @pytest.mark.parametrize("version_codec", [Codec.F32, Codec.BF16])
 def test_messages_that_are_too_large_are_told_with_what_the_aggregator_asks_for(large, interval, version_codec):
     """Whatever the codecs: what an island supplies of version 0 is float32."""
-    tensors = () if large is None else tensors_of(large)
-    asked = fleet(sync_interval_steps=interval, tensors=tensors, version_codec=version_codec, **GIVEN)
-    assert note_on("max_message_bytes", replace(asked, max_message_bytes=0)) is None
+    sizes = () if large is None else (large, *[(PARAMETERS - large) // 100] * 100)
+    asked = large_fleet(sync_interval_steps=interval, tensors=tensors_of(sizes), version_codec=version_codec)
+    assert note_on("max_message_bytes", replace(asked, max_message_bytes=0)) == ""
     needed = int(note_on("max_message_bytes", asked).split("the islands need ")[1].split(":")[0])
     assert f"must be at least {needed}" in refusal(asked, max_message_bytes=1 << 30)
     assert refusal(asked) == ""
     assert refusal(asked, max_message_bytes=needed) == ""
-    assert note_on("max_message_bytes", replace(asked, max_message_bytes=needed)) is None
+    assert note_on("max_message_bytes", replace(asked, max_message_bytes=needed)) == ""
 
 
 def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_takes():
-    asked = fleet(parameters=10**9, sites=fleet().sites * 2, **GIVEN)
+    asked = large_fleet(8, parameters=10**9)
     said = note_on("held_bytes", asked)
     assert said == "held_bytes is 1073741824, and the islands need 4000000000: raise it (--held-bytes)."
     assert "held_bytes = 1073741824: must be at least 4000000000" in refusal(asked, held_bytes=1 << 30)
     for held_bytes, told in ((4_000_000_000, False), (3_999_999_999, True)):
         assert bool(refusal(asked, held_bytes=held_bytes)) is told
         assert bool(note_on("held_bytes", replace(asked, held_bytes=held_bytes))) is told
-    assert note_on("held_bytes", replace(asked, assume=Assume.PAPER)) is None
+    assert note_on("held_bytes", replace(asked, assume=Assume.PAPER)) == ""
     assert not any("held_bytes" in each for each in notes(asked, plan(asked, Mode.DP)))
 
 

@@ -38,30 +38,25 @@ def a_safetensors_file(path, **tensors):
 
 
 def test_the_header_of_a_safetensors_file_is_enough(tmp_path):
-    tensors = {
-        "model.embed_tokens.weight": ("BF16", [1000, 64]),
-        "model.layers.0.mlp.weight": ("F32", [64, 128]),
-        "model.position_ids": ("I64", [512]),
-    }
+    tensors = {"embed.weight": ("BF16", [1000, 64]), "mlp.weight": ("F32", [64, 128]), "position_ids": ("I64", [512])}
     model = read_model(a_safetensors_file(tmp_path / "model.safetensors", **tensors))
     assert model.parameters == 1000 * 64 + 64 * 128  # integers are never synchronised
-    assert {spec.name for spec in model.tensors} == {"model/embed_tokens/weight", "model/layers/0/mlp/weight"}
+    assert {spec.name for spec in model.tensors} == {"embed/weight", "mlp/weight"}
     assert len(cut(model.parameters, model.tensors, 8)) == 2  # no more fragments than tensors
 
 
 def test_a_model_in_several_files_is_read_from_all_of_them(tmp_path):
-    files = [f"model-0000{part}-of-00003.safetensors" for part in (1, 2, 3)]
-    for k, name in enumerate(files[:2]):
-        a_safetensors_file(tmp_path / name, **{f"w{k}": ("BF16", [10])})
+    first, second, third = files = [f"model-0000{part}-of-00003.safetensors" for part in (1, 2, 3)]
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {f"w{k}": name for k, name in enumerate(files)}}))
-    for path in (tmp_path / files[0], index):
-        with pytest.raises(
-            ConfigError, match=r"belongs to a model in 3 files, and model-00003-of-00003.safetensors is not beside it"
-        ):
+    for name in (first, second):
+        a_safetensors_file(tmp_path / name, **{name: ("BF16", [10])})
+    missing = rf"belongs to a model in 3 files, and {third} is not beside it"
+    for path in (tmp_path / first, index):
+        with pytest.raises(ConfigError, match=missing):
             read_model(path)
-    a_safetensors_file(tmp_path / files[2], w2=("BF16", [10]))
-    for path in (tmp_path / files[1], index):
+    a_safetensors_file(tmp_path / third, w2=("BF16", [10]))
+    for path in (tmp_path / second, index):
         assert read_model(path).parameters == 30
         assert "(headers of 3 files)" in read_model(path).source
 
@@ -72,7 +67,6 @@ def test_a_model_in_several_files_is_read_from_all_of_them(tmp_path):
         ('{"weight_map": {"w": "../model.safetensors"}}', "must name files that stand beside it"),
         ('{"weight_map": {}}', "must name files that stand beside it"),
         ('{"hidden_size": 4096}', "is no index of safetensors files; give --params"),
-        ("[1]", "is no index of safetensors files"),
         ("{", "is no index of safetensors files"),
         (100_000 * "[", "is no index of safetensors files"),
     ],
@@ -103,12 +97,8 @@ def test_files_that_describe_no_model_are_refused(tmp_path, name):
 
 
 def test_the_configuration_of_a_run_gives_its_model_and_settings(tmp_path):
-    text = (
-        '[island]\ntask = "examples.numpy_task:task"\n[task]\nhidden = 32\n[aggregator]\nfragments = 2\nislands = 3\n'
-    )
-    (tmp_path / "config.toml").write_text(text)
-    model = read_model(tmp_path / "config.toml")
+    path, task = tmp_path / "config.toml", '[island]\ntask = "examples.numpy_task:task"\n[task]\nhidden = 32\n'
+    path.write_text(f"{task}[aggregator]\nfragments = 2\nislands = 3\n")
+    model = read_model(path)
     assert model.parameters == 32 * 32 + 32 + 32 * 16 + 16
-    assert model.defaults["fragments"] == 2
-    assert model.defaults["sites"] == 3
-    assert model.defaults["tokens_per_step"] == 64
+    assert {"fragments": 2, "sites": 3, "tokens_per_step": 64}.items() <= model.defaults.items()

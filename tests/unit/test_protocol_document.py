@@ -6,7 +6,6 @@ import math
 import re
 import types
 import typing
-from enum import StrEnum
 from pathlib import Path
 
 import msgpack
@@ -15,25 +14,12 @@ import pytest
 
 from broker.server import LINGER_MS
 from broker.transport.sockets import BULK_OPTIONS, CONTROL_OPTIONS
+from broker.wire import messages as m
 from broker.wire.codec import decode, encode, verify
 from broker.wire.fragments import Kind
 from broker.wire.headers import Limits
 from broker.wire.lengths import encoded_bytes
-from broker.wire.messages import (
-    KINDS,
-    PROTOCOL_VERSION,
-    RETRY_REASONS,
-    Channel,
-    Codec,
-    Contribution,
-    Departure,
-    Fate,
-    Inquiry,
-    Phase,
-    Reason,
-    Refused,
-    StateSource,
-)
+from broker.wire.messages import KINDS, PROTOCOL_VERSION, RETRY_REASONS, Channel, Codec, Reason
 from broker.wire.tensors import decode_tensor, encode_tensor
 
 DOCUMENT = (Path(__file__).parents[2] / "broker" / "PROTOCOL.md").read_text()
@@ -105,9 +91,8 @@ def test_every_reason_is_listed_and_those_to_be_retried_are_marked():
     assert {reason for reason, again in listed.items() if again == "yes"} == RETRY_REASONS
 
 
-@pytest.mark.parametrize("enum", [Codec, Kind, Phase, Fate, Departure, StateSource, Inquiry], ids=snake)
+@pytest.mark.parametrize("enum", [Codec, Kind, m.Phase, m.Fate, m.Departure, m.StateSource, m.Inquiry], ids=snake)
 def test_every_word_of_every_enum_is_listed(enum):
-    assert issubclass(enum, StrEnum)
     (words,) = [row[1] for row in rows(section(6)) if row[0].split()[0] == snake(enum)]
     assert re.findall(r"`(\w+)`", words) == list(enum)
 
@@ -157,8 +142,11 @@ def test_every_example_is_what_the_codec_reads_and_writes(written, frames):
 
 def test_the_examples_hold_what_they_are_said_to_hold():
     heartbeat, contribution, refused = (decode([bytes.fromhex(f) for f in frames.split()]) for _, frames in EXAMPLES)
+    assert [type(each.message) for each in (heartbeat, contribution, refused)] == [
+        m.Heartbeat,
+        m.Contribution,
+        m.Refused,
+    ]
     assert heartbeat.message.versions == (2, -1)
-    assert isinstance(contribution.message, Contribution)
     np.testing.assert_array_equal(decode_tensor(contribution.message.payload[0]), [[1, -2.5]])
-    assert isinstance(refused.message, Refused)
     assert refused.message.sequence == contribution.sequence

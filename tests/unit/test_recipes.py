@@ -6,32 +6,18 @@ import json
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.events import Manifested, Note
+from aggregator.events import Manifested
 from aggregator.rules.recipes import ADAMW, MUON, REASONS, begun_with, settle, suited_to
 from aggregator.rules.round_times import RoundTimes
 from aggregator.state.run_settings import settled
 from broker.process.demands import contradicted, demands_of
 from broker.process.settings import own_table, settings_of
+from broker.wire import messages as m
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
-from broker.wire.messages import (
-    RECIPE,
-    Codec,
-    Demand,
-    MergeRule,
-    Pacing,
-    Profile,
-    Reason,
-    Recipe,
-    Refused,
-    Welcome,
-    recipe_digest,
-    recipe_line,
-    recipe_of,
-    recipe_table,
-)
+from broker.wire.messages import RECIPE, Profile, Recipe, recipe_digest, recipe_of, recipe_table
 from ops.run.explained import explained
-from tests.aggregator_hand import Desk, of, sent
+from tests.aggregator_hand import Desk, notes, of, sent
 
 SETTLED = settle(Recipe())
 
@@ -59,8 +45,8 @@ def test_a_table_has_every_setting_in_order_and_its_digest_tells_recipes_apart()
     assert json.loads(json.dumps(table)) == table
     assert recipe_digest(dict(reversed(table.items()))) == recipe_digest(table)
     assert recipe_digest(recipe_table(dataclasses.replace(SETTLED, keep=0.5))) != recipe_digest(table)
-    assert recipe_digest(table) in recipe_line(table)
-    assert "open" in recipe_line(recipe_table(Recipe()))
+    assert recipe_digest(table) in m.recipe_line(table)
+    assert "open" in m.recipe_line(recipe_table(Recipe()))
 
 
 def test_the_settings_of_an_aggregator_hold_a_recipe_and_every_one_of_it_says_how_long_it_holds():
@@ -85,7 +71,6 @@ def test_demands_that_no_recipe_could_meet_are_refused_where_they_are_read(table
 
 @pytest.mark.parametrize("name", RECIPE)
 def test_demands_for_what_the_run_has_are_met_whatever_their_type(name):
-    assert contradicted(SETTLED, demands_of(recipe_table(SETTLED))) == ""
     (demand,) = demands_of({name: recipe_table(SETTLED)[name]})
     assert contradicted(SETTLED, (demand,)) == ""
 
@@ -103,62 +88,52 @@ def test_a_table_of_the_recipe_is_the_aggregators_too_and_a_value_stands_in_one_
 
 
 def test_the_first_island_settles_the_recipe_and_everybody_gets_it():
-    made = Desk(keep=0.5, codec=Codec.INT8)
+    made = Desk(keep=0.5, codec=m.Codec.INT8)
     said = made.join("a", inner_optimizer="muon")
-    expected = settle(Recipe(fragments=1, sync_interval=4, keep=0.5, codec=Codec.INT8), "muon")
+    expected = settle(Recipe(fragments=1, sync_interval=4, keep=0.5, codec=m.Codec.INT8), "muon")
     (manifested,) = of(said, Manifested)
     assert manifested.recipe == expected
     assert {tensor.kind for tensor in manifested.manifest.tensors().values()} == {Kind.MEAN}
-    (note,) = (each for each in of(said, Note) if each.name == "recipe.settled")
-    assert note.fields == recipe_table(expected) | {
-        "digest": recipe_digest(recipe_table(expected)),
-        "inner_optimizer": "muon",
-    }
-    for welcome in (*sent(said, Welcome), *sent(made.join("b", inner_optimizer="adamw"), Welcome)):
+    table = recipe_table(expected)
+    assert notes(said, "recipe.settled") == [table | {"digest": recipe_digest(table), "inner_optimizer": "muon"}]
+    for welcome in (*sent(said, m.Welcome), *sent(made.join("b", inner_optimizer="adamw"), m.Welcome)):
         assert welcome.settings.recipe == expected
 
 
 def test_an_island_that_demands_another_value_is_refused_with_both():
     made = Desk()
     made.join("a")
-    (refused,) = sent(made.join("b", demands=demands_of({"outer_momentum": 0.9})), Refused)
-    assert refused.reason is Reason.RECIPE
+    (refused,) = sent(made.join("b", demands=demands_of({"outer_momentum": 0.9})), m.Refused)
+    assert refused.reason is m.Reason.RECIPE
     has = ADAMW.outer_momentum
     assert f"outer_momentum is 0.9 at the island, and {has} in the run's recipe" in refused.detail
-    assert sent(made.join("b", demands=demands_of({"outer_momentum": has})), Welcome)
+    assert sent(made.join("b", demands=demands_of({"outer_momentum": has})), m.Welcome)
 
 
-def test_the_first_island_too_is_held_against_what_the_aggregator_was_given():
+def test_the_first_island_too_is_held_against_what_the_aggregator_was_given_and_no_unknown_demand_is_believed():
     made = Desk(keep=1.0)
-    (refused,) = sent(made.join("a", demands=demands_of({"keep": 0})), Refused)
-    assert "keep is 0.0 at the island, and 1.0 in the run's recipe" in refused.detail
+    for demands, said in [
+        (demands_of({"keep": 0}), "keep is 0.0 at the island, and 1.0 in the run's recipe"),
+        ((m.Demand(name="colour", value="red"),), "colour"),
+    ]:
+        (refused,) = sent(made.join("a", demands=demands), m.Refused)
+        assert refused.reason is m.Reason.RECIPE
+        assert said in refused.detail
     assert made.run.manifest is None
     assert not made.run.config.settled
 
 
-def test_a_demand_that_names_no_setting_is_refused_and_not_believed():
-    made = Desk()
-    (refused,) = sent(made.join("a", demands=(Demand(name="colour", value="red"),)), Refused)
-    assert refused.reason is Reason.RECIPE
-    assert "colour" in refused.detail
-
-
-def test_a_restart_goes_on_with_the_recipe_as_it_was_settled():
+@pytest.mark.parametrize("recorded", [True, False], ids=["now", "before there was a merge rule"])
+def test_a_restart_goes_on_with_the_recipe_as_it_was_settled(recorded):
     made = Desk()
     made.join("a", inner_optimizer="muon")
+    if not recorded:
+        del made.disk.record["settings"]["merge"]  # it is taken from the manifest
     again = Desk(disk=made.disk)
     assert recipe_of(again.run.config) == recipe_of(made.run.config)
-    (refused,) = sent(again.join("b", demands=demands_of({"merge": "rda"})), Refused)
+    (refused,) = sent(again.join("b", demands=demands_of({"merge": "rda"})), m.Refused)
     assert "merge is rda at the island, and mean in the run's recipe" in refused.detail
-
-
-def test_a_record_from_before_the_recipe_had_a_merge_rule_takes_it_from_the_manifest():
-    made = Desk()
-    made.join("a", inner_optimizer="muon")
-    del made.disk.record["settings"]["merge"]
-    again = Desk(disk=made.disk)
-    assert again.run.config.merge is MergeRule.MEAN
-    assert sent(again.join("b"), Welcome)
+    assert sent(again.join("b"), m.Welcome)
 
 
 # --- profiles -----------------------------------------------------------------------------------------------------
@@ -166,11 +141,8 @@ def test_a_record_from_before_the_recipe_had_a_merge_rule_takes_it_from_the_mani
 
 def test_what_is_given_wins_over_the_profile_and_the_profile_over_defaults():
     config = settled({"run_id": "demo", "profile": Profile.PAPER, "keep": 0.5}, None)
-    assert (config.keep, config.sync_interval, config.pacing) == (0.5, 24, Pacing.FIXED)
+    assert (config.keep, config.sync_interval, config.pacing) == (0.5, 24, m.Pacing.FIXED)
     assert recipe_of(settled({"run_id": "demo"}, None)) == Recipe()
-
-
-def test_an_aggregator_refuses_the_profile_that_has_none():
     with pytest.raises(ConfigError, match="has no aggregator: it is for `up`"):
         settled({"run_id": "demo", "profile": Profile.DATA_PARALLEL}, None)
 
@@ -196,30 +168,24 @@ def test_what_comes_after_its_round_is_refused_where_nothing_is_held_and_is_no_o
     made.tick(0.5)
     assert round_id not in made.run.open_rounds
     made.offer("b", 0, 4, base=0, round_id=round_id)
-    assert made.run.refusals == {Reason.LATE: 1}
-    assert made.run.ledger.books().tokens()["wasted"] == {Reason.LATE: 40}
+    assert made.run.refusals == {m.Reason.LATE: 1}
+    assert made.run.ledger.books().tokens()["wasted"] == {m.Reason.LATE: 40}
     assert not list(made.run.quarantine.now(made.now_s))
 
 
-def test_grace_by_its_formula_alone_does_not_wait_for_arrivals():
-    for by_arrivals, waited in ((True, 3.0), (False, 0.0)):
-        times = RoundTimes(AggregatorConfig(grace_by_arrivals=by_arrivals))
-        times.opened(1, 0.0)
-        times.arrived(1, 2.0)
-        assert times.waits(1.0, 24).arrivals_s == waited
+@pytest.mark.parametrize(("by_arrivals", "waited"), [(True, 3.0), (False, 0.0)])
+def test_grace_by_its_formula_alone_does_not_wait_for_arrivals(by_arrivals, waited):
+    times = RoundTimes(AggregatorConfig(grace_by_arrivals=by_arrivals))
+    times.opened(1, 0.0)
+    times.arrived(1, 2.0)
+    assert times.waits(1.0, 24).arrivals_s == waited
 
 
 def test_settings_are_explained_with_their_source_and_the_papers_beside_them():
     rows = {row.setting: row for row in explained(Recipe(**begun_with({"profile": Profile.PAPER, "keep": 0.5})))}
     assert tuple(rows) == RECIPE[1:]
     assert (rows["keep"].value, rows["keep"].source, rows["keep"].paper) == (0.5, "given", 0.0)
-    assert (rows["caps"].source, rows["overlap"].source, rows["grace_factor"].source) == (
-        "profile",
-        "profile",
-        "default",
-    )
-    assert {row.setting for row in explained(Recipe()) if row.source == "inner optimizer"} == {
-        "merge",
-        "outer_learning_rate",
-        "outer_momentum",
-    }
+    sources = {"caps": "profile", "overlap": "profile", "grace_factor": "default"}
+    assert {name: rows[name].source for name in sources} == sources
+    by_optimizer = {row.setting for row in explained(Recipe()) if row.source == "inner optimizer"}
+    assert by_optimizer == {"merge", "outer_learning_rate", "outer_momentum"}

@@ -1,6 +1,9 @@
 """Of the relay: versions that come as differences lead every island to the newest, whatever it has."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +15,7 @@ from broker.wire.messages import AGGREGATOR, Codec, Envelope
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
 from tests.relay_bench import Driver
+from tests.relay_bench import version as bench_version
 
 ELEMENTS = 40
 WHOLE_BYTES = 4 * ELEMENTS
@@ -19,38 +23,19 @@ STEP_BYTES = 40  # three do not fit into half of a whole version
 
 
 def merged(island, from_step):
-    return m.Merged(
-        island_id=island,
-        incarnation=1,
-        steps=StepRange(from_step=from_step, to_step=from_step + 4, from_tokens=0, to_tokens=4),
-        staleness=0.0,
-        token_weight=1.0,
-        staleness_weight=1.0,
-        merge_weight=0.5,
-        fresh=True,
-    )
+    steps = StepRange(from_step=from_step, to_step=from_step + 4, from_tokens=0, to_tokens=4)
+    weights = dict.fromkeys(("token_weight", "staleness_weight", "merge_weight"), 1.0)
+    return m.Merged(island_id=island, incarnation=1, steps=steps, staleness=0.0, fresh=True, **weights)
 
 
 def version(number, base=None, epoch=1, contributions=()):
-    codec = Codec.F32 if base is None else Codec.INT8
-    payload = (encode_tensor(np.zeros(ELEMENTS, np.float32), codec),)
-    return m.Version(
-        epoch=epoch,
-        fragment_id=0,
-        fragment_version=number,
-        base=base,
-        digest=f"{number}",
-        contributions=contributions,
-        payload=payload,
-    )
+    payload = (encode_tensor(np.zeros(ELEMENTS, np.float32), Codec.F32 if base is None else Codec.INT8),)
+    made = bench_version(0, number, epoch)
+    return replace(made, base=base, digest=f"{number}", contributions=contributions, payload=payload)
 
 
 class Hub(Driver):
     """A relay whose aggregator publishes."""
-
-    def __init__(self):
-        super().__init__()
-        self.attach(versions=(-1,))
 
     def publish(self, number, base=None, epoch=1):
         nbytes = WHOLE_BYTES if base is None else STEP_BYTES
@@ -73,19 +58,32 @@ class Hub(Driver):
         return [message for _, message in self.sent if isinstance(message, m.WantWhole)]
 
 
-def test_an_island_with_the_version_before_gets_the_difference():
-    hub = Hub()
+@pytest.fixture
+def hub():
+    made = Hub()
+    made.attach(versions=(-1,))
+    return made
+
+
+def test_an_island_gets_the_differences_since_its_version_in_order_and_a_whole_version_where_it_has_none(hub):
     hub.publish(3)
     hub.want("a", -1)
     assert hub.delivered == [("a", 3, None)]
     hub.want("a", 3)
     hub.publish(4, base=3)
     assert hub.delivered == [("a", 4, 3)]
+    hub.publish(5, base=4)  # version 4 is still under way to a
+    assert hub.delivered == []
+    hub.want("b", 3)
+    assert hub.delivered == [("b", 4, 3), ("b", 5, 4)]
+    hub.want("b", 4)
+    assert hub.delivered == [], "they are one delivery"
+    hub.want("c", -1)
+    assert hub.delivered == [("c", 3, None), ("c", 4, 3), ("c", 5, 4)]
     assert hub.asked == []
 
 
-def test_an_island_is_told_of_its_own_contributions_alone():
-    hub = Hub()
+def test_an_island_is_told_of_its_own_contributions_alone(hub):
     all_of_them = (merged("a", 0), merged("b", 0), merged("a", 4))
     hub.receive(AGGREGATOR, version(1, base=0, contributions=all_of_them), nbytes=STEP_BYTES + 3 * MERGED_BYTES)
     assert hub.relay.held_bytes == STEP_BYTES
@@ -96,29 +94,7 @@ def test_an_island_is_told_of_its_own_contributions_alone():
         assert (sent.digest, sent.payload) == ("1", version(1, base=0).payload)
 
 
-def test_one_that_is_behind_gets_all_differences_since_in_order_and_they_are_one_delivery():
-    hub = Hub()
-    hub.publish(3)
-    hub.want("a", 3)
-    hub.publish(4, base=3)
-    hub.publish(5, base=4)  # version 4 is still under way to a
-    assert hub.delivered == []
-    hub.want("b", 3)
-    assert hub.delivered == [("b", 4, 3), ("b", 5, 4)]
-    hub.want("b", 4)
-    assert hub.delivered == []
-
-
-def test_one_that_has_nothing_gets_the_whole_version_and_the_differences_since():
-    hub = Hub()
-    hub.publish(3)
-    hub.publish(4, base=3)
-    hub.want("a", -1)
-    assert hub.delivered == [("a", 3, None), ("a", 4, 3)]
-
-
-def test_differences_that_are_many_give_way_and_the_whole_version_that_led_to_them():
-    hub = Hub()
+def test_differences_that_are_many_give_way_and_the_whole_version_that_led_to_them(hub):
     hub.publish(3)
     assert hub.relay.held_bytes == WHOLE_BYTES
     for number in (4, 5):
@@ -133,8 +109,7 @@ def test_differences_that_are_many_give_way_and_the_whole_version_that_led_to_th
     assert hub.asked == [m.WantWhole(fragment_id=0)]
 
 
-def test_a_whole_version_is_asked_for_once_and_serves_all_who_lack_one():
-    hub = Hub()
+def test_a_whole_version_is_asked_for_once_and_serves_all_who_lack_one(hub):
     for number in (4, 5):
         hub.publish(number, base=number - 1)
     hub.want("a", -1)
@@ -147,8 +122,7 @@ def test_a_whole_version_is_asked_for_once_and_serves_all_who_lack_one():
     assert hub.delivered == [("c", 5, 4)]  # the fewest bytes
 
 
-def test_a_whole_version_that_does_not_come_is_asked_for_again_ever_more_seldom():
-    hub = Hub()
+def test_a_whole_version_that_does_not_come_is_asked_for_again_ever_more_seldom(hub):
     hub.publish(4, base=3)
     asked = []
     for tick in range(40):
@@ -166,8 +140,7 @@ def test_a_whole_version_that_does_not_come_is_asked_for_again_ever_more_seldom(
     assert hub.asked == [m.WantWhole(fragment_id=0)]  # the first pause again
 
 
-def test_after_a_difference_was_lost_islands_get_a_whole_version():
-    hub = Hub()
+def test_after_a_difference_was_lost_islands_get_a_whole_version(hub):
     hub.publish(3)
     hub.want("a", 3)
     hub.publish(5, base=4)
@@ -177,8 +150,7 @@ def test_after_a_difference_was_lost_islands_get_a_whole_version():
     assert hub.delivered == [("a", 5, None)]
 
 
-def test_a_difference_that_a_full_connection_does_not_take_is_sent_with_what_follows_it():
-    hub = Hub()
+def test_a_difference_that_a_full_connection_does_not_take_is_sent_with_what_follows_it(hub):
     hub.publish(3)
     hub.want("a", 3)
     hub.publish(4, base=3)

@@ -1,15 +1,15 @@
-"""Of the relay: who leads, one shard or several, and what finds its way to whom."""
+"""Of the relay: who leads, one shard or several, who stands by, and what finds its way to whom."""
 
 import dataclasses
 
 import pytest
 
 from broker.routing.directory import MAX_SHARDS
-from broker.routing.relay import Report, Send
+from broker.routing.relay import Report, Send, Tick
 from broker.wire import messages as m
-from broker.wire.messages import AGGREGATOR, Channel, Reason
+from broker.wire.messages import AGGREGATOR, Channel, Reason, standing_by
 from tests.aggregator_hand import beat
-from tests.relay_bench import CONFIG, contribution, fleet_state, join, version, welcome
+from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, version, welcome
 
 # --- aggregators ------------------------------------------------------------------------------------------------------
 
@@ -21,17 +21,14 @@ def test_attach_is_answered_with_the_versions_held(driver):
     assert driver.sent == [(b"aggregator/0/control", m.Attached(versions=(-1, 7, -1)))]
 
 
-def test_aggregator_that_has_not_attached_is_refused(driver):
-    driver.receive(AGGREGATOR, fleet_state(), to="a")
-    assert driver.reason() is Reason.NOT_LEADER
-    driver.receive(AGGREGATOR, version())
+def test_an_aggregator_that_has_not_attached_over_this_connection_is_refused(driver):
+    for message, to in ((fleet_state(), "a"), (version(), "")):
+        driver.receive(AGGREGATOR, message, to=to)
+        assert driver.reason() is Reason.NOT_LEADER
+    driver.attach()
+    driver.receive(AGGREGATOR, version(), route=b"somebody else")
     assert driver.reason() is Reason.NOT_LEADER
     assert driver.relay.held_bytes == 0
-
-
-def test_attachment_holds_per_connection(led):
-    led.receive(AGGREGATOR, version(), route=b"somebody else")
-    assert led.reason() is Reason.NOT_LEADER
 
 
 def test_lower_epochs_are_fenced(led):
@@ -58,11 +55,6 @@ def test_epoch_stays_fenced_after_its_leader_fell_silent(led):
     assert isinstance(led.sent[0][1], m.Attached)
 
 
-def test_absurd_shard_is_refused(driver):
-    driver.receive(AGGREGATOR, m.Attach(shard=MAX_SHARDS, epoch=1, versions=()))
-    assert driver.reason() is Reason.IMPLAUSIBLE
-
-
 def test_without_a_leader_control_is_dropped_and_contributions_come_back(driver):
     driver.receive("a", beat())
     assert driver.reason() is Reason.NOT_LEADER
@@ -75,21 +67,20 @@ def test_without_a_leader_control_is_dropped_and_contributions_come_back(driver)
 
 
 def test_the_broker_says_that_it_lives_where_the_aggregator_does_not_answer(led):
-    for step in range(3):
+    def heard(step):
         led.receive("a", beat(step))
+        return [message.reason if isinstance(message, m.Refused) else type(message) for _, message in led.sent]
+
+    for step in range(3):
+        assert heard(step) == [m.Heartbeat]
         led.receive(AGGREGATOR, fleet_state(), to="a")
-        assert [type(message) for _, message in led.sent] == [m.FleetState]
         led.now_s += 0.5
-    led.receive("a", beat(3))
-    assert [type(message) for _, message in led.sent] == [m.Heartbeat]  # the aggregator has its time to answer
+    assert heard(3) == [m.Heartbeat]  # the aggregator has its time to answer
     led.now_s += 0.5
-    led.receive("a", beat(4))
-    forwarded, refused = (message for _, message in led.sent)
-    assert isinstance(forwarded, m.Heartbeat)
-    assert (refused.kind, refused.reason) == ("heartbeat", Reason.NOT_LEADER)
+    assert heard(4) == [m.Heartbeat, Reason.NOT_LEADER]
+    assert led.sent[1][1].kind == "heartbeat"
     led.receive(AGGREGATOR, fleet_state(), to="a")
-    led.receive("a", beat(5))
-    assert [type(message) for _, message in led.sent] == [m.Heartbeat]
+    assert heard(5) == [m.Heartbeat]
 
 
 def test_an_island_that_was_away_when_the_run_ended_hears_of_it_when_its_aggregator_has_gone(led):
@@ -115,45 +106,18 @@ def test_an_island_that_was_away_when_the_run_ended_hears_of_it_when_its_aggrega
     assert said.reason is Reason.NOT_LEADER
 
 
-def test_contributions_follow_the_fragment_to_its_shard(driver):
-    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(0,)), route=b"c0")
-    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"b0")
-    driver.receive("a", contribution(fragment_id=0))
-    assert driver.sends[0].peer == b"b0"
-    driver.receive("a", contribution(fragment_id=99))  # unknown: shard 0 says so
-    assert driver.sends[0].peer == b"b0"
-
-
 # --- several shards ---------------------------------------------------------------------------------------------------
 
 
 def roster(to_shard=1, epoch=1):
-    return m.Roster(
-        to_shard=to_shard,
-        epoch=epoch,
-        serial=1,
-        phase=m.Phase.SEEDING,
-        seeding_id=0,
-        seeder="",
-        seeder_incarnation=0,
-        fragments=(),
-        recipe=None,
-        members=(),
-        tenures=(),
-    )
+    seeding = {"phase": m.Phase.SEEDING, "seeding_id": 0, "seeder": "", "seeder_incarnation": 0}
+    run = {"serial": 1, "fragments": (), "recipe": None, "members": (), "tenures": ()}
+    return m.Roster(to_shard=to_shard, epoch=epoch, **seeding, **run)
 
 
 def rostered(shard=1, epoch=1):
-    return m.Rostered(
-        shard=shard,
-        epoch=epoch,
-        roster_epoch=0,
-        roster_serial=0,
-        seeding_id=0,
-        flushed=False,
-        begins=(),
-        reached=(),
-    )
+    heard = {"roster_epoch": 0, "roster_serial": 0, "seeding_id": 0}
+    return m.Rostered(shard=shard, epoch=epoch, **heard, flushed=False, begins=(), reached=())
 
 
 def attach_shard(driver, shard, epoch=1, shards=2):
@@ -188,8 +152,9 @@ def test_a_silent_shard_holds_up_nobody_elses_fragments(sharded):
     sharded.receive("a", contribution(fragment_id=1))
     assert sharded.reason() is Reason.NOT_LEADER
     assert "shard 1" in sharded.refusal().envelope.message.detail
-    sharded.receive("a", contribution(fragment_id=0))
-    assert [peer for peer, _ in sharded.sent] == [b"b0"]
+    for fragment_id in (0, 98):  # also one that does not exist: its shard says so
+        sharded.receive("a", contribution(fragment_id=fragment_id))
+        assert [peer for peer, _ in sharded.sent] == [b"b0"]
     sharded.receive("a", beat(1))
     assert sharded.sent == [(b"c0", beat(1))]
     assert sharded.relay.counters.dropped == {"no_leader": 1}
@@ -212,10 +177,9 @@ def test_rosters_go_from_shard_0_to_the_shard_they_are_for_and_answers_back(driv
     for shard in (0, 1, 2):
         attach_shard(driver, shard, shards=3)
     for shard in (1, 2):
-        driver.receive(AGGREGATOR, roster(to_shard=shard), route=b"c0")
-        assert driver.sent == [(b"c%d" % shard, roster(to_shard=shard))]
-        driver.receive(AGGREGATOR, rostered(shard), route=b"c%d" % shard)
-        assert driver.sent == [(b"c0", rostered(shard))]
+        for message, route, reached in ((roster(to_shard=shard), 0, shard), (rostered(shard), shard, 0)):
+            driver.receive(AGGREGATOR, message, route=b"c%d" % route)
+            assert driver.sent == [(b"c%d" % reached, message)]
 
 
 @pytest.mark.parametrize(
@@ -247,6 +211,8 @@ def test_an_aggregator_that_counts_other_shards_than_those_that_lead_is_refused(
     sharded.receive(AGGREGATOR, m.Attach(shard=2, shards=3, epoch=1, versions=()), route=b"c2")
     assert sharded.reason() is Reason.IMPLAUSIBLE
     assert "shard 0 leads as one of 2: start all" in sharded.refusal().envelope.message.detail
+    sharded.receive(AGGREGATOR, m.Attach(shard=MAX_SHARDS, epoch=1, versions=()))
+    assert sharded.reason() is Reason.IMPLAUSIBLE
     sharded.receive("a", m.Nothing(round_id=1, fragment_id=2))
     assert [peer for peer, _ in sharded.sent] == [b"c0"], "fragments still belong to shards as before"
 
@@ -272,3 +238,110 @@ def test_a_shard_that_has_not_attached_yet_is_not_measured_by_the_epoch_of_anoth
     for message in (version(fragment_id=1), rostered(), dataclasses.replace(fleet_state(), shard=1, shards=2)):
         driver.receive(AGGREGATOR, message, route=b"1")
         assert driver.reason() is Reason.NOT_LEADER, message  # as fenced it would take its store for behind
+
+
+# --- standbys ---------------------------------------------------------------------------------------------------------
+
+B = standing_by("b")
+
+
+def follow(epoch=1, shard=0, made_under=None, fragment_version=1):
+    stored = (m.Stored(fragment_id=shard, fragment_version=fragment_version, digest="ab"),)
+    made_under = epoch if made_under is None else made_under
+    return m.Follow(shard=shard, epoch=epoch, stored=stored, made_under=made_under, run_epoch=epoch, run_serial=1)
+
+
+def replica(epoch=1):
+    what = {"fragment_id": 0, "fragment_version": 1, "digest": "ab", "round_id": 1}
+    return m.Replica(shard=0, epoch=epoch, commit=b"", payload=(), **what)
+
+
+class Broker(Driver):
+    """A relay with a standby."""
+
+    def follow(self, sender=B, **changes):
+        self.receive(sender, follow(**changes), incarnation=0)
+        return self.following()
+
+    def follow_bulk(self, sender=B, **more):
+        return self.receive(sender, m.FollowBulk(shard=0), incarnation=0, **more)
+
+    def following(self):
+        """What the standby was just told."""
+        (found,) = (message for _, message in self.sent if isinstance(message, m.Following))
+        return found
+
+
+@pytest.fixture
+def broker():
+    return Broker()
+
+
+def test_a_standby_hears_who_leads_since_when_it_was_silent_and_what_is_held_here(broker):
+    broker.attach(epoch=4)
+    broker.receive(AGGREGATOR, version(1, 7, epoch=4))
+    broker.now_s += 0.75
+    held = m.Stored(fragment_id=1, fragment_version=7, digest="00")
+    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=0.75, stored=(held,), newest=None)
+
+
+def test_what_a_standby_says_goes_on_to_the_leader(broker):
+    broker.attach()
+    broker.follow()
+    (forwarded,) = (send for send in broker.sends if isinstance(send.envelope.message, m.Follow))
+    assert (forwarded.channel, forwarded.peer) == (Channel.CONTROL, b"aggregator/0/control")
+    assert forwarded.envelope.sender == B
+
+
+def test_replicas_and_run_records_go_to_the_standby_over_its_newest_bulk_connection(broker):
+    broker.attach()
+    broker.follow_bulk()
+    for message in (replica(), m.ReplicaRun(shard=0, epoch=1, serial=1, record=b"")):
+        broker.receive(AGGREGATOR, message, to=B)
+        assert broker.sent == [(b"standby:b/0/bulk", message)]
+        assert broker.sends[0].channel is Channel.BULK
+    broker.follow_bulk(route=b"again")
+    broker.receive(AGGREGATOR, replica(), to=B)
+    assert broker.sent == [(b"again", replica())]
+
+
+def test_a_deposed_leader_replicates_nothing_any_more(broker):
+    broker.attach()
+    broker.follow_bulk()
+    broker.receive(AGGREGATOR, m.Attach(shard=0, shards=1, epoch=2, versions=()), route=b"new/control")
+    broker.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=2, shards=1), route=b"new/bulk")
+    broker.receive(AGGREGATOR, replica(), to=B)
+    assert broker.reason() is Reason.FENCED
+
+
+def test_only_a_standby_follows_and_it_does_nothing_else(broker):
+    broker.attach()
+    for sender, message in (("island-0", follow()), (AGGREGATOR, follow()), (B, beat()), (B, join()), (B, version())):
+        broker.receive(sender, message)
+        assert broker.reason() is Reason.WRONG_ROLE, (sender, type(message))
+    broker.receive(B, follow(shard=MAX_SHARDS), incarnation=0)
+    assert broker.reason() is Reason.IMPLAUSIBLE
+
+
+def test_standbys_are_counted_among_the_peers_and_forgotten_like_them(broker):
+    for n in range(CONFIG.max_peers):
+        broker.follow(sender=standing_by(f"s{n}"))
+    broker.receive(standing_by("more"), follow(), incarnation=0)
+    assert broker.reason() is Reason.QUEUE_FULL
+    broker.now_s += 2 * CONFIG.forget_after_s
+    broker.event(Tick())
+    broker.follow(sender=standing_by("more"))
+    assert broker.relay.num_peers == 1
+
+
+def test_a_standby_hears_which_other_one_has_the_newest_store_of_its_shard(broker):
+    def say(name, made_under, version, shard=0):
+        return broker.follow(standing_by(name), made_under=made_under, fragment_version=version, shard=shard).newest
+
+    assert say("b", 1, 9) is None
+    assert say("c", 2, 5).name == "b"
+    assert say("d", 2, 4) == m.Standing(name="c", made_under=2, stored=follow(fragment_version=5).stored)
+    assert say("e", 7, 7, shard=1) is None
+    assert say("c", 2, 5).name == "d"
+    broker.now_s += CONFIG.leader_silent_s
+    assert say("b", 1, 9) is None  # nobody else was heard since

@@ -18,10 +18,9 @@ from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, s
 # --- backpressure towards the aggregator ------------------------------------------------------------------------------
 
 
-def test_blocked_contributions_wait_in_order_and_are_tried_again(led):
+def test_blocked_contributions_wait_in_order_and_are_tried_again_after_a_while_or_where_there_is_room(led):
     led.receive("a", contribution(from_step=0), nbytes=50)
-    (first,) = led.sends
-    led.block(first)
+    led.block(led.sends[0])
     assert led.relay.queued_bytes == 50
     led.receive("b", contribution(), nbytes=50)
     assert led.sent == []
@@ -29,6 +28,11 @@ def test_blocked_contributions_wait_in_order_and_are_tried_again(led):
     assert led.relay.next_deadline_s() == pytest.approx(led.now_s + CONFIG.retry_s)
     led.tick(led.now_s + CONFIG.retry_s)
     assert [send.envelope.sender for send in led.sends] == ["a", "b"]
+    assert led.relay.queued_bytes == 0
+    sent = led.sends[1]
+    led.block(sent)
+    led.room(sent)
+    assert [send.envelope for send in led.sends] == [sent.envelope]
     assert led.relay.queued_bytes == 0
 
 
@@ -70,58 +74,40 @@ def test_one_island_cannot_fill_the_queue_for_the_others(led):
     assert led.relay.queued_bytes == 250
 
 
-def test_a_contribution_larger_than_the_limit_still_finds_an_empty_queue(led):
+def test_a_contribution_larger_than_the_limit_finds_an_empty_queue_and_a_copy_of_it_takes_no_room(led):
     led.receive("a", contribution(), nbytes=1000)
     led.block(led.sends[0])
+    led.receive("a", contribution(), nbytes=1000)
+    assert led.sent == []
+    assert led.relay.queued_bytes == 1000
+    assert led.relay.counters.dropped == {"copy_in_queue": 1}
     led.tick(led.now_s + CONFIG.retry_s)
     assert len(led.sends) == 1
 
 
-def test_a_copy_of_what_waits_already_takes_no_room(led):
-    led.receive("a", contribution(), nbytes=50)
-    led.block(led.sends[0])
-    led.receive("a", contribution(), nbytes=50)
-    assert led.sent == []
-    assert led.relay.queued_bytes == 50
-    assert led.relay.counters.dropped == {"copy_in_queue": 1}
-
-
-def test_a_copy_of_what_has_not_reached_the_aggregator_goes_nowhere(led):
+@pytest.mark.parametrize(
+    ("after_s", "meanwhile", "passes_to"),
+    [
+        (0.0, "", b"aggregator/0/bulk"),
+        (RESEND_S, "", None),
+        (PATIENT_S, "", b"aggregator/0/bulk"),
+        (RESEND_S, "delivered", b"aggregator/0/bulk"),  # and may have been lost since
+        (RESEND_S, "connected again", b"again"),
+    ],
+)
+def test_a_copy_passes_at_once_or_after_very_long_or_where_the_first_is_not_under_way(
+    led, after_s, meanwhile, passes_to
+):
     led.receive("a", contribution(), nbytes=50)
     first = led.sends[0]
-    led.now_s += RESEND_S
-    led.receive("a", contribution(), nbytes=50)
-    assert led.sent == []
-    assert led.relay.counters.dropped == {"copy_under_way": 1}
-    led.delivered(first)
-    led.receive("a", contribution(), nbytes=50)
-    assert len(led.sends) == 1  # the first one is there, and may have been lost since
-
-
-@pytest.mark.parametrize("after_s", [0.0, PATIENT_S])
-def test_a_copy_that_comes_at_once_or_after_very_long_passes(led, after_s):
-    led.receive("a", contribution(), nbytes=50)
+    if meanwhile == "delivered":
+        led.delivered(first)
+    elif meanwhile == "connected again":
+        led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again")
     led.now_s += after_s
     led.receive("a", contribution(), nbytes=50)
-    assert len(led.sends) == 1
-
-
-def test_over_an_aggregators_next_connection_a_copy_passes(led):
-    led.receive("a", contribution(), nbytes=50)
-    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again")
-    led.now_s += RESEND_S
-    led.receive("a", contribution(), nbytes=50)
-    assert [send.peer for send in led.sends] == [b"again"]
-
-
-def test_what_waits_goes_on_as_soon_as_its_connection_takes_more(led):
-    led.receive("a", contribution(), nbytes=50)
-    sent = led.sends[0]
-    led.block(sent)
-    assert led.relay.queued_bytes == 50
-    led.room(sent)
-    assert [send.envelope for send in led.sends] == [sent.envelope]
-    assert led.relay.queued_bytes == 0
+    assert [send.peer for send in led.sends] == [passes_to] * bool(passes_to)
+    assert led.relay.counters.dropped == ({} if passes_to else {"copy_under_way": 1})
 
 
 def test_what_waits_for_a_leader_that_falls_silent_comes_back(led):
@@ -170,42 +156,27 @@ def test_what_islands_say_to_each_other_about_a_state_is_passed_on_each_on_its_c
     assert led.relay.queued_bytes == 0
 
 
-def test_a_want_is_answered_with_one_version(led):
+@pytest.mark.parametrize("arrived", [m.Want(versions=(3, -1)), beat(versions=(3, -1))], ids=["want", "heartbeat"])
+def test_a_want_is_answered_with_one_version_and_the_next_goes_when_that_is_known_to_have_arrived(led, arrived):
     led.receive(AGGREGATOR, version(0, 3))
     led.receive(AGGREGATOR, version(1, 5))
-    led.receive("a", m.Want(versions=()))
+    led.receive("a", m.Want(versions=(-1, -1)))
     assert led.sent == [(b"a/1/bulk", version(0, 3))]
     led.receive(AGGREGATOR, version(1, 6))
     assert led.sent == []  # one at a time, until the link is known
-    led.receive("a", m.Want(versions=(3, -1)))
-    assert led.sent == [(b"a/1/bulk", version(1, 6))]
+    led.receive("a", arrived)
+    assert [each for each in led.sent if each[1] != arrived] == [(b"a/1/bulk", version(1, 6))]
 
 
-def test_a_heartbeat_makes_room_where_the_next_want_is_late(led):
+def test_a_want_waits_until_something_newer_comes_and_a_later_one_replaces_it(led):
     led.receive(AGGREGATOR, version(0, 3))
-    led.receive("a", m.Want(versions=(-1, -1)))
-    assert led.sent == [(b"a/1/bulk", version(0, 3))]
-    led.receive(AGGREGATOR, version(1, 5))
-    assert led.sent == []
-    led.receive("a", beat(versions=(3, -1)))
-    assert (b"a/1/bulk", version(1, 5)) in led.sent
-
-
-def test_a_want_waits_until_something_newer_comes(led):
-    led.receive(AGGREGATOR, version(0, 3))
-    led.receive("a", m.Want(versions=(3, -1)))
-    assert led.sent == []
-    led.receive(AGGREGATOR, version(0, 4))
-    assert led.sent == [(b"a/1/bulk", version(0, 4))]
-
-
-def test_a_later_want_replaces_the_earlier_one(led):
-    led.receive("a", m.Want(versions=(3,)))
-    led.receive("a", m.Want(versions=(4,)))
+    for newest in (3, 4):
+        led.receive("a", m.Want(versions=(newest, -1)))
+        assert led.sent == []
     led.receive(AGGREGATOR, version(0, 4))
     assert led.sent == []
     led.receive(AGGREGATOR, version(0, 5))
-    assert len(led.sends) == 1
+    assert led.sent == [(b"a/1/bulk", version(0, 5))]
     led.receive(AGGREGATOR, version(0, 6))
     assert led.sent == []
 
@@ -248,9 +219,11 @@ def test_the_same_version_of_a_later_epoch_is_kept_and_sent_to_nobody_who_has_it
     led.receive(AGGREGATOR, version(0, 3))
     led.receive("a", m.Want(versions=(3,)))
     led.attach(epoch=2)
-    led.receive(AGGREGATOR, version(0, 3, epoch=2))
+    led.receive(AGGREGATOR, version(0, 3, epoch=2), nbytes=70)
     assert led.sent == []
-    assert led.relay.held_bytes == 100
+    assert led.relay.held_bytes == 70
+    led.receive(AGGREGATOR, version(1, 0, epoch=2), nbytes=5)
+    assert led.relay.held_bytes == 75
 
 
 def test_an_unreachable_island_loses_its_connection_and_nothing_else(led):
@@ -263,28 +236,6 @@ def test_an_unreachable_island_loses_its_connection_and_nothing_else(led):
     assert led.sent == [(b"a/1/control", fleet_state())]
     led.receive("a", m.Want(versions=()))
     assert led.sent == [(b"a/1/bulk", version(0, 1))]
-
-
-def test_an_empty_broker_heals_from_what_it_hears():
-    """After a restart: attach, see what is missing, publish it again; islands ask again."""
-    driver = Driver()
-    driver.receive("a", m.Want(versions=(2,)))
-    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=5, shards=1))
-    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=5, versions=(3,)))
-    assert driver.sent == [(b"aggregator/0/control", m.Attached(versions=(-1,)))]
-    driver.receive(AGGREGATOR, version(0, 3, epoch=5))
-    assert driver.sent == [(b"a/1/bulk", version(0, 3, epoch=5))]
-
-
-def test_a_shelf_counts_what_it_holds(led):
-    for number, nbytes in enumerate((100, 70, 30)):
-        led.receive(AGGREGATOR, version(0, number), nbytes=nbytes)
-        assert led.relay.held_bytes == nbytes
-    led.receive(AGGREGATOR, version(1, 0), nbytes=5)
-    assert led.relay.held_bytes == 35
-
-
-# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 SENDERS = st.sampled_from(["a", "b", "c", "join:x", "join:y", AGGREGATOR, BROKER])
@@ -308,7 +259,7 @@ STEPS = st.lists(
         SENDERS,
         MESSAGES,
         st.integers(1, 3),  # incarnation
-        st.sampled_from(["deliver", "block", "lose"]),
+        st.sampled_from(["", "block", "unreachable"]),
         st.sampled_from([0.0, 0.001, 0.1, 3.0, 30.0]),
         st.integers(1, 120),
     ),
@@ -318,39 +269,17 @@ STEPS = st.lists(
 
 @examples(150)
 @given(steps=STEPS)
-def test_whatever_comes_limits_hold_and_nobody_is_sent_what_it_did_not_ask_for(steps):
-    driver = Driver(dataclasses.replace(CONFIG, max_peers=4))
+def test_whatever_comes_limits_hold(steps):
+    driver, largest = Driver(dataclasses.replace(CONFIG, max_peers=4)), 120
     driver.attach()
-    largest = 120
-    wants = {}
     for sender, message, incarnation, fate, pause_s, nbytes in steps:
         driver.now_s += pause_s
         island = sender not in (AGGREGATOR, BROKER) and not sender.startswith("join:")
-        driver.receive(
-            sender,
-            message,
-            incarnation=incarnation if island else 0,
-            to="a" if sender == AGGREGATOR or isinstance(message, m.FetchState | m.StatePart) else "",
-            nbytes=nbytes,
-        )
-        if isinstance(message, m.Want) and island:
-            wants[sender, incarnation] = message.versions
-        queue = list(driver.sends)
+        to = "a" if sender == AGGREGATOR or isinstance(message, m.FetchState | m.StatePart) else ""
+        driver.receive(sender, message, incarnation=incarnation if island else 0, to=to, nbytes=nbytes)
+        queue = list(driver.sends) if fate else []
         while queue:
-            send = queue.pop(0)
-            sent = send.envelope.message
-            if isinstance(sent, m.Version):
-                name, life, _ = send.peer.decode().split("/")
-                had = wants[name, int(life)]
-                assert sent.fragment_version > (had[sent.fragment_id] if sent.fragment_id < len(had) else -1)
-            if fate == "block":
-                driver.block(send)
-            elif fate == "lose":
-                driver.unreachable(send)
-            else:
-                if isinstance(sent, m.Version):
-                    del wants[name, int(life)]  # one transfer for one want
-                continue
+            getattr(driver, fate)(queue.pop(0))
             queue += driver.sends
         assert driver.relay.queued_bytes <= CONFIG.total_queue_bytes + largest
         assert driver.relay.num_peers <= 4

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from broker.wire.errors import ConfigError, Unavailable
-from ops import run_directory
 from ops.run import local_plan, resume, up
 from ops.run.prepare import prepare
 
@@ -75,6 +73,7 @@ def in_a_process(run_dir, *words):
 
 
 def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
+    assert (a_run / "config.toml").stat().st_mode & 0o777 == 0o600  # options of the task may be secret
     plan = prepare(parsed("--resume", a_run))
     assert (plan.run_id, plan.aggregator.islands, plan.aggregator.total_tokens) == ("demo", 3, 1000)
     assert plan.task == {"batch": 8}
@@ -85,24 +84,15 @@ def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
 def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
     devices = ("--platform", "cpu", "--devices-per-island", 2)
     evaluation = ("--evaluate-every", "2K", "--benchmark", "math:sqrt")
-    plan = prepare(
-        parsed("--resume", a_run, "--tokens", 5000, "--pace", "0.1", "--record-payloads", *evaluation, *devices)
-    )
+    changes = ("--tokens", 5000, "--pace", "0.1", "--record-payloads", *evaluation, *devices)
+    plan = prepare(parsed("--resume", a_run, *changes))
     assert (plan.aggregator.total_tokens, plan.up.pace) == (5000, (0.1,))
-    again = local_plan.resolve(
-        argparse.Namespace(config=plan.config_file), run_dir=a_run, port=7001, redis_url="", redis_port=None
-    )
+    asked = argparse.Namespace(config=plan.config_file)
+    again = local_plan.resolve(asked, run_dir=a_run, port=7001, redis_url="", redis_port=None)
     assert again.aggregator.total_tokens == 5000
     assert again.aggregator.record_payloads
     assert (again.up.platform, again.up.devices_per_island) == ("cpu", 2)
     assert (again.up.evaluate_every, again.up.benchmark) == (2000, ("math:sqrt",))
-
-
-def test_a_file_is_no_run_directory(tmp_path):
-    file = tmp_path / "run"
-    file.touch()
-    with pytest.raises(ConfigError, match=r"run_dir = '.*run'"):
-        run_directory.unused(file)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +123,6 @@ def test_a_run_that_lost_its_settings_does_not_go_on_as_another_one(a_run, left)
     assert config.read_text() == text
 
 
-def test_the_settings_of_a_run_are_for_its_owner_alone(a_run):
-    assert (a_run / "config.toml").stat().st_mode & 0o777 == 0o600  # options of the task may be secret
-
-
 def test_an_address_that_is_none_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("REDIS_URL", "localhost:6379")
     with pytest.raises(ConfigError, match=r"redis_url = .*write redis://HOST:PORT"):
@@ -144,19 +130,21 @@ def test_an_address_that_is_none_is_refused_before_anything_is_written(tmp_path,
     assert not (tmp_path / "demo").exists()
 
 
-def test_ports_beyond_the_last_one_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="port = 65534"):
-        prepare(parsed("--run-dir", tmp_path / "demo", "--brokers", 2, "--port", 65534))
-
-
-def test_a_path_that_is_no_text_is_refused(tmp_path):
-    with pytest.raises(Unavailable, match="choose paths that are UTF-8"):
-        prepare(parsed("--run-dir", f"{tmp_path}/\udcff"))
-
-
-def test_a_directory_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="must be the directory of a run that `up` started"):
-        prepare(parsed("--resume", tmp_path))
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (("--run-dir", "new", "--brokers", 2, "--port", 65534), ConfigError, "port = 65534"),
+        (("--run-dir", "\udcff"), Unavailable, "choose paths that are UTF-8"),
+        (("--run-dir", "file"), ConfigError, "run_dir = '.*file'"),
+        (("--resume", "empty"), ConfigError, "must be the directory of a run that `up` started"),
+    ],
+)
+def test_a_directory_or_port_that_cannot_be_is_refused(tmp_path, words, error, said):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    flag, folder, *others = words
+    with pytest.raises(error, match=said):
+        prepare(parsed(flag, f"{tmp_path}/{folder}", *others))
 
 
 def test_a_directory_in_use_is_refused_and_free_as_soon_as_its_process_is_gone(tmp_path):
@@ -166,12 +154,8 @@ def test_a_directory_in_use_is_refused_and_free_as_soon_as_its_process_is_gone(t
     prepare(parsed("--resume", run_dir))
 
 
-def counted(run_dir, trained, phase="ended"):
-    (run_dir / "aggregator-report.json").write_text(json.dumps({"phase": phase, "tokens": {"trained": trained}}))
-
-
 def test_a_run_that_has_ended_asks_for_more_tokens(a_run):
-    counted(a_run, 1064)
+    (a_run / "aggregator-report.json").write_text('{"phase": "ended", "tokens": {"trained": 1064}}')
     (a_run / "report.json").write_text('{"exit": 0}')
     with pytest.raises(ConfigError, match=r"trained 1064 and ended: to go on, give more, such as --tokens 2128"):
         prepare(parsed("--resume", a_run))

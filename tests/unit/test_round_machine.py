@@ -1,4 +1,4 @@
-"""Rounds, rejoins and donors against a model: one aggregator core, islands that do what islands may, in any order.
+"""Rounds and rejoins against a model: one aggregator core, islands that do what islands may, in any order.
 
 Merges and writes end late, fail, or are lost with a crash of the aggregator; islands come, go, hand over late, twice or
 never, and come back as another life. What must hold is checked as it happens; at the end everybody is calm, and every
@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from aggregator import events as agg
-from aggregator.rounds.donation import MOST_RECEIVERS
 from broker.wire import messages as m
-from broker.wire.messages import Fate, Phase, StateSource
-from tests.aggregator_hand import Desk, of, sent, steps
+from broker.wire.messages import Fate, Phase, Reason
+from tests.aggregator_hand import Desk, notes, of, sent, steps
 from tests.worlds import brief_runs, long_run
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
@@ -29,10 +28,8 @@ class Modelled:
 
     incarnation: int = 0
     step: int = 0
-    began_at: int = 0
     heard_at_s: float = 0.0
     gone: bool = True
-    restored: bool = False
     handed: dict = field(default_factory=lambda: defaultdict(int))  #: fragment -> step up to which it handed over
     outstanding: dict = field(default_factory=dict)  #: (fragment, from, to) -> version trained on
 
@@ -48,8 +45,7 @@ class World:
         self.durable = dict.fromkeys(range(FRAGMENTS), -1)
         self.digests = {}  # (fragment, version) -> digest, of what was published
         self.merged = set()  # (island, fragment, step)
-        self.given = {}  # receiver -> donor
-        self.merges = self.refusals = self.donors = 0
+        self.merges = self.refusals = 0
         for name in NAMES[:3]:
             self.join(name)
         self.durable = dict.fromkeys(range(FRAGMENTS), 0)
@@ -57,7 +53,7 @@ class World:
         for p in range(FRAGMENTS):
             self.take(self.desk.say("a", m.Seed(fragment_id=p, payload=f"seed {p}")))
         for name in NAMES[:3]:
-            self.restore(name)
+            self.beat(name)
         self.desk.computes = self.desk.writes = False
 
     # --- what is seen ---
@@ -72,8 +68,7 @@ class World:
                 case agg.Merge(fragment_id=p, fragment_version=version, parts=parts):
                     assert version == self.durable[p] + 1
                     assert parts
-                    for part in parts:
-                        assert part.staleness_weight <= 1.0
+                    assert all(part.staleness_weight <= 1.0 for part in parts)
                 case agg.Send(to=to, message=m.FleetState(resolutions=resolutions)):
                     self._resolve(to, resolutions)
         run = self.desk.run
@@ -88,8 +83,7 @@ class World:
         island = self.islands[name]
         for r in resolutions:
             key = r.fragment_id, r.from_step, r.to_step
-            known = island.outstanding.get(key)
-            if known is None:
+            if key not in island.outstanding:
                 continue
             if r.fate is Fate.MERGED:
                 assert {(name, key[0], s) for s in range(*key[1:])} <= self.merged, f"{name} {key} is in no commit"
@@ -115,7 +109,7 @@ class World:
         """A new process of an island; what its earlier one had under way is lost with it."""
         island = self.islands[name]
         while self.desk.writing:
-            self.write("")
+            self.write()
         self.desk.writes = True  # a welcome waits for the disk: tested elsewhere
         actions = self.desk.join(name)
         self.desk.writes = False
@@ -126,7 +120,6 @@ class World:
         self.islands[name] = Modelled(
             incarnation=welcome.incarnation,
             step=welcome.start_step,
-            began_at=welcome.start_step,
             heard_at_s=self.desk.now_s,
             gone=False,
             handed=defaultdict(lambda: welcome.start_step),
@@ -140,18 +133,13 @@ class World:
             island.step += num_steps
             self.beat(name)
 
-    def beat(self, name, **more):
+    def beat(self, name):
         island = self.islands[name]
         if island.gone:
             return
         island.heard_at_s = self.desk.now_s
         outstanding = tuple(m.Outstanding(fragment_id=p, from_step=a, to_step=b) for p, a, b in island.outstanding)
-        source = StateSource.FRESH if island.restored else StateSource.PENDING
-        self.take(
-            self.desk.beat(
-                name, island.step, versions=(0,) * FRAGMENTS, outstanding=outstanding, optimizer=source, **more
-            )
-        )
+        self.take(self.desk.beat(name, island.step, versions=(0,) * FRAGMENTS, outstanding=outstanding))
 
     def hand_over(self, name, p):
         """A new range, in whichever round is open."""
@@ -186,7 +174,8 @@ class World:
         island = self.islands[name]
         if island.incarnation > 1:
             actions = self.desk.offer(name, 0, 1, fragment=p, steps_=steps(0, 1), incarnation=island.incarnation - 1)
-            assert not sent(actions, m.FleetState, name)
+            assert [note["reason"] for note in notes(actions, "message.refused")] == [Reason.FENCED]
+            assert not notes(actions, "contribution.accepted") + notes(actions, "contribution.held")
             self.take(actions)
 
     def nothing(self, name, index):
@@ -202,39 +191,17 @@ class World:
             self.take(self.desk.say(name, m.Leave(inner_step=island.step, tokens=10 * island.step, reason="")))
             island.gone = True
 
-    def ask_donor(self, name):
-        """An island that has not begun looks for a donor: only one that has trained, and is not busy, is named."""
-        island = self.islands[name]
-        if island.gone or island.step > island.began_at:
-            return
-        actions = self.desk.say(name, m.AskDonor(tried=()))
-        for donor in sent(actions, m.Donor, name):
-            if donor.island_id:
-                other = self.islands[donor.island_id]
-                assert donor.island_id != name
-                assert not other.gone
-                assert other.restored
-                assert other.step - other.began_at >= H, "an untrained island is a donor"
-                self.donors += 1
-        self.take(actions)
-        named = [donor for donor, _ in self.desk.core._donations._given.values()]
-        assert max(map(named.count, named), default=0) <= MOST_RECEIVERS
-
-    def restore(self, name):
-        self.islands[name].restored = True
-        self.beat(name)
-
     def compute(self):
         if self.desk.computing:
             self.take(self.desk.compute())
 
-    def write(self, fails):
+    def write(self, fails=""):
         if self.desk.writing:
             action = self.desk.writing[0]
             commit = action.commit if isinstance(action, agg.Persist) and not fails else None
             if commit is not None:
                 self._committed(commit)
-            self.take(self.desk.write("disk full" if fails else ""))
+            self.take(self.desk.write(fails))
 
     def _wrote(self):
         """Whatever was written while writes ended at once."""
@@ -243,8 +210,7 @@ class World:
                 self._committed(commit)
 
     def pass_time(self, for_s):
-        end_s = self.desk.now_s + for_s
-        self.take(self.desk.run_to(end_s))
+        self.take(self.desk.run_to(self.desk.now_s + for_s))
 
     def crash(self):
         """The aggregator dies, with whatever was not written; the next one begins."""
@@ -252,7 +218,7 @@ class World:
         self.desk.now_s += 0.5
         self.desk.computes = self.desk.writes = False
         while self.desk.writing:
-            self.write("")
+            self.write()
 
     def calm(self, num_steps):
         """Everybody trains, and all goes well for a while: otherwise nothing gets far."""
@@ -262,7 +228,7 @@ class World:
                 for round_ in list(self.desk.run.open_rounds.values()):
                     self.hand_over(name, round_.fragment_id)
             self.compute()
-            self.write("")
+            self.write()
             self.pass_time(0.1)
 
     # --- the end ---
@@ -281,7 +247,7 @@ class World:
                     self.nothing(name, index)
             while self.desk.computing or self.desk.writing:
                 self.compute()
-                self.write("")
+                self.write()
             self.pass_time(0.5)
             for name in NAMES:
                 self.train(name, 1)
@@ -295,62 +261,39 @@ class World:
 
 # --- one step, chosen by numbers --------------------------------------------------------------------------------------
 
-#: How likely each is, beside the others.
-STEPS = {
-    "train": 20, "hand over": 20, "compute": 12, "write": 16, "time": 8, "nothing": 6, "send again": 4, "lose": 2,
-    "fail": 2, "leave": 1, "join": 3, "old life": 1, "crash": 1, "ask": 3, "restore": 2, "calm": 8,
-}  # fmt: skip
+
+#: How likely each thing is, beside the others, and what happens to the island of that name, as a number says.
+HAPPENS = {
+    "train": (20, lambda w, name, b: w.train(name, 1 + b % 4)),
+    "hand over": (20, lambda w, name, b: w.hand_over(name, b % FRAGMENTS)),
+    "compute": (12, lambda w, *_: w.compute()),
+    "write": (16, lambda w, *_: w.write()),
+    "time": (8, lambda w, name, b: w.pass_time((0.02, 0.1, 0.3, 1.0, 7.0 if name == "a" else 0.2)[b % 5])),
+    "nothing": (6, lambda w, name, b: w.nothing(name, b)),
+    "send again": (4, lambda w, name, b: w.send_again(name, b)),
+    "lose": (2, lambda w, name, b: w.lose(name, b % FRAGMENTS)),
+    "fail": (2, lambda w, *_: w.write("disk full")),
+    "leave": (1, lambda w, name, _: w.leave(name)),
+    "join": (3, lambda w, name, _: w.join(name)),
+    "old life": (1, lambda w, name, b: w.old_life(name, b % FRAGMENTS)),
+    "crash": (1, lambda w, *_: w.crash()),
+    "calm": (8, lambda w, _, b: w.calm(b % 8)),
+}
+STEPS = {kind: weight for kind, (weight, _) in HAPPENS.items()}
 
 
 def step(world, kind, a, b):
-    """One thing happens; ``a`` and ``b`` say which."""
-    name, p = NAMES[a % len(NAMES)], b % FRAGMENTS
-    match kind:
-        case "train":
-            world.train(name, 1 + b % 4)
-        case "hand over":
-            world.hand_over(name, p)
-        case "compute":
-            world.compute()
-        case "write":
-            world.write("")
-        case "fail":
-            world.write("disk full")
-        case "time":
-            world.pass_time((0.02, 0.1, 0.3, 1.0, 7.0 if a % 4 == 0 else 0.2)[b % 5])
-        case "nothing":
-            world.nothing(name, b)
-        case "send again":
-            world.send_again(name, b)
-        case "lose":
-            world.lose(name, p)
-        case "leave":
-            world.leave(name)
-        case "join":
-            world.join(name)
-            if b % 2:
-                world.ask_donor(name)
-                world.restore(name)
-        case "old life":
-            world.old_life(name, p)
-        case "crash":
-            world.crash()
-        case "ask":
-            world.ask_donor(name)
-        case "restore":
-            world.restore(name)
-        case "calm":
-            world.calm(b % 8)
+    _, happens = HAPPENS[kind]
+    happens(world, NAMES[a % len(NAMES)], b)
 
 
 TestRounds = brief_runs(World, step, STEPS, runs=12, steps=30)
 
 
 def test_every_step_is_merged_once_or_refused_with_a_reason_in_long_runs():
-    merges = refusals = donors = 0
+    merges = refusals = 0
     for seed in range(6):
         world = long_run(World(), step, STEPS, seed=seed, steps=400)
-        merges, refusals, donors = merges + world.merges, refusals + world.refusals, donors + world.donors
+        merges, refusals = merges + world.merges, refusals + world.refusals
     assert merges > 100  # else it was no test
     assert refusals > 0
-    assert donors > 0

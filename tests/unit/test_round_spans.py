@@ -29,18 +29,18 @@ class Traced(Desk):
         super()._perform(actions)
 
 
-def envelope(message, sender="broker"):
-    return Received(
-        envelope=Envelope(run_id="demo", sender=sender, incarnation=1, sequence=99, to="aggregator", message=message)
-    )
-
-
-def with_a_version():
-    """A round of two islands that opened at once, got its answers a second later, and led to version 1."""
+def opened():
+    """Two islands, for whom a round has opened."""
     made = Traced()
     made.gather("a", "b")
     made.open_round("a", "b", step=4)
     made.opened_s = made.now_s
+    return made
+
+
+def with_a_version():
+    """A round of two islands that opened at once, got its answers a second later, and led to version 1."""
+    made = opened()
     made.now_s += 1.0
     made.offer("a", 0, 4)
     made.now_s += 0.5
@@ -48,10 +48,20 @@ def with_a_version():
     return made
 
 
-def heard_later(made, event, after_s):
-    """What is told of brokers and islands: the spans alone hear of it, ``after_s`` after the version."""
-    made.spans.heard(event, made.opened_s + 1.5 + after_s)
+def heard_later(made, message, sender, after_s):
+    """Returns what is over when the spans, and they alone, hear a message so long after the version."""
+    sent = Envelope(run_id="demo", sender=sender, incarnation=1, sequence=99, to="aggregator", message=message)
+    made.spans.heard(Received(envelope=sent), made.opened_s + 1.5 + after_s)
     return made.spans.take()
+
+
+def adopts(made, island, version, after_s):
+    return heard_later(made, beat(9, versions=(version,)), island, after_s)
+
+
+def arrives(made, version, after_s):
+    """A broker says that it has a version."""
+    return heard_later(made, Attached(versions=(version,)), "broker", after_s)
 
 
 def parts_of(span):
@@ -61,28 +71,19 @@ def parts_of(span):
 def test_a_round_has_every_part_from_its_opening_to_the_last_adoption():
     made = with_a_version()
     assert made.over == []
-    assert heard_later(made, envelope(Attached(versions=(1,))), 0.25) == []
-    assert heard_later(made, envelope(Attached(versions=(1,))), 0.3) == []  # said again: once is enough
-    assert heard_later(made, envelope(beat(5, versions=(0,)), "a"), 0.4) == []
-    assert heard_later(made, envelope(beat(6, versions=(1,)), "a"), 0.5) == []
-    (found,) = heard_later(made, envelope(beat(6, versions=(1,)), "b"), 0.75)
-    assert parts_of(found) == [
-        ("open", None),
-        ("merge", None),
-        ("persist", None),
-        ("publish", 0),
-        ("adopt", "a"),
-        ("adopt", "b"),
-    ]
+    assert arrives(made, 1, 0.25) == []
+    assert arrives(made, 1, 0.3) == []  # said again: once is enough
+    assert adopts(made, "a", 0, 0.4) == []
+    assert adopts(made, "a", 1, 0.5) == []
+    (found,) = adopts(made, "b", 1, 0.75)
+    assert parts_of(found)[:3] == [("open", None), ("merge", None), ("persist", None)]
+    assert parts_of(found)[3:] == [("publish", 0), ("adopt", "a"), ("adopt", "b")]
     since = {part.name: (part.began_s - made.opened_s, part.ended_s - made.opened_s) for part in found.parts}
     assert since["open"] == (0.0, 1.5)
     assert since["publish"] == (1.5, 1.75)
     assert since["adopt"] == (1.5, 2.25)
-    answers = found.parts[0].parts
-    assert [(each.name, each.attributes["island"], each.ended_s - made.opened_s) for each in answers] == [
-        ("contribution", "a", 1.0),
-        ("contribution", "b", 1.5),
-    ]
+    answers = [(each.name, each.attributes["island"], each.ended_s - made.opened_s) for each in found.parts[0].parts]
+    assert answers == [("contribution", "a", 1.0), ("contribution", "b", 1.5)]
     facts = found.attributes
     assert (facts["fragment"], facts["version"], facts["islands"], facts["not_adopted"]) == (0, 1, ("a", "b"), ())
     assert found.failed == ""
@@ -90,27 +91,25 @@ def test_a_round_has_every_part_from_its_opening_to_the_last_adoption():
 
 def test_a_round_is_over_when_islands_and_a_broker_have_its_version_in_whichever_order():
     made = with_a_version()
-    assert heard_later(made, envelope(beat(6, versions=(1,)), "a"), 0.1) == []
-    assert heard_later(made, envelope(beat(6, versions=(1,)), "b"), 0.2) == []
-    (found,) = heard_later(made, envelope(Attached(versions=(1,))), 0.3)
+    assert adopts(made, "a", 1, 0.1) == []
+    assert adopts(made, "b", 1, 0.2) == []
+    (found,) = arrives(made, 1, 0.3)
     assert parts_of(found)[3:] == [("adopt", "a"), ("adopt", "b"), ("publish", 0)]
     assert found.ended_s - made.opened_s == 1.5 + 0.3
 
 
 def test_a_later_version_adopts_an_earlier_one_and_who_is_gone_holds_nothing_up():
     made = with_a_version()
-    assert heard_later(made, envelope(beat(9, versions=(2,)), "a"), 0.5) == []
-    assert heard_later(made, envelope(Attached(versions=(2,))), 0.6) == []
-    (found,) = heard_later(made, envelope(beat(9, versions=(-1,)), "c"), ADOPTED_WITHIN_S)
+    assert adopts(made, "a", 2, 0.5) == []
+    assert arrives(made, 2, 0.6) == []
+    (found,) = adopts(made, "c", -1, ADOPTED_WITHIN_S)
     assert found.attributes["not_adopted"] == ("b",)
     (adopted,) = (part for part in found.parts if part.name == "adopt")
     assert (adopted.attributes["island"], adopted.attributes["adopted_version"]) == ("a", 2)
 
 
 def test_a_round_that_is_cancelled_has_failed_with_its_reason():
-    made = Traced()
-    made.gather("a", "b")
-    made.open_round("a", "b", step=4)
+    made = opened()
     made.run_to(made.now_s + 100.0)
     (found, *_) = made.over + made.spans.take()
     assert found.failed
@@ -118,10 +117,7 @@ def test_a_round_that_is_cancelled_has_failed_with_its_reason():
 
 
 def test_a_write_that_failed_is_told_in_the_part_that_it_delayed():
-    made = Traced()
-    made.gather("a", "b")
-    made.open_round("a", "b", step=4)
-    made.opened_s = made.now_s
+    made = opened()
     made.writes = False
     made.offer("a", 0, 4)
     made.offer("b", 0, 4)

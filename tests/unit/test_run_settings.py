@@ -1,5 +1,7 @@
 """A restart with other settings: each is refused, or taken and told, or not the run's; what is not given follows it."""
 
+from operator import itemgetter
+
 import pytest
 
 from aggregator.config import AggregatorConfig
@@ -15,6 +17,7 @@ from tests.unit.test_replay import played
 FOUNDED = AggregatorConfig(
     run_id="demo", islands=8, fragments=4, sync_interval=16, codec=Codec.INT8, outer_learning_rate=0.7, total_tokens=500
 )
+CHANGED = "aggregator.setting_changed"
 BY_ITSELF = {"run_id", "shard", "shards"}  # in the run record since its first format
 
 
@@ -22,26 +25,20 @@ def record(config=FOUNDED, **changed):
     return {"run_id": "demo", "manifest": [], "settings": recorded(config)} | changed
 
 
+#: Of settings that are no numbers: a value that they do not have by default.
+OTHERS = {"pacing": Pacing.FIXED, "profile": Profile.PAPER, "merge": MergeRule.MEAN}
+OTHERS |= dict.fromkeys(("codec", "version_codec"), Codec.F32)
+#: Of those that are open: what they may be given.
+GIVEN = {"merge": MergeRule.RDA, "version_codec": Codec.BF16}
+
+
 def with_scope(scope):
-    return sorted(s.name for s in settings_of(AggregatorConfig) if s.scope is scope and s.name not in BY_ITSELF)
-
-
-def another(setting):
-    """A value that the setting does not have by default."""
-    if setting.type is bool:
-        return not setting.default
-    if setting.type is Pacing:
-        return Pacing.FIXED
-    if setting.type is Profile:
-        return Profile.PAPER
-    if setting.default is None:  # open
-        return {"merge": MergeRule.MEAN}.get(setting.name, 0.25)
-    return Codec.F32 if setting.type is Codec and setting.default is not Codec.F32 else setting.default + 3
-
-
-def usual(setting):
-    """A value that it may be given: its default, where it has one."""
-    return {"merge": MergeRule.RDA}.get(setting.name, 0.5) if setting.default is None else setting.default
+    """Every setting of that scope, with another value than its default, and its default, where it has one."""
+    for each in settings_of(AggregatorConfig):
+        if each.scope is scope and each.name not in BY_ITSELF:
+            given = GIVEN.get(each.name, 0.5) if each.default is None else each.default
+            other = not given if each.type is bool else OTHERS.get(each.name) or 3 + given
+            yield pytest.param(each.name, other, given, id=each.name)
 
 
 def test_a_new_run_has_what_is_given_and_the_defaults():
@@ -63,10 +60,8 @@ def test_a_run_that_is_older_than_blocks_of_data_keeps_one_share_for_each_island
     assert settled({"run_id": "demo"}, record(settings={})).data_ahead_s == 0.0
 
 
-@pytest.mark.parametrize("name", with_scope(Scope.FIXED))
-def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cure(name):
-    (setting,) = (each for each in settings_of(AggregatorConfig) if each.name == name)
-    had, given = another(setting), usual(setting)
+@pytest.mark.parametrize(("name", "had", "given"), list(with_scope(Scope.FIXED)))
+def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cure(name, had, given):
     with pytest.raises(ConfigError) as refused:
         settled({"run_id": "demo", name: given}, record(settings={name: had}))
     assert (refused.value.field, refused.value.value) == (name, given)
@@ -75,13 +70,12 @@ def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cur
     assert getattr(settled({"run_id": "demo", name: given}, record(settings={name: given})), name) == given
 
 
-@pytest.mark.parametrize("name", [name for name in with_scope(Scope.CHANGEABLE) if name != "version_codec"])
-def test_a_changeable_setting_is_taken_and_told(name):
-    (setting,) = (each for each in settings_of(AggregatorConfig) if each.name == name)
-    before = record(settings={name: another(setting)})
-    config = settled({"run_id": "demo", name: usual(setting)}, before)
-    assert getattr(config, name) == usual(setting)
-    assert changes(config, before) == (Change(field=name, was=another(setting), now=usual(setting)),)
+@pytest.mark.parametrize(("name", "had", "given"), list(with_scope(Scope.CHANGEABLE)))
+def test_a_changeable_setting_is_taken_and_told(name, had, given):
+    before = record(settings={name: had})
+    config = settled({"run_id": "demo", name: given}, before)
+    assert getattr(config, name) == given
+    assert changes(config, before) == (Change(field=name, was=had, now=given),)
 
 
 def test_what_is_given_is_held_against_what_the_run_has_and_not_against_the_defaults():
@@ -90,23 +84,20 @@ def test_what_is_given_is_held_against_what_the_run_has_and_not_against_the_defa
         settled({"run_id": "demo", "quorum": 9}, record())
 
 
-# --- in the core --------------------------------------------------------------------------------------------------
-
-
-def notes(core_log):
-    return [note.fields for note in core_log if getattr(note, "name", "") == "aggregator.setting_changed"]
-
-
 def test_a_life_with_other_settings_notes_each_once_and_the_next_life_has_them():
     first = Desk(fragments=1)
     first.join("a")
     second = Desk(disk=first.disk, outer_learning_rate=0.5, quorum=2)
-    assert sorted(notes(second.log), key=lambda each: each["field"]) == [
+    third = Desk(disk=second.disk, outer_learning_rate=0.5, quorum=2)
+    told, again = (
+        sorted((note.fields for note in desk.log if getattr(note, "name", "") == CHANGED), key=itemgetter("field"))
+        for desk in (second, third)
+    )
+    assert told == [
         {"field": "outer_learning_rate", "was": 0.7, "now": 0.5},
         {"field": "quorum", "was": 1, "now": 2},
     ]
-    third = Desk(disk=second.disk, outer_learning_rate=0.5, quorum=2)
-    assert notes(third.log) == []
+    assert again == []
 
 
 def two_lives(**changed):
@@ -121,7 +112,7 @@ def two_lives(**changed):
 
 def test_a_tape_with_a_changed_setting_replays_and_a_forged_change_is_found():
     tape = two_lives(outer_learning_rate=0.5)
-    told = [line for line in tape if line.get("note") == "aggregator.setting_changed"]
+    told = [line for line in tape if line.get("note") == CHANGED]
     assert [line["fields"] for line in told] == [{"field": "outer_learning_rate", "was": 0.7, "now": 0.5}]
     assert played(tape)[1] is None
     told[0]["fields"]["now"] = 0.9
@@ -130,7 +121,7 @@ def test_a_tape_with_a_changed_setting_replays_and_a_forged_change_is_found():
 
 def test_a_tape_of_an_earlier_release_replays_with_changed_settings():
     tape = two_lives(outer_learning_rate=0.5)
-    tape = [line for line in tape if line.get("note") != "aggregator.setting_changed"]
+    tape = [line for line in tape if line.get("note") != CHANGED]
     assert played(tape)[1] is not None
     for line in tape:
         if line.get("tape") and line["record"]:

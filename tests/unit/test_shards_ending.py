@@ -19,15 +19,21 @@ def ending(**settings):
     return made
 
 
+def end(made):
+    """It brings the rest."""
+    made.offer("a", 0, 4, fragment=1)
+    made.nothing("a")
+    made.beat("a", 4, stopped=True)
+    assert made.phases == [Phase.ENDED] * 2
+    return made
+
+
 def test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush():
     made = ending()
     made.run_to(1.0)
     made.beat("a", 4, stopped=True)
     assert made.phases == [Phase.FLUSHING] * 2
-    made.offer("a", 0, 4, fragment=1)
-    made.nothing("a")
-    made.beat("a", 4, stopped=True)
-    assert made.phases == [Phase.ENDED] * 2
+    end(made)
     assert [desk.run.ledger.books().tokens()["in_flight"] for desk in made.desks] == [0, 0]
     assert [desk.disk.record["phase"] for desk in made.desks] == ["ended", "ended"]
 
@@ -82,11 +88,9 @@ def test_a_shard_whose_islands_have_all_gone_ends_without_shard_0_when_it_has_no
     made = ending(round_timeout_s=2.0, dead_after_s=3.0)
     made.offer("a", 0, 4, fragment=1)
     made.cut = {0}
-    for _ in range(4 * FLUSH_TIMEOUTS):
-        made.run_to(made.now_s + 0.5)
-        made.beat("a", 4, stopped=True)
-    made.restart(1)
-    for _ in range(8 * FLUSH_TIMEOUTS):
+    for half_seconds in range(12 * FLUSH_TIMEOUTS):
+        if half_seconds == 4 * FLUSH_TIMEOUTS:
+            made.restart(1)
         made.run_to(made.now_s + 0.5)
         made.beat("a", 4, stopped=True)
     assert made.phases[1] is Phase.FLUSHING, "its island is there"
@@ -97,11 +101,7 @@ def test_a_shard_whose_islands_have_all_gone_ends_without_shard_0_when_it_has_no
 
 
 def test_a_shard_that_was_away_at_the_end_ends_when_it_hears_of_it():
-    made = ending()
-    made.offer("a", 0, 4, fragment=1)
-    made.nothing("a")
-    made.beat("a", 4, stopped=True)
-    assert made.phases == [Phase.ENDED] * 2
+    made = end(ending())
     made.restart(1)
     made.run_to(2.0)
     made.beat("a", 4, stopped=True)
@@ -110,11 +110,6 @@ def test_a_shard_that_was_away_at_the_end_ends_when_it_hears_of_it():
 
 
 def test_a_shard_that_starts_for_a_higher_target_waits_for_what_shard_0_says_now():
-    made = ending()
-    made.offer("a", 0, 4, fragment=1)
-    made.nothing("a")
-    made.beat("a", 4, stopped=True)
-    made.cut = {0}
-    further = made.desks[1].restarted(shards=2, fragments=2, shard=1, total_tokens=80)
+    further = end(ending()).desks[1].restarted(shards=2, fragments=2, shard=1, total_tokens=80)
     further.run_to(3.0)
     assert further.run.phase is Phase.RUNNING

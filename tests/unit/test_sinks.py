@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,8 +30,8 @@ def note(now_s, name, **fields):
 
 def committed(now_s, version, islands, live, staleness_mean):
     contributions = [{"island": name, "staleness": staleness_mean} for name in ("a", "b")[:islands]]
-    fields = {"fragment": 0, "version": version, "round": version, "islands": islands, "live": live}
-    return note(now_s, "version.committed", **fields, staleness_mean=staleness_mean, contributions=contributions)
+    what = {"fragment": 0, "version": version, "round": version, "islands": islands, "live": live}
+    return note(now_s, "version.committed", **what, staleness_mean=staleness_mean, contributions=contributions)
 
 
 TAPE = [
@@ -76,11 +77,6 @@ def test_a_tape_comes_to_samples_of_loss_speed_versions_staleness_participation_
     assert last.values["fleet/refusals"] == 1  # counted from the beginning
 
 
-def test_the_same_lines_give_the_same_samples_however_often_they_are_read():
-    assert samples_of(TAPE) == samples_of(TAPE)
-    assert [each.tokens for each in samples_of(TAPE, every_s=0.1)] == [10, 30, 120, 220, 300, 420]
-
-
 def test_an_island_that_falls_silent_has_a_gap_and_the_fleet_goes_on_without_it():
     silent = [beat(105.2 + t, "b", 130 + 10 * t, 1.0) for t in range(20)]
     last = samples_of([*TAPE[:-3], *silent])[-1]
@@ -89,16 +85,18 @@ def test_an_island_that_falls_silent_has_a_gap_and_the_fleet_goes_on_without_it(
     assert "islands/a/loss" not in last.values
 
 
-def test_nothing_is_sampled_while_nothing_is_trained_and_steps_only_grow():
+def test_nothing_is_sampled_while_nothing_is_trained_and_steps_only_grow_and_are_the_same_whenever_they_are_read():
     rng = random.Random(7)
     tokens, lines = {"a": 0, "b": 0}, TAPE[:4]
     for k in range(400):
         name = rng.choice("ab")
         tokens[name] = max(0, tokens[name] + rng.choice((0, 10, 30, -20)))  # a restart gives some up
         lines = [*lines, beat(101 + k / 4, name, tokens[name], 1.0)]
-    steps = [each.tokens for each in samples_of(lines, every_s=1.0)]
-    assert len(steps) > 20
-    assert all(a < b for a, b in itertools.pairwise(steps))
+    samples = samples_of(lines, every_s=1.0)
+    assert len(samples) > 20
+    assert all(a.tokens < b.tokens for a, b in itertools.pairwise(samples))
+    assert samples_of(lines, every_s=1.0) == samples
+    assert [each.tokens for each in samples_of(TAPE, every_s=0.1)] == [10, 30, 120, 220, 300, 420]
 
 
 def test_an_evaluation_comes_to_its_metrics():
@@ -110,52 +108,36 @@ def test_an_evaluation_comes_to_its_metrics():
         "seconds": 0.1,
         "metrics": {"loss": 2.0, "acc": None},
     }
-    point = Point.of(line)
-    assert evaluation(point) == {"evaluation/loss": 2.0, "evaluation/acc": None}
+    assert evaluation(Point.of(line)) == {"evaluation/loss": 2.0, "evaluation/acc": None}
 
 
 def test_a_row_has_finite_values_and_its_marker_last_and_survives_the_pipe():
-    made = row(
-        "fleet", 7, 12.5, {"fleet/tokens": 1, "fleet/loss": math.nan, "fleet/x": math.inf, "fleet/y": 2, "z": None}
-    )
+    values = {"fleet/tokens": 1, "fleet/loss": math.nan, "fleet/x": math.inf, "fleet/y": 2, "z": None}
+    made = row("fleet", 7, 12.5, values)
     assert list(made.values.items()) == [("fleet/y", 2.0), ("fleet/tokens", 7.0)]
     assert from_line(to_line(made)) == made
     with pytest.raises(ValueError, match=r".*"):
         from_line(to_line(made)[:-9])
 
 
-class Library:
-    """A sink that keeps rows in a list, and has had some before."""
-
-    def __init__(self, before):
-        self.before, self.rows = before, []
-
-    def written(self, stream):
-        return self.before.get(stream, -1)
-
-    def write(self, given):
-        self.rows.append(given)
-
-
 def test_only_rows_that_the_library_lacks_are_written_each_stream_for_itself():
-    library = Library({"fleet": 20})
-    new = NewRows(library)
-    given = [
-        Row(stream=stream, step=step, at=0.0, values={})
-        for step in (0, 10, 20, 30)
-        for stream in ("fleet", "evaluation")
-    ]
+    """It has fleet up to step 20."""
+    rows = []
+    new = NewRows(SimpleNamespace(written=lambda stream: 20 if stream == "fleet" else -1, write=rows.append))
+    steps = [(stream, step) for step in (0, 10, 20, 30) for stream in ("fleet", "evaluation")]
+    given = [Row(stream=stream, step=step, at=0.0, values={}) for stream, step in steps]
     assert [new.write(each) for each in given + given].count(True) == 5
-    assert [each.step for each in library.rows if each.stream == "fleet"] == [30]
-    assert [each.step for each in library.rows if each.stream == "evaluation"] == [0, 10, 20, 30]
+    assert [(each.stream, each.step) for each in rows] == [
+        each for each in steps if each[0] != "fleet" or each[1] == 30
+    ]
 
 
 def test_a_target_is_a_library_and_a_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert target_of("tensorboard:board") == Target(kind=Kind.TENSORBOARD, place=str(tmp_path / "board"))
     assert str(target_of("wandb:team/project")) == "wandb:team/project"
     assert target_of("mlflow:http://127.0.0.1:5000").place == "http://127.0.0.1:5000"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert target_of("mlflow:").place == "http://tracking:5000"
 
 

@@ -1,6 +1,7 @@
 """Optimizer states as they come: whatever a pytree holds is saved and given away bit for bit, or is refused by name."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -20,35 +21,19 @@ from islands.session.training_state import Position, Snapshot
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10)
-LABELS = {"embed": "first", "layers": [{"w": "second", "b": "first"}], "scale": "none"}
-
-
-def of_params(dtype=jnp.float32):
-    key = jax.random.key(3)
-    layer = {"w": jax.random.normal(key, (8, 8), dtype), "b": jnp.zeros(8, dtype)}
-    return {"embed": jax.random.normal(key, (16, 8), dtype), "layers": [layer], "scale": jnp.ones((), dtype)}
+LABELS = {"embed": "first", "layers": [{"w": "first", "b": "none"}], "scale": "none"}
 
 
 #: Optimizers, each with a state of its own.
 OPTIMIZERS = {
-    "adamw": optax.adamw(1e-3),
     "adamw on a schedule": optax.adamw(SCHEDULE),
     "sgd with momentum": optax.sgd(1e-2, momentum=0.9, nesterov=True),
     "sgd without a state": optax.sgd(1e-2),
     "adafactor": optax.adafactor(1e-3, min_dim_size_to_factor=4),
     "muon": optax.contrib.muon(1e-3),
-    "MultiSteps": optax.MultiSteps(optax.adamw(1e-3), every_k_schedule=2),
     "MultiSteps that skips": optax.MultiSteps(optax.adam(1e-3), 2, should_skip_update_fn=optax.skip_not_finite),
     "hyperparameters in the state": optax.inject_hyperparams(optax.sgd)(learning_rate=SCHEDULE, momentum=0.9),
-    "a mask": optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.masked(
-            optax.adam(1e-3), lambda p: {**LABELS, "embed": True, "layers": [{"w": True, "b": False}], "scale": False}
-        ),
-    ),
-    "several transformations": optax.multi_transform(
-        {"first": optax.adam(1e-3), "second": optax.contrib.muon(1e-3), "none": optax.set_to_zero()}, LABELS
-    ),
+    "masks": optax.multi_transform({"first": optax.adam(1e-3), "none": optax.set_to_zero()}, LABELS),
     "what is not finite is skipped": optax.apply_if_finite(optax.adam(1e-3), 5),
     "noise": optax.chain(optax.add_noise(0.01, 0.5, jax.random.key(7)), optax.lion(1e-3)),
     "schedule-free": optax.contrib.schedule_free_adamw(1e-3),
@@ -56,6 +41,9 @@ OPTIMIZERS = {
     "a plateau": optax.chain(optax.adam(1e-3), optax.contrib.reduce_on_plateau(accumulation_size=50)),
     "l-bfgs": optax.lbfgs(),
 }
+
+
+OF_ONE_DTYPE = ("hyperparameters in the state", "l-bfgs")
 
 
 class Nothing(NamedTuple):
@@ -83,83 +71,40 @@ def sharded(value):
     return jax.device_put(jnp.full((4, 2), value), NamedSharding(mesh, PartitionSpec("x")))
 
 
+FLOATS = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn", "float16", "bfloat16"]
+
+
+def twice(array):
+    return {"a": array, "b": array}
+
+
 #: What else a state may hold: value -> the state.
 STATES = {
-    "None and empty containers": lambda v: {
-        "none": None,
-        "empty": {},
-        "unit": (),
-        "state": optax.EmptyState(),
-        "masked": optax.MaskedNode(),
-        "m": jnp.full(2, v),
-    },
+    "None and empty containers": lambda v: [None, {}, (), optax.EmptyState(), optax.MaskedNode(), jnp.full(2, v)],
     "nothing": lambda v: None,
     "an array alone": lambda v: jnp.full(3, v),
     "a dataclass": lambda v: TrainState(step=int(v), opt_state=(Nothing(), jnp.full(2, v)), key=jax.random.key(int(v))),
     "an Equinox module": lambda v: Network(jnp.full((2, 2), v)),
-    "typed keys": lambda v: {
-        "key": jax.random.key(int(v)),
-        "many": jax.random.split(jax.random.key(int(v)), (2, 3)),
-        "rbg": jax.random.key(int(v), impl="rbg"),
-    },
+    "typed keys": lambda v: [jax.random.key(int(v)), jax.random.key(int(v), impl="rbg")],
+    "many typed keys": lambda v: jax.random.split(jax.random.key(int(v)), (2, 3)),
     "raw keys": lambda v: {"key": jax.random.PRNGKey(int(v))},
     "plain numbers": lambda v: {"step": int(v), "rate": v / 3, "on": v > 1, "z": complex(v, 1), "big": int(v) << 100},
-    "infinite numbers": lambda v: {
-        "best": float("inf"),
-        "worst": -float("inf"),
-        "none": float("nan"),
-        "w": jnp.full(2, v),
-    },
+    "infinite numbers": lambda v: [float("inf"), -float("inf"), float("nan"), jnp.full(2, v)],
     "texts": lambda v: {"name": "a" * int(v), "bytes": b"b" * int(v), "none": ""},
-    "scalars of numpy": lambda v: {
-        "f": np.float32(v),
-        "i": np.int64(v),
-        "b": np.bool_(v > 1),
-        "h": ml_dtypes.bfloat16(v),
-        "z": np.complex64(v),
-    },
-    "texts and times of numpy": lambda v: {
-        "t": np.array(["ab", "c"]),
-        "at": np.datetime64(int(v), "s"),
-        "took": np.array([int(v)], "m8[s]"),
-    },
+    "scalars of numpy": lambda v: [np.float32(v), np.int64(v), np.bool_(v > 1), ml_dtypes.bfloat16(v), np.complex64(v)],
+    "texts of numpy": lambda v: np.array(["ab", "c"]),
+    "times of numpy": lambda v: [np.datetime64(int(v), "s"), np.array([int(v)], "m8[s]")],
     "booleans": lambda v: {"mask": jnp.arange(3) < v, "host": np.arange(3) < v},
-    "small floats and integers": lambda v: {
-        str(np.dtype(t)): jnp.full(3, v).astype(t)
-        for t in (
-            jnp.float8_e4m3fn,
-            jnp.float8_e5m2,
-            jnp.float8_e8m0fnu,
-            jnp.float4_e2m1fn,
-            jnp.int4,
-            jnp.uint4,
-            jnp.int2,
-            jnp.float16,
-            jnp.bfloat16,
-        )
-    },
-    "small ones of numpy": lambda v: {
-        "i": np.full(3, v).astype(ml_dtypes.int4),
-        "f": np.full(3, v).astype(ml_dtypes.float8_e3m4),
-    },
+    "small floats and integers": lambda v: [jnp.full(3, v).astype(name) for name in (*FLOATS, "int4", "uint4", "int2")],
+    "small ones of numpy": lambda v: [np.full(3, v).astype(t) for t in (ml_dtypes.int4, ml_dtypes.float8_e3m4)],
     "weakly typed arrays": lambda v: {"rate": jnp.asarray(v), "count": jnp.asarray(int(v)), "all": jnp.full((2, 2), v)},
-    "arrays without elements": lambda v: {
-        "none": jnp.zeros((0, 3)),
-        "host": np.zeros((2, 0), np.int8),
-        "w": jnp.full(1, v),
-    },
-    "arrays of numpy in other orders": lambda v: {
-        "f": np.asfortranarray(np.full((2, 3), v)),
-        "big": np.full(3, v, ">f4"),
-        "strided": np.arange(9.0)[::2] * v,
-    },
-    "sharded arrays": lambda v: {
-        "m": sharded(v),
-        "free": jnp.full(2, v),
-        "key": jax.device_put(jax.random.key(int(v)), sharded(v).sharding.mesh.devices[0]),
-    },
+    "arrays without elements": lambda v: [jnp.zeros((0, 3)), np.zeros((2, 0), np.int8), jnp.full(1, v)],
+    "arrays in Fortran's order": lambda v: np.asfortranarray(np.full((2, 3), v)),
+    "strided arrays, and bytes in another order": lambda v: [np.arange(9.0)[::2] * v, np.full(3, v, ">f4")],
+    "sharded arrays": lambda v: {"m": sharded(v), "free": jnp.full(2, v)},
+    "a key on a device": lambda v: jax.device_put(jax.random.key(int(v)), jax.devices()[0]),
     "masks that are not finite": lambda v: {"causal": jnp.where(jnp.tri(3) > 0, 0.0, -jnp.inf), "w": jnp.full(2, v)},
-    "one array in two places": lambda v: (lambda x: {"a": x, "b": x})(jnp.full(2, v)),
+    "one array in two places": lambda v: twice(jnp.full(2, v)),
 }
 
 
@@ -202,7 +147,7 @@ def through_a_donor(state, fresh):
     needed = state_parts.Needed(state=checkpoint.leaves_of(fresh), local=())
     assert size <= needed.most_bytes
     found, flaw = state_parts.read(parts, size, needed)
-    assert flaw == ""
+    assert (flaw, found.at) == ("", Position(4, 40))
     return checkpoint.restored(fresh, found.state)
 
 
@@ -215,17 +160,16 @@ def test_a_state_comes_back_as_it_was(name, tmp_path):
     assert_same(through_a_donor(state, fresh), state)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_goes_on_from_its_checkpoint_in_the_same_train_step(name, dtype, tmp_path):
+def test_an_optimizer_goes_on_from_its_checkpoint_in_the_same_train_step(name, tmp_path):
     optimizer, traced = optax.with_extra_args_support(OPTIMIZERS[name]), []
 
     def loss(params, seed):
-        batch = jax.random.normal(jax.random.key(seed), (4, 8)).astype(dtype)
+        batch = jnp.linspace(-1, 1, 32).reshape(4, 8) * seed
         hidden = jnp.tanh(batch @ params["layers"][0]["w"] + params["layers"][0]["b"])
         return jnp.mean((hidden @ params["embed"].T * params["scale"]) ** 2)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # it is compiled in half the time
     def step(params, opt_state, seed):
         traced.append(1)
         value, grads = jax.value_and_grad(loss)(params, seed)
@@ -233,7 +177,9 @@ def test_an_optimizer_goes_on_from_its_checkpoint_in_the_same_train_step(name, d
         updates, opt_state = optimizer.update(grads, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
 
-    params = of_params(dtype)
+    w = jnp.sin(jnp.arange(64.0)).reshape(8, 8)
+    embed = jnp.cos(jnp.arange(128.0)).reshape(16, 8).astype(jnp.float32 if name in OF_ONE_DTYPE else jnp.bfloat16)
+    params = {"embed": embed, "layers": [{"w": w, "b": jnp.zeros(8)}], "scale": jnp.ones(())}
     fresh = opt_state = optimizer.init(params)
     for seed in range(3):
         params, opt_state = step(params, opt_state, seed)
@@ -284,10 +230,13 @@ def test_local_parameters_come_back_in_their_place_and_with_their_masks(tmp_path
         mask = jnp.where(jnp.tri(3) > 0, 0.0, -jnp.inf)
         return {**counts, "mask": mask, "key": jax.random.key(int(value))}
 
-    names, fresh = list(local(1.0)), local(1.0)
+    fresh, position = local(1.0), Position(4, 40)
     snapshot = Snapshot(state=(), cursor=None, local=tuple(local(2.0).values()))
-    checkpoint.save(tmp_path / "c", snapshot, names, Position(4, 40), 1, checkpoint.Newest())
+    needed = state_parts.Needed(state=(), local=list(fresh.items()))
+    checkpoint.save(tmp_path / "c", snapshot, list(fresh), position, 1, checkpoint.Newest())
     saved = checkpoint.load(tmp_path / "c")
-    assert state_parts.unfit(saved, state_parts.Needed(state=(), local=list(fresh.items()))) == ""
-    again = [placement.from_host(array, leaf) for (*_, array), leaf in zip(saved.local, fresh.values(), strict=True)]
-    assert_same(again, list(local(2.0).values()))
+    given, _ = state_parts.read(*state_parts.cut(checkpoint.packed(snapshot, list(fresh), position, 1)), needed)
+    for found in (saved, given):
+        assert state_parts.unfit(found, needed) == ""
+        arrays = [array for *_, array in found.local]
+        assert_same(list(map(placement.from_host, arrays, fresh.values())), list(local(2.0).values()))

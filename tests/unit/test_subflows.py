@@ -3,7 +3,6 @@
 import random
 from collections import deque
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,13 +19,14 @@ from broker.wire.headers import Limits
 from tests.profiles import examples
 from tests.unit.test_flows import version
 
-# --- who belongs together ---
-
 
 def test_the_first_connection_is_bound_before_the_others_and_each_once():
     bonding = Bonding(2, lambda: 7)
     assert bonding.due({0: 0}) == {}  # none stands
     assert bonding.due({0: 1, 1: 1}) == {0: Bond(7, 0)}
+    for bond in (Bond(8, 1), Bond(7, 2), Bond(7, 1)):  # which nobody asked for
+        assert not bonding.heard(bond, 1)
+        assert not bonding.carries(1)
     bonding.said(0, 1)
     assert bonding.due({0: 1, 1: 1}) == {}  # until the broker has answered
     assert not bonding.wants_others
@@ -35,34 +35,16 @@ def test_the_first_connection_is_bound_before_the_others_and_each_once():
     assert bonding.due({0: 1, 1: 0, 2: 1}) == {2: Bond(7, 2)}
     bonding.said(2, 1)
     assert not bonding.carries(2)
+    assert bonding.due({0: 1, 2: 2}) == {2: Bond(7, 2)}, "it broke before it carried anything"
+    assert not bonding.torn({0: 1, 2: 2})
+    bonding.said(2, 2)
     assert bonding.heard(Bond(7, 2), 2)
     assert bonding.carries(2)
     assert not bonding.heard(Bond(7, 2), 2)  # once
-
-
-@pytest.mark.parametrize(("bond", "subflow"), [(Bond(8, 1), 1), (Bond(7, 2), 1), (Bond(7, 1), 1)])
-def test_an_answer_that_nobody_asked_for_binds_nothing(bond, subflow):
-    bonding = Bonding(2, lambda: 7)
-    assert not bonding.heard(bond, subflow)
-    assert not bonding.carries(subflow)
-
-
-def test_one_that_breaks_before_it_carries_anything_is_bound_again_and_later_all_are_torn():
-    bonding = Bonding(1, lambda: 7)
-    bonding.said(0, 1)
-    bonding.heard(Bond(7, 0), 0)
-    bonding.said(1, 1)
-    assert bonding.due({0: 1, 1: 2}) == {1: Bond(7, 1)}
-    assert not bonding.torn({0: 1, 1: 2})
-    bonding.said(1, 2)
-    bonding.heard(Bond(7, 1), 1)
-    assert not bonding.torn({0: 1, 1: 2})
-    assert bonding.torn({0: 1, 1: 0})
-    assert bonding.torn({0: 1, 1: 3})
-
-
-def test_one_connection_says_nothing():
-    assert Bonding(0, lambda: 7).due({0: 1}) == {}
+    assert not bonding.torn({0: 1, 2: 2})
+    assert bonding.torn({0: 1, 2: 0})
+    assert bonding.torn({0: 1, 2: 3})
+    assert Bonding(0, lambda: 7).due({0: 1}) == {}  # one connection says nothing
 
 
 def test_a_broker_binds_what_came_under_the_same_key_and_number():
@@ -84,20 +66,33 @@ def test_a_broker_binds_what_came_under_the_same_key_and_number():
     assert bonds.bind(b"b", Bond(7, 0), "key")
 
 
-# --- what goes where ---
+class Ways:
+    """The connections, on which chunks are under way."""
 
+    def __init__(self, connections):
+        limits = Limits(max_header_bytes=1, max_message_bytes=1 << 40)
+        self.out, self.into = Outflow(), Inflow(limits, ReusedMemory(0))
+        for subflow in range(1, connections):
+            self.out.spread(subflow)
+            self.into.spread(subflow)
+        self.steps, self.arrived, self.now_s = [deque() for _ in range(connections)], [], 0.0
 
-def spread(connections, limits=None):
-    out, into = Outflow(), Inflow(limits or Limits(max_header_bytes=1, max_message_bytes=1 << 40), ReusedMemory(0))
-    for subflow in range(1, connections):
-        out.spread(subflow)
-        into.spread(subflow)
-    return out, into
+    def give(self):
+        """All goes that may."""
+        while (step := self.out.next()) is not None:
+            self.steps[step.subflow].append([bytes(memoryview(each)) for each in step.frames])
+            self.out.sent(step, self.now_s)
 
-
-def message(seed, *sizes):
-    drawn = random.Random(seed)
-    return [drawn.randbytes(size) for size in sizes]
+    def take(self, subflow):
+        """One chunk arrives and is noted; returns its bytes."""
+        first, *frames = self.steps[subflow].popleft()
+        for head, pieces in self.into.in_order(heads.read(first), frames, subflow):
+            found = self.into.take(head, pieces)
+            if found is not None:
+                self.arrived.append([bytes(memoryview(each)) for each in found])
+        self.now_s += 0.01
+        self.out.credited(self.into.credit(subflow), self.now_s, subflow)
+        return sum(map(len, frames))
 
 
 @given(
@@ -110,54 +105,34 @@ def message(seed, *sizes):
 @examples(60)
 def test_whatever_way_chunks_take_messages_arrive_once_in_order_and_whole(connections, sizes, seed):
     """Each connection keeps its order, and is as slow as it likes."""
-    drawn, (out, into) = random.Random(seed), spread(connections)
-    sent = [message(seed + number, 100, *each) for number, each in enumerate(sizes)]
+    drawn, ways, delivered = random.Random(seed), Ways(connections), []
+    sent = [[drawn.randbytes(size) for size in (100, *each)] for each in sizes]
     for frames in sent:
-        out.put(frames, len(frames))
-    ways = [deque() for _ in range(connections)]
-    arrived, delivered, now_s = [], [], 0.0
-    while out or out.waiting_bytes:
-        while (step := out.next()) is not None:
-            ways[step.subflow].append([bytes(memoryview(each)) for each in step.frames])
-            out.sent(step, now_s)
-        subflow = drawn.choice([each for each in range(connections) if ways[each]])
-        first, *frames = ways[subflow].popleft()
-        for head, pieces in into.in_order(heads.read(first), frames, subflow):
-            found = into.take(head, pieces)
-            if found is not None:
-                arrived.append(found)
-        now_s += 0.01
-        out.credited(into.credit(subflow), now_s, subflow)
-        delivered += out.delivered()
-        assert len(delivered) <= len(arrived)
-    assert [[bytes(memoryview(each)) for each in frames] for frames in arrived] == sent
+        ways.out.put(frames, len(frames))
+    while ways.out or ways.out.waiting_bytes:
+        ways.give()
+        ways.take(drawn.choice([each for each in range(connections) if ways.steps[each]]))
+        delivered += ways.out.delivered()
+        assert len(delivered) <= len(ways.arrived)
+    assert ways.arrived == sent
     assert [each.what for each in delivered] == list(map(len, sent))
-    assert into.partial_bytes == 0
-    assert out.cut_off() == []
+    assert ways.into.partial_bytes == 0
+    assert ways.out.cut_off() == []
 
 
 def test_a_slower_connection_takes_fewer_chunks():
-    out, into = spread(2)
-    out.put([bytes(100), *[bytes(1 << 20)] * 40])
-    took, ways, now_s = [0, 0], [deque(), deque()], 0.0
-    while out or out.waiting_bytes:
-        while (step := out.next()) is not None:
-            ways[step.subflow].append(step.frames)
-            out.sent(step, now_s)
-        now_s += 0.01
+    ways, took = Ways(2), [0, 0]
+    ways.out.put([bytes(100), *[bytes(1 << 20)] * 40])
+    while ways.out or ways.out.waiting_bytes:
+        ways.give()
         for subflow, rate in enumerate((3, 1)):  # chunks at a time
-            for _ in range(rate):
-                if ways[subflow]:
-                    first, *frames = ways[subflow].popleft()
-                    took[subflow] += sum(memoryview(each).nbytes for each in frames)
-                    for each in into.in_order(heads.read(first), frames, subflow):
-                        into.take(*each)
-                    out.credited(into.credit(subflow), now_s, subflow)
+            for _ in range(min(rate, len(ways.steps[subflow]))):
+                took[subflow] += ways.take(subflow)
     assert took[0] > 2 * took[1] > 0
 
 
 def test_a_sender_does_not_run_ahead_of_a_chunk_that_is_late():
-    out, _ = spread(2)
+    out = Ways(2).out
     out.put([bytes(100), *[bytes(1 << 20)] * 200])
     given, now_s = 0, 0.0
     for _ in range(400):  # the first connection delivers nothing
@@ -170,11 +145,8 @@ def test_a_sender_does_not_run_ahead_of_a_chunk_that_is_late():
     assert out.delivered() == []
 
 
-# --- in which order it is read ---
-
-
 def test_chunks_that_nobody_can_use_are_not_kept_for_ever():
-    _, into = spread(2)
+    into = Ways(2).into
     piece, number = bytes(1 << 20), 0
     while not into.broken:
         number += 1  # never the chunk that is due
@@ -261,7 +233,7 @@ def test_whatever_peers_say_over_several_connections_does_no_harm(said):
 
 
 def test_what_the_other_end_has_of_each_connection_is_told_over_that_one():
-    _, into = spread(2)
+    into = Ways(2).into
     list(into.in_order(Chunk(1, 300, 100, 0), [bytes(200)], 1))
     assert into.credit(0) == Credit(0, CREDIT_BYTES)
     assert into.credit(1) == Credit(200, 200 + CREDIT_BYTES)

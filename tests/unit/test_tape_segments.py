@@ -4,24 +4,17 @@ import contextlib
 import gzip
 import json
 import os
-import shutil
+import tempfile
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.store import rotation, segments
-from aggregator.store.segments import (
-    TapeReader,
-    first_digest,
-    header_of,
-    numbers_in,
-    packed_name,
-    plain_name,
-    segments_of,
-)
+from aggregator.store.segments import TapeReader, header_of, numbers_in, packed_name, plain_name, segments_of
 from aggregator.store.tape import Tape, numbered_lines, read_lines
 from ops.chaos.recording import TapeFollower
 from ops.dashboard.followed_tape import FollowedTape
@@ -35,17 +28,28 @@ def close(tape):
     assert threading.active_count() == 1 or all("segments" not in each.name for each in threading.enumerate())
 
 
-def own(lines):
-    """The lines without those of the segments themselves."""
-    return [line for line in lines if "segment" not in line]
+def put(tape, numbers):
+    """Writes lines of these numbers, flush by flush."""
+    for n in numbers:
+        tape.write({"now_s": n, "n": n})
+        tape.flush()
 
 
 def filled(path, lines, *, segment_bytes=200, keep=0, start=0):
     tape = Tape(path, segment_bytes, keep)
-    for n in range(start, start + lines):
-        tape.write({"now_s": n, "n": n})
-        tape.flush()
+    put(tape, range(start, start + lines))
     close(tape)
+
+
+def numbers_of(lines):
+    """The numbers of the lines that :func:`put` has written, without the lines of the segments themselves."""
+    return [line["n"] for line in lines if line is not None and "segment" not in line]
+
+
+def spoil(path, number):
+    """Cuts the end off a compressed segment."""
+    packed = packed_name(path, number)
+    packed.write_bytes(packed.read_bytes()[:-12])
 
 
 @pytest.fixture
@@ -53,58 +57,46 @@ def path(tmp_path):
     return tmp_path / "run" / "events.jsonl"
 
 
-def test_a_long_tape_is_closed_in_segments_which_are_compressed_and_read_as_one(path):
+def test_a_long_tape_is_closed_in_segments_whose_lines_have_the_numbers_that_zcat_gives_them(path):
     filled(path, 100)
     there = segments_of(path)
-    assert there.first == 1
     assert there.numbers == tuple(range(1, len(there.files) + 1))
     assert len(there.files) > 5
     assert {each.name[-9:] for each in there.files[:-1]} == {".jsonl.gz"}
     assert sorted(os.listdir(path.parent)) == sorted(each.name for each in there.files)
-    assert [line["n"] for line in own(read_lines(path))] == list(range(100))
-
-
-def test_lines_have_the_numbers_that_zcat_gives_them_and_keep_them_when_others_are_dropped(path):
-    filled(path, 60)
-    said = [each.read_bytes() for each in segments_of(path).files]
+    assert numbers_of(read_lines(path)) == list(range(100))
+    said = [each.read_bytes() for each in there.files]
     whole = b"".join([*map(gzip.decompress, said[:-1]), said[-1]]).split(b"\n")
     numbered = list(numbered_lines(path))
     assert [json.loads(whole[number - 1]) for number, _ in numbered] == [line for _, line in numbered]
     for number in (1, 2):
         packed_name(path, number).unlink()
-    assert list(numbered_lines(path)) == numbered[-len(list(numbered_lines(path))) :]
+    kept = list(numbered_lines(path))
+    assert kept == numbered[-len(kept) :]
 
 
 def test_only_the_newest_segments_are_kept_and_what_is_gone_is_said(path):
     filled(path, 100, keep=3)
     there = segments_of(path)
     assert len(there.files) == 4
-    (first, *rest) = [line["n"] for line in own(read_lines(path))]
-    assert [first, *rest] == list(range(first, 100))
+    kept = numbers_of(read_lines(path))
+    assert kept == list(range(kept[0], 100))
     gone = gone_of(path)
     assert gone.segments == tuple(range(1, there.first))
     assert gone.by_rule
     assert gone.lines == next(number for number, _ in numbered_lines(path)) - 1
-    assert (
-        f"segments 1 to {there.first - 1} of the tape ({gone.lines:,} lines) are dropped by the rule tape_segments"
-        in (gone.sentence())
-    )
+    said = f"segments 1 to {there.first - 1} of the tape ({gone.lines:,} lines) are dropped by the rule tape_segments"
+    assert said in gone.sentence()
     packed_name(path, there.first).unlink()
     assert "no rule dropped them" in gone_of(path).sentence()
 
 
 def test_what_names_a_tape_stays_when_its_first_line_was_dropped(path):
     filled(path, 100)
-    begun = first_digest(next(read_lines(path)))
+    begun = segments.first_digest(next(read_lines(path)))
     filled(path, 100, keep=2, start=100)
     assert gone_of(path) is not None
-    assert first_digest(next(read_lines(path))) == begun != ""
-
-
-def test_each_line_that_a_follower_gives_has_a_time_that_never_goes_back(path):
-    filled(path, 60)
-    times = [line["now_s"] for line in FollowedTape(path).lines()]
-    assert times == sorted(times)
+    assert segments.first_digest(next(read_lines(path))) == begun != ""
 
 
 def test_a_tape_without_a_limit_stays_one_file_to_the_byte(path):
@@ -153,10 +145,10 @@ def test_a_segment_that_cannot_be_compressed_stays_and_is_reported_once_and_comp
         filled(path, 60)
     assert [r.getMessage().split()[0] for r in caplog.records] == ["tape.segments_failing"]
     assert all(each.suffix == ".jsonl" for each in segments_of(path).files)
-    assert [line["n"] for line in own(read_lines(path))] == list(range(60))
+    assert numbers_of(read_lines(path)) == list(range(60))
     close(Tape(path, 200))
-    assert [each.suffix for each in segments_of(path).files[:-1]] == [".gz"] * (len(segments_of(path).files) - 1)
-    assert [line["n"] for line in own(read_lines(path))] == list(range(60))
+    assert {each.suffix for each in segments_of(path).files[:-1]} == {".gz"}
+    assert numbers_of(read_lines(path)) == list(range(60))
 
 
 @pytest.mark.parametrize("call", ["rename", "open"])
@@ -164,24 +156,20 @@ def test_a_tape_that_cannot_be_closed_goes_on_in_its_file_and_costs_no_line(path
     tape = Tape(path, 200)
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)
-        for n in range(60):
-            tape.write({"n": n})
-            tape.flush()
+        put(tape, range(60))
     assert [r.getMessage().split()[0] for r in caplog.records] == ["tape.segments_failing"]
     assert numbers_in(path) == []
     caplog.set_level("INFO")
-    for n in range(60, 120):
-        tape.write({"n": n})
-        tape.flush()
+    put(tape, range(60, 120))
     close(tape)
     assert "tape.segments_back" in caplog.text
-    assert [line["n"] for line in own(read_lines(path))] == list(range(120))
+    assert numbers_of(read_lines(path)) == list(range(120))
     assert tape.dropped == 0
 
 
 def test_a_compressed_segment_that_is_damaged_is_named(path):
     filled(path, 60)
-    packed_name(path, 2).write_bytes(packed_name(path, 2).read_bytes()[:-12])
+    spoil(path, 2)
     with pytest.raises(OSError, match="damaged") as caught:
         list(read_lines(path))
     assert caught.value.filename == str(packed_name(path, 2))
@@ -189,8 +177,7 @@ def test_a_compressed_segment_that_is_damaged_is_named(path):
 
 def test_a_power_failure_that_took_the_file_and_damaged_the_one_before_stops_no_start(path, caplog):
     filled(path, 60)
-    last = numbers_in(path)[-1]
-    packed_name(path, last).write_bytes(packed_name(path, last).read_bytes()[:-12])
+    spoil(path, numbers_in(path)[-1])
     path.write_bytes(b"")
     filled(path, 10, start=60)
     assert "tape.segment_damaged" in caplog.text
@@ -211,42 +198,48 @@ class Killed(BaseException):
 
 
 class World:
-    """A tape that is written, closed and killed, beside the lines that must be on it."""
+    """A tape that is written, closed and killed, beside the numbers that must be on it, and who follows it."""
 
     def __init__(self, folder, keep=0):
-        self.path, self.lines, self.keep = folder / "events.jsonl", [], keep
+        self.path, self.lines, self.keep = Path(folder) / "events.jsonl", [], keep
         self.tape = Tape(self.path, 120, keep)
-        self.followers = [FollowedTape(self.path), TapeFollower(self.path)]
-        self.followed = [[], []]
+        self.dashboard, self.chaos = FollowedTape(self.path), TapeFollower(self.path)
+        self.seen, self.noted = [], []
 
-    def write(self, count):
+    def more(self, count):
+        """Further numbers, each as it is written."""
         for _ in range(count):
             self.lines.append(len(self.lines))
-            self.tape.write({"now_s": self.lines[-1], "n": self.lines[-1]})
+            yield self.lines[-1]
+
+    def write(self, count):
+        for n in self.more(count):
+            self.tape.write({"now_s": n, "n": n})
         self.tape.flush()
 
     def look(self):
-        for follower, seen in zip(self.followers, self.followed, strict=True):
-            if isinstance(follower, FollowedTape):
-                while (new := list(follower.lines())) or follower.behind:
-                    seen += new
-            else:
-                seen += follower.news()
+        while (new := list(self.dashboard.lines())) or self.dashboard.behind:
+            self.seen += new
+        self.noted += self.chaos.news()
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """The next life begins with what is on the disk then."""
+        close(self.tape)
+        yield
+        self.tape = Tape(self.path, 120, self.keep)
 
     def restart(self):
-        close(self.tape)
-        self.tape = Tape(self.path, 120, self.keep)
+        with self.stopped():
+            pass
 
     def torn(self):
         """A crash cuts a line short that nobody has counted on."""
-        close(self.tape)
-        with self.path.open("ab") as file:
+        with self.stopped(), self.path.open("ab") as file:
             file.write(b'{"now_s": 1, "n": 99')
-        self.tape = Tape(self.path, 120, self.keep)
 
     def killed_at(self, what, nth):
         """The process dies at the n-th call of a function; what it wrote whole stays."""
-        close(self.tape)
         calls, real = [], getattr(os, what)
 
         def dying(*args, **more):
@@ -255,36 +248,30 @@ class World:
                 raise Killed
             return real(*args, **more)
 
-        tape = Tape(self.path, 120, self.keep)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, what, dying)
-            with contextlib.suppress(Killed):
-                for _ in range(8):
-                    self.lines.append(len(self.lines))
-                    tape.write({"now_s": self.lines[-1], "n": self.lines[-1]})
-                    tape.flush()
-            with contextlib.suppress(Exception):
-                tape._rotation.close()
-        self.tape = Tape(self.path, 120, self.keep)
+        with self.stopped():
+            tape = Tape(self.path, 120, self.keep)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, what, dying)
+                with contextlib.suppress(Killed):
+                    put(tape, self.more(8))
+                with contextlib.suppress(Exception):
+                    tape._rotation.close()
 
     def both(self):
         """It died between the writing of a compressed segment and the removal of the plain one."""
-        close(self.tape)
-        for number in numbers_in(self.path)[-2:]:
-            with gzip.open(packed_name(self.path, number)) as packed, plain_name(self.path, number).open("wb") as plain:
-                shutil.copyfileobj(packed, plain)
-        assert [line["n"] for line in own(read_lines(self.path))] == self.lines
-        self.tape = Tape(self.path, 120, self.keep)
+        with self.stopped():
+            for number in numbers_in(self.path)[-2:]:
+                plain_name(self.path, number).write_bytes(gzip.decompress(packed_name(self.path, number).read_bytes()))
+            assert numbers_of(read_lines(self.path)) == self.lines
 
     def half_packed(self):
         """It died while it compressed."""
-        close(self.tape)
-        for number in numbers_in(self.path)[-1:]:
-            packed = packed_name(self.path, number)
-            plain_name(self.path, number).write_bytes(gzip.decompress(packed.read_bytes()))
-            packed.with_name(packed.name + ".new").write_bytes(packed.read_bytes()[:20])
-            packed.unlink()
-        self.tape = Tape(self.path, 120, self.keep)
+        with self.stopped():
+            for number in numbers_in(self.path)[-1:]:
+                packed = packed_name(self.path, number)
+                plain_name(self.path, number).write_bytes(gzip.decompress(packed.read_bytes()))
+                packed.with_name(packed.name + ".new").write_bytes(packed.read_bytes()[:20])
+                packed.unlink()
 
 
 STEPS = st.one_of(
@@ -297,69 +284,44 @@ STEPS = st.one_of(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @examples(30)
 @given(steps=st.lists(STEPS, max_size=14))
-def test_whatever_happens_all_lines_are_there_once_and_in_order(tmp_path_factory, steps):
-    folder = tmp_path_factory.mktemp("tape")
-    world = World(folder)
-    try:
+def test_whatever_happens_all_lines_are_there_once_and_in_order(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(folder)
         for name, *args in steps:
             getattr(world, name)(*args)
         world.write(1)
         world.look()
         close(world.tape)
         numbered = list(numbered_lines(world.path))
-        assert [line["n"] for _, line in numbered if line is not None and "segment" not in line] == world.lines
+        assert numbers_of(line for _, line in numbered) == world.lines
         assert all(a < b for (a, _), (b, _) in pairwise(numbered))
-        for seen in world.followed:
-            assert [line["n"] for line in own(seen)] == world.lines
+        assert numbers_of(world.seen) == numbers_of(world.noted) == world.lines
+        times = [line["now_s"] for line in world.seen]
+        assert times == sorted(times)
         found = [line["segment"] for _, line in numbered if line is not None and "segment" in line]
         assert found == list(range(2, len(found) + 2))
         closed = segments_of(world.path).files[:-1]
         assert all(each.suffix == ".gz" for each in closed)
-    finally:
-        shutil.rmtree(folder)
 
 
 @examples(15)
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8), keep=st.integers(1, 4))
-def test_with_a_rule_what_is_there_is_the_end_and_what_is_gone_is_counted(tmp_path_factory, counts, keep):
-    folder = tmp_path_factory.mktemp("tape")
-    try:
+def test_with_a_rule_what_is_there_is_the_end_and_what_is_gone_is_counted(counts, keep):
+    with tempfile.TemporaryDirectory() as folder:
         world = World(folder, keep)
         for count in counts:
             world.write(count)
             world.restart()
         close(world.tape)
         numbered = list(numbered_lines(world.path))
-        kept = [line["n"] for _, line in numbered if "segment" not in line]
+        kept = numbers_of(line for _, line in numbered)
         assert kept == world.lines[len(world.lines) - len(kept) :]
         assert len(segments_of(world.path).files) <= keep + 1
         gone = gone_of(world.path)
         assert (0 if gone is None else gone.lines) == numbered[0][0] - 1
-    finally:
-        shutil.rmtree(folder)
 
 
 # --- while it is written --------------------------------------------------------------------------------------------
-
-
-def test_a_tape_that_is_closed_twice_between_two_looks_loses_and_doubles_no_line(path):
-    tape = Tape(path, 150)
-    dashboard, chaos, seen, noted = FollowedTape(path), TapeFollower(path), [], []
-    n = 0
-    for turns in (0, 1, 2, 3, 0, 2):
-        before = len(numbers_in(path))
-        while len(numbers_in(path)) < before + turns or not turns:
-            tape.write({"now_s": n, "n": n})
-            tape.flush()
-            n += 1
-            if not turns:
-                break
-        seen += own(dashboard.lines()) if not turns else []
-        while dashboard.behind:
-            seen += own(dashboard.lines())
-        noted += own(chaos.news())
-        assert [line["n"] for line in seen] == [line["n"] for line in noted] == list(range(n))
-    close(tape)
 
 
 def test_a_reader_beside_a_writer_that_closes_and_compresses_all_the_time_sees_each_line_once(path):
@@ -381,9 +343,9 @@ def test_a_reader_beside_a_writer_that_closes_and_compresses_all_the_time_sees_e
     follower, seen, longest = FollowedTape(path), [], 0
     while True:
         last = done.is_set()
-        seen += [line["n"] for line in own(follower.lines())]
+        seen += numbers_of(follower.lines())
         with contextlib.suppress(FileNotFoundError):
-            now = [line["n"] for line in own(read_lines(path))]
+            now = numbers_of(read_lines(path))
             assert now == list(range(len(now)))
             assert len(now) >= longest
             longest = len(now)
@@ -410,7 +372,7 @@ def test_a_tape_that_begins_while_a_reader_looks_for_it_is_read_from_its_first_s
     reader, seen = TapeReader(path), []
     for _ in range(40):
         seen += [json.loads(text) for _, text in reader.read()]
-    assert [line["n"] for line in own(seen)] == list(range(50))
+    assert numbers_of(seen) == list(range(50))
     assert reader.missed == 0
 
 
@@ -434,9 +396,8 @@ def test_what_is_written_between_the_end_of_a_file_and_its_closing_is_read(path,
 
 def test_a_write_that_a_full_disk_took_back_does_not_put_a_follower_out_of_step(path, monkeypatch):
     tape, reader = Tape(path, 10_000), TapeReader(path)
-    tape.write({"n": 1})
-    tape.flush()
-    assert [text for _, text in reader.read()] == [b'{"n":1}']
+    put(tape, [1])
+    assert [text for _, text in reader.read()] == [b'{"now_s":1,"n":1}']
     write = os.write
 
     def half(fd, data):

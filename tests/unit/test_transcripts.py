@@ -4,6 +4,7 @@ Commands (``key=value`` pairs in any order; ``at=`` moves the time first)::
 
     settings quorum=2 ..               how the aggregator is configured; the first line
     gather a b c                       islands join, the first one supplies version 0, all report step 0
+    gathered a b c                     the same, without a word of it
     beat a step=4                      a heartbeat
     offer a steps=0-4 base=0           a contribution to fragment 0; round= of an earlier round, flaw= a reason
     nothing a                          nothing to hand over in the open round
@@ -49,19 +50,24 @@ class Scenario:
         names = [word for word in words if "=" not in word]
         values: dict[str, Any] = dict(word.split("=", 1) for word in words if "=" in word)
         self.desk.take()
-        at_s = values.pop("at", None)
-        if at_s is not None and verb != "run":
-            self.desk.run_to(float(at_s))
+        if "at" in values:
+            self.desk.run_to(float(values["at"]))
         match verb:
             case "settings":
                 self.desk = Desk(**{name: _number(value) for name, value in values.items()})
                 return []
-            case "gather":
+            case "gather" | "gathered":
                 self.desk.gather(*names)
+                if verb == "gathered":
+                    return []
             case "beat":
                 self.desk.beat(names[0], int(values["step"]), stopped="stopped" in names)
             case "offer":
-                self._offer(names[0], values)
+                first, last = values["steps"].split("-")
+                flaw = agg.Flaw(reason=m.Reason(values["flaw"]), detail="of w0") if "flaw" in values else None
+                round_id = int(values["round"]) if "round" in values else None
+                base = int(values["base"])
+                self.desk.offer(names[0], int(first), int(last), base=base, round_id=round_id, flaw=flaw)
             case "nothing":
                 self.desk.nothing(names[0])
             case "join":
@@ -70,29 +76,17 @@ class Scenario:
                 step = int(values["step"])
                 self.desk.say(names[0], m.Leave(inner_step=step, tokens=10 * step, reason="goodbye"))
             case "run":
-                self.desk.run_to(float(at_s))
+                pass
             case "disk":
-                self._disk(names[0] == "works")
+                self.disk_works = self.desk.writes = names[0] == "works"
             case "restart":
                 self.desk = self.desk.restarted()
             case _:
                 raise AssertionError(f"unknown command {verb!r}: see the docstring of {__file__}")
         if not self.disk_works:
-            self._fail_writes()
+            for _ in range(len(self.desk.writing)):
+                self.desk.write(fails="no space left on device")
         return list(self._story(self.desk.take()))
-
-    def _offer(self, island_id: str, values: dict[str, Any]) -> None:
-        first, last = values["steps"].split("-")
-        flaw = agg.Flaw(reason=m.Reason(values["flaw"]), detail="of w0") if "flaw" in values else None
-        round_id = int(values["round"]) if "round" in values else None
-        self.desk.offer(island_id, int(first), int(last), base=int(values["base"]), round_id=round_id, flaw=flaw)
-
-    def _disk(self, works: bool) -> None:
-        self.disk_works = self.desk.writes = works
-
-    def _fail_writes(self) -> None:
-        for _ in range(len(self.desk.writing)):
-            self.desk.write(fails="no space left on device")
 
     def _story(self, actions: list[agg.Action]) -> Iterator[str]:
         for action in actions:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -11,29 +12,17 @@ from ops import cli
 from ops.run.up import LocalRun
 
 
-def registry(read):
-    """A registry that reads what is given here."""
-
-    async def answer():
-        return read()
-
-    return SimpleNamespace(read=answer, address="redis://127.0.0.1:6379")
-
-
-def unavailable():
-    raise Unavailable("Redis is away", definite=True)
-
-
 @pytest.mark.parametrize(
     ("read", "missing"),
     [
-        (lambda: SimpleNamespace(empty=True), "waiting for the aggregator's first report"),
-        (unavailable, "Redis is away"),
+        ({"return_value": SimpleNamespace(empty=True)}, "waiting for the aggregator's first report"),
+        ({"side_effect": Unavailable("Redis is away", definite=True)}, "Redis is away"),
     ],
 )
 def test_what_there_is_no_status_for_is_said(read, missing):
+    registry = SimpleNamespace(read=AsyncMock(**read), address="redis://127.0.0.1:6379")
     with asyncio.Runner() as loop:
-        assert LocalRun._status(registry(read), loop) == (None, missing)
+        assert LocalRun._status(registry, loop) == (None, missing)
 
 
 def test_a_page_that_cannot_be_served_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):

@@ -53,7 +53,8 @@ def test_a_lock_is_held_by_one_until_it_is_closed(monkeypatch, tmp_path):
 def test_a_lock_that_cannot_be_taken_is_none_and_is_told_in_one_line(nowhere, caplog):
     with caplog.at_level(logging.WARNING):
         assert user_files.lock("x") is None
-    (line,) = caplog.messages
+        assert HostIdentity.take("demo") is None
+    line, _ = caplog.messages
     assert line.startswith('lock.unavailable lock=x reason="No usable temporary directory found')
 
 
@@ -67,10 +68,6 @@ def test_a_file_system_without_locks_has_none(monkeypatch, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_without_a_place_for_locks_there_are_no_seats(nowhere):
-    assert HostIdentity.take("demo") is None
-
-
 def test_what_needs_a_temporary_directory_says_which_setting_names_one(nowhere, tmp_path):
     (tmp_path / "status.rdb").touch()
     with pytest.raises(Unavailable, match="TMPDIR"), served(tmp_path):
@@ -79,21 +76,15 @@ def test_what_needs_a_temporary_directory_says_which_setting_names_one(nowhere, 
         pass
 
 
-def test_a_user_without_a_home_has_no_cache(homeless, monkeypatch, tmp_path):
+def test_the_cache_is_where_the_user_keeps_caches_and_without_a_home_there_is_none(homeless, monkeypatch, tmp_path):
     assert user_files.cache_folder() is None
     assert numeric.compilation_cache() == {}
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
     assert numeric.compilation_cache()["JAX_COMPILATION_CACHE_DIR"] == "/somewhere"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert user_files.cache_folder() == tmp_path / "atoll"
-
-
-def test_the_cache_is_where_the_user_keeps_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert user_files.cache_folder() == tmp_path / "atoll"
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_files.cache_folder() == tmp_path / ".cache" / "atoll"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_files.cache_folder() == tmp_path / "atoll"
 
 
 def test_a_tilde_is_the_home_directory_or_refused_and_never_a_folder(homeless, monkeypatch, tmp_path):

@@ -1,7 +1,4 @@
-"""The link simulator against its closed form, against a slow twin, and where the answer is known."""
-
-import heapq
-import math
+"""The closed form of a link against a simulation of it, and both where the answer is known."""
 
 import numpy as np
 import pytest
@@ -9,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.planning.utilisation import Traffic, closed_form, crossing_steps, released, required_gbps
-from tests.link_simulation import by_layer, required_on_grid, simulate
+from tests.link_simulation import by_layer, simulate
 
 GRID = np.logspace(-1, 3, 50)
 
@@ -17,25 +14,6 @@ GRID = np.logspace(-1, 3, 50)
 def traffic(**changes):
     values = {"payload_gbit": 80.0, "step_s": 1.0, "releases": (released(16),)}
     return Traffic(**(values | changes))
-
-
-def slow_twin(load, gbps, steps):
-    """Bucket by bucket, with a queue of events, in plain Python."""
-    per_bucket = load.payload_gbit / load.buckets / (gbps * load.step_s)
-    fragments, interval = len(load.releases), load.sync_interval_steps
-    now, link_free, due = 0.0, 0.0, {}
-    for step in range(steps):
-        released = []
-        for p in range(fragments):
-            if (p + 1) * interval // fragments - 1 == step % interval:
-                for order, at in enumerate(load.releases[p]):
-                    heapq.heappush(released, (p, order, now + at))
-        while released:
-            _, _, at = heapq.heappop(released)
-            link_free = max(link_free, at) + per_bucket
-            due[step + load.overlap_steps] = link_free
-        now = max(now + 1.0, due.pop(step, 0.0))
-    return steps / now
 
 
 shapes = st.builds(
@@ -52,11 +30,6 @@ shapes = st.builds(
     st.integers(0, 3),
     st.floats(0.1, 200.0),
 )
-
-
-@given(shapes, st.floats(0.1, 500.0))
-def test_the_simulation_equals_one_that_moves_every_bucket_by_itself(load, gbps):
-    assert simulate(load, gbps, steps=60)[0] == pytest.approx(slow_twin(load, gbps, 60), rel=1e-9)
 
 
 @pytest.mark.parametrize("tau", [0, 1, 2, 3])
@@ -90,32 +63,16 @@ def test_the_required_bandwidth_is_the_least_that_reaches_the_target(load, targe
 
 def test_data_parallel_hides_the_backward_pass_and_waits_for_the_rest():
     # 160 Gbit in steps of 1 s at 96 Gbit/s: 5/3 s on the link, of which 2/3 s are hidden. Utilisation 1/2.
-    assert closed_form(traffic(payload_gbit=160.0, releases=(released(4096),)), 96.0)[0] == pytest.approx(0.5, abs=1e-3)
-
-
-def test_data_parallel_needs_what_the_formula_says():
-    load = traffic(payload_gbit=140.0, releases=(released(100_000),))
-    assert required_gbps(load, 0.95) == pytest.approx(140 / (1 / 0.95 - 1 / 3), rel=1e-4)
+    load = traffic(payload_gbit=160.0, releases=(released(20_000),))
+    assert closed_form(load, 96.0)[0] == pytest.approx(0.5, abs=1e-3)
+    assert required_gbps(load, 0.95) == pytest.approx(160 / (1 / 0.95 - 1 / 3), rel=1e-4)
 
 
 def test_an_even_flow_needs_the_utilisation_times_its_rate():
     load = traffic(releases=(released(),) * 24, sync_interval_steps=24, overlap_steps=2)
     for target in (0.5, 0.8, 0.95):
         assert required_gbps(load, target) == pytest.approx(target * 80 / 24, rel=1e-6)
-
-
-def test_a_link_that_is_wide_enough_costs_nothing():
-    load = traffic(releases=(released(),) * 8, sync_interval_steps=24, overlap_steps=2)
     assert simulate(load, 1e6)[0] == closed_form(load, 1e6)[0] == 1.0
-
-
-def test_overlap_lets_a_narrower_link_do():
-    needed = [
-        required_gbps(traffic(releases=by_layer(24, 8), sync_interval_steps=100, overlap_steps=tau), 0.95)
-        for tau in range(4)
-    ]
-    assert needed == sorted(needed, reverse=True)
-    assert needed[0] > 1.5 * needed[1]
 
 
 def test_layers_are_released_from_the_last_to_the_first_and_strided_over_fragments():
@@ -133,9 +90,3 @@ def test_buckets_cross_one_after_the_other():
     load = traffic(payload_gbit=1.5, releases=((0.6, 0.8, 1.0),))
     (crossed,) = crossing_steps(load, np.array([1.0, 1e9]))
     assert crossed == pytest.approx([2.1, 1.0], abs=1e-6)
-
-
-def test_a_grid_that_is_too_low_has_no_answer():
-    low, high = required_on_grid(traffic(), [0.01, 0.99], np.array([1.0, 2.0]))
-    assert low == 1.0
-    assert math.isinf(high)

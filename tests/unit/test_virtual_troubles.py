@@ -10,48 +10,32 @@ from ops.virtual.simulation import Passages
 from tests.sim.packed import TROUBLES, links, packed_plan, swizzled
 
 
-def shown(clock, queue, *moments_s):
-    values = []
-    for at_s in moments_s:
-        queue.run_until(at_s)
-        values.append(clock.now_s)
-    return values
-
-
-def test_a_clock_with_nothing_wrong_shows_the_true_time():
-    queue = EventQueue()
-    clock = Clock(queue, ())
-    assert shown(clock, queue, 0.0, 3.0) == [0.0, 3.0]
-    assert clock.true_s(7.0) == 7.0
-
-
-@pytest.mark.parametrize("jump_s", [2.5, -2.5])
-def test_a_clock_that_jumped_stays_off(jump_s):
-    queue = EventQueue()
-    clock = Clock(queue, (ClockTrouble(process="p", at_s=5.0, jump_s=jump_s),))
-    assert shown(clock, queue, 4.0, 5.0, 9.0) == pytest.approx([4.0, 5.0 + jump_s, 9.0 + jump_s])
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.5, 2.0])
-def test_a_clock_of_another_rate_stays_off_by_what_it_gained_or_lost(rate):
-    queue = EventQueue()
-    clock = Clock(queue, (ClockTrouble(process="p", at_s=4.0, for_s=2.0, rate=rate),))
-    assert shown(clock, queue, 4.0, 5.0, 6.0, 9.0) == pytest.approx([4.0, 4.0 + rate, 4.0 + 2 * rate, 7.0 + 2 * rate])
-
-
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "shown"),
     [
-        {"jump_s": 3.0},
-        {"jump_s": -3.0},
-        {"for_s": 4.0, "rate": 0.0},
-        {"for_s": 4.0, "rate": 0.25},
-        {"for_s": 4.0, "rate": 3.0},
+        (None, [4.0, 5.0, 6.0, 9.0]),
+        ({"jump_s": 2.5}, [6.5, 7.5, 8.5, 11.5]),
+        ({"jump_s": -2.5}, [1.5, 2.5, 3.5, 6.5]),
+        ({"for_s": 2.0, "rate": 0.0}, [4.0, 4.0, 4.0, 7.0]),
+        ({"for_s": 2.0, "rate": 0.5}, [4.0, 4.5, 5.0, 8.0]),
+        ({"for_s": 2.0, "rate": 2.0}, [4.0, 6.0, 8.0, 11.0]),
     ],
+    ids=str,
 )
-def test_whoever_sets_an_alarm_again_until_the_clock_shows_it_is_woken_then_and_not_too_often(wrong):
+def test_a_clock_that_jumped_or_had_another_rate_stays_off(wrong, shown):
+    queue, found = EventQueue(), []
+    clock = Clock(queue, () if wrong is None else (ClockTrouble(process="p", at_s=4.0, **wrong),))
+    for at_s in (4.0, 5.0, 6.0, 9.0):
+        queue.run_until(at_s)
+        found.append(clock.now_s)
+    assert found == pytest.approx(shown)
+
+
+@pytest.mark.parametrize("jump_s", [3.0, -3.0, 0.0])
+@pytest.mark.parametrize("rate", [0.0, 0.25, 3.0])
+def test_whoever_sets_an_alarm_again_until_the_clock_shows_it_is_woken_then_and_not_too_often(jump_s, rate):
     queue, rings = EventQueue(), []
-    clock = Clock(queue, (ClockTrouble(process="p", at_s=2.0, **wrong),))
+    clock = Clock(queue, (ClockTrouble(process="p", at_s=2.0, jump_s=jump_s, rate=rate, for_s=4.0),))
 
     def ring():
         rings.append(clock.now_s)
@@ -65,17 +49,12 @@ def test_whoever_sets_an_alarm_again_until_the_clock_shows_it_is_woken_then_and_
     assert 8.0 <= rings[-1] <= 8.0 + SHORTEST_WAIT_S
 
 
-def test_the_links_of_a_run_are_those_to_every_broker_and_of_the_stations_to_redis():
-    every = links(["a", "b"], ["a"], 2)
-    assert {(link.process, link.broker) for link in every} == {("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", REDIS)}
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_swizzled_links_are_all_cut_before_any_comes_back_and_come_back_in_another_order(seed):
     every = links(["a", "b", "c"], ["a"], 2)
+    assert len(every) == 3 * 2 + 1  # each to every broker, and the stations' to Redis
     cuts = swizzled(random.Random(seed), every, 10.0, 20.0)
-    assert {cut.link for cut in cuts} == set(every)
-    assert len(cuts) == len(every)
+    assert sorted(map(str, every)) == sorted(str(cut.link) for cut in cuts)
     assert all(10.0 <= cut.at_s <= 15.0 <= cut.at_s + cut.for_s <= 20.0 for cut in cuts)
     assert all(cut.way is Way.BOTH for cut in cuts if cut.link.broker == REDIS)
     began = sorted(cuts, key=lambda cut: cut.at_s)
@@ -104,13 +83,8 @@ def test_every_trouble_is_drawn_and_the_same_seed_gives_the_same_plan():
     plans = [packed_plan(seed) for seed in range(300)]
     assert plans == [packed_plan(seed) for seed in range(300)]
     assert len(TROUBLES) > 10
-    assert {clock.process.partition("-")[0] for plan in plans for clock in plan.clocks} == {
-        "aggregator",
-        "standby",
-        "island",
-        "broker",
-        "redis",
-    }
+    wrong_clocks = {clock.process.partition("-")[0] for plan in plans for clock in plan.clocks}
+    assert wrong_clocks == {"aggregator", "standby", "island", "broker", "redis"}
     assert {crash.point for plan in plans for crash in plan.crash_points} == set(Point)
     assert any(plan.cuts for plan in plans)
     assert any(plan.persist_failure for plan in plans)

@@ -1,0 +1,33 @@
+"""A run with momentum and recorded payloads: ``up`` is killed by SIGKILL, nothing survives, and it goes on."""
+
+import signal
+
+from tests.local_run import Process, Up, descendants, is_alive, ops, wait_for
+
+#: Tokens to train after the kill.
+MORE = 30_000
+
+
+def resumed(folder):
+    """Kills it after two versions of each fragment, and resumes it to its end."""
+    rule = ("--outer-momentum", 0.5, "--record-payloads")
+    with Up(folder / "run", "--islands", 2, "--tokens", 10_000_000, "--pace", 0.02, *rule) as up:
+        up.wait_for_progress(2)
+        second = ops("up", "--resume", up.run_dir)
+        below = descendants(up.pid)
+        up.signal(signal.SIGKILL)
+        assert up.wait() == -signal.SIGKILL
+        wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
+    before = up.ledger()
+    ends = {each["island_id"]: each["steps"]["to_tokens"] for row in before for each in row["contributions"]}
+    tokens = sum(ends.values()) + MORE
+    with Process(folder / "again", "up", "--resume", up.run_dir, "--tokens", tokens, "--json") as again:
+        exit = again.wait()
+        return {
+            "second": [second.returncode, second.stderr],
+            "before": before,
+            "tokens": tokens,
+            "exit": exit,
+            "err": again.err,
+            "out": again.out,
+        }
