@@ -1,4 +1,4 @@
-"""Measures what training on an accelerator pays for Atoll: the time of a step with and without it, and rates of copies.
+"""Measures Atoll's cost beside an accelerator: a step's time with and without it, and copying rates.
 
 One island trains a stack of square layers beside a broker and an aggregator; the batch is chosen so that a step takes
 about ``--step`` seconds. Each loop reads the loss of the step before, as loops that log do. ``step, ms`` is timed over

@@ -1,4 +1,4 @@
-"""The bytes of a round by themselves: the same way over the same number of processes, and nothing else.
+"""The bytes of a round by themselves: the same way over as many processes, and nothing else.
 
     islands (M connections, this process) -> relay process -> sink process -> relay process -> islands
 

@@ -1,4 +1,4 @@
-"""What a heartbeat costs the aggregator's core by itself, against the number of islands: no sockets, no disk, no Redis.
+"""Measures a heartbeat's cost to the aggregator's core by number of islands: no socket, disk, Redis.
 
 The core is fed what a fleet says in virtual time: all join, one gives version 0, and all send heartbeats, evenly
 spread, while rounds are open that nobody answers. *us* is this process's time for one heartbeat, with the question for

@@ -101,7 +101,7 @@ class Crowd:
         return int(beats), int(states)
 
     async def train(self, seconds: float, every_s: float) -> float:
-        """Has its islands train (:meth:`ScriptedFleet.train`); returns the rounds that they have the version of."""
+        """Has its islands train (:meth:`ScriptedFleet.train`); returns the rounds whose version they have."""
         (rounds,) = await self._asked("train", seconds, every_s)
         return rounds
 

@@ -1,4 +1,4 @@
-"""The processes that a benchmark measures: Redis, one broker and one aggregator, exactly as ``up`` starts them.
+"""Processes measured by a benchmark: Redis, a broker and an aggregator, exactly as ``up`` starts them.
 
 What stands against them here is scripted (:mod:`benchmarks.scripted`) or a real island (:mod:`benchmarks.stopwatch`).
 Nothing survives the ``with`` block, nor the process that holds it (:mod:`ops.processes.child`).
@@ -36,7 +36,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The most memory that a process has held, in bytes: VmHWM, since ru_maxrss is inherited from the parent."""
+    """The most memory of each process in bytes: VmHWM, since ru_maxrss is inherited from the parent."""
 
     broker_bytes: int
     aggregator_bytes: int
@@ -138,7 +138,7 @@ class Hub:
         return Peak(broker_bytes=self._peak_of("broker"), aggregator_bytes=self._peak_of("aggregator"))
 
     def check(self) -> None:
-        """Raises Unavailable if a process has died: a restarted one would be measured as if nothing had happened."""
+        """Raises Unavailable if a process died: a restarted one would be measured as if nothing had happened."""
         for event in self.cluster.poll():
             if event.change is not Change.ENDED:
                 end = last_lines(self.cluster.log_of(event.process))

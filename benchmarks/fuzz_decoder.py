@@ -1,4 +1,4 @@
-"""Hostile bytes for the decoder of the wire: broken copies of valid messages of every kind, and plain noise.
+"""Hostile bytes for the decoder of the wire: broken copies of all kinds of valid messages, and noise.
 
 Nine in ten of the broken headers get a checksum of their own: what somebody means to send is whole, and reaches what
 is behind that check. Each input follows from the seed and its number alone, so that a finding is repeated with
@@ -249,7 +249,7 @@ _REARRANGEMENTS: tuple[Callable[[Frames], object], ...] = (
 
 
 def bomb(rng: random.Random) -> Frames:
-    """Returns a header that costs as much as it can: small things, as many as fit, in arrays of the longest kind."""
+    """Returns a header of the greatest cost: as many small things as fit, in arrays of the longest kind."""
     deep = b"\x81\xa1a" * 20 + b"\x01"
     one = rng.choice((b"\x80", b"\x90", b"\x81\xa1a\x01", deep, b"\xa2ab", b"\xcd\xff\xff", b"\xc0"))
     one += b"\xc0" * rng.choice((0, 3, 15, 16, 40))

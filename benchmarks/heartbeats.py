@@ -100,7 +100,7 @@ async def window(hub: Hub, fleet: ScriptedFleet, crowd: Crowd, work: Callable[[]
 
 
 def allowances(heartbeat_s: float) -> LivenessConfig:
-    """Returns the allowances for silence under which islands are told to send heartbeats so far apart, if not more."""
+    """Returns allowances for silence under which islands send heartbeats at least ``heartbeat_s`` apart."""
     usual = LivenessConfig()
     return LivenessConfig(
         suspect_after_s=max(usual.suspect_after_s, 2 * heartbeat_s),

@@ -1,4 +1,4 @@
-"""What taking part costs an island: its time spent on synchronisation, and its steps per second against training alone.
+"""Measures an island's time for synchronisation, and its steps per second against training alone.
 
 One island is pinned to a processor of its own. Redis, broker, aggregator and the other islands share the remaining
 ones, so that what is seen is the cost of taking part and not of sharing a processor. The base is the same task in the
@@ -138,7 +138,7 @@ def _timing(out: Path, cluster: LocalCluster, seconds: float) -> Timing:
 
 
 def row_of(name: str, islands: int, samples: list[Sample], base: list[Sample]) -> dict[str, Any]:
-    """Returns the line of one task and fleet size: medians, and medians of the ratios to the base run beside each."""
+    """Returns the line of a task and fleet size: medians, and medians of ratios to the base beside each."""
     speeds = [each.timing.steps / each.timing.wall_s for each in samples]
     cpus = [each.timing.cpu_s / each.timing.steps for each in samples]
     base_speeds = [each.timing.steps / each.timing.wall_s for each in base]

@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def _alternating(repetitions: int, task: Task, cell: CellSettings) -> tuple[list[float], list[float]]:
-    """Returns processor seconds of the plain loop and of the laboratory, per as many steps as the cell asks for."""
+    """Returns processor seconds of the plain loop and of the laboratory, for the steps of the cell."""
     plain_s, lab_s = [], []
     gc.collect()
     gc.freeze()  # as a run of the laboratory does once its task is loaded

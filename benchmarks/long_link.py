@@ -1,4 +1,4 @@
-"""Measures Mbit/s over one connection and over several, on a long and fast link: Atoll beside raw TCP, each way.
+"""Measures Mbit/s of one and several connections on a long fast link: Atoll beside TCP, each way.
 
 Hub and island are two network namespaces with a TUN device each; a program of ours carries their packets at the link's
 rate and holds them back for half of the round trip. TCP is the kernel's, with the buffers that this machine has: of
@@ -137,7 +137,7 @@ async def _ours(connections: int, probes: int) -> dict[str, float]:
 
 
 def _serve_raw() -> None:
-    """In the hub's region: takes or gives as many bytes as each connection asks for, until standard input ends."""
+    """In the hub's region: takes or gives the bytes each connection asks for, until standard input ends."""
 
     def serve(link: socket.socket) -> None:
         with link:

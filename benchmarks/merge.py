@@ -1,4 +1,4 @@
-"""What one aggregator can merge, step and store: ``python -m benchmarks.merge --parameters 25M --islands 8``.
+"""Measures how fast one aggregator merges, steps and stores.
 
 Every figure stands beside a reference taken in the same run, since machines differ and drift: for merging the plain
 ``numpy.average`` over a stack, for the outer step the same optax update jitted over the whole vector, for the store a
@@ -163,7 +163,7 @@ def _merging(
 
 
 def _four(words: list[Any]) -> list[Any]:
-    """Four vectors to read side by side, which is faster than one by one: the first again if there are fewer."""
+    """Four vectors to read side by side, which is faster than one by one: repeated if there are fewer."""
     return (words * 4)[:4]
 
 

@@ -1,4 +1,4 @@
-"""What metrics cost: a fleet that serves none beside one whose every process is scraped, once a second as a rule.
+"""Measures the cost of metrics: a fleet without them beside one scraped once a second as a rule.
 
 Both train the same paced task, in turn, each time with new processes. *sync share* is what the islands report at the
 end: the part of the training thread's time that was spent in ``Island.step``. Hub and islands are measured in the same

@@ -1,4 +1,4 @@
-"""The narrowing drill: in mid-run the link of one island is cut to a twentieth of its rate, and widened again.
+"""The narrowing drill: in mid-run an island's link is cut to a twentieth of its rate, then widened.
 
 Redis, broker, aggregator and islands are the processes of a run, and train at a steady pace; one island reaches the
 broker over an emulated link (``ops/links``) that its traffic fills to 5-10 % each way. What happened is read from what
@@ -75,7 +75,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributed:
-    """A pseudo-gradient that reached the aggregator, at ``at_s`` of the monotonic clock that all processes share."""
+    """A pseudo-gradient at the aggregator, ``at_s`` by the monotonic clock that all processes share."""
 
     at_s: float
     island: str
@@ -84,7 +84,7 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of the drill: the rate of the link in Mbit/s, from when to when, and the link's bytes each way."""
+    """A part of the drill: the link's rate in Mbit/s, when it began and ended, and the bytes each way."""
 
     name: str
     mbit: float

@@ -17,7 +17,7 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of a table: ``key`` of the row, under ``title``, written by ``form`` (a format specification)."""
+    """One column of a table: the row's ``key`` under ``title``, in ``form`` (a format specification)."""
 
     key: str
     title: str
@@ -41,7 +41,7 @@ def parser_of(name: str, doc: str | None, example: str) -> argparse.ArgumentPars
 
 
 def guarded(measure: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Runs a benchmark and returns its exit status: 2 for a wrong setting, 1 if it could not be carried out."""
+    """Runs a benchmark; returns its exit status: 2 for a wrong setting, 1 if it could not be carried out."""
     try:
         return measure(args)
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def guarded(measure: Callable[[argparse.Namespace], int], args: argparse.Namespa
 
 
 class Printer:
-    """Collects rows; with ``--json`` each is printed as soon as it is there, otherwise all as one table at the end."""
+    """Collects rows: with ``--json`` each is printed at once, otherwise all as one table at the end."""
 
     def __init__(self, columns: Sequence[Column], *, as_json: bool) -> None:
         self._columns = columns

@@ -1,4 +1,4 @@
-"""The profiles side by side: the same task, data, seed and tokens through ``up``, with one island five times slower.
+"""The profiles side by side: one task, data, seed and tokens by ``up``, one island five times slower.
 
 Each row is a whole run of real processes, one after the other: ours, the published algorithm, its ancestors, and
 data-parallel training by JAX collectives. *Waiting* is the part of an island's time in which it could not train; bytes

@@ -1,4 +1,4 @@
-"""Outer round latency, and the memory of aggregator and broker, against model size and number of islands.
+"""Outer round latency, and memory of aggregator and broker, by model size and number of islands.
 
 A real broker and a real aggregator (with its disk and Redis) serve scripted islands over real sockets. A round moves
 one fragment, 1/P of the model: it is *opened*, every island hands over its pseudo-gradient, the aggregator merges,
@@ -98,7 +98,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The figures of one case, of its rounds after the warm-up: stages, carriers and disk in seconds, and memory."""
+    """The figures of one case after the warm-up: stages, carriers and disk in seconds, and memory."""
 
     payloads: Payloads
     stages: list[Stages]
@@ -158,7 +158,7 @@ def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
 
 
 def disk_alone_s(directory: Path, store: Path) -> float:
-    """Writes as many bytes to a file as the newest version has; returns how long that took, fsync included."""
+    """Writes as many bytes to a file as the newest version has; returns the seconds, fsync included."""
     newest = max(store.glob("fragments/*/*"), key=lambda path: path.stat().st_mtime)
     left, piece = newest.stat().st_size, memoryview(os.urandom(PIECE_BYTES))
     path = directory / "alone"
@@ -173,7 +173,7 @@ def disk_alone_s(directory: Path, store: Path) -> float:
 
 
 def stages_of(tape: Path, arrivals: list[Arrival]) -> list[Stages]:
-    """Returns the stages of every round, in order: all from the tape, but for the receipt, which islands noted."""
+    """Returns the stages of every round in order: from the tape, but the receipt as islands noted it."""
     opened: dict[int, float] = {}
     closed: dict[int, float] = {}
     computed: dict[tuple[int, int], float] = {}

@@ -51,7 +51,7 @@ COLUMNS = 1024
 
 
 def model(parameters: int) -> tuple[TensorSpec, ...]:
-    """Returns 48 equal matrices merged by RDA, with at least so many parameters in all (a dozen layers of four)."""
+    """Returns 48 equal matrices (a dozen layers of four) merged by RDA, of ``parameters`` or more in all."""
     rows = -(-parameters // (TENSORS * COLUMNS))
     columns = COLUMNS if rows > 1 else -(-parameters // TENSORS)
     return tuple(
@@ -104,7 +104,7 @@ class Arrival:
 
 
 class Turns:
-    """Lets heartbeats that are overdue follow each other with a pause: those of separate hosts never come at once.
+    """Spaces overdue heartbeats by a pause: those of separate hosts never come at once.
 
     Args:
         pause_s: Between two of this process.

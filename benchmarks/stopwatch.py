@@ -34,7 +34,7 @@ class Timing:
 
 
 class Stopwatch:
-    """Counts steps for ``seconds``, after a warm-up that begins with the second step: the first one compiles.
+    """Counts steps for ``seconds``, after a warm-up from the second step on: the first one compiles.
 
     Args:
         out: Where the result goes, whole or not at all.
@@ -77,7 +77,7 @@ class Stopwatch:
 
 
 def timed(*, inner: str, out: str, seconds: float, warm_up_s: float, **options: Any) -> Task:
-    """Returns the task ``inner`` (package.module:function) with its own options, its steps timed into ``out``."""
+    """Returns the task ``inner`` (package.module:function) with its options, its steps timed into ``out``."""
     task = load_task(inner, options)
     watch = Stopwatch(Path(out), seconds=seconds, warm_up_s=warm_up_s)
 

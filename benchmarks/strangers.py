@@ -1,4 +1,4 @@
-"""Strangers at a broker's two ports: scanners, TLS, HTTP, RDP and SSH clients, old and broken ZeroMQ peers, noise.
+"""Strangers at a broker's two ports: scanners, TLS, HTTP, RDP, SSH, old and broken ZeroMQ, noise.
 
 None of them may end the broker, or hold up anybody else; each is hung up or leaves by itself. A stranger says its words
 one after the other, waiting for an answer in between, and then stays for a moment to see whether it is hung up. Without
@@ -48,7 +48,7 @@ SSL_2 = (
 
 
 def hello(most: ssl.TLSVersion, says: bytes = b"") -> bytes:
-    """Returns the first bytes of a TLS client; ``says``: the version that it names in both places, if another one."""
+    """Returns the first bytes of a TLS client; ``says``: the version named in both places, if another."""
     context = ssl.create_default_context()
     context.maximum_version = most
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -69,7 +69,7 @@ def greeting(mechanism: bytes = b"NULL") -> bytes:
 
 
 def ready(**properties: bytes) -> bytes:
-    """Returns the command that ends a handshake without keys; ``Socket_Type=b"DEALER"`` is a property of it."""
+    """Returns the command that ends a handshake without keys, with properties: ``Socket_Type=b"DEALER"``."""
     body = b"\x05READY"
     for name, value in properties.items():
         body += bytes((len(name),)) + name.replace("_", "-").encode() + len(value).to_bytes(4, "big") + value
@@ -206,7 +206,7 @@ class Visits:
 
 
 async def besiege(host: str, port: int, *, seconds: float, at_once: int, seed: int) -> Visits:
-    """Visits both ports with strangers of every kind for so long, ``at_once`` at a time, and others that hold on.
+    """Visits both ports with strangers of every kind: ``at_once`` at a time, and as many that hold on.
 
     Raises:
         Unavailable: In a group: nobody listens there, or no longer.

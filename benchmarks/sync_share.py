@@ -1,4 +1,4 @@
-"""Measures the part of its time that a training thread spends on synchronisation, by size of the model.
+"""Measures the part of a training thread's time that synchronisation takes, by size of the model.
 
 One island trains beside a broker and an aggregator, in JAX or in PyTorch (in the environment that has it). A step is
 a pause, as where an accelerator computes, and a small change of every parameter tensor. ``sync share`` is the part of
@@ -208,7 +208,7 @@ def run(
     measure: Callable[[argparse.Namespace], int],
     work: Callable[[dict[str, Any]], int],
 ) -> int:
-    """Adds the flags of a benchmark of training loops, reads them, and measures; or works, as the process of a case.
+    """Adds a benchmark's flags, reads them, and measures all cases; or works, as the process of one case.
 
     Args:
         parser: With the flags of one benchmark alone.

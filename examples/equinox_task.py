@@ -98,7 +98,7 @@ def task(*, batch: int = 32, channels: int = 32, learning_rate: float = 3e-3, no
 
 
 def make_waves(stream: int, how_many: int, noise: float, *, seed: int) -> Waves:
-    """Returns waves (how_many, SAMPLES) and their pitches (how_many,): a pure function of ``stream`` and ``seed``."""
+    """Returns waves (how_many, SAMPLES) and pitches (how_many,), purely from ``stream`` and ``seed``."""
     random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, stream]))
     pitches = random.integers(0, PITCHES, how_many, dtype=np.int32)
     phases = random.uniform(0, 2 * np.pi, how_many)

@@ -1,4 +1,4 @@
-"""A ``Trainer`` of Hugging Face as an island: :class:`Atoll` is a callback to copy, and its use is marked ``# atoll``.
+"""A Hugging Face ``Trainer`` as an island: :class:`Atoll` is a callback to copy, used at ``# atoll``.
 
     .venv-torch/bin/python -m examples.hf_trainer                        # a hub and one island
     .venv-torch/bin/python -m examples.hf_trainer tcp://127.0.0.1:7001   # another island, or any run that is there
@@ -27,7 +27,7 @@ BATCH, LENGTH = 16, HISTORY + 1
 
 
 class Atoll(TrainerCallback):
-    """Joins a run as training begins, steps with the optimizer, and leaves with the run's final parameters.
+    """Joins a run as training begins, steps with the optimizer, and leaves with the final parameters.
 
     Args:
         address: The broker's.

@@ -1,4 +1,4 @@
-"""Bring your own loop, shaped like MaxText's: ``state, metrics = train_step(state, batch)`` with a sharded state.
+"""Bring your own loop, like MaxText's: ``state, metrics = train_step(state, batch)``, a sharded state.
 
     .venv/bin/python -m examples.maxtext_shaped                        # a hub and one island
     .venv/bin/python -m examples.maxtext_shaped tcp://127.0.0.1:7001   # another island, or any run that is there
@@ -57,7 +57,7 @@ def over(*axes: str | None) -> NamedSharding:
 
 
 def sharding_of(leaf: Any) -> NamedSharding:
-    """Returns where a leaf of the state lies: matrices of equal parts are cut, everything else is on each device."""
+    """Returns the place of a leaf of the state: matrices of equal parts are cut, others on each device."""
     cut = leaf.ndim == 2 and leaf.shape[-1] % mesh.size == 0
     return over(None, "fsdp") if cut else over()
 

@@ -1,4 +1,4 @@
-"""Bring your own loop: a JAX training loop of your own joins a run by the six lines marked ``# atoll``.
+"""Bring your own loop: a JAX training loop joins a run by the six lines marked ``# atoll``.
 
     .venv/bin/python -m examples.own_loop                        # a hub and one island
     .venv/bin/python -m examples.own_loop tcp://127.0.0.1:7001   # another island, or any run that is there
@@ -42,7 +42,7 @@ def init(key: jax.Array, dtype: Any) -> Params:
 
 
 def loss(params: Params, batch: Any) -> jax.Array:
-    """Returns the mean loss in nats per byte; ``batch`` is (BATCH, HISTORY + 1) bytes, the last one to be predicted."""
+    """Returns the mean loss in nats per byte; ``batch``: (BATCH, HISTORY + 1) bytes, the last predicted."""
     history = params["embed"][batch[:, :-1].astype(jnp.int32)].reshape(len(batch), -1)
     logits = (jnp.tanh(history @ params["hidden"]) @ params["head"]).astype(jnp.float32)
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, -1].astype(jnp.int32)))

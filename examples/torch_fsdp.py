@@ -1,4 +1,4 @@
-"""Two processes of PyTorch with FSDP2 are one island: the lines marked ``# atoll`` are all that the loop needed.
+"""Two PyTorch processes with FSDP2 as one island: the lines marked ``# atoll`` are all it takes.
 
     python -m examples.torch_fsdp                        # a hub, and one island of two processes on this machine
     python -m examples.torch_fsdp tcp://127.0.0.1:7001   # another island, or any run that is there

@@ -43,7 +43,7 @@ def batch_of(rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def data(share: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the batches that are this island's: of every ``count`` examples, number ``index``, from ``cursor`` on."""
+    """Yields this island's batches: of every ``count`` examples, number ``index``, from ``cursor`` on."""
     examples = windows()
     order = np.random.default_rng(share.seed).permutation(len(examples))
     while True:

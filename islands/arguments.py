@@ -68,7 +68,7 @@ def number(field: str, value: Any, cure: str) -> float:
 
 
 def scalar(field: str, value: Any, cure: str) -> Any:
-    """Returns a number as a plain float, or as it is where a device may not have computed it yet: for others to read.
+    """Returns a number as a float, or unread if a device may still be computing it.
 
     Raises:
         ConfigError: It is no real number, or an array of several.
@@ -91,7 +91,7 @@ def on_device(value: Any) -> bool:
 
 
 def is_real(dtype: Any) -> bool:
-    """Whether elements of a dtype are real numbers: integers, booleans and floats, also those of JAX alone."""
+    """Says whether a dtype's elements are real: integers, booleans and floats, also those of JAX alone."""
     try:
         known = np.dtype(dtype)
     except TypeError:  # a random key of JAX, or another library's
@@ -133,7 +133,7 @@ def _is_small_integer(dtype: np.dtype[Any]) -> bool:
 
 
 def _float(value: Any) -> float | None:
-    """Returns a number as a float; None for texts, arrays of several elements, complex numbers and other things."""
+    """Returns a number as a float; None for text, arrays with dimensions, complex numbers and others."""
     if isinstance(value, str | bytes | bytearray) or tuple(getattr(value, "shape", ())):
         return None
     if isinstance(value, np.generic | np.ndarray) and not is_real(value.dtype):
@@ -148,7 +148,7 @@ def _float(value: Any) -> float | None:
 
 
 def pair(value: Any) -> tuple[Any, int | None]:
-    """Returns ``state`` as :meth:`islands.Island.step` takes it: the optimizer's state, and a cursor or None.
+    """Returns ``state`` as :meth:`islands.Island.step` takes it: optimizer's state, and cursor or None.
 
     Raises:
         ConfigError: It is no such pair.
@@ -215,7 +215,7 @@ def function(field: str, value: Any, cure: str) -> None:
 
 
 def shown(value: Any) -> Any:
-    """Returns what an error may say of a value: arrays by dtype and shape, without reading them; others in short."""
+    """Returns a value as an error shows it: arrays unread, by dtype and shape; others in short."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     return value if isinstance(value, str | int | float) else reprlib.repr(value)

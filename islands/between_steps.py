@@ -1,4 +1,4 @@
-"""The training thread's work between two inner steps: installs versions, copies fragments, tells the other thread."""
+"""The training thread's work between steps: installs, copies, and tells the communication thread."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BetweenSteps:
         self.recovered = False
 
     def due(self, step: int, state: Any) -> bool:
-        """Returns whether there is something to do at the boundary after ``step``; waits where hosts must agree first.
+        """Says whether the boundary after ``step`` has work; waits where hosts must agree first.
 
         Args:
             step: Steps run so far.
@@ -70,7 +70,7 @@ class BetweenSteps:
         return watched | self.lockstep.due(step, self.versions)
 
     def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
-        """Installs the versions that are ready, then copies the fragments that are watched, or due in lockstep.
+        """Installs ready versions, then copies the fragments that are watched, or due in lockstep.
 
         Args:
             params: As the caller has them.

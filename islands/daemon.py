@@ -1,4 +1,4 @@
-"""The island daemon: trains a :class:`islands.tasks.task.Task` through the interface of :mod:`islands.loop` alone.
+"""The island daemon: trains a :class:`islands.tasks.task.Task` through :mod:`islands.loop` alone.
 
 Exit codes: 0 the run has ended; 1 it failed, and may be started again; 2 settings are wrong, or the run refuses this
 island: starting it again would not help; 128 + n ended by signal n, after saying goodbye.
@@ -190,7 +190,7 @@ def _sleep_until(at_s: float, check: Callable[[], None]) -> None:
 
 
 class _Health:
-    """The file for health checks; its modification time is when the broker was last heard, as the latest step knew it.
+    """The file for health checks; its modification time is the broker's last word before the latest step.
 
     It grows old while training stands still, and while the broker is out of reach. It is 0 before a step.
 

@@ -132,7 +132,7 @@ class Hook:
         return params, state
 
     def finish(self, params: Tree | None = None) -> Tree:
-        """Hands over what is left and leaves; returns the run's final parameters, as :meth:`Island.close` does.
+        """Hands over the rest and leaves; returns the run's final parameters, as :meth:`Island.close` does.
 
         Args:
             params: As :meth:`step` returned them; None: those that it returned last.
@@ -178,5 +178,5 @@ class Hook:
 
 
 def _without_cursor(state: Any) -> tuple[Any, None] | None:
-    """Returns a state as the island takes it: data follow the island's share, so there is no cursor to be kept."""
+    """Returns a state as the island takes it, without a cursor: data follow the island's share."""
     return None if state is None else (state, None)

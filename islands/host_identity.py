@@ -9,10 +9,11 @@ from broker.process import user_files
 
 
 class HostIdentity:
-    """A name that survives a restart, and that no other process of this host has meanwhile: host name and number.
+    """A name of host and number that survives a restart, and is no other process's here meanwhile.
 
-    The lowest number whose lock file is free. Where there is no place for a lock, there is no such name. A host of the
-    same name, or another temporary directory of this one, may give it away as well: the run decides what it is worth.
+    The number is the lowest whose lock file is free. Where there is no place for a lock, there is no such name. A host
+    of the same name, or another temporary directory of this one, may give it away as well: the run decides what it is
+    worth.
     """
 
     def __init__(self, name: str, lock: int) -> None:

@@ -1,4 +1,4 @@
-"""A second task that ships: a small convolutional network that reads handwritten digits, with its accuracy.
+"""A second task that ships: a small convolutional network for handwritten digits, with accuracy.
 
 The data are the 1,797 images of 8 x 8 pixels that scikit-learn carries (a part of UCI's Optical Recognition of
 Handwritten Digits; Alpaydin and Kaynak, 1998), so nothing is downloaded. One image in five is held out. A token is an
@@ -137,7 +137,7 @@ def split(images: Images) -> tuple[Images, Images]:
 
 
 def moved(images: Images, most: int) -> Images:
-    """Returns variants of images moved by up to ``most`` pixels in each direction, (variants, n, side, side, 1)."""
+    """Returns images moved by up to ``most`` pixels in each direction, (variants, n, side, side, 1)."""
     around = [(0, 0), (most, most), (most, most), (0, 0)]
     padded = np.pad(images.pixels, around)
     offsets = [(y, x) for y in range(2 * most + 1) for x in range(2 * most + 1)]

@@ -233,7 +233,7 @@ def _kept(path: Path, config: IslandConfig) -> Paused | None:
 
 
 def _path(field: str, value: Any) -> Path | None:
-    """Returns an argument that names a file or folder, with the home directory in place of ``~``; None stays."""
+    """Returns the path of an argument, with the home directory in place of ``~``; None stays None."""
     given = arguments.path(field, value)
     return None if given is None else expanded(field, given)
 

@@ -1,4 +1,4 @@
-"""The default task: the transformer of :mod:`islands.tasks.model` on bytes of text, or on byte-pair pieces of it.
+"""The default task: the transformer of :mod:`islands.tasks.model` on text, as bytes or as pieces.
 
 Measured on one core of a 2-core machine without other work, 512 tokens (8 x 64) per inner step, float32:
 

@@ -56,7 +56,7 @@ PAUSE_WITHIN_S, PAUSE_LOOK_EVERY_S = 1.5, 0.02
 
 
 class Island:
-    """A place in a run, held by a training loop; made by :func:`islands.join`. Its methods belong to one thread.
+    """A training loop's place in a run, made by :func:`islands.join`; its methods belong to one thread.
 
     As a context manager it leaves the run on the way out, so that nobody waits for it.
 
@@ -117,12 +117,12 @@ class Island:
     # --- the loop ---------------------------------------------------------------------------------------------
 
     def restore(self, params: Tree, opt_state: Any = None) -> tuple[Tree, Any]:
-        """Returns the run's parameters, and a state of the inner optimizer that knows the run, where there is one.
+        """Returns the run's parameters, and an optimizer state that knows the run where there is one.
 
-        From this island's own checkpoint; where it has none that fits, from another island that has trained for a while
-        and has the same optimizer: this may take as long as a download of the state, at most ``donor_wait_s``. Else
-        ``opt_state`` is returned as it is. :attr:`restored` and the log say which, and why. Parameters that are never
-        synchronised come from the same place.
+        The state comes from this island's own checkpoint; where it has none that fits, from another island that has
+        trained for a while and has the same optimizer: this may take as long as a download of the state, at most
+        ``donor_wait_s``. Else ``opt_state`` is returned as it is. :attr:`restored` and the log say which, and why.
+        Parameters that are never synchronised come from the same place.
 
         Call it once, before the first step.
 
@@ -217,7 +217,7 @@ class Island:
         return params
 
     def close(self, params: Tree) -> Tree:
-        """Ends training: hands over what is left, installs what comes, leaves; returns the run's final parameters.
+        """Ends training: hands over the rest, installs the last versions; returns the run's final parameters.
 
         Before the run is :attr:`done` it leaves as soon as the aggregator has what is left: the run goes on without
         this island, and ends if every island has closed. The parameters are then those that there are.

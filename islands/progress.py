@@ -1,4 +1,4 @@
-"""The progress of an island while it trains: a line of its log every few seconds, and a row for ``--log-to``. Shell."""
+"""The progress of an island in training: a log line every few seconds, a row for ``--log-to``. Shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restores the inner optimizer's state: from a checkpoint, from another island, or as the speaker of hosts did."""
+"""Restores the inner optimizer's state: from a checkpoint, another island, or as the speaker did."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``python3 -m ops COMMAND`` in a bare checkout, or ``python3 CHECKOUT/ops COMMAND`` elsewhere, with any Python.
+"""``python3 -m ops COMMAND`` in a bare checkout, ``python3 CHECKOUT/ops COMMAND`` elsewhere.
 
-So there is only the standard library, and old syntax.
+Any Python starts it, so there is only the standard library, and old syntax.
 """
 
 import os

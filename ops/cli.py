@@ -262,7 +262,7 @@ def _speak_utf8() -> None:
 
 
 def _find_modules_here() -> None:
-    """Lets a task be in the folder where a command is started, behind all that is installed; ``-m`` does the same."""
+    """Lets a task be in the current folder, behind all installed modules; ``-m`` lets it be there too."""
     with contextlib.suppress(OSError):  # the folder was removed
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
@@ -312,7 +312,7 @@ def _cure_of_flag(given: str, command: Command, parser: CommandParser) -> str:
 
 
 def parser_of(name: str, *, prog: str = "atoll") -> CommandParser:
-    """Returns the parser of a command with its help and example, before the command's module adds its flags."""
+    """Returns a command's parser with help and example, before the command's module adds its flags."""
     command = COMMANDS[name]
     return CommandParser(
         everyday=command.everyday,

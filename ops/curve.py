@@ -1,4 +1,4 @@
-"""The curve of a run: its evaluations, as lines of a file, as a few points of a report and as text. Pure.
+"""The curve of a run: evaluations as lines of a file, a few points of a report, and text. Pure.
 
 One line of ``evaluations.jsonl`` is one evaluation of one global model (:class:`Point`).
 """
@@ -102,7 +102,7 @@ def sentence(point: Point) -> str:
 
 
 def summary(points: Sequence[Point]) -> dict[str, Any]:
-    """Returns what a report has of the curve: how many points, some of them with the first and last, and the best.
+    """Returns the curve's part of a report: count of points, some points with first and last, the best.
 
     Returns:
         ``count``, ``points`` (``tokens`` and ``metrics`` of at most :data:`REPORTED_POINTS`) and ``best`` (metric ->

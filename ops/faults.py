@@ -1,4 +1,4 @@
-"""Faults: their kinds, the roles of the processes that they befall, and the rogue island that tampers. Pure.
+"""Faults: their kinds, the roles of struck processes, and the rogue island that tampers. Pure.
 
 The same words serve faults of real processes (:mod:`ops.chaos`) and of simulated ones (:mod:`ops.virtual`). A rogue
 too is played by a real process and in virtual time, where its payloads differ and are plugged in. The core behind it
@@ -63,7 +63,7 @@ _ROLE_OF_WORD = {role.value: role for role in Role} | {"standby": Role.AGGREGATO
 
 
 def role_of(process: str) -> Role:
-    """Returns the role of a process of a run: ``standby-1`` is an aggregator, whatever is nothing else an island."""
+    """Returns a process's role: ``standby-1`` is an aggregator, a name without a known word an island."""
     return _ROLE_OF_WORD.get(process.partition("-")[0], Role.ISLAND)
 
 

@@ -1,4 +1,4 @@
-"""``atoll init``: writes commented files of settings for a fleet, one for the hub and one for each region.
+"""``atoll init``: writes commented settings files for a fleet, one for the hub and one per region.
 
 What must be decided stands there as a setting; what may be is a comment with its help and default, both taken from
 where the setting is declared. Nothing is ever overwritten.

@@ -65,7 +65,7 @@ class MergedRanges:
 
 
 class InOrder:
-    """Invariant 2: batches are given out one after the other, and those that were lost again before any new ones.
+    """Invariant 2: batches are given out in order, and lost ones again before any new ones.
 
     Args:
         end: The first place in the data that was never given out, in tokens.
@@ -101,7 +101,7 @@ def weights_fit(key: Key, weights: Collection[float]) -> str:
 
 
 def durable_before(key: Key, durable: int, what: str) -> str:
-    """Invariant 3: a version that was published is durable; ``durable`` is the newest of its fragment that is."""
+    """Invariant 3: a published version is durable; ``durable`` is the newest durable one of its fragment."""
     return "" if key[1] <= durable else f"version {key[1]} of fragment {key[0]} is {what}, {durable} is durable"
 
 

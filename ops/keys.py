@@ -135,7 +135,7 @@ def _new(directory: Path, identity: Identity) -> list[str]:
 
 
 def _not_allowed(directory: Path, identities: list[Identity]) -> list[str]:
-    """Says who of those whose pairs were there before is not on the list: nobody who was revoked comes back unasked."""
+    """Returns a line for each old pair that is not allowed: nobody revoked comes back unasked."""
     allowed = set(_allowed(directory).values())
     outside = [each for each in identities if each.role is not KeyRole.BROKER and each not in allowed]
     return [f"{each}: not allowed; to change that, atoll keys allow {directory / each.stem}.public" for each in outside]

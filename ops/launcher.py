@@ -56,7 +56,7 @@ class LauncherError(Exception):
 
 
 def enter_environment() -> None:
-    """Returns if this interpreter may run Atoll as it is; otherwise replaces this process by one in ``.venv``.
+    """Returns if this interpreter may run Atoll; otherwise replaces this process by one in ``.venv``.
 
     No environment is built where none is wanted: with ATOLL_NO_VENV=1 (containers), where ``ops`` is installed rather
     than checked out (no requirements.lock beside it), and inside a current ``.venv`` or ``.venv-torch``.
@@ -86,7 +86,7 @@ def enter_environment() -> None:
 
 
 def program(directory: str | os.PathLike[str] = ".") -> str:
-    """Returns how this program is started in a directory: ``atoll`` where it is installed, else from the checkout."""
+    """Returns the command that starts Atoll in a directory: ``atoll`` if installed, else the checkout's."""
     if not (ROOT / "requirements.lock").is_file():
         return "atoll"
     with contextlib.suppress(OSError):  # a folder that is not there, or not any more
@@ -96,7 +96,7 @@ def program(directory: str | os.PathLike[str] = ".") -> str:
 
 
 def torch_environment() -> Path:
-    """Returns the folder of programs of an environment with PyTorch; builds it if it is not there, or not current.
+    """Returns the folder of programs of an environment with PyTorch; builds a missing or outdated one.
 
     Raises:
         LauncherError: It cannot be built; with the cure.
@@ -107,7 +107,7 @@ def torch_environment() -> Path:
 
 
 def torch_lock() -> Path:
-    """Returns the lock of the environment with PyTorch: that for CPUs where a folder of find-links has its wheel."""
+    """Returns the lock of the environment with PyTorch: for CPUs if a find-links folder has its wheel."""
     cpu = ROOT / TORCH_CPU_LOCK
     version = next((text for name, text in _requirements(cpu) if name == "torch"), "").partition("==")[2].split(" ")[0]
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
@@ -141,7 +141,7 @@ def lock_digest(lock: Path) -> str:
 
 
 def is_ready(environment: Path, wanted: str) -> bool:
-    """Says whether the environment is whole and as the lock wants it (``wanted``: from :func:`lock_digest`)."""
+    """Says whether the environment is whole and current (``wanted``: from :func:`lock_digest`)."""
     return read_stamp(environment) == wanted and (environment / "bin" / "python").exists()
 
 
@@ -200,7 +200,7 @@ def _cure_of(err: OSError) -> str:
 
 
 def _discard(environment: Path) -> None:
-    """Removes an environment; renamed first, so that an interrupted removal leaves no half of it under its name."""
+    """Removes an environment, renamed first: an interruption leaves no half of it under its name."""
     for old in [*environment.parent.glob(environment.name + ".old-*")]:
         shutil.rmtree(old, ignore_errors=True)
     if environment.is_symlink():

@@ -1,4 +1,4 @@
-"""``atoll restore PLACE RUN_DIR``: makes a run directory, or a store, out of the copies in an object store.
+"""``atoll restore PLACE RUN_DIR``: makes a run directory or a store from copies in an object store.
 
 An aggregator with ``--copy-to PLACE`` makes the copies; :mod:`aggregator.copies.restoring` says how a restored run
 differs from the lost one.

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def save(stores: Sequence[Sequence[Path]], name: str) -> Snapshot:
-    """Makes a snapshot in every shard, in the store that has its newest versions; returns all of it as one.
+    """Makes a snapshot in every shard, in its store with the newest versions; returns all as one.
 
     With several shards, each has its own moment, some milliseconds apart: fragments of two shards are never of one.
     """

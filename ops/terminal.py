@@ -22,7 +22,7 @@ class Screen(Console):
 
     @property
     def can_redraw(self) -> bool:
-        """True where it can be drawn over: FORCE_COLOR makes no terminal of a file, and a dumb one moves no cursor."""
+        """Whether it can be drawn over: a file cannot, FORCE_COLOR or not, nor can a dumb terminal."""
         return self.is_terminal and self.file.isatty() and not self.is_dumb_terminal
 
 

@@ -21,7 +21,7 @@ def age(seconds: float) -> str:
 
 
 def finite(value: Any, *, digits: int | None = None) -> Any:
-    """Returns plain data as JSON can hold it: None for NaN and infinity, other floats rounded if that is asked for."""
+    """Returns data that JSON can hold: None for NaN and infinity, floats rounded to ``digits`` if given."""
     match value:
         case float():
             if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Atoll beside torchft and hivemind, two peers each, in the same training loop on this machine's loopback.
+"""Atoll beside torchft and hivemind, two peers each, in one training loop on this machine's loopback.
 
 The others are installed by pip, in environments of their own, when they are first needed; one that does not install or
 start here is left out, and the error said. Every system is run once for each fault and all take turns, so what is

@@ -16,7 +16,7 @@ TOKENS = 1000
 
 
 class Watch:
-    """Notes when fragments are captured and adopted: a capture at the boundary before it was asked for, so the longest.
+    """Notes when fragments are captured and adopted, a capture at the boundary before: the longest time.
 
     The one place where a benchmark reaches into an island: its own clock says nothing of single rounds.
     """

@@ -1,4 +1,4 @@
-"""An environment for each of the others, made at first use from pinned versions, and never one of Atoll's own."""
+"""Environments of the other systems, made at first use from pinned versions, never one of Atoll's own."""
 
 from __future__ import annotations
 

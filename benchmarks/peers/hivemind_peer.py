@@ -20,7 +20,7 @@ AVERAGE_WITHIN_S = 60.0
 
 
 class Averager(System):
-    """One peer; matchmaking takes two seconds at least, the shortest that its request time-out allows with room."""
+    """One peer; its matchmaking takes two seconds or more, the least that its request time-out allows."""
 
     def __init__(self, args: argparse.Namespace, lines: Lines) -> None:
         torch.set_num_threads(1)

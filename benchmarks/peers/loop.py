@@ -1,4 +1,4 @@
-"""The training loop that every system of the comparison is put into, and what it writes down. Standard library only.
+"""The training loop of every system of the comparison, and its records. Standard library only.
 
 A step is a pause, as where an accelerator computes, and a small change of every tensor; then the system's own call. All
 lines have a time of the monotonic clock, which the processes of one machine share.

@@ -11,7 +11,7 @@ Line = Mapping[str, Any]
 
 
 def sync_ms(lines: Sequence[Line], *, begins_s: float, ends_s: float) -> float | None:
-    """Returns the milliseconds from capture to adoption of a whole model: medians of its fragments, one after another.
+    """Returns the milliseconds from capture to adoption of a whole model: the sum of fragments' medians.
 
     Args:
         lines: Of one peer.
@@ -26,12 +26,12 @@ def sync_ms(lines: Sequence[Line], *, begins_s: float, ends_s: float) -> float |
 
 
 def whole_syncs(lines: Sequence[Line], fragments: int, *, begins_s: float, ends_s: float) -> float:
-    """Returns how many times a peer has adopted a whole model, as the syncs of its fragments over their number."""
+    """Returns how often a peer has adopted a whole model: the syncs of its fragments over their number."""
     return sum(1 for line in _of("synced", lines, begins_s, ends_s) if line["committed"]) / fragments
 
 
 def longer_ms(what: str, lines: Sequence[Line], syncs: float, *, begins_s: float, ends_s: float) -> float | None:
-    """Returns by how many milliseconds each sync made a part of steps longer: what is beyond the median of all steps.
+    """Returns the milliseconds that each sync adds to a part of steps, beyond the median of all steps.
 
     Args:
         what: ``took_s``, the call of the system, for which the training thread is held up; or ``changed_s``, the change

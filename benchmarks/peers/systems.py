@@ -1,4 +1,4 @@
-"""The systems as processes: a coordinator, where there is one, and two peers in the same training loop."""
+"""The systems as processes: a coordinator where there is one, and two peers in one training loop."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Running:
         return None
 
     def peer_bytes(self, peer: int) -> int:
-        """Returns the most memory that a peer and its own processes have held, less what it held before it joined."""
+        """Returns the most memory of a peer and its own processes, less the peer's before it joined."""
         resting = next(line["bytes"] for line in self.lines(peer) if line["kind"] == "resting")
         return sum(map(peak_bytes, _tree(self.pid(peer)))) - int(resting)
 

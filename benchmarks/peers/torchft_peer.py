@@ -1,4 +1,4 @@
-"""A replica of torchft's DiLoCo, on CPU with gloo. Runs in an environment that has torchft, and needs no other."""
+"""A replica of torchft's DiLoCo, on CPU with gloo. Runs in an environment with torchft alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Replica(System):
             fragment.perform_sync = perform_sync
 
     def change(self) -> None:
-        """Gives parameters the gradients that the outer optimizer took; the inner one's step is the change itself."""
+        """Gives parameters the gradients that the outer optimizer took: the inner one's step is the change."""
         for parameter in self.model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

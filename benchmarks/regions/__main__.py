@@ -1,4 +1,4 @@
-"""The four-region drill: Atoll against synchronous data-parallel training, over the same links, to the same loss.
+"""The four-region drill: Atoll against data-parallel training, over the same links, to the same loss.
 
 Each region is a network namespace with one shaped link: packets are held back for half of the round trip, pass at the
 rate of the link, and are dropped where its queue is full. The base is the same model, data and inner optimizer with one

@@ -13,7 +13,7 @@ Point = Mapping[str, Any]
 
 
 def seconds_to(curve: Sequence[Point], loss: float) -> float | None:
-    """Returns when a curve first comes down to a loss, on the straight line between two points; None if it does not."""
+    """Returns when a curve first falls to a loss, on the line between two points; None if it does not."""
     before: Point | None = None
     for point in curve:
         if point["loss"] <= loss:

@@ -1,4 +1,4 @@
-"""One region of the base: synchronous data-parallel training, gradients averaged by JAX collectives at every step.
+"""One region of the base: synchronous data-parallel training; JAX averages gradients at every step.
 
 The model, its loss, the inner optimizer, its rate and the data are those of ``islands.language:task``. All gradients
 are one vector, so a step has one all-reduce: tensor by tensor would pay the round trips some forty times. JAX's

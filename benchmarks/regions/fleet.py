@@ -1,4 +1,4 @@
-"""Both sides of the drill as processes in regions: Atoll's hub and islands, or the processes of the base.
+"""Both sides of the drill as processes in regions: Atoll's hub and islands, or the base's processes.
 
 The hub is in the first region and shares its link with that region's island: a region is not helped by a network of
 the hub's own. The model is sampled from the store while the run goes on, and judged when it is over.
@@ -67,7 +67,7 @@ class Trained:
 
 
 def marked(*, inner: str, out: str, number: int, count: int, **options: Any) -> Task:
-    """Returns the task ``inner`` with its step compiled, which writes to ``out`` when it began and how far it is.
+    """Returns the compiled task ``inner``, which writes to ``out`` when it began and its steps so far.
 
     It waits for the other islands to have compiled, as the processes of the base do.
     """
@@ -182,7 +182,7 @@ def base(
     wire: str,
     heard: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
-    """Trains data-parallel, a process in each region; returns what the first one said: losses, steps and seconds.
+    """Trains data-parallel, a process in each region; returns the first one's losses, steps and seconds.
 
     Raises:
         Unavailable: A process failed.

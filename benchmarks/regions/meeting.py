@@ -1,4 +1,4 @@
-"""Where the processes of a side wait for each other, compiled, before anything of theirs is on the clock."""
+"""A meeting of the processes of a side, compiled, before anything of theirs is on the clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOOK_S = 0.05
 
 
 def meet(folder: Path, number: int, count: int) -> None:
-    """Waits until all have compiled: machines are busy, and gloo gives up on a partner that is half a minute late.
+    """Waits until all have compiled: machines are busy, and gloo gives up on a partner half a minute late.
 
     Args:
         folder: Of this run.

@@ -1,4 +1,4 @@
-"""Makes the regions and carries their packets: a network namespace each, with a TUN device as its only way out.
+"""Makes the regions and carries their packets: network namespaces with a TUN device as only way out.
 
 Nothing outside these namespaces is changed, and they are gone with this process. Root is not needed where users may
 make namespaces of their own. This kernel's delays (netem) are not needed either: packets are held back here. Programs

@@ -1,4 +1,4 @@
-"""The regions of JAX arrays that live on one host, of an island that has several: copied, installed, placed.
+"""The regions of JAX arrays on one host of an island of several: copied, installed, placed.
 
 What :class:`islands.arrays.placement.Placement` does for whole leaves, this does for the part of them that is here.
 Every call is for single devices: no other host takes part, so it does not matter in which order hosts make them. A
@@ -138,7 +138,7 @@ class HostPlacement:
     def install(
         self, leaves: Sequence[jax.Array], placed: Sequence[tuple[jax.Array, ...]], keep: float
     ) -> list[jax.Array]:
-        """Dispatches ``keep * shard + placed`` for every shard of this host, or takes ``placed`` itself with 0.
+        """Dispatches ``keep * shard + placed`` for every shard of this host, or ``placed`` itself with 0.
 
         Returns:
             The leaves that have the new shards, in the places that they had.

@@ -60,9 +60,9 @@ class InPlaceLeaf(ABC):
         return None
 
     def processes(self) -> tuple[int, int, Callable[[bytes], bytes]] | None:
-        """Returns which process this is, how many train the model together, and what tells all of them what 0 says.
+        """Returns this process's number, how many train the model together, and the broadcast of number 0.
 
-        None: this one alone does.
+        None if this process alone trains the model.
         """
         return None
 
@@ -82,7 +82,7 @@ class InPlaceLeaf(ABC):
 
     @abstractmethod
     def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
-        """Returns copies of leaves of this sort, which are about to be written to, in the room that was placed."""
+        """Returns copies, in the placed room, of leaves of this sort that are about to be written to."""
 
     @abstractmethod
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
@@ -99,7 +99,7 @@ class InPlaceLeaf(ABC):
 
     @abstractmethod
     def place_positions(self, positions: npt.NDArray[np.int32]) -> Any:
-        """Puts positions, (dimensions, elements), where :meth:`sample` takes them; not for the training thread."""
+        """Puts positions (dimensions, elements) where :meth:`sample` takes them; not for the training thread."""
 
     @abstractmethod
     def sample(self, positions: Any) -> InPlaceLeaf:
@@ -107,7 +107,7 @@ class InPlaceLeaf(ABC):
 
     @abstractmethod
     def to_host(self) -> Array:
-        """Returns the elements as a numpy array, perhaps a view of them; waits until a device has computed them."""
+        """Returns the elements as a numpy array, or a view of them; waits until a device has computed them."""
 
     @abstractmethod
     def written(self, value: Array | Spread) -> InPlaceLeaf:
@@ -150,12 +150,12 @@ def with_rows(leaf: InPlaceLeaf, sections: Sequence[tuple[int, InPlaceLeaf]]) ->
 
 
 def is_in_place(leaf: Any) -> TypeGuard[InPlaceLeaf]:
-    """Returns whether a leaf is a tensor that is written to, as in PyTorch, and not an array that is replaced."""
+    """Says whether a leaf is a tensor written to in place, as in PyTorch, not an array that is replaced."""
     return isinstance(leaf, InPlaceLeaf)
 
 
 class InPlacePlacement:
-    """The placement of leaves that change in place, all of one framework: :class:`islands.arrays.placement.Placement`.
+    """The :class:`islands.arrays.placement.Placement` of leaves of one framework that change in place.
 
     Args:
         leaves: At least one.
@@ -182,7 +182,7 @@ class InPlacePlacement:
         return tuple(payload)
 
     def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns what is handed over of what is here, and where that belongs; nothing is said of whole tensors."""
+        """Returns the part of the payload handed over here, and its places: none for whole tensors."""
         return tuple(payload), ()
 
     def copy(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:

@@ -1,4 +1,4 @@
-"""The JAX part of :mod:`islands.arrays.placement`: jitted copies, installation, placement, random keys.
+"""JAX's part of :mod:`islands.arrays.placement`: jitted copies, installation, placement, random keys.
 
 What is on several devices is copied, installed and sampled by one computation for each device. One for all of them
 together would be dispatched only once its inputs are computed, at least on CPUs: it made the training thread wait for
@@ -102,7 +102,7 @@ def _by_device(
 
 
 def on_each_device(call: Callable[..., list[jax.Array]], *columns: Sequence[jax.Array]) -> list[jax.Array]:
-    """Calls a function of lists of arrays once for each device, with those that are on it; returns all results.
+    """Calls a function of lists of arrays once per device, with the arrays on it; returns all results.
 
     Args:
         call: Jitted, elementwise.
@@ -127,7 +127,7 @@ def _in_order(leaf: jax.Array) -> list[Any]:
 
 
 def rows_of(leaf: jax.Array, start: int, stop: int) -> jax.Array:
-    """Dispatches a copy of some rows of the first axis. It has the sharding of ``leaf``, but for that axis."""
+    """Dispatches a copy of some rows of the first axis, with the sharding of ``leaf`` but for that axis."""
     if _by_rows(leaf):
         gathered: jax.Array = _slicer(start, stop, _without_rows(leaf))([leaf])[0]
         return gathered
@@ -175,7 +175,7 @@ def _without_rows(leaf: jax.Array) -> Any:
 
 @functools.cache
 def _slicer(start: int, stop: int, sharding: Any) -> Callable[..., list[jax.Array]]:
-    """Returns jitted slicing of arrays that are together; ``sharding`` of the results, None where it follows."""
+    """Returns jitted slicing of arrays that are together; ``sharding``: of the results, None if implied."""
 
     def rows(leaves: list[jax.Array]) -> list[jax.Array]:
         return [jax.lax.slice_in_dim(leaf, start, stop) for leaf in leaves]
@@ -185,7 +185,7 @@ def _slicer(start: int, stop: int, sharding: Any) -> Callable[..., list[jax.Arra
 
 @functools.cache
 def _updater(starts: tuple[int, ...], sharding: Any) -> Callable[..., list[jax.Array]]:
-    """Returns jitted replacement of rows, with arrays that are together; ``sharding`` as in :func:`_slicer`."""
+    """Returns jitted replacement of rows in arrays that are together; ``sharding`` as in :func:`_slicer`."""
 
     def update(leaves: list[jax.Array], *sections: list[jax.Array]) -> list[jax.Array]:
         for start, column in zip(starts, sections, strict=True):
@@ -200,7 +200,7 @@ def _updater(starts: tuple[int, ...], sharding: Any) -> Callable[..., list[jax.A
 
 
 def sampled_region(sharding: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Returns the part of an array that is sampled: that of the first device; all of it where it is on one."""
+    """Returns the sampled part of an array: the first device's; all of it if it is on one device."""
     if sharding is None or len(sharding.device_set) == 1:
         return (slice(None),) * len(shape)
     first = min(sharding.addressable_devices, key=lambda device: device.id)
@@ -318,7 +318,7 @@ def here(leaf: jax.Array) -> Array | Spread:
 
 
 def owned(leaf: jax.Array) -> tuple[Region, ...] | None:
-    """Returns the regions that this host hands over, which no host before it has; None: the array is whole here."""
+    """Returns the regions this host hands over, which no earlier host has; None: the array is whole here."""
     if leaf.is_fully_addressable or leaf.is_fully_replicated:
         return None
     shape, by_host = tuple(leaf.shape), dict[int, list[Region]]()
@@ -330,7 +330,7 @@ def owned(leaf: jax.Array) -> tuple[Region, ...] | None:
 
 
 def part_to_host(leaf: Any, region: Region, device: jax.Device) -> Array:
-    """Returns the elements of one region that is on ``device``, of an array that may also be whole; waits for it."""
+    """Returns the elements of a region on ``device``, of an array perhaps whole here; waits for them."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.asarray(leaf)[region.slices]
     _check_alive(leaf)

@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 
 def load(path: str | os.PathLike[str], like: Tree, *, kinds: Mapping[str, str] | None = None) -> Tree:
-    """Returns the model in a safetensors file as a tree like ``like``: its structure, dtypes and placement.
+    """Returns the model in a safetensors file as a tree with the structure, dtypes and places of ``like``.
 
         params = islands.load("runs/demo/model.safetensors", like=params)
 
@@ -101,7 +101,7 @@ def filled(
 
 
 def _named(like: Tree) -> tuple[list[str], dict[str, Any]]:
-    """Returns a name for each leaf, and the arrays by name: one that stands in two places has that of the first.
+    """Returns a name for each leaf, and the arrays by name; one in two places has its first name.
 
     The name of what is no array is empty.
     """

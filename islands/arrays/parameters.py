@@ -1,4 +1,4 @@
-"""The caller's tree as fragments: which leaves a fragment has, and how they are read and put back quickly."""
+"""The caller's tree as fragments: the leaves of each, and quick ways to read and replace them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from islands.arrays.tree import Tree, TreeNames, children_of, no_array
 
 
 class Parameters:
-    """The caller's tree as fragments. Reading a fragment takes microseconds: ways to the leaves are settled once.
+    """The caller's tree as fragments, read in microseconds: ways to the leaves are settled once.
 
     Of a leaf that the run has cut, a fragment has some rows. They are views in numpy, and small copies under JAX; they
     go back into a new leaf. Nothing else in an island knows of it.
@@ -142,7 +142,7 @@ def _follow(way: Way, node: Any) -> Any:
 
 
 def _ways_to(params: Tree, names: Sequence[str]) -> dict[str, Way] | None:
-    """Returns the way to each leaf, or None where the tree does not show any: then it is flattened each time.
+    """Returns the way to each leaf; None where the tree shows none, and is flattened each time.
 
     ``names`` are those of all leaves, in the order of the tree. Following ways takes a tenth of the time of flattening
     the tree.

@@ -91,7 +91,7 @@ def tensor_specs(
 
 
 def describe_kinds(specs: tuple[TensorSpec, ...]) -> str:
-    """Returns what an island prints when it joins: tensors and elements of each kind, and the names merged by mean."""
+    """Returns the text that an island prints as it joins: tensors, elements and names of each kind."""
     lines = []
     for kind in Kind:
         of_kind = [s for s in specs if s.kind is kind]
@@ -119,7 +119,7 @@ def _default_kind(name: str, unit_shape: tuple[int, ...]) -> Kind:
 
 
 def _stacked_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Returns the number of leading axes of each tensor that count layers or experts, by the names in its path.
+    """Returns how many leading axes of each tensor count layers or experts, by the names in its path.
 
     The name alone is weak evidence: ``layers/weight`` may be one plain matrix. So an axis counts only if every
     tensor under the same prefix has it, with the same length, and there are at least two of them.

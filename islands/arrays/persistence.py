@@ -48,7 +48,9 @@ class Verdict(StrEnum):
 
 
 def positions(movement: Array) -> npt.NDArray[np.int32]:
-    """Returns where a tensor moves most, among evenly spaced elements: int32 (dimensions, as many as shape alone says).
+    """Returns the places where a tensor moves most, of evenly spaced elements: int32 (dimensions, count).
+
+    The count follows from the tensor's size alone.
 
     Args:
         movement: Of one dimension or more, and with elements.
@@ -138,7 +140,7 @@ class Persistence:
 
 
 def gone(first: bool) -> ConfigError:
-    """Returns the error of a loop whose parameters do not keep what was adopted; ``first``: not even by restore."""
+    """Returns the error of a loop whose parameters drop a version; ``first``: drop those of restore."""
     value = "what restore returned is not in the next ones" if first else "what was adopted is not in the next ones"
     cure = f"train on from what {'restore' if first else 'step'} returns, and hand over the tree that the optimizer "
     cure += (

@@ -56,7 +56,7 @@ def site_of(leaf: Leaf) -> Site:
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Returns whether a leaf is an array of numpy or JAX, or changes in place, and is not one of another library.
+    """Says whether a leaf is an array of numpy or JAX, or changes in place; other libraries' are none.
 
     A subclass of numpy's is none: what replaces it would be a plain array, without its mask or whatever it adds.
     """
@@ -71,7 +71,7 @@ def is_on_device(leaf: Leaf) -> bool:
 
 
 class Placement:
-    """The placement of a list of leaves, with the functions that copy and replace them; settled once, for speed.
+    """The placement of a list of leaves, with functions to copy and replace them; settled once for speed.
 
     Args:
         leaves: Whose dtypes and places count; their values do not.
@@ -107,13 +107,13 @@ class Placement:
         return tuple(payload)
 
     def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns what is handed over of what is here, and where that belongs; nothing is said of whole tensors."""
+        """Returns the part of the payload handed over here, and its places: none for whole tensors."""
         return tuple(payload), ()
 
     # --- what the training thread calls -----------------------------------------------------------------------------
 
     def copy(self, leaves: Sequence[Leaf]) -> list[Leaf]:
-        """Returns copies that stay valid when the originals are donated or written to; JAX's are only dispatched."""
+        """Returns copies that stay valid when originals are donated or written to; JAX's only dispatched."""
         if len(self._groups) == 1:
             return self._groups[0][1].copy(list(leaves))
         result: list[Leaf] = [None] * len(leaves)
@@ -232,7 +232,7 @@ def _together(shardings: Sequence[Any]) -> Any:
 
 
 class _OnHost:
-    """Copies and replaces leaves of numpy and plain numbers, as :class:`.jax_placement.Together` does for JAX."""
+    """Copies and replaces numpy leaves and plain numbers, as :class:`.jax_placement.Together` does JAX's."""
 
     def copy(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         return [np.array(leaf) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
@@ -263,7 +263,7 @@ def _sample_of(leaf: Leaf, place: Leaf) -> Leaf:
 
 
 def copy(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Returns copies of any leaves, plain numbers among them, that stay valid when the originals are donated."""
+    """Returns copies of any leaves, also plain numbers, that stay valid when the originals are donated."""
     tensors = [leaf for leaf in leaves if is_in_place(leaf)]
     if not tensors:
         return Placement(leaves).copy(leaves)
@@ -275,7 +275,7 @@ def copy(leaves: Sequence[Leaf]) -> list[Leaf]:
 
 
 def to_host(leaf: Leaf) -> Array:
-    """Returns a leaf as a numpy array; waits until a device has computed it. Random keys become their data.
+    """Returns a leaf as a numpy array, once a device has computed it; random keys become their data.
 
     Raises:
         ConfigError: If it has been donated meanwhile.
@@ -302,7 +302,7 @@ def here(leaf: Leaf) -> Array | Spread:
 
 
 def owned(leaf: Leaf) -> tuple[Region, ...] | None:
-    """Returns the regions that this host hands over of a leaf that several hosts share; None: it is whole here."""
+    """Returns the regions of a shared leaf that this host hands over; None: it is whole here."""
     if is_in_place(leaf):
         return None if leaf.part is None else (leaf.part.region,) if leaf.part.owned else ()
     if not is_on_device(leaf):

@@ -58,7 +58,7 @@ def value_of(array: Array, sort: type[Any]) -> Any:
 
 
 def number_in(leaf: Any) -> str:
-    """Returns which number a leaf of shape () holds, as a letter: ``b``, ``i``, ``f`` or ``c``; empty for none.
+    """Returns the kind of number in a leaf of shape (), as ``b``, ``i``, ``f`` or ``c``; empty for none.
 
     A step count begins as a Python integer, and is an array once a jitted step has returned it: both are one.
     """

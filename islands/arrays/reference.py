@@ -103,7 +103,7 @@ def cut(payload: Sequence[Encoded], regions: Sequence[tuple[int, Region]]) -> tu
 
 
 class Reference:
-    """The reference values of one fragment, from which its progress is measured. Empty before the first version.
+    """The reference values of a fragment, the base of its progress; empty before the first version.
 
     Not thread-safe: its calls are made one after the other, in the order of the events that cause them.
 
@@ -250,7 +250,7 @@ def _writable(reference: Float32Array) -> Float32Array:
 
 
 def _as_local(value: Array, dtype: np.dtype[Any]) -> Float32Array:
-    """Returns the float32 values of parameters of ``dtype`` that a version replaces: the version's array, if it can."""
+    """Returns a version as float32 values of parameters of ``dtype``: its own array where possible."""
     if dtype == np.float32 and value.dtype == np.float32 and not value.flags.writeable:
         return value
     wide = np.empty(value.shape, np.float32)

@@ -1,4 +1,4 @@
-"""Rows of numpy arrays: sections of a tensor that the run has cut (:func:`broker.wire.fragments.cut`). Pure.
+"""Rows of numpy arrays: sections of a tensor cut by the run (:func:`broker.wire.fragments.cut`). Pure.
 
 Those of JAX are in :mod:`islands.arrays.jax_placement`, under the same names.
 """

@@ -27,7 +27,7 @@ Tree = Any
 
 
 class TreeNames:
-    """The names of one tree's leaves, taken once; every tree of the same structure is then read and rebuilt by them.
+    """Names of a tree's leaves, taken once, by which trees of the same structure are read and rebuilt.
 
     One array that stands in two places (tied weights) has one name, that of the first; rebuilding puts the same new
     array in both. Which leaves are tied is settled by identity in the tree given here; :mod:`islands.arrays.ties` finds
@@ -180,7 +180,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def _key_name(key: Any) -> str:
-    """The bare name of one step of a JAX key path: ``.key`` of a dict, ``.idx`` of a sequence, ``.name`` of a field."""
+    """Returns the bare name of a step of a JAX key path: its ``.name``, ``.key`` or ``.idx``."""
     for attribute in ("name", "key", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -231,7 +231,7 @@ def _plain_map(function: Callable[[Any], Any], node: Any) -> Any:
 
 
 def devices_of(tree: Tree) -> str:
-    """Names the devices that hold the leaves, such as ``gpu:0, gpu:1``; the host's memory, for arrays of numpy."""
+    """Names the devices that hold the leaves, such as ``gpu:0, gpu:1``; ``host`` for arrays of numpy."""
     found = {each for _, leaf in named_leaves(tree) if hasattr(leaf, "devices") for each in leaf.devices()}
     ordered = sorted(found, key=lambda device: (device.platform, device.id))
     return ", ".join(f"{device.platform}:{device.id}" for device in ordered) or "host"

@@ -1,1 +1,1 @@
-"""Several hosts that train one island: what they agree on, and which part of each tensor is whose. Pure."""
+"""Several hosts that train one island: their agreements, and each one's part of each tensor. Pure."""

@@ -1,4 +1,4 @@
-"""Checks that hosts make one island: all have the same tensors, and their regions are the whole of each. Pure."""
+"""Checks that hosts make one island: the same tensors, and regions that are the whole of each. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages between the hosts of one island, and their form: a msgpack header, then raw buffers. Pure.
+"""The messages between the hosts of an island, and their form: a msgpack header, raw buffers. Pure.
 
 They stay within an island, over connections that only its hosts have the keys of, and all hosts run one version of this
 program: there is no protocol version, and nobody resends. What a message says is checked as strictly as on the wire
@@ -42,7 +42,7 @@ class Installation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A plan: the work of all hosts between two steps, and the state of the run that their loops see from there on.
+    """A plan: the work of all hosts between two steps, and the run's state for their loops from then on.
 
     Attributes:
         installs: Versions, in this order.
@@ -130,7 +130,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """A host's part of a copy of the optimizer's state: what it hands over of leaves that are spread over hosts."""
+    """A host's part of a copy of the optimizer's state: its share of leaves spread over hosts."""
 
     boundary: int
     leaves: tuple[StateLeaf, ...]
@@ -189,7 +189,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """An order: carry this plan out now. Training stands still, on all hosts: it has not begun, or it has ended."""
+    """An order to carry this plan out while training stands still on all hosts, before or after it."""
 
     after: int
     plan: Plan
@@ -218,7 +218,7 @@ class CaptureRegions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPart:
-    """An order: send what was encoded to the aggregator, as a life of the island; again, if it was sent before.
+    """An order to send, or send again, an encoded part to the aggregator, as a life of the island.
 
     ``to_step`` is 0 for a fragment of version 0.
     """

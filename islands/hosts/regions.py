@@ -1,4 +1,4 @@
-"""The regions of a host: which part of each tensor lives on its devices, and which of these it hands over. Pure."""
+"""The regions of a host: its devices' part of each tensor, and the part it hands over. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def owners(regions: Mapping[int, Iterable[Region]]) -> dict[Region, int]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A leaf that several hosts share, as one of them has it: the regions that are here, as arrays of numpy.
+    """A leaf that several hosts share, as one of them has it: the regions here, as arrays of numpy.
 
     Attributes:
         shape: Of the whole array.

@@ -65,7 +65,7 @@ class Propose(Generic[P]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """A host's answer: it has promised, or its training is past that step. ``at`` is the last boundary it came to."""
+    """A host's answer: promised, or its training is past that step; ``at`` is its last boundary."""
 
     number: int
     promised: bool

@@ -1,4 +1,4 @@
-"""The other hosts of an island that has none; of several, see :class:`islands.multihost.speaking.Speaking`. Shell."""
+"""The other hosts of a single host: none. See :class:`islands.multihost.speaking.Speaking`. Shell."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Alone:
         """Closes it."""
 
     def work(self, within_s: float) -> list[Coroutine[Any, Any, None]]:
-        """Returns what is done side by side until it is cancelled; ``within_s``: how long hosts may take to come."""
+        """Returns coroutines that run side by side until cancelled; ``within_s``: time for hosts to come."""
         del within_s
         return []
 

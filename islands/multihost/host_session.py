@@ -1,4 +1,4 @@
-"""The communication thread of a host that does not speak: it carries out what the speaker orders. Shell.
+"""The communication thread of a host that does not speak: carries out the speaker's orders. Shell.
 
 It has a connection to the speaker, and one to the broker, over which its part of each contribution goes. The core is at
 the speaker; what is decided here is only in which order things are done, and that is the speaker's.
@@ -54,7 +54,7 @@ class Part:
 
 
 class HostSession(CommunicationThread):
-    """One host's place in an island, as its training loop sees it (:class:`islands.session.session.Session`).
+    """A host's place in an island for its training loop, like :class:`islands.session.session.Session`.
 
     Args:
         config: Addresses and intervals.
@@ -266,7 +266,7 @@ class HostSession(CommunicationThread):
                     assert_never(order)
 
     def _forget_copies(self, seen: int) -> None:
-        """Drops copies that the speaker will not ask for: it had newer ones, when it had seen so many boundaries."""
+        """Drops copies that the speaker will not ask for, since it had newer ones after ``seen`` boundaries."""
         for p, copies in self._copies.items():
             newest = max((boundary for boundary in copies if boundary <= seen), default=0)
             self._copies[p] = {boundary: leaves for boundary, leaves in copies.items() if boundary >= newest}

@@ -20,7 +20,7 @@ STATUS = 75
 
 
 def lost(what: str) -> Unavailable:
-    """Returns the error that the training thread is to raise; the process ends soon, whether it does or not."""
+    """Returns the error that the training thread is to raise; either way the process ends soon."""
     error = Unavailable(f"{what}: this island ends, start all its hosts again", definite=True)
     log.error("hosts.lost", detail=what, ends_within_s=END_WITHIN_S)
     threading.Thread(target=_end_soon, name="atoll-end", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The plans of one host: made known by the communication thread, carried out by the training thread. Shell.
+"""The plans of one host: announced by the communication, carried out by the training thread. Shell.
 
 :class:`islands.hosts.gate.Gate` has the rules for plans of a training that goes on. While it stands still, before the
 first step and after the last one, there is nothing to agree about: plans are carried out in the order they come in.

@@ -1,4 +1,4 @@
-"""How the hosts of an island find their speaker: by a broadcast of the framework that has brought them together. Shell.
+"""Finds an island's speaker for its hosts, by a broadcast of the framework that joined them. Shell.
 
 The speaker listens, and tells all others the address, keys and a token. That is the only collective operation of ours,
 and no step has been run by then.

@@ -1,4 +1,4 @@
-"""The speaker's side of an island of several hosts: it proposes plans, gives orders, and notices who is lost. Shell.
+"""The speaker's side of an island of several hosts: proposes plans, orders, notices lost hosts. Shell.
 
 Lives in the speaker's communication thread, beside the driver of the core (:mod:`islands.session.session`), which knows
 of other hosts only what stands here.
@@ -114,7 +114,7 @@ class Speaking(Alone):
     # --- tasks ------------------------------------------------------------------------------------------------
 
     def work(self, within_s: float) -> list[Coroutine[Any, Any, None]]:
-        """Returns what is done side by side until it is cancelled; ``within_s``: how long hosts may take to come."""
+        """Returns coroutines that run side by side until cancelled; ``within_s``: time for hosts to come."""
         return [self.hear(), self.say(), self.watch(within_s)]
 
     async def hear(self) -> None:

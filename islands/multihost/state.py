@@ -1,4 +1,4 @@
-"""Optimizer state of an island of several hosts: put together at the speaker, and given out to hosts of any number.
+"""Optimizer state of an island of several hosts: joined at the speaker, given out to any number.
 
 A checkpoint, and what an island gives to another one, hold whole leaves (:mod:`islands.session.checkpoint`), however
 they were spread. So an island comes back on other hosts, or on one, and one format serves all: the speaker takes the

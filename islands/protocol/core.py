@@ -390,7 +390,7 @@ class Island:
             self._member.beat_now(now_s)  # the flush waits for what it says
 
     def _introduce(self, now_s: float, actions: list[Action]) -> None:
-        """Tells a broker that knows nothing all it needs, at once: a new connection, or a new broker behind an old one.
+        """Tells a broker that knows nothing all it needs: a new connection, or a new broker behind an old one.
 
         What was on its way may be lost. The answer to the heartbeat says which contributions are, and these are sent
         again without a pause; a copy that arrives twice is known by its range.
@@ -427,7 +427,7 @@ class Island:
             )
 
     def _donate(self, now_s: float, actions: list[Action]) -> None:
-        """Lets both sides of a donation do what is due, between two lives too: patience ends as it would in one.
+        """Advances both sides of a donation, also between two lives: patience ends there as it would in one.
 
         What they ask for then is asked again: nobody answers who is no member.
         """

@@ -86,7 +86,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedEncoded:
-    """A fragment of this island's initial parameters is encoded; ``hosts`` and ``places`` as in :class:`Captured`."""
+    """A fragment of the initial parameters is encoded; ``hosts`` and ``places`` as in :class:`Captured`."""
 
     fragment_id: int
     payload: Payload
@@ -96,14 +96,14 @@ class SeedEncoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The connection to the broker of the day stands from now on, or was lost: drivers connect again by themselves."""
+    """The connection to the present broker stands from now on, or was lost; drivers connect again."""
 
     stands: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateNeeded:
-    """The training thread has no optimizer state of its own and waits, before its first step, for another island's.
+    """The training thread has no optimizer state and waits, before its first step, for another island's.
 
     Answered by :class:`Settled`, after ``patience_s`` at the latest. A state above ``most_bytes`` cannot fit.
     """
@@ -197,7 +197,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """From now on, copy just these fragments at boundaries: drivers may leave some out while no round is open."""
+    """From now on, copy only these fragments at boundaries: drivers may skip some while no round is open."""
 
     fragments: frozenset[int]
 
@@ -237,17 +237,17 @@ class EncodeSeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshOptimizer:
-    """The local state is spoilt: once the global parameters are installed, start with a fresh inner optimizer."""
+    """The local state is spoilt: with the global parameters installed, start a fresh inner optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyState:
-    """Copy the optimizer's state at the next boundary, for another island. Completion: :class:`StateCopied`."""
+    """Copy the optimizer's state for another island at the next boundary. Then comes :class:`StateCopied`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckState:
-    """See whether a donor's state fits this island's optimizer and is finite. Completion: :class:`StateChecked`."""
+    """Check a donor's state: finite, and fit for the island's optimizer. Then comes :class:`StateChecked`."""
 
     parts: tuple[Payload, ...]
     state_bytes: int

@@ -105,7 +105,7 @@ class Fleet:
         self.published = self.published or tuple(-1 for _ in welcome.fragments)
 
     def heard(self, state: FleetState, sequence: int, own_tokens: int) -> bool:
-        """Takes in what a shard says of the run; returns whether it was news, and not older than what is known.
+        """Takes in a shard's state of the run; returns whether it is newer than the known one.
 
         Args:
             state: Of one shard; it speaks for its own fragments.
@@ -134,9 +134,9 @@ class Fleet:
         return True
 
     def desert(self) -> None:
-        """The broker says that the run has ended, and that nobody leads it any more: what is missing stays missing.
+        """The broker says that the run has ended and has no leader left: missing versions stay missing.
 
-        Of who has heard of the end already the last versions are on their way, and come from the broker.
+        An island that has heard of the end already gets the last versions: they are on their way, from the broker.
         """
         if self.phase is not Phase.ENDED:
             self.published = tuple(-1 for _ in self.published)

@@ -113,7 +113,7 @@ class Fragment:
 
     @property
     def awaited(self) -> bool:
-        """Whether a copy could be handed over now: nothing is being encoded, and nothing sent answers the next round.
+        """Whether a copy could be handed over: nothing is being encoded, nothing sent answers the next round.
 
         What came too late for an earlier round does not: the open one waits for another contribution.
         """
@@ -157,7 +157,7 @@ class Fragment:
             self.counted = step
 
     def begin_again(self, start: Point) -> None:
-        """Starts the books of a new life at ``start``: what an earlier one dropped or handed over is in its own."""
+        """Starts the books of a new life at ``start``; an earlier life's drops and hand-overs are in its own."""
         self.overwritten_tokens = 0
         self.handed = max(self.handed, start, key=lambda point: point.step)
 
@@ -177,7 +177,7 @@ class Fragment:
         self.trained_on.clear()
 
     def take_trained_on(self) -> tuple[TrainedOn, ...]:
-        """Returns, and forgets, on which versions the steps since ``handed`` were run; equal neighbours added up."""
+        """Returns and forgets the versions that steps since ``handed`` ran on, equal neighbours added up."""
         joined: list[TrainedOn] = []
         for part in self.trained_on:
             if joined and joined[-1].fragment_version == part.fragment_version:

@@ -129,7 +129,7 @@ class HandOver:
         )
 
     def resume(self, contributions: Sequence[Contribution], cursors: Sequence[Cursor], now_s: float) -> None:
-        """Takes over what an earlier process of this life has kept: it is sent again if the aggregator lacks it."""
+        """Takes over contributions kept by this life's last process; sent again if the aggregator lacks them."""
         self._cursors = {(c.share, c.share_epoch): c.batch for c in cursors}
         self._at_hand = max((c.share for c in cursors), default=0)
         for each in contributions:

@@ -1,4 +1,4 @@
-"""Lockstep: steps at which every island hands a fragment over, and at which it waits for the version. Pure.
+"""Lockstep: the steps at which every island hands a fragment over, and waits for its version. Pure.
 
 For the ancestors of this algorithm, whose islands wait for each other: DiLoCo (https://arxiv.org/abs/2311.08105) at the
 hand-over itself, Streaming DiLoCo (https://arxiv.org/abs/2501.18512) tau steps after it. All islands count alike: with
@@ -31,7 +31,7 @@ class Lockstep:
         self._first = {p: round((k + 1) * spacing) for k, p in enumerate(self._moving)}
 
     def due(self, step: int, versions: Sequence[int]) -> frozenset[int]:
-        """Returns the fragments to hand over after ``step``, whose versions in the parameters are ``versions``."""
+        """Returns the fragments to hand over after ``step``; ``versions`` are those in the parameters."""
         if not self._moving:  # as in most runs, at each step
             return NONE
         return frozenset(p for p in self._moving if step == self._due(p, versions[p]))

@@ -94,7 +94,7 @@ class Member:
         self._fenced_since_s = None
 
     def refused(self, refused: Refused, now_s: float, actions: list[Action]) -> None:
-        """Something that was sent is refused: joins as the next life, gives up, or lets it be sent again in time."""
+        """Something sent was refused: joins as the next life, gives up, or lets it be sent again in time."""
         if refused.reason is Reason.NOT_LEADER and refused.kind in ("heartbeat", "join"):
             return  # nothing is wrong with either, and both are repeated: what follows is in broker_choice
         facts = {"kind": refused.kind, "reason": str(refused.reason), "detail": refused.detail}

@@ -34,7 +34,7 @@ class Training:
         self._optimizer_from: int | None = None  # the step at which the inner optimizer was fresh; None: never here
 
     def welcomed(self, welcome: Welcome) -> bool:
-        """Begins where the run says, or begins the books of a new life there; returns whether it is the first one."""
+        """Begins at the run's place, or a new life's books there; returns whether it is the first life."""
         start = Point(welcome.start_step, welcome.start_tokens)
         self.settings = welcome.settings
         if self.manifest is not None:
@@ -52,7 +52,7 @@ class Training:
             fragment.resume(paused.at, overwritten_tokens)
 
     def disowned(self) -> None:
-        """This life is over: its contributions are nobody's, and global parameters take the place of the local ones."""
+        """This life is over: its contributions are nobody's, and global parameters replace the local ones."""
         for fragment in self.fragments.values():
             fragment.outstanding.clear()
             fragment.overwrite = True

@@ -149,7 +149,7 @@ class ArrayWork:
     # --- jobs -------------------------------------------------------------------------------------------------
 
     async def seed(self, fragment_id: int, seed: int) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns a fragment of version 0, from the initial parameters of the run's seed; with the places of its parts.
+        """Returns a fragment of version 0, from the initial parameters, with the places of its parts.
 
         Raises:
             LocalProtocolError: If the initial parameters are gone: the run had begun.
@@ -169,13 +169,13 @@ class ArrayWork:
         return await self._in_turn(_INITIAL, encode)
 
     async def take(self, envelope: Envelope) -> tuple[Envelope, str]:
-        """Returns a version whole, in the order in which they come, and what is wrong with it; empty if nothing is."""
+        """Returns a version whole, in order of arrival, and its flaw; empty if it has none."""
         if self._held is None:
             return envelope, "it came before the run had said which fragments there are"
         return await self._clerk.do(self._held.take, envelope)
 
     async def inspect_part(self, envelope: Envelope) -> str:
-        """Returns what is wrong with a part of a donor's state; empty if it arrived whole and is as long as it says."""
+        """Returns the flaw of a part of a donor's state; empty if it arrived whole and as long as it says."""
         assert isinstance(envelope.message, StatePart)
         flaw = state_parts.flaw_in(envelope.message)
         try:
@@ -267,7 +267,7 @@ class ArrayWork:
         return await self._archivist.do(checkpoint.save, path, snapshot, names, moment.at, incarnation, self._newest)
 
     def save_now(self, path: Path, snapshot: Snapshot, at: Position, incarnation: int, *, within_s: float) -> None:
-        """The same from the training thread, which waits for it; one that is being written there goes on besides.
+        """Saves a checkpoint from the training thread, which waits for it, perhaps beside another save.
 
         Raises:
             Unavailable: The file cannot be written, or not in time.
@@ -309,7 +309,7 @@ class ArrayWork:
 
 
 def _write_last(path: Path, within_s: float, write: Callable[[], object]) -> None:
-    """Writes a file in a thread of its own, which the end of the process does not wait for: a disk may hang for ever.
+    """Writes a file in a thread that the process's end does not wait for: a disk may hang for ever.
 
     Raises:
         Unavailable: It cannot be written, or not in time.

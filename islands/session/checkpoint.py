@@ -1,4 +1,4 @@
-"""An island's own checkpoints: the inner optimizer's state, and the parameters that are never synchronised.
+"""An island's own checkpoints: the inner optimizer's state, and parameters never synchronised.
 
 The global model is the run's business; what only this island has is worth a file, so that a restart does not begin with
 an optimizer that has seen nothing. One file per island, replaced as a whole::
@@ -109,7 +109,7 @@ def packed(snapshot: Snapshot, local_names: Sequence[str], at: Position, incarna
 
 
 def prepare(directory: Path) -> None:
-    """Makes the directory of checkpoints: better found out at the beginning than when the first one is due.
+    """Makes the directory of checkpoints at the start, so that an error shows before the first is due.
 
     Raises:
         ConfigError: Nothing can be written there.
@@ -124,7 +124,7 @@ def prepare(directory: Path) -> None:
 
 
 class Newest:
-    """Of the checkpoints that threads of one process write at the same time, keeps the newest, whoever ends last."""
+    """Keeps the newest of several checkpoints that threads of one process write at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -266,7 +266,7 @@ def parsed(content: memoryview) -> Checkpoint:
 
 
 def _checked(value: Any, sort: type[T]) -> T:
-    """Returns ``value``; raises TypeError unless it is of just this type, such as a bool where a number belongs."""
+    """Returns ``value``; raises TypeError unless it is of just this type: a bool is no number."""
     if type(value) is not sort:
         raise TypeError(f"it has {value!r:.60} where a {sort.__name__} belongs")
     return value
@@ -328,7 +328,7 @@ def misfit(saved: Sequence[tuple[str, str, Array]], named: Sequence[tuple[str, A
 
 
 def _are_one(sort: str, array: Array, leaf: Any) -> bool:
-    """Whether a value may stand for another one that is not of its sort and shape: one of both is a plain value."""
+    """Says whether a value may replace one of another sort or shape: one of the two is a plain value."""
     if type(leaf) in (int, str, bytes) and sort == sort_of(leaf):
         return True  # text, or the digits of a large number: of another length
     plain = plain_leaves.is_plain(leaf) or sort in plain_leaves.PLAIN
@@ -350,7 +350,7 @@ def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
 
 
 def restored(tree: Tree, saved: Sequence[tuple[str, str, Array]]) -> Tree:
-    """Returns ``tree`` with its leaves replaced by saved ones that fit, each in the place of the one it replaces.
+    """Returns ``tree`` with its leaves replaced by saved ones that fit, each in its predecessor's place.
 
     A state that changes in place takes them over, and is returned itself.
     """
@@ -376,7 +376,7 @@ def copied(tree: Tree) -> Tree:
 
 
 def snapshot_of(params: Tree, state: tuple[Any, int | None], parameters: Parameters, run_id: str) -> Snapshot:
-    """Returns copies of what a checkpoint holds: the optimizer's state, the cursor, what is never synchronised.
+    """Returns copies for a checkpoint: the optimizer's state, the cursor, unsynchronised parameters.
 
     Raises:
         ConfigError: A leaf of the state can be in no checkpoint.

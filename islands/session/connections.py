@@ -43,7 +43,7 @@ Endpoints = dict[Channel, Endpoint]
 
 
 class Connections:
-    """Both endpoints, each with what waits to be sent over it; an async context manager around :meth:`run`.
+    """Both endpoints and their unsent messages; an async context manager around :meth:`run`.
 
     Without a connection, what cannot be sent is dropped, not kept: a broker that comes back hears from the core all
     that still matters. Over one that stands, what is large waits until it takes more: the link may be narrow.

@@ -171,7 +171,7 @@ class Due:
 
 
 class Agreed(Protocol):
-    """The plans of an island of several hosts, as a training thread carries them out (:mod:`islands.multihost.plans`).
+    """The plans of an island of several hosts for a training thread (:mod:`islands.multihost.plans`).
 
     Attributes:
         speaks: This host is the speaker.
@@ -203,7 +203,7 @@ class Agreed(Protocol):
         ...
 
     def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:
-        """This host falls out in the middle of training: nothing at the end of its process may wait for others.
+        """This host falls out in mid-training: nothing at the end of its process may wait for others.
 
         Args:
             leave: Says goodbye.
@@ -260,7 +260,7 @@ class Exchange:
         return DataShare.of(self.dealt, settings.seed, life=self.due.life, by_blocks=settings.data_ahead_s > 0)
 
     def deal(self, share: DataShare) -> None:
-        """Lets that view have what is this island's by now; asks for the next block where it begins the last one."""
+        """Gives the view this island's present data; asks for the next block as it begins the last one."""
         if self.due.shares is not self.dealt:
             self.dealt = self.due.shares
             share.hold(self.dealt, self.due.life)
@@ -285,7 +285,7 @@ class Exchange:
 
 
 def take_newest(losses: deque[Any]) -> float | None:
-    """Returns the newest loss that is computed already, and drops it and all before; None if there is none.
+    """Returns the newest loss already computed, and drops it and all before it; None if there is none.
 
     Called by the communication thread: reading a device value that is ready costs microseconds, waiting for one could
     take a step. Dropping one is left to it as well, because JAX gives the GIL away in that moment.
@@ -306,7 +306,7 @@ def take_newest(losses: deque[Any]) -> float | None:
 
 
 class Offers:
-    """Versions for the training thread, as they are prepared: at once, or those of a recovery all together.
+    """Versions for the training thread, as they are prepared: at once, or all together in a recovery.
 
     For the communication thread only. What is not finite spreads to every fragment with the next step. So the global
     parameters that replace a spoilt state wait for each other, and for a fresh optimizer.

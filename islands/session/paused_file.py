@@ -85,7 +85,7 @@ def load(path: Path, limits: Limits) -> Paused | None:
 
 
 def remove(path: Path) -> None:
-    """Removes the file, where it can; one that stays is of use to nobody, since its nonce is not the last one."""
+    """Removes the file if possible; one that stays is useless, since its nonce is not the last one."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 

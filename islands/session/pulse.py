@@ -70,7 +70,7 @@ class Pulse:
 
 
 def read_pulse(path: Path, after: int = 0) -> tuple[int, list[Beat]]:
-    """Returns the number of steps ever written, and those beyond the first ``after`` that are still in the ring.
+    """Returns the number of steps ever written, and those after the first ``after`` still in the ring.
 
     A file that is not there yet, or not whole, has none.
     """

@@ -1,4 +1,4 @@
-"""The communication thread of an island: the driver of :class:`islands.protocol.core.Island` over real sockets.
+"""The communication thread of an island: drives :class:`islands.protocol.core.Island` over sockets.
 
 Shell. One thread with one event loop owns the core, both connections (:mod:`islands.session.connections`) and every
 copy that waits to be encoded; what computes or waits is done in other threads (:mod:`islands.session.array_work`) and
@@ -120,7 +120,7 @@ class Session(CommunicationThread):
     # --- called by the training thread ------------------------------------------------------------------------
 
     def paused(self) -> Paused | None:
-        """Returns what the next process needs to go on with this life; None if there is none, or the thread hangs."""
+        """Returns a state for the next process of this life; None if there is none, or the thread hangs."""
         if self._thread.is_alive():
             return None
         return self._core.pause(self._config.run_id, self._wire.sequence)
@@ -223,7 +223,7 @@ class Session(CommunicationThread):
     # --- the core ---------------------------------------------------------------------------------------------
 
     def _handle(self, event: events.Event) -> None:
-        """Feeds one event to the core, after everything that the training thread has done, and acts on the answer."""
+        """Feeds an event to the core, after all that the training thread has done, and performs the answer."""
         self._catch_up()
         self._perform(self._core.handle(event, self._clock()))
         self._after()

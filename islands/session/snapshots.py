@@ -31,7 +31,7 @@ Work = Callable[[], Coroutine[Any, Any, events.Event | None]]
 
 
 class Snapshots:
-    """Copies of this island's training state: for checkpoints, for other islands, and the one that it begins with."""
+    """Copies of this island's training state: for checkpoints, for others, and the one it begins with."""
 
     def __init__(self, config: IslandConfig, core: Island, array_work: ArrayWork, exchange: Exchange, due: Due) -> None:
         self._config = config
@@ -57,9 +57,9 @@ class Snapshots:
             self._save_at_s = now_s + self._config.checkpoint_interval_s
 
     def advance(self, now_s: float) -> list[events.Event]:
-        """Asks for the next checkpoint's copy where it is time; returns what the training thread waits for or has done.
+        """Asks for the copy of a due checkpoint; returns events of the training thread before its first step.
 
-        Before the first step that is: an optimizer state is needed, and then, which one it has become.
+        The events say that it needs an optimizer state, and then, which one it has.
         """
         exchange = self._exchange
         if now_s >= self._save_at_s and not self._saving:
@@ -98,7 +98,7 @@ class Snapshots:
         return [partial(self._check, action)]
 
     def settled(self, detail: str) -> None:
-        """The search for an optimizer state is over: lets the training thread have what was found, if anything was."""
+        """Ends the search for an optimizer state: gives the training thread the one found, if any."""
         self._exchange.state_found = StateFound(found=self._found, detail=detail)
         self._found = None
         self._exchange.news.set()

@@ -62,7 +62,7 @@ def joined(parts: Sequence[Sequence[Encoded]], state_bytes: int) -> memoryview:
 
 
 def flaw_in(part: StatePart) -> str:
-    """Says why a part cannot be what it says, by its length; empty if it can. Wrong ones are not worth keeping."""
+    """Says why a part's length is wrong; empty if it is right. Wrong parts are not worth keeping."""
     if not part.num_parts:
         return ""  # says that there is none to give
     begins = part.part * PART_BYTES
@@ -73,7 +73,7 @@ def flaw_in(part: StatePart) -> str:
 
 
 def read(parts: Sequence[Sequence[Encoded]], state_bytes: int, needed: Needed) -> tuple[Checkpoint | None, str]:
-    """Returns a donor's state if it serves, or says why not: it is damaged, of another optimizer, or not finite."""
+    """Returns a donor's state, or why it does not serve: damaged, another optimizer's, or not finite."""
     try:
         found = checkpoint.parsed(joined(parts, state_bytes))
     except (ValueError, KeyError, TypeError, OverflowError, msgpack.UnpackException) as err:
@@ -102,7 +102,7 @@ def _encoded(piece: memoryview) -> Encoded:
 
 
 def _holds(sort: str, array: npt.NDArray[Any]) -> bool:
-    """Whether an array may stand for a leaf of this sort: its own dtype, a random key's integers, or a plain number."""
+    """Says whether an array may stand for a leaf of this sort: same dtype, key's integers, plain number."""
     if sort.startswith("key<"):
         return array.dtype.kind == "u"
     if str(array.dtype) == sort:  # a plain bool is called as an array of them is

@@ -1,4 +1,4 @@
-"""The communication thread: one event loop beside the training thread, which wakes it by a bell. Shell."""
+"""The communication thread: an event loop beside the training thread, which wakes it by a bell. Shell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from islands.session.exchange import Exchange
 
 
 class CommunicationThread(ABC):
-    """A thread that serves one island's communication until the training thread leaves, or something fails.
+    """A thread for an island's communication until the training thread leaves, or something fails.
 
     Args:
         array_work: Closed at the end.
@@ -54,7 +54,7 @@ class CommunicationThread(ABC):
 
     @abstractmethod
     def paused(self) -> Paused | None:
-        """Returns what the next process needs to go on with this life; None if there is none, or the thread hangs."""
+        """Returns a state for the next process of this life; None if there is none, or the thread hangs."""
 
     @property
     @abstractmethod
@@ -95,7 +95,7 @@ class CommunicationThread(ABC):
         threading.Thread(target=self._listen, name="atoll-bell", daemon=True).start()
 
     def _listen(self) -> None:
-        """Wakes the event loop when the bell rings: a thread of its own, so that the training thread keeps the GIL.
+        """Wakes the event loop at the bell, in its own thread, so that the training thread keeps the GIL.
 
         Writing to the loop's own socket gives it away for a moment, which on a busy processor took milliseconds to get
         back (measured: most of the time of a step). Putting something into a queue does not.

@@ -40,7 +40,7 @@ STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
 
 
 def step_time_s(average_s: float | None, recent_s: float) -> float:
-    """Returns the moving average with one more step; a pause does not spoil it, and peers take what it says."""
+    """Returns the moving average with one more step; no pause spoils it, and it is within peers' limits."""
     if average_s is not None:
         recent_s = min(recent_s, MOST_OF_ONE_STEP * average_s)
         recent_s = STEP_TIME_MEMORY * average_s + (1 - STEP_TIME_MEMORY) * recent_s

@@ -1,4 +1,4 @@
-"""Opens what ``--data`` names: text files, folders, installed packages and token arrays, with a part held out.
+"""Opens the data that ``--data`` names: text, folders, packages, token arrays; a part is held out.
 
 Text becomes bytes, vocabulary 256, or pieces of several bytes (:mod:`islands.tasks.vocabulary`); a zero byte after each
 file. Arrays (``.npy``; ``.bin``: little-endian uint16) are memory-mapped. Files of text are held out one in twenty by
@@ -90,7 +90,7 @@ class Corpus:
 
 
 def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int = 0, bpe: int = 0) -> Corpus:
-    """Opens files and folders; folders are searched for text in the order of their paths, hidden files skipped.
+    """Opens files, and text in folders in the order of their paths; hidden files are skipped.
 
     Args:
         paths: Files, folders, and ``python:stdlib`` or ``python:PACKAGE``; none stands for ``python:stdlib``.
@@ -139,7 +139,7 @@ def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int
 
 
 def _tokens(text: bytes, pieces: Vocabulary | None) -> Tokens:
-    """Returns the token ids of text: its bytes, or the pieces it is cut into, which take a while and are remembered."""
+    """Returns the token ids of text: its bytes, or its pieces, which take a while and are remembered."""
     if pieces is None:
         return np.frombuffer(text, np.uint8)
     key = f"tokens-{pieces.digest}-{xxhash.xxh3_128_hexdigest(text)}"
@@ -170,7 +170,7 @@ def files_of(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _python_places(path: str) -> list[Path]:
-    """Returns the folders, or the one file, that hold the sources ``python:NAME`` stands for; imports nothing.
+    """Returns the folders or the file with the sources that ``python:NAME`` names; imports nothing.
 
     Raises:
         ConfigError: If no package of that name with sources is installed.
@@ -213,7 +213,7 @@ def _files(path: Path, skipped: frozenset[str]) -> Iterator[Path]:
 
 
 def _read_texts(files: Iterable[Path], given: set[Path]) -> list[bytes]:
-    """Reads the files that are text; binary ones are passed over in folders and refused when ``given`` by name."""
+    """Reads the text files; binary ones are passed over in folders, and refused when ``given`` by name."""
     texts, size = [], 0
     for file in files:
         try:

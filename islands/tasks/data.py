@@ -57,7 +57,7 @@ class Windows:
         return self._num_windows
 
     def take(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Returns the numbered windows, (len(numbers), context + 1), of the smallest unsigned dtype of the vocabulary.
+        """Returns numbered windows (len(numbers), context + 1), of the vocabulary's smallest unsigned dtype.
 
         Raises:
             ConfigError: If one holds a token id outside the vocabulary.
@@ -87,7 +87,7 @@ def batches(windows: Windows, share: DataShare, *, batch: int) -> Iterator[npt.N
 
 
 def sequence_numbers(cursor: int, index: int, share_count: int, *, batch: int) -> npt.NDArray[np.int64]:
-    """Returns the numbers, in the order shared by all islands, that one batch of one share holds: shape (batch,)."""
+    """Returns one batch's numbers of one share, in the order shared by all islands: shape (batch,)."""
     return (cursor * batch + np.arange(batch, dtype=np.int64)) * share_count + index
 
 
@@ -122,7 +122,7 @@ def evenly(windows: Windows, most: int) -> npt.NDArray[np.int64]:
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of 64 bits in which every input bit moves every output bit (the finaliser of splitmix64)."""
+    """A bijection of 64 bits: each input bit moves all output bits (the finaliser of splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

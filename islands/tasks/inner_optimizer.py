@@ -39,7 +39,7 @@ class InnerState(NamedTuple):
 
 
 def warm_up_cosine(peak: float, *, warm_up_steps: int, ramp_steps: int = 0, final: float = 0.1) -> LearningRate:
-    """Returns the rate that warms up, then follows a cosine over global progress; ramped for a fresh optimizer.
+    """Returns a rate with warm-up, then a cosine over global progress; ramped for a fresh optimizer.
 
     With s = schedule.step, S = schedule.total_steps, W = warm_up_steps and t the optimizer's own steps:
 
@@ -282,7 +282,7 @@ def _described(found: Any) -> str:
 
 
 def _dynamic(count: Any) -> Any:
-    """Returns the count as float32: on the host what was there, or traced; traced is what ``jax.vmap`` hands over."""
+    """Returns the count as float32: numpy's on the host, or traced as ``jax.vmap`` hands it over."""
     return count.astype(jnp.float32) if isinstance(count, jax.Array) else np.float32(count)
 
 

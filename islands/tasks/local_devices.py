@@ -1,4 +1,4 @@
-"""Data parallelism inside one island: parameters on each of its devices, and a part of every batch on each.
+"""Data parallelism in one island: parameters on each of its devices, a part of every batch on each.
 
 The step stays the same function. XLA splits it by where its arguments lie, and adds the gradients up over the devices.
 """
@@ -48,7 +48,7 @@ class LocalDevices:
         return results
 
     def split(self, batch: Batch) -> Batch:
-        """Returns the batch with a part of it on each device: of every array whose first axis divides by their number.
+        """Returns the batch divided over devices: every array whose first axis divides by their number.
 
         Other arrays go to each device whole, which changes nothing but the work. One device gets the batch as it is.
 

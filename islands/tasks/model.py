@@ -138,7 +138,7 @@ def init(key: jax.Array, config: ModelConfig, dtype: jax.typing.DTypeLike = jnp.
 
 
 def loss(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    """Returns what training minimises: :func:`cross_entropy` plus the balance term of a mixture of experts.
+    """Returns the training loss: :func:`cross_entropy` plus the balance term of a mixture of experts.
 
     Args:
         params: Of :func:`init`.
@@ -150,13 +150,13 @@ def loss(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def cross_entropy(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    """Returns the mean loss in nats per token of predicting ``tokens[:, 1:]``; tokens of shape (batch, context + 1)."""
+    """Returns the mean nats per token of predicting ``tokens[:, 1:]``; tokens: (batch, context + 1)."""
     logits, _ = apply(params, tokens[:, :-1], config)
     return _cross_entropy(logits, tokens[:, 1:])
 
 
 def apply(params: Params, tokens: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Returns float32 logits (batch, context, vocabulary) and the mean balance loss of the layers (0 when dense)."""
+    """Returns float32 logits (batch, context, vocabulary), and the layers' mean balance loss (0: dense)."""
     rotation = _rotary(tokens.shape[1], config)
     # One row per token throughout, and (batch, context) apart only inside attention: with a matrix on either side the
     # weight gradients are plain matrix products, which halved the backward pass of the feed-forward part on CPU.
@@ -173,13 +173,13 @@ def apply(params: Params, tokens: jax.Array, config: ModelConfig) -> tuple[jax.A
 
 
 def _cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean of -log softmax(logits)[target]; the target's logit is picked before the softmax, which saves a pass."""
+    """Returns the mean of -log softmax(logits)[target]; picks the logit before, which saves a pass."""
     chosen = jnp.take_along_axis(logits, targets[..., None].astype(jnp.int32), axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 
 
 def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Divides by the root mean square over the last axis, in float32, and rescales (Zhang and Sennrich, 2019)."""
+    """Divides by the root mean square over the last axis in float32, rescales (Zhang and Sennrich, 2019)."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _NORM_EPSILON)
     normed: jax.Array = wide.astype(x.dtype) * scale
@@ -187,7 +187,7 @@ def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _rotary(context: int, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of position times frequency, each float32 (context, 1, head width / 2) (Su et al., 2021)."""
+    """Cosine and sine of position times frequency, float32 (context, 1, head width / 2) (Su et al., 2021)."""
     half = config.width // config.heads // 2
     frequency = config.rotary_base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.arange(context, dtype=jnp.float32)[:, None, None] * frequency
@@ -208,7 +208,7 @@ def _attention(
     shape: tuple[int, ...],
     config: ModelConfig,
 ) -> jax.Array:
-    """Causal multi-head self-attention; ``hidden`` is (batch * context, width), ``shape`` (batch, context)."""
+    """Causal multi-head self-attention; ``hidden``: (batch * context, width), ``shape``: (batch, context)."""
     batch, context = shape
     head_width = config.width // config.heads
     x = _rms_norm(hidden, params["norm"])
@@ -233,7 +233,7 @@ def _feed_forward(params: Params, hidden: jax.Array, config: ModelConfig) -> tup
 
 
 def _swiglu(params: Params, x: jax.Array) -> jax.Array:
-    """down(silu(gate(x)) * up(x)) (Shazeer, 2020); leading axes of the weights, if any, match those of ``x``."""
+    """down(silu(gate(x)) * up(x)) (Shazeer, 2020); any leading axes of the weights match those of ``x``."""
     return jnp.matmul(jax.nn.silu(x @ params["gate"]) * (x @ params["up"]), params["down"])
 
 

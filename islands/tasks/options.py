@@ -1,4 +1,4 @@
-"""The options of a task, checked by its signature when it is loaded and by its source before anything is started.
+"""The options of a task, checked by its signature on loading, and by its source before any start.
 
 A task is a function, and its keyword arguments are the options of the table ``[task]``. Importing it may take an array
 library and seconds, in each of several processes at once; the names of its options stand in its source, which is read
@@ -145,7 +145,7 @@ def _has_modules_from_elsewhere(package: ModuleSpec) -> bool:
 
 
 def check_mentioned(path: str, *, search: list[str] | None = None, field: str = "task") -> None:
-    """Refuses ``package.module:function`` whose module is Python source that does not so much as mention the function.
+    """Refuses ``package.module:function`` if the module is Python source without the function's name.
 
     Args:
         path: What is to be read.
@@ -185,7 +185,7 @@ def find_module(module_name: str, search: list[str] | None) -> ModuleSpec | None
 
 
 def _names_bound_by(statement: ast.stmt) -> set[str]:
-    """The names that a statement at the top of a module may bind, in whatever way; ``*`` for any name at all."""
+    """Returns the names that a module's top-level statement may bind; ``*`` stands for any name at all."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}  # what its body binds is its own
     names: set[str] = set()

@@ -175,7 +175,7 @@ class _Sized:
 
 
 class _Stream:
-    """Examples in the order in which they come; what lies between those that are asked for is read, and dropped.
+    """Examples in order of coming; those between the requested ones are read and dropped.
 
     In a pass of its own an island waits for nothing: it goes through the stream once more, with an iterator that is
     kept for that, so that the place in the shared order is not lost.

@@ -41,7 +41,7 @@ Batch = Any
 
 
 class Schedule(NamedTuple):
-    """The progress of the whole run in steps of this island, which learning rates follow (design: publish).
+    """The whole run's progress in steps of this island; learning rates follow it (design: publish).
 
     Attributes:
         step: The tokens of the whole fleet over those of one step of each expected island, had all this one's
@@ -210,7 +210,7 @@ def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
 
 
 def evaluated(task: Task, params: Params) -> dict[str, float]:
-    """Returns each metric that the task evaluates as a plain number, whatever array of one element it comes in.
+    """Returns each metric that the task evaluates as a plain number, also from an array of one element.
 
     Raises:
         ConfigError: If one is no number, or has no name.

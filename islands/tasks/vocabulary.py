@@ -1,4 +1,4 @@
-"""Byte-pair vocabularies: trained on the text itself, lossless, the same on every machine for the same text.
+"""Byte-pair vocabularies: trained on the text, lossless, equal on every machine for equal text.
 
 Pair merging (Gage, 1994; Sennrich et al., 2016, https://arxiv.org/abs/1508.07909) over *bytes*, as GPT-2 does it: all
 256 bytes are pieces, so any text can be encoded, and decoding gives it back byte for byte. Nothing here asks whether
@@ -175,7 +175,7 @@ def _sample(text: bytes) -> bytes:
 
 
 def _cut(text: bytes, at_least: int) -> Iterator[bytes]:
-    """Yields ``text`` in chunks that end with a newline: no piece reaches over one, so a cut there changes nothing."""
+    """Yields ``text`` in chunks cut after newlines, which no piece crosses; too long lines are cut anyway."""
     start = 0
     while start < len(text):
         limit = start + _MAX_LINE_BYTES

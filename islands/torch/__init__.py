@@ -1,4 +1,4 @@
-"""PyTorch: a module and its optimizer join a run with :func:`join`; :func:`task` makes a task of them. Not pure.
+"""PyTorch: :func:`join` takes module and optimizer into a run, :func:`task` makes a task. Not pure.
 
     import islands.torch
 

@@ -44,7 +44,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def as_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns a numpy array as a tensor on the CPU; it shares memory that can be written to, and is a copy of other.
+    """Returns a numpy array as a CPU tensor, which shares writable memory and copies any other.
 
     Args:
         array: Of any dtype that torch has.

@@ -71,7 +71,7 @@ class TorchIsland:
             self._state.reset()
 
     def _for_reports(self, loss: torch.Tensor) -> Any:
-        """Returns a loss as others can read it; None on a GPU that has copied one in the last ``LOSS_EVERY_S``."""
+        """Returns a loss that others can read; None on a GPU that copied one within ``LOSS_EVERY_S``."""
         if loss.is_cuda:
             now_s = clocks.monotonic()
             if now_s < self._next_loss_s:
@@ -194,7 +194,7 @@ class TorchIsland:
 
     @property
     def sync_share(self) -> float:
-        """Part of this thread's time after the first step that synchronisation took, waits for copies included."""
+        """The part of this thread's time after the first step spent on synchronisation, copy waits included."""
         return self._island.sync_share
 
     @property

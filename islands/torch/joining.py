@@ -45,7 +45,7 @@ def join(  # noqa: D417  what is not listed is as in islands.join
     metrics_host: str = "127.0.0.1",
     check: Callable[[], None] = lambda: None,
 ) -> TorchIsland:
-    """Joins a run; returns once the run's parameters, and the optimizer's state if there is one, are in place.
+    """Joins a run; returns with the run's parameters, and an optimizer state if there is one, in place.
 
         with islands.torch.join("tcp://hub:7001", model, optimizer, tokens_per_step=4096) as island:
             for batch in data(island.share):
@@ -122,13 +122,13 @@ def _sequence(optimizer: Any) -> Sequence[Any]:
 
 
 def _name_of(optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """Returns the name by which a run chooses what its recipe leaves open; with Muon the rest has another one."""
+    """Returns the optimizer's name for the open choices of a recipe: ``muon`` if any is, else the first."""
     names = [type(each).__name__.lower() for each in optimizers]
     return "muon" if "muon" in names else next(iter(names), "")
 
 
 def _together(model: torch.nn.Module) -> bool:
-    """Returns whether all processes of torch.distributed train this model together, as hosts of one island.
+    """Says whether all processes of torch.distributed train this model together, as hosts of one island.
 
     Raises:
         ConfigError: There are several, and nothing says that they do.

@@ -58,7 +58,7 @@ class PlacedLeaf(TensorLeaf):
         self._places.append((module, attribute))
 
     def processes(self) -> tuple[int, int, Callable[[bytes], bytes]] | None:
-        """Returns rank and size of the world of torch.distributed, and its broadcast, if it trains this together."""
+        """Returns rank, world size and broadcast of torch.distributed, if all train this together, else None."""
         if not self._together:
             return None
         distributed = torch.distributed
@@ -112,7 +112,7 @@ def _is_mixed(tree: Any) -> bool:
 def leaves_of(
     model: torch.nn.Module, *, together: bool = False, copier: Copier | None = None, owner: Any = None
 ) -> dict[str, PlacedLeaf]:
-    """Returns the parameters and persistent buffers of a module as leaves; ``together``: of several processes.
+    """Returns a module's parameters and persistent buffers as leaves; ``together``: of several processes.
 
     Raises:
         ConfigError: One has no values here, or is of a sort that does not join; names it and the cure.
@@ -138,7 +138,7 @@ def kinds_of(model: torch.nn.Module, kinds: Mapping[str, str] | None) -> dict[st
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor, bool]]:
-    """Yields (name, module, attribute, tensor, whether it is a buffer), a tied one under each of its names."""
+    """Yields (name, module, attribute, tensor, is it a buffer), a tied tensor under each of its names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
         for attribute, parameter in module._parameters.items():

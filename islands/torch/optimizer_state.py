@@ -1,4 +1,4 @@
-"""The state of optimizers and of a gradient scaler as one tree: for checkpoints, and for islands that need one.
+"""The state of optimizers and a gradient scaler as a tree, for checkpoints and for other islands.
 
 The tree has three parts. ``optimizers``: of each what it keeps per parameter, in the order of its groups, and the
 numbers of its groups (learning rate, betas); flags such as ``foreach`` stay those of the script. ``scaler``: what
@@ -125,7 +125,7 @@ class OptimizerState(InPlaceState):
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Returns the optimizer in a wrapper that shows another's state and groups as its own, as Accelerate's does.
+    """Returns the optimizer in a wrapper that shows its state and groups as its own, as Accelerate's does.
 
     Hooks before a step, and the form of the state, belong to the inner one. What has a state of its own stays as it is.
     """
@@ -137,7 +137,7 @@ def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields each parameter with its number among those of all groups, as text of equal length: trees sort by it."""
+    """Yields (number, parameter) over all groups; numbers are text of equal length, which trees sort by."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return ((f"{number:06}", parameter) for number, parameter in enumerate(parameters))
 
@@ -177,7 +177,7 @@ def _values(value: Any) -> Any:
 
 
 def _form_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the form of an optimizer's state, per parameter that is trained; empty where it cannot be found."""
+    """Returns the form of an optimizer's state for each trained parameter; empty if it cannot be found."""
     numbers = iter(_numbered(optimizer))
     forms: dict[str, Any] = {}
     known: dict[Any, dict[str, Any]] = {}
@@ -199,7 +199,7 @@ def _form_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _after_a_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-    """Returns the state that an optimizer like this one has of a parameter after a step, its tensors anywhere."""
+    """Returns a parameter's state in such an optimizer after a step, its tensors on any device."""
     if parameter.nbytes <= LARGE_BYTES:
         return _stepped(optimizer, group, parameter, "cpu")
     try:
@@ -226,7 +226,7 @@ def _stepped(
 
 
 def _blank(state: dict[str, Any], parameter: torch.Tensor, group: dict[str, Any]) -> Any:
-    """Returns a state's form: scalars are on the CPU unless the group says otherwise, the rest is by the parameter."""
+    """Returns a state's form: scalars on the CPU unless the group differs, the rest as the parameter."""
     on_device = bool(group.get("fused") or group.get("capturable"))
 
     def leaf(tensor: torch.Tensor) -> Blank:

@@ -1,4 +1,4 @@
-"""Tensors that are spread over the processes of a job: DTensor, as FSDP2 and tensor parallelism make them."""
+"""Tensors spread over the processes of a job: DTensor, as made by FSDP2 and tensor parallelism."""
 
 from __future__ import annotations
 

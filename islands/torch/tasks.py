@@ -1,4 +1,4 @@
-"""Tasks of PyTorch: :func:`task` turns a module, an optimizer and a loss into an :class:`islands.Task`."""
+"""Tasks of PyTorch: :func:`task` makes an :class:`islands.Task` of a module, an optimizer and a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch as leaves that change in place: copies, installation, and the way to numpy and back.
+"""PyTorch tensors as leaves that change in place: copies, installation, and ways to and from numpy.
 
 On a GPU copies are made on the caller's stream, with an event behind them; a worker thread takes them to the host on a
 stream of its own. So the training thread dispatches and goes on, and its stream never waits for the host's memory. On

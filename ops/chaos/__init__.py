@@ -1,1 +1,1 @@
-"""Chaos: faults done on purpose to a local run while it trains, a report, and a check of the invariants."""
+"""Chaos: faults done on purpose to a local run while it trains, a report, a check of the invariants."""

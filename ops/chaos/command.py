@@ -1,4 +1,4 @@
-"""``chaos``: a local run that is struck by faults while it trains, a report, and a check of the invariants.
+"""``chaos``: strikes a local run with faults while it trains, reports, and checks the invariants.
 
 Starts the same run as ``up`` with the same settings, waits until every island trains, does the faults of its plan to
 it, lets it heal, ends it, and says what was seen. The exit status is 1 if an invariant does not hold.
@@ -130,7 +130,7 @@ def _as_flag(value: Any) -> Any:
 
 
 def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile) -> None:
-    """Gives every process a link without any fault, if a fault of the plan may want one and none is placed yet."""
+    """Gives every process a faultless link, if a fault of the plan may need one and none is placed yet."""
     asked = config.kinds if config.kinds is not None else frozenset(FaultKind if config.fault_every_s else ())
     wanted = asked | {each.kind for each in file.faults}
     if (link := local_plan.up_config(args).link) is not None:  # that of a file as well

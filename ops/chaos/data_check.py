@@ -1,4 +1,4 @@
-"""The check of what a run trained on, from its files: no batch twice, and in which order batches were given out.
+"""The check of a run's data, from its files: no batch twice, and batches given out in order.
 
 Where data go out in blocks, all batches are one sequence that goes through one pass over the data after the other. So
 if each batch is merged at most once, and batches are given out in order, no sample was seen twice before all of its
@@ -46,7 +46,7 @@ def data_checks(tapes: Files, rows: Iterable[Line]) -> list[Check]:
 
 
 def _follow(name: str, lines: Iterable[Line], order: Check) -> None:
-    """Checks that batches were given out one after the other, and those that were lost again before any new ones."""
+    """Checks that batches were given out in order, and lost ones again before any new ones."""
     dealt: InOrder | None = None
     segments = SegmentCount()
     for line in lines:

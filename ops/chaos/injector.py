@@ -191,7 +191,7 @@ class Injector:
         return lambda: shift(0.0)
 
     def _fill_disk(self, processes: tuple[str, ...]) -> Callable[[], None]:
-        """No file of the process may grow: every write fails as on a full disk. Only the soft limit is changed."""
+        """Lets no file of the processes grow: writes fail as on a full disk. Only the soft limit is changed."""
         before: dict[int, tuple[int, int]] = {}
         for name in processes:
             pid = self._cluster.pid(name)

@@ -1,4 +1,4 @@
-"""The plan of faults: what may happen to whom, drawn from a seed or read from a file. Pure: same seed, same plan.
+"""The plan of faults, drawn from a seed or read from a file. Pure: same seed, same plan.
 
 A fault names its targets by word, because nobody knows beforehand who will lead or live: the name of a process
 (``island-3``, ``broker-2``), ``leader`` (the aggregator that publishes), or ``any island``, ``any aggregator``
@@ -163,7 +163,7 @@ DRILLS: tuple[tuple[FaultKind, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosConfig:
-    """The settings of ``chaos`` alone; every field is a flag and a key of the table ``[chaos]`` in its file."""
+    """The settings of ``chaos`` alone: each is a flag and a key of the table ``[chaos]`` in its file."""
 
     seconds: float = setting(60.0, "how long faults go on, from the moment when every island trains")
     fault_every_s: float = setting(5.0, "seconds from one drawn fault to the next; 0: none but those of the file")
@@ -189,7 +189,7 @@ class ChaosConfig:
 
 
 class FaultFile(NamedTuple):
-    """A file of faults: its tables [chaos] and [cluster], not checked yet, and its faults in order of their times."""
+    """A file of faults: its tables [chaos] and [cluster], unchecked, and its faults in order of time."""
 
     chaos: Mapping[str, Any] = MappingProxyType({})
     cluster: Mapping[str, Any] = MappingProxyType({})
@@ -256,7 +256,7 @@ def _fault(row: Mapping[str, Any], where: str) -> Fault:
 
 
 def drawn_faults(config: ChaosConfig, kinds: Collection[FaultKind], *, standbys: bool = False) -> Iterator[Fault]:
-    """Yields the faults of a storm: one every ``fault_every_s``, every drill in turn, each time in another order.
+    """Yields drawn faults, one every ``fault_every_s``: rounds of all drills, each in another order.
 
     Durations are drawn too, between half and one and a half of what is usual. Clocks jump forward and back by turns.
     Only with standbys does "any aggregator" differ from the leader.
@@ -281,7 +281,7 @@ def drawn_faults(config: ChaosConfig, kinds: Collection[FaultKind], *, standbys:
 
 
 def all_faults(config: ChaosConfig, file: FaultFile, possible: Collection[Needs], *, standbys: bool) -> list[Fault]:
-    """Returns every fault of a run, in the order of their times; ``possible`` is there of what kinds may need.
+    """Returns every fault of a run in order of time; ``possible`` lists the needs that are met here.
 
     Raises:
         ConfigError: A kind that was asked for is not possible here.

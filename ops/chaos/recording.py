@@ -1,4 +1,4 @@
-"""The recording of a chaos run: what was done to it, and what is seen of it from outside, in monotonic seconds.
+"""The recording of a chaos run: the faults, and the run as seen from outside, in monotonic seconds.
 
 None of the watching can be stopped by the faults that it is to observe: files are read as they are, and a Redis that
 hangs keeps only its own thread waiting. Times are those at which something was seen, on this process's clock: those on
@@ -64,7 +64,7 @@ class ProcessChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSeen:
-    """A fragment version appeared in a ledger: it was durable by ``at_s``; who is in it, as the ledger has it."""
+    """A fragment version in a ledger: durable by ``at_s``, with its contributions as the ledger has them."""
 
     at_s: float
     version: int
@@ -139,7 +139,7 @@ def ledger_files(run_dir: Path) -> list[Path]:
 
 
 def tape_files(run_dir: Path) -> list[Path]:
-    """Returns the tapes of a run: that of the aggregator it began with, and those of its standbys that ever led."""
+    """Returns the tapes of a run: those of its first aggregators and of all standbys that ever led."""
     return sorted(tapes_in(run_dir))
 
 
@@ -157,7 +157,7 @@ class Follower:
         self._rest = b""
 
     def news(self) -> list[dict[str, Any]]:
-        """Returns the whole lines that are new; none while there is no file. One that was cut short is read anew."""
+        """Returns the whole lines that are new, none without a file; reads a shortened file from its start."""
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, 2)

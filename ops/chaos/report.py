@@ -1,4 +1,4 @@
-"""The report of a chaos run: what each fault did, whether islands stepped on, who took part in versions.
+"""The report of a chaos run: outcomes of faults, steps of islands, participation in versions.
 
 An island is *out* from the moment at which a fault stops or kills it until it ends its next step; all other time it is
 to step on, whatever happens around it. Its *period* is what a step takes it, by the median, before the first fault.
@@ -66,7 +66,7 @@ def chaos_report(recording: Recording) -> Report:
 
 
 def outcome(happening: Happening, recording: Recording) -> Report:
-    """Returns a fault that was injected and what came of it, in seconds since the fault; None for what was not seen.
+    """Returns an injected fault and its outcome, in seconds since the fault; None for anything unseen.
 
     * ``detected_s``: until somebody noticed: the supervisor a death, the aggregator an island that it missed or
       refused, or a full disk, or that its lease is unknown.
@@ -185,7 +185,7 @@ def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def stepping(recording: Recording) -> Report:
-    """Returns how well islands stepped on: steps that live ones ran, of those that they would have run without faults.
+    """Returns how well live islands stepped on: their steps, against those expected without faults.
 
     The longest stall is a gap between two steps, less the period. The longest before the first fault is what this
     machine does to its processes by itself.
@@ -270,9 +270,9 @@ def period_s(recording: Recording, island: str) -> float | None:
 
 
 def steps_in(steps: Sequence[float], spell: Spell, period: float) -> tuple[float, float]:
-    """Returns the steps that were run in a spell, the one at its end in part, and those that its length would hold.
+    """Returns the steps run in a spell, the one at its end in part, and as many as its length would hold.
 
-    It is measured from the first step's end on: a spell begins with one, but for the first of all.
+    The length is measured from the first step's end on: a spell begins with one, but for the first of all.
     """
     ends = _within(steps, spell)
     if not ends:
@@ -297,7 +297,7 @@ def _within(steps: Sequence[float], spell: Spell) -> Sequence[float]:
 
 
 def participation(recording: Recording) -> Report:
-    """Returns how many of the islands that were live for the whole of a round are in its version, over all rounds.
+    """Returns how many of the islands live for a whole round are in its version, over all rounds.
 
     An island is not live while a fault lasts on it, and while it is out.
     """

@@ -1,4 +1,4 @@
-"""The check of a run's invariants (design, section 10) from its files: ``atoll chaos --check RUN_DIR``.
+"""The check of a run's invariants (design, section 10) from files: ``atoll chaos --check RUN_DIR``.
 
 It reads the ledgers, stores and tapes of a run, of ``chaos`` or ``up``, during it or after it, and the aggregator's
 report. What must hold is in :mod:`ops.invariants`; what can only be seen while a run goes on is checked in virtual time
@@ -228,7 +228,7 @@ class _Walk:
             self.lost.fact("" if (p, version) in self._kept else lost)
 
     def rows(self, rows: Iterable[Line]) -> None:
-        """Checks one row for each version: its content is the one that was published, and epochs follow versions."""
+        """Checks one row of each version: its content is the published one, and epochs follow versions."""
         newest: dict[int, int] = {}
         for row in rows:
             key, epoch = _key(row), row["epoch"]
@@ -240,7 +240,7 @@ class _Walk:
             newest[p] = epoch
 
     def merged(self, rows: Iterable[Line], begun: Collection[Key]) -> None:
-        """Checks the versions that were not given up: none is missing, and no range of steps is in two of them.
+        """Checks the versions not given up: none is missing, and no range of steps is in two of them.
 
         The first version of a new lineage, which is in ``begun``, follows whatever was kept. It does not matter which
         life of an island sent a range.
@@ -257,10 +257,10 @@ class _Walk:
                 self.once.fact(self._ranges.merge((each["island_id"], p), a, b), f"version {version}")
 
     def ledger(self, name: str, rows: Iterable[Line], published: Mapping[Key, str]) -> Check:
-        """Checks one store's ledger by itself: versions grow, and only what was never published is written again.
+        """Checks a store's ledger by itself: versions grow, and only unpublished ones are written again.
 
-        They need not follow each other: a store that was away gets the newest versions, and no others. One epoch never
-        gives a version two contents; of a tail that was never published, a later epoch may take the place.
+        Versions need not follow each other: a store that was away gets the newest versions, and no others. One epoch
+        never gives a version two contents; of a tail that was never published, a later epoch may take the place.
         """
         check = Check(1, f"{name}: versions grow")
         written: dict[Key, str] = {}
@@ -287,7 +287,7 @@ class _Walk:
 
 
 def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Line]) -> Check:
-    """The books in a store's newest commits say of every island what the ledger says: the same merged tokens."""
+    """Checks that the books in a store's newest commits give each island the ledger's merged tokens."""
     check = Check(4, f"{store}: the books in the commits agree with the ledger")
     by_fragment: dict[int, list[Line]] = defaultdict(list)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Event tapes that are read while they grow, and while segments of them are closed, compressed and dropped."""
+"""Event tapes read while they grow and while their segments are closed, compressed and dropped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FollowedTape:
         self._reader, self._failed = TapeReader(path), False
 
     def lines(self) -> Iterator[Line]:
-        """Yields the lines that are new, of one chunk of the file at most; one that cannot be read is passed over."""
+        """Yields the new lines of at most one chunk of the file; one that cannot be read is passed over."""
         try:
             found, self._failed = self._reader.read(CHUNK_BYTES), False
         except OSError as err:
@@ -62,7 +62,7 @@ class FollowedTape:
 
 
 class FollowedTapes:
-    """The lines of several tapes in the order of their times: those of shards and standbys go side by side.
+    """The lines of several tapes in order of time: those of shards and standbys go side by side.
 
     Attributes:
         behind: Whether there is more to read.

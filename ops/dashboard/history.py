@@ -337,7 +337,7 @@ class History:
     # --- what a page gets -------------------------------------------------------------------------------------
 
     def frame(self, since: int = 0, *, stopped: bool = False) -> dict[str, Any]:
-        """Returns what is newer than change ``since``, for ``json.dumps``: islands and curve whole, the rest in part.
+        """Returns the changes after ``since``, for ``json.dumps``: islands and curve whole, the rest in part.
 
         Of a run that is ``stopped``, with no process left, nobody is alive; one that has ended stays as it is.
         Rounds are rows of number, fragment, times of opening, closing and commit, version, contributors, living

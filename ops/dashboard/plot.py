@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the page and prints where; raises ConfigError if there is no run, Unavailable if it cannot be written."""
+    """Writes the page and prints its path.
+
+    Raises ConfigError if there is no run, Unavailable if the page cannot be written.
+    """
     print(write_report(args.run_dir, args.out), flush=True)
     return 0
 

@@ -1,4 +1,4 @@
-"""The server of the page: three questions, all answered from memory or files, none that changes anything."""
+"""The server of the page: three questions, answered from memory or files; none changes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run that is looked at: its tapes, and what stands in Redis; nobody of it is asked, and nothing is written.
+"""The watched run: its tapes, and its entries in Redis; asks no process, and writes nothing.
 
 With a run's directory the tapes tell what has happened, and its Redis, while there is one, who lives now. With the
 address of a Redis alone, or of a broker that shows it, the events in it tell both, from a few thousand events ago on.

@@ -1,1 +1,1 @@
-"""``atoll doctor``: looks at a machine, Redis, keys and the way to a broker; ``finding``, ``*_findings`` are pure."""
+"""``atoll doctor``: looks at machine, Redis, keys and broker; ``finding`` and ``*_findings`` are pure."""

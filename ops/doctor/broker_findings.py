@@ -1,4 +1,4 @@
-"""Judges what was seen of a broker: whether it lets us in, whom it speaks to, and what the way there is like. Pure."""
+"""Judges a broker that was looked at: its doors, protocol and release, and the way there. Pure."""
 
 from __future__ import annotations
 

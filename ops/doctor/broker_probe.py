@@ -286,7 +286,7 @@ def _way(asking: _Asking) -> Way | None:
 
 
 def _rate(asking: _Asking, round_trip_s: float, *, up: bool) -> float:
-    """Returns the rate of one direction in bits per second, by the largest probe that there is time for; 0: by none.
+    """Returns a direction's rate in bits per second, by the largest probe in time; 0 without any probe.
 
     Probes grow, over one connection: TCP begins slowly, and beside the round trip a small one is lost in the noise.
     """

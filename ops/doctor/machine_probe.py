@@ -101,7 +101,7 @@ def look_at_ports(port: int, *, own_broker: bool) -> PortsSeen:
 
 
 def look_at_disk(directory: Path) -> DiskSeen:
-    """Writes a file of at most 64 MiB into a directory, or where it would be made, and leaves nothing there."""
+    """Measures the disk of a directory, existing or not, by writing at most 64 MiB; leaves no file there."""
     place = directory
     while not place.exists() and place != place.parent:
         place = place.parent  # where the directory would be made

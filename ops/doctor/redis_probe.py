@@ -1,4 +1,4 @@
-"""Asks Redis: does it answer, may we write what a run writes, how late is it, what time is it there. Shell."""
+"""Asks Redis: does it answer, permit a run's writes, how late is it, what time is it there. Shell."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def _seen(registry: Registry) -> RedisSeen:
 
 
 async def _denied(redis: Redis, registry: Registry) -> tuple[str, ...]:
-    """Writes and reads, under the run's prefix, as a run does; returns the commands that are not permitted."""
+    """Tries a run's commands under its prefix; returns those that are not permitted."""
     hashed, ordered, stream, text = (registry.key("doctor", kind) for kind in ("hash", "ordered", "stream", "text"))
     tries: list[tuple[Any, ...]] = [
         ("SET", text, "1", "EX", GONE_AFTER_S),

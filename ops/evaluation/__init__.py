@@ -1,1 +1,1 @@
-"""Evaluation: judges global models beside training, and keeps the curve; reads a run's files and changes none."""
+"""Evaluation: judges global models beside training, keeps the curve, and changes no file of a run."""

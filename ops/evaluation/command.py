@@ -1,4 +1,4 @@
-"""``evaluate``: prints the held-out metrics of a model as JSON, or follows a run and evaluates it while it trains."""
+"""``evaluate``: prints a model's held-out metrics as JSON, or evaluates a run while it trains."""
 
 from __future__ import annotations
 
@@ -61,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate_file(args: argparse.Namespace) -> int:
-    """Prints ``{"loss": nats per token, "metrics": {name: {"value": number, "better": "min"}}, "failed": {}}``.
+    """Prints the held-out metrics of a model, and the functions that failed, as JSON.
 
-    The loss is null where the task evaluates none; ``better`` is ``min``, ``max``, or empty where nobody says. A
-    function that failed stands in ``failed`` with the reason, and on standard error.
+    The form: ``{"loss": nats per token, "metrics": {name: {"value": number, "better": "min"}}, "failed": {}}``. The
+    loss is null where the task evaluates none; ``better`` is ``min``, ``max``, or empty where nobody says. A function
+    that failed stands in ``failed`` with the reason, and on standard error.
     """
     from islands.tasks.benchmarks import judged, load_benchmarks
     from islands.tasks.evaluate import load_file_of

@@ -1,4 +1,4 @@
-"""The run that is followed, seen through its files: how far it is, its newest model, and whether it has ended.
+"""A followed run, seen through its files: its progress, its newest model, and whether it has ended.
 
 Nothing here asks a process of the run, takes a lock of it or writes to its store.
 """

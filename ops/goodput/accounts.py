@@ -69,7 +69,7 @@ class Dropped:
 def account(
     lines: Sequence[TimeLine], dropped: Sequence[Dropped] = (), *, in_step: float = 1.0, deviation: float = 0.0
 ) -> Account:
-    """Returns where the time of equally large islands went, or of a single job; ``dropped`` was trained for nothing.
+    """Returns where the time of equally large islands went, or of a job; ``dropped``: wasted training.
 
     ``in_step`` is the part of the training time that steps need on average; in a job whose groups keep in step the rest
     is waiting. ``deviation`` is the relative standard deviation of goodput between seeds that one run does not show.
@@ -105,7 +105,7 @@ def account(
 
 
 def trained_by(line: TimeLine, *, whole: bool = False) -> tuple[Floats, Floats]:
-    """Returns the knots of a function that grows linearly between them: times, and seconds trained up to each.
+    """Returns the knots of a piecewise linear function: times, and seconds trained up to each.
 
     Seconds of the whole island: one with half of its slices earns half a second per second; with ``whole``, a full one.
     """
@@ -116,7 +116,7 @@ def trained_by(line: TimeLine, *, whole: bool = False) -> tuple[Floats, Floats]:
 
 
 def stepping_by(lines: Sequence[TimeLine]) -> tuple[Floats, Floats]:
-    """Returns the knots of the time in which at least one of the islands trained, as :func:`trained_by` does."""
+    """Returns the knots of the time in which any of the islands trained, as :func:`trained_by` does."""
     starts = np.concatenate([line.from_s for line in lines])
     ends = np.concatenate([line.to_s for line in lines])
     times_s, training = steps_of(starts, ends)
@@ -124,7 +124,7 @@ def stepping_by(lines: Sequence[TimeLine]) -> tuple[Floats, Floats]:
 
 
 def steps_of(starts_s: Floats, ends_s: Floats) -> tuple[Floats, Floats]:
-    """Returns how many of some intervals hold at each time: edges, ascending, and the count from each to the next."""
+    """Returns how many of some intervals hold at each time: ascending edges, and the count from each on."""
     times_s = np.concatenate([[0.0], starts_s, ends_s])
     changes = np.concatenate([[0.0], np.ones_like(starts_s), -np.ones_like(ends_s)])
     order = np.argsort(times_s, kind="stable")
@@ -137,7 +137,7 @@ def running_total(times_s: Floats, rates: Floats) -> tuple[Floats, Floats]:
 
 
 def half_width(samples: Floats) -> float:
-    """Returns half of the confidence interval of the mean of equally long batches, :data:`BATCHES` of them."""
+    """Returns half of the confidence interval of a mean, from :data:`BATCHES` equally long batches."""
     return _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
 
 
@@ -196,7 +196,7 @@ def distribution(values: Floats) -> Staleness | None:
 def contributions(
     lines: Sequence[TimeLine], model: FailureModel, coordinator: Sequence[Outage]
 ) -> tuple[Staleness | None, list[Dropped]]:
-    """Returns the distribution of staleness, and for each island the training that was refused as too stale."""
+    """Returns the distribution of staleness, and for each island the training refused as too stale."""
     times_s, clock_s = fleet_clock(lines, coordinator)
     rounds = int(clock_s[-1] / model.interval_s)
     phases = min(model.sync_interval, max(1, _SAMPLE // max(1, rounds * len(lines))))
@@ -229,7 +229,7 @@ def contributions(
 
 
 def fleet_clock(lines: Sequence[TimeLine], coordinator: Sequence[Outage]) -> tuple[Floats, Floats]:
-    """Returns the knots of the fleet's clock: times, and seconds of training that count towards the sync interval."""
+    """Returns the knots of the fleet's clock: times, and training that counts towards the sync interval."""
     trains = _count([(line.from_s, line.to_s) for line in lines])
     down = _count([(line.down_from_s, line.down_to_s) for line in lines])
     away = _count([(np.array([each.from_s for each in coordinator]), np.array([each.to_s for each in coordinator]))])
@@ -254,9 +254,10 @@ def _at(times_s: Floats, edges_s: Floats, values: Floats) -> Floats:
 def _of_island(
     line: TimeLine, due_s: Floats, model: FailureModel, counted: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Returns time, staleness, oldest staleness and training (in whole-island seconds) of an island's contributions.
+    """Returns time, staleness, oldest staleness and training of each contribution of an island.
 
-    Training is what ``counted`` has of it, the knots of :func:`trained_by` of a line without what is wasted anyway.
+    Training is in seconds of the whole island, as ``counted`` has it: the knots of :func:`trained_by` of a line without
+    what is wasted anyway.
 
     Round j closes at ``due_s[j]`` while version j is the newest. ``work`` below is training time; versions change along
     it where the island adopts, so that the integral of the version over it is linear in between.

@@ -1,4 +1,4 @@
-"""Warnings beside a simulated goodput: where it rests on too little, or is better than a real fleet's. Pure."""
+"""Warnings beside a simulated goodput that rests on too little, or exceeds a real fleet's. Pure."""
 
 from __future__ import annotations
 

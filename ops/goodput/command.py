@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace) -> FailureModel:
-    """Returns the failure model of the flags; with an interval of one step there is no room for the usual overlap."""
+    """Returns the failure model of the flags; an interval of one step makes 0 the default overlap."""
     try:
         no_room = args.sync_interval is not None and whole_number(str(args.sync_interval)) == 1
     except ValueError:

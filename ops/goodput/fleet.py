@@ -1,4 +1,4 @@
-"""A fleet of many chips and its failures: settings, which of them cannot be, and draws from a seed. Pure.
+"""A fleet of many chips and its failures: settings, their checks, and draws from a seed. Pure.
 
 Chips are interrupted as a Poisson process. They come in slices, which leave and return as a whole; slices make up an
 island. What the paper leaves out can be added: failures of domains (regions of whole islands) and of the coordinator.
@@ -163,7 +163,7 @@ def all_slices(fleet: Fleet, model: FailureModel) -> int:
 
 
 def expected_failures(fleet: Fleet, model: FailureModel) -> dict[str, float]:
-    """Returns how often each kind of failure is expected in the simulated time; what never fails is left out."""
+    """Returns failure kind -> times expected in the simulated time, without kinds that never fail."""
     found = {"interruptions": fleet.chips / model.chip_mtbi_s * fleet.duration_s}
     if model.domain_mtbi_days is not None:  # what is away does not fail
         cycle_s = model.domain_mtbi_days * DAY_S + model.domain_repair_min * 60.0
@@ -207,7 +207,7 @@ _CHUNK = 4096
 
 
 class Stream(StrEnum):
-    """Purposes of random numbers: each has a stream of its own, so that one setting does not shift another."""
+    """Purposes of random numbers: each has its own stream, so that no setting shifts another's draws."""
 
     CHIPS = "chips"
     DOMAINS = "domains"
@@ -267,12 +267,12 @@ def coordinator_outages(fleet: Fleet, model: FailureModel) -> list[Outage]:
 
 
 def beyond_hold(coordinator: Sequence[Outage], model: FailureModel) -> list[Outage]:
-    """Returns the ends of long outages of the coordinator, in which islands that train on do it for nothing."""
+    """Returns the ends of long outages of the coordinator, in which islands train for nothing."""
     return [Outage(o.from_s + model.hold_s, o.to_s) for o in coordinator if o.to_s - o.from_s > model.hold_s]
 
 
 def domain_outages(fleet: Fleet, model: FailureModel) -> list[list[Outage]]:
-    """Returns, for each island, the outages of its domain; the last domain is smaller where they do not divide evenly.
+    """Returns, for each island, the outages of its domain; the last domain may be smaller than others.
 
     All islands of a domain are hit at the same time.
     """

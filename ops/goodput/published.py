@@ -1,4 +1,4 @@
-"""Table 1 of Decoupled DiLoCo (https://arxiv.org/abs/2604.21428) beside the same cells simulated, and a plot."""
+"""Table 1 of Decoupled DiLoCo (https://arxiv.org/abs/2604.21428) beside simulated cells, and a plot."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def table(fleet: Fleet, model: FailureModel, on_cell: Callable[[int, int], None]
 
 
 def table_text(cells: Sequence[Cell], model: FailureModel) -> str:
-    """Returns the table for people: simulated goodput, published goodput, difference in points; and what to know."""
+    """Returns the table as text: simulated and published goodput, their difference, and warnings."""
     width = max(len(cell.row.name) for cell in cells)
     header = "".join(f"{f'{chips:,}':>19}" for chips in CHIPS)
     lines = ["goodput in %: simulated / published, difference", "chips".ljust(width) + header]

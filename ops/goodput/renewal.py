@@ -1,4 +1,4 @@
-"""Closed forms of what :mod:`ops.goodput.timeline` simulates: fast enough for a planner, and oracles of its tests.
+"""Closed forms of :mod:`ops.goodput.timeline`: fast enough for a planner, and oracles of its tests.
 
 An elastic island is a renewal process: it trains until a failure takes effect or a returned slice has waited long
 enough, whichever is first, and pauses. Failures come as a Poisson process; with constant repair times returns are the
@@ -20,7 +20,7 @@ _NEGLIGIBLE = 0.003
 
 
 def away_share(chips: int, slices: int, model: FailureModel) -> float:
-    """Returns the part of the slices that is away: each alternates between working and repair (mean down / mean both).
+    """Returns the share of slices that are away, in repair: mean down / (mean up + mean down).
 
     The same follows from M/G/infinity: slices in repair are a Poisson number whose mean is rate times repair time. That
     a repaired slice waits for a pause to rejoin in is left out: see :func:`has_closed_form`.
@@ -30,7 +30,7 @@ def away_share(chips: int, slices: int, model: FailureModel) -> float:
 
 
 def training_share(chips: int, slices: int, model: FailureModel, catch_up_s: float = 0.0) -> float:
-    """Returns the part of the time in which an elastic island or job trains: mean up / (mean up + mean down)."""
+    """Returns the share of time that an elastic island or job trains: mean up / (mean up + mean down)."""
     away = away_share(chips, slices, model)
     rate = chips / model.chip_mtbi_s * (1.0 - away)  # of failures that hit; of returns as well
     wait_s, check_s = model.rejoin_wait_s, model.check_s
@@ -73,7 +73,7 @@ def expected_slowest(count: int) -> float:
 
 
 def in_step_share(fleet: Fleet, model: FailureModel) -> float:
-    """Returns the part of a step that the mean group of a synchronous job computes; then it waits for the slowest."""
+    """Returns the share of a step that the mean group of a synchronous job computes before it waits."""
     spread = math.hypot(model.speed_spread, model.step_jitter)
     return 1.0 / (1.0 + expected_slowest(fleet.islands) * spread) if fleet.islands > 1 else 1.0
 
@@ -98,7 +98,7 @@ def has_closed_form(fleet: Fleet, model: FailureModel) -> bool:
 
 
 def _gets_stale(fleet: Fleet, model: FailureModel, longest_pause_s: float) -> bool:
-    """Says whether more than a trace of the training is refused: who pauses at so many rounds in turn is too stale."""
+    """Says whether more than a trace of training is refused, since islands that miss rounds get too stale."""
     misses_all = (1.0 - _island_share(fleet, model)) ** model.max_staleness
     return longest_pause_s >= model.max_staleness * model.interval_s or misses_all > _NEGLIGIBLE
 
@@ -114,7 +114,7 @@ def goodput(fleet: Fleet, model: FailureModel) -> float:
 
 
 def uptime(fleet: Fleet, model: FailureModel) -> float:
-    """Returns the expected share of time in which somebody trains, for a fleet that :func:`has_closed_form`."""
+    """Returns the expected share of time with any training, for a fleet that :func:`has_closed_form`."""
     if fleet.mode is Mode.DP:
         return rigid_share(fleet.chips, model)
     if fleet.mode is Mode.ELASTIC_DP:

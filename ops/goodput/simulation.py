@@ -114,13 +114,13 @@ def _job_line(fleet: Fleet, model: FailureModel, coordinator: list[Outage]) -> T
 
 
 def share_of_slowest(fleet: Fleet, model: FailureModel, rng: np.random.Generator) -> float:
-    """Returns the part of the time that islands of once drawn speeds compute if all wait for the slowest of them."""
+    """Returns the share of time that islands of fixed drawn speeds compute if all wait for the slowest."""
     paces = np.array(speeds(fleet, model, rng))
     return float(np.mean(paces) / np.max(paces))
 
 
 def _in_step_share(fleet: Fleet, model: FailureModel) -> float:
-    """Part of a step that the mean group computes while the slowest one sets the pace, from drawn step times."""
+    """Part of a step that the mean group computes if the slowest sets the pace, from drawn step times."""
     rng = generator(fleet.seed, Stream.SPEEDS)
     paces = np.array(speeds(fleet, model, rng))
     means, slowest = [], []
@@ -134,14 +134,14 @@ def _in_step_share(fleet: Fleet, model: FailureModel) -> float:
 
 
 def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
-    """The training of a decoupled island while the coordinator was away for longer than islands may go on alone."""
+    """Returns a decoupled island's training in outages of the coordinator, after their first ``hold_s``."""
     begin_s, end_s = np.array(beyond_hold(coordinator, model), dtype=np.float64).reshape(-1, 2).T
     knots = trained_by(line)
     return Dropped(cause=Cause.COORDINATOR, at_s=end_s, lost_s=np.interp(end_s, *knots) - np.interp(begin_s, *knots))
 
 
 def _lost_with(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
-    """The training that an island lost when it went down, unless it was wasted anyway, too long after the coordinator.
+    """Returns the training lost as an island went down, unless the coordinator's absence had wasted it.
 
     While the coordinator is away nothing is handed over: all that was trained since then goes as well.
     """
@@ -209,7 +209,7 @@ def expected_goodput(
     events: int | None = None,
     **failures: Any,
 ) -> float:
-    """Returns the goodput that failures of chips leave, 0 to 1; those of domains and the coordinator are not counted.
+    """Returns the goodput that failures of chips leave, 0 to 1; domains and the coordinator never fail.
 
     By closed form where there is one, else from a simulation of about so many pauses (``events``, or
     :data:`ESTIMATE_EVENTS`). ``failures`` are fields of the model that differ, such as ``mtbi_years=0.5``.

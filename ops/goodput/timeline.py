@@ -1,4 +1,4 @@
-r"""The time line of an island or a job: when it trains, with which share of its slices, and why not. Pure.
+r"""The time line of an island or a job: when it trains, with which share of slices, and why not. Pure.
 
 Two state machines, driven by drawn losses (:mod:`ops.goodput.fleet`)::
 
@@ -104,7 +104,7 @@ def elastic_line(
     *,
     catch_up_s: float = 0.0,
 ) -> TimeLine:
-    """Returns the life of an island or job of so many slices that goes on with those it has, up to ``end_s``.
+    """Returns the life up to ``end_s`` of an island or job of ``slices`` that goes on with those it has.
 
     ``losses`` are in order of time, without end; ``catch_up_s`` is added to each pause.
     """
@@ -146,7 +146,7 @@ def elastic_line(
 
 
 def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> TimeLine:
-    """Returns the life of a job that any loss stops as a whole, until it has restarted with all its slices.
+    """Returns the life of a job that any loss stops until it has restarted with all its slices.
 
     A single slice is replaced by a spare, so that the restart is all it costs; a domain is waited for.
     """
@@ -295,9 +295,9 @@ def coupled(
 
 
 def _lost_since_barrier_s(line: TimeLine, barriers_s: np.ndarray) -> np.ndarray:
-    """Returns what an island that went down had trained since the last barrier, where everything is handed over.
+    """Returns the seconds that an island had trained since the last barrier when it went down.
 
-    What it lost before, in the same interval, is lost once.
+    At a barrier everything is handed over. Training lost earlier in the same interval is not counted again.
     """
     knots = np.stack([line.from_s, line.to_s], axis=1).ravel()
     seconds = np.stack([np.zeros_like(line.share), (line.to_s - line.from_s) * line.share], axis=1).ravel()

@@ -107,7 +107,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def parameters_json(fleet: Fleet, model: FailureModel) -> dict[str, Any]:
-    """Returns the settings; what was not asked for is null: a table has no such thing, and would leave it out."""
+    """Returns the settings for JSON: null for those not asked for, which a TOML table would leave out."""
     never = {each.name: None for each in fields(model) if getattr(model, each.name) is None}
     return {"days": fleet.days, **never, **to_table(model)}
 

@@ -100,7 +100,7 @@ def read_model(stores: Sequence[Sequence[Path]], which: Which = Which.NEWEST) ->
 
 
 def stores_of(directory: Path) -> list[list[Path]]:
-    """Returns the stores of each shard, in their order: its first aggregator's, then those of its standbys.
+    """Returns each shard's stores in order: its first aggregator's, then those of its standbys.
 
     Raises:
         ConfigError: If the directory holds no store.

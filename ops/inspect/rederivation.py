@@ -168,7 +168,7 @@ class Rederivation:
         return frozenset(int(name) for name in names if name.isdecimal()) - self._used
 
     def left_over(self, round_id: int, row: Mapping[str, Any] | None, digests: Mapping[tuple[int, int], str]) -> str:
-        """Derives a recorded round by itself; returns what contradicts its recording or the ledger, or an empty text.
+        """Derives a recorded round alone; returns how recording or ledger contradict it, or an empty text.
 
         Args:
             round_id: One of :meth:`rounds_left`.
@@ -260,7 +260,7 @@ def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRou
 
 
 def _payload(tensors: tuple[TensorSpec, ...], delta: Vector) -> tuple[Encoded, ...]:
-    """Returns a decoded contribution as one that travelled in float32: merging decodes both to the same numbers."""
+    """Returns a decoded contribution as a float32 payload: merging decodes both to the same numbers."""
     ends = np.cumsum([tensor.size for tensor in tensors])
     if delta.shape != (ends[-1],):
         raise ValueError(f"a contribution has shape {delta.shape}, the fragment has {ends[-1]} elements")

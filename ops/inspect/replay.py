@@ -216,7 +216,7 @@ def replay(
 
 
 def misweighted(row: Mapping[str, Any]) -> str:
-    """Returns what is wrong with the weights in a line of a ledger, by itself; an empty text if they fit each other."""
+    """Returns how the weights in a ledger line contradict each other; an empty text if they fit."""
     contributions = row["contributions"]
     total = math.fsum(each["token_weight"] for each in contributions)
     for each in contributions:
@@ -240,7 +240,7 @@ def skipped_versions(known: Iterable[Key], lineages: Iterable[Key]) -> list[Key]
 
 
 class _Ledger:
-    """A ledger held against a tape that was played, and against the recordings that the tape does not explain.
+    """A ledger held against a played tape, and against recordings that the tape does not explain.
 
     Attributes:
         rows: Lines that the tape confirms; None before there was a ledger.
@@ -254,7 +254,7 @@ class _Ledger:
         self._check = check
 
     def against(self, ledger: Path, elsewhere: Collection[Key], begun: Collection[Key]) -> Difference | None:
-        """Reads the ledger; returns the first line that is contradicted, or missing, or the first such recording."""
+        """Reads the ledger; returns the first line contradicted or missing, or the first such recording."""
         played, self.rows = self._played, 0
         left = frozenset() if self._check is None else self._check.rounds_left()
         recorded: dict[int, dict[str, Any]] = {}

@@ -148,12 +148,12 @@ class Replay:
 
     @property
     def failover(self) -> bool:
-        """Whether other aggregators may have led this run too, whose versions this one's ledger may be without."""
+        """Whether other aggregators may have led this run, with versions that this one's ledger lacks."""
         return self._failover
 
     @property
     def missing_lines(self) -> int:
-        """Lines of segments that are gone, and that no rule dropped: it drops the oldest, never one in the middle."""
+        """Lines of lost segments that no rule dropped: a rule drops the oldest, never one in the middle."""
         return sum(max(1, lines) for first, last, lines in self.gone if first > 1 or last > self._dropped)
 
     def tells_from(self) -> dict[int, int]:
@@ -351,7 +351,7 @@ class Replay:
         return None
 
     def _merged(self, core: Aggregator, action: Merge, digest: str) -> str:
-        """Returns what is wrong with the bytes of a version; an empty text where they agree, or were not recorded."""
+        """Returns the flaw in the bytes of a version; empty if they agree or were not recorded."""
         if self._check is None:
             self.missing_recordings += core.run.config.record_payloads
             return ""

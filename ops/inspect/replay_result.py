@@ -91,7 +91,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Coverage:
-    """The part of a run that was checked, by one tape with the ledger and the recordings beside it, or by all of them.
+    """The checked part of a run, by one tape with ledger and recordings beside it, or by all of them.
 
     Attributes:
         checked: Versions that were derived from a tape.
@@ -129,7 +129,7 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that should be there was there, and was checked. What the rule dropped should not."""
+        """Whether all lines and recordings were there and all versions checked, except those a rule dropped."""
         unchecked = any(why is not PartReason.DROPPED for why in self.unchecked.values())
         return not (unchecked or self.missing_lines or self.missing_recordings)
 

@@ -48,7 +48,7 @@ class IslandStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
-    """One broker: since when it has not written, and how many islands were last heard by it and still live."""
+    """One broker: the time since it last wrote, and the number of live islands last heard by it."""
 
     age_s: float
     silent: bool
@@ -188,7 +188,7 @@ def stopped(status: Status) -> Status:
 
 
 def leaderless(status: Status, within_s: float) -> str:
-    """Says why a run has no leader that renewed its lease within so many seconds; empty if every shard has one."""
+    """Says why some shard has no leader that renewed its lease in ``within_s``; empty if each has one."""
     if not status.shards:
         return f"run {status.run_id} has no leader: no aggregator has taken its lease"
     for shard, each in status.shards.items():

@@ -96,7 +96,7 @@ def _over_versions(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _of_shard(shard: int, trouble: str) -> str:
-    """Names the shard behind the words for how long: these change, and are cut off where only news is told."""
+    """Adds the shard to a trouble, behind the duration that is cut off where only news is told."""
     since, colon, text = trouble.partition(": ")
     return f"{since}: shard {shard}: {text}" if colon else f"shard {shard}: {trouble}"
 

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status of a run, or checks its leader or broker; returns 0, or 1 with a line on standard error.
+    """Prints a run's status, or checks its leader or broker; returns 0, or 1 with a line on stderr.
 
     Raises:
         ConfigError: ``--redis`` or ``--broker`` is no address, ``--watch`` no interval, a check no limit or one among
@@ -173,7 +173,7 @@ async def _observe(run: ObservedRun, args: argparse.Namespace, console: Screen, 
 
 @contextlib.contextmanager
 def _address(args: argparse.Namespace) -> Iterator[str]:
-    """Yields the Redis to ask: the one named; or a run directory's, while it lives and from its snapshot after."""
+    """Yields the Redis to ask: the one named, or a run directory's, from its snapshot once it has ended."""
     if args.run_dir is None:
         yield args.redis or os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
         return
@@ -193,7 +193,7 @@ def _address(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _as_left(status: Status, args: argparse.Namespace) -> Status:
-    """Says of a run directory in which no `up` works any more that its run is stopped, unless it has ended."""
+    """Marks a run as stopped if no ``up`` works in its directory any more, unless it has ended."""
     if args.run_dir is None or in_use(args.run_dir):
         return status
     gone = address_in(args.run_dir).own or status.broker_is_silent  # another Redis may be written to by others
@@ -201,7 +201,7 @@ def _as_left(status: Status, args: argparse.Namespace) -> Status:
 
 
 def _with_password(kept: str, given: str) -> str:
-    """Returns the address that a run directory has without its password, with it where REDIS_URL is the same one."""
+    """Returns a run directory's Redis address, with the password of REDIS_URL if that is the same one."""
     return given if redis_address.names(given, kept) else kept
 
 
@@ -234,7 +234,7 @@ async def _fetch(url: str, run_id: str | None) -> Status:
 
 
 async def _watch(fetch: Callable[[], Awaitable[Status]], args: argparse.Namespace, console: Screen) -> None:
-    """Shows the status again and again, through outages of who tells it; whoever watches wants to see it come back.
+    """Shows the status again and again, and goes on after outages of its source.
 
     Returns when a run that was started here has ended, and its own Redis with it.
     """
@@ -263,7 +263,7 @@ async def _watch(fetch: Callable[[], Awaitable[Status]], args: argparse.Namespac
 
 
 def _health(status: Status, *, leader: float | None = None, broker: float | None = None) -> int:
-    """Says whether an aggregator leads the run, or a broker reports, within so many seconds; returns the exit code."""
+    """Prints whether an aggregator leads the run, or a broker reports, in time; returns the exit code."""
     if leader is not None:
         why = leaderless(status, leader)
         leaders = ", ".join(sorted({each.leader for each in status.shards.values()}))

@@ -172,7 +172,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, Any]:
-    """Returns where an experiment stands, as plain JSON values: what was run, what is left, what it says so far."""
+    """Returns an experiment's state as plain JSON values: runs done, runs due, and its claims so far."""
     results = current(experiment, records)
     cells = []
     for cell, runs in zip(experiment.cells(), results, strict=True):

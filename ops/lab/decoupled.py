@@ -85,7 +85,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
 
 
 def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> SimulationPlan:
-    """Returns the fleet of a cell. Its run ends early by the steps that islands take until they hear of the end."""
+    """Returns a cell's fleet; its run ends early by the steps islands take until they hear of the end."""
     steps_unheard = 1 + int(2 * cell.longest_delay_s / cell.step_times_range_s[0])
     target = max(1, total_tokens - steps_unheard * cell.islands * per_step)
     islands = []

@@ -52,7 +52,7 @@ def contains(cell: Cell, part: Cell) -> bool:
 
 
 def varying(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """Returns the fields that do not have one and the same value in all cells, in the order in which they appear."""
+    """Returns the fields whose values differ between cells, in order of appearance."""
     cells = [dict(cell) for cell in cells]
     names = dict.fromkeys(name for cell in cells for name in cell)
     return tuple(name for name in names if len({str(cell.get(name, "")) for cell in cells}) > 1)
@@ -333,7 +333,7 @@ def _grid(table: Any, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, tu
 
 
 def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``[run.task] model = ...`` as ``task.model``; ``task = "package.module:function"`` stays what it is."""
+    """Returns ``[run.task] model = ...`` as ``task.model``; values that are no table keep their names."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -97,7 +97,7 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
 
 
 def _shared(tensors: Sequence[TensorSpec], params: Params, initial: Params) -> Params:
-    """Returns what islands would share of ``params``; what they would not is judged as it was, as in every mode."""
+    """Returns ``params`` with unshared tensors as in ``initial``: every mode judges these as they were."""
     own = [tensor.name for tensor in tensors if tensor.kind not in (Kind.RDA, Kind.MEAN)]
     if not own:
         return params

@@ -187,7 +187,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def read(place: Path, experiment: str | None = None) -> tuple[Record, ...]:
-    """Returns the records of a directory, or of a compressed file, in order; none if there is no such file.
+    """Returns the records of a directory or a compressed file in order; none if a directory lacks them.
 
     Args:
         place: A directory of ``*.jsonl``, or a file that :func:`pack` made.

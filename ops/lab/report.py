@@ -195,7 +195,7 @@ def plots(page: str, chapters: Iterable[Chapter]) -> dict[str, bytes]:
 
 
 def loss_plot(of: Chapter) -> bytes:
-    """Returns held-out loss over tokens: a line for each cell, mean over seeds; the range of seeds as a band.
+    """Returns a plot of held-out loss over tokens: each cell's mean over seeds, their range as a band.
 
     Cells with more lines than can be told apart are left out from the last one on.
     """

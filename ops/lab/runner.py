@@ -1,4 +1,4 @@
-"""The runner of an experiment: several runs at a time, each in a process of its own, until nothing is due.
+"""The runner of an experiment: several runs at once, each in its own process, until none is due.
 
 What is due is decided in :mod:`ops.lab.schedule` from the records alone, after every run anew.
 """

@@ -1,4 +1,4 @@
-"""The schedule of an experiment: whether its parts fit together, which runs it needs, and which of them are due.
+"""The schedule of an experiment: whether its parts fit together, its runs, and those that are due.
 
 All of it is decided from the experiment and the records so far. So an experiment that was stopped goes on where it was,
 whoever stopped it, and records that were copied from another machine count as much as those that were made here.
@@ -92,7 +92,7 @@ def left_out(experiment: Experiment, records: Iterable[Record]) -> int:
 
 
 def sources_of(settings: CellSettings) -> str:
-    """Returns a digest of the module of a task of one's own, and of the text that ours is given; empty without these.
+    """Returns a digest of the module of a custom task, or of the text given to ours; empty without these.
 
     Python's own text is not in it: the corpus of a record tells of that.
     """
@@ -128,7 +128,7 @@ def _search() -> list[str]:
 
 
 def load(path: Path) -> Experiment:
-    """Reads an experiment, and holds its cells against the settings and the task, its claims against the cells.
+    """Reads an experiment; checks its cells against settings and task, its claims against the cells.
 
     Raises:
         ConfigError: The file cannot be read, or something in it is wrong: it names the field, the value and the cure.

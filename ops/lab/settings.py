@@ -192,7 +192,7 @@ class CellSettings:
 
 
 def cell_settings(values: Mapping[str, Any]) -> CellSettings:
-    """Returns the settings of dotted names: ``task.NAME`` is an option of the task, everything else a field.
+    """Returns the settings of dotted names: ``task.NAME`` is an option of the task, any other a field.
 
     What is not said of the outer step of our own task is what ``up`` would take with that inner optimizer.
 

@@ -1,4 +1,4 @@
-"""The verdicts on claims: paired differences, their intervals, and what they decide. Decides from records alone.
+"""The verdicts on claims: paired differences, their intervals, and decisions, from records alone.
 
 Two methods are compared seed by seed: both start from the same parameters and see the same text, so the difference
 d = candidate / baseline - 1 is free of what both share of these. Of n such differences we report the mean and
@@ -82,7 +82,7 @@ def p_better(differences: Sequence[float], margin: float) -> float:
 
 
 def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...]:
-    """Returns which of several claims stand together, so that the chance of any false one is at most ``level``.
+    """Returns which claims stand together, so that the chance of any false one is at most ``level``.
 
     Holm's step-down rule (Scandinavian Journal of Statistics 6, 1979): the k-th smallest p-value of m, counted from
     0, is held against level / (m - k); the first that exceeds it fails, and all larger ones with it.

@@ -1,4 +1,4 @@
-"""Real training inside virtual time: the work that :mod:`ops.virtual.work` plugs into the simulated processes.
+"""Real training in virtual time: the work that :mod:`ops.virtual.work` plugs into the processes.
 
 Everything that touches a tensor is production code: the task's train step, the island's reference and placement, the
 aggregator's merge and outer step. What is added is when steps run.

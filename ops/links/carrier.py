@@ -1,4 +1,4 @@
-"""Carries the bytes of one link between real sockets, at the times of :class:`~ops.links.link.Link`. Shell.
+"""Carries a link's bytes between real sockets, at the times of :class:`~ops.links.link.Link`. Shell.
 
 A connection of a client is two sockets here: one that it made to us, one that we made to the broker in its place. The
 second is made when the first packet of the connection would have reached the broker, and the first is read when the

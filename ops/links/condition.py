@@ -100,7 +100,7 @@ KEYS = (*DIRECTION_KEYS, *(f"{way}_{key}" for way in Way for key in DIRECTION_KE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCondition:
-    """Both directions of one link, and what befalls its connections. The default is a link without any fault.
+    """Both directions of a link, and resets of its connections; without any fault by default.
 
     Attributes:
         up: From the client to the broker.
@@ -157,7 +157,7 @@ class LinkCondition:
         return self.up.partition or self.down.partition
 
     def table(self) -> dict[str, Any]:
-        """Returns the table that :meth:`of` makes this condition from; what is as in a faultless link is left out."""
+        """Returns the table that makes this condition by :meth:`of`, without values of a faultless link."""
         plain, table = Direction(), {}
         for key in DIRECTION_KEYS:
             up, down, usual = getattr(self.up, key), getattr(self.down, key), getattr(plain, key)

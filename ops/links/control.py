@@ -122,7 +122,7 @@ class LinkControl:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yields a name of a socket's path that fits an address, which holds 107 bytes, however deep its directory is."""
+    """Yields a short name of a socket's path, for an address of 107 bytes: its directory may be deep."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"

@@ -120,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def listening(path: Path, carriers: Mapping[str, Carrier]) -> Any:
-    """Answers requests at a unix socket, which only this user may connect to, for as long as the block lasts.
+    """Answers requests at a unix socket of this user alone, for as long as the block lasts.
 
     Raises:
         Unavailable: The socket cannot be made.
@@ -152,7 +152,7 @@ async def listening(path: Path, carriers: Mapping[str, Carrier]) -> Any:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """Returns the next request; nothing at the end, and also for one that is too long: its connection ends."""
+    """Returns the next request; nothing at the end or for one too long, which ends the connection."""
     try:
         return await reader.readline()
     except ValueError:

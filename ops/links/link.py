@@ -106,7 +106,7 @@ class Link:
         return self._condition
 
     def order(self, condition: LinkCondition, *, for_s: float | None, now_s: float) -> None:
-        """Puts the link into a condition, for a while or until further notice; the caller advances it after that."""
+        """Puts the link into a condition, for a while or from now on; the caller advances it after that."""
         if for_s is None:  # nothing that was ordered before can come to count again
             self._orders.clear()
         self._orders.append(_Order(condition=condition, until_s=None if for_s is None else now_s + for_s))
@@ -129,7 +129,7 @@ class Link:
         return due
 
     def next_s(self) -> float | None:
-        """Returns when to call :meth:`advance` again, or to take from a lane; None for not before something happens."""
+        """Returns when to advance or take from a lane again; None: not before something happens."""
         change_s = self._plan.next_change_s(self._advanced_to_s - self._began_s)
         times_s = [
             None if change_s is None else self._began_s + change_s,

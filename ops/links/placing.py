@@ -91,7 +91,7 @@ def read(path: Path) -> region.Region:
 def ways(
     clients: Iterable[str], brokers: Iterable[str], *, redis_clients: Iterable[str], redis_url: str
 ) -> dict[str, list[tuple[str, int]]]:
-    """Returns every link that a region file may speak of, and the addresses that it leads to, one for each door.
+    """Returns link -> the addresses it leads to, one for each door, for all links a region file may name.
 
     Args:
         clients: Names of all processes that connect to the brokers.
@@ -111,7 +111,7 @@ def ways(
 
 
 def num_ports(described: region.Region, ways: Mapping[str, Sequence[tuple[str, int]]]) -> int:
-    """Returns how many adjacent ports the doors of a run take. Raises as :meth:`ops.links.region.Region.plans`."""
+    """Returns how many adjacent ports the doors of a run take. Raises as ``Region.plans`` does."""
     return sum(len(ways[name]) for name in described.plans(list(ways)))
 
 

@@ -26,7 +26,7 @@ class Door:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One link: the doors that its client uses, for control and bulk of each broker, and what becomes of it."""
+    """One link: the doors that its client uses, for control and bulk of each broker, and its plan."""
 
     doors: tuple[Door, ...]
     plan: LinkPlan

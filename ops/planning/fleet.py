@@ -1,4 +1,4 @@
-"""A fleet as the planner sees it: its sites, what they train and how, and what of it has to travel. Pure."""
+"""A fleet as the planner sees it: its sites, their training, and the part of it that travels. Pure."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Fleet:
         return all(site.gbps is not None for site in self.sites)
 
     def site_gbps(self, *, share: float = math.inf) -> tuple[float, ...]:
-        """Returns the bandwidth of each site, through a hub at most its share of the broker's; infinite: not known."""
+        """Returns each site's bandwidth, at most its share of the broker's through a hub; infinite: not known."""
         return tuple(min(share, math.inf if site.gbps is None else site.gbps) for site in self.sites)
 
     @property
@@ -137,7 +137,7 @@ def check_overlap(fleet: Fleet) -> None:
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """Returns the value that rounds of decoupled islands follow (design, section 4.1): larger ones are faster."""
+    """Returns the lower median, the pace of decoupled rounds (design, section 4.1); larger is faster."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -189,7 +189,7 @@ def _merging_s(fleet: Fleet, elements: int) -> float:
 
 
 def merging_per_cycle_s(fleet: Fleet) -> float:
-    """Seconds in which every fragment is merged once: by one aggregator one after the other, by shards side by side."""
+    """Returns the seconds to merge every fragment once: one after the other, shards side by side."""
     of_shards = [0.0] * fleet.shards
     for p, elements in enumerate(wire_bytes(fleet, Mode.DECOUPLED).elements):
         of_shards[shard_of(p, fleet.shards)] += _merging_s(fleet, elements)
@@ -197,20 +197,20 @@ def merging_per_cycle_s(fleet: Fleet) -> float:
 
 
 def merging_steps(fleet: Fleet) -> int:
-    """Returns the inner steps, at the pace that rounds follow, in which every fragment is merged once: H at least."""
+    """Returns the least H: inner steps, at the pace of rounds, in which every fragment is merged once."""
     return math.ceil(merging_per_cycle_s(fleet) / load_of(fleet, Mode.DECOUPLED).step_s * (1 - 1e-9))
 
 
 def apart(fleet: Fleet, mode: Mode) -> bool:
-    """Whether aggregators run on hosts of their own: the broker sends them what islands hand over, and gets versions.
+    """Says whether aggregators have hosts of their own: contributions go there, and versions come back.
 
-    The baselines are granted one beside the broker.
+    The baselines are granted an aggregator beside the broker.
     """
     return mode is Mode.DECOUPLED and fleet.shards > 1 and fleet.assume is Assume.ATOLL
 
 
 def share_gbps(fleet: Fleet, load: Load) -> float:
-    """Returns a site's share of the broker's link, for its wider direction; infinite: not known, or nothing goes there.
+    """Returns a site's share of the broker's link, in its wider direction; infinite: unknown or unused.
 
     With shards all contributions leave the broker's host again, beside the versions for all sites: its way out is the
     wider one. Raises ConfigError where no bandwidth of the sites is enough.
@@ -225,7 +225,7 @@ def share_gbps(fleet: Fleet, load: Load) -> float:
 
 
 def limits_to_raise(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> dict[str, int]:
-    """Returns setting -> what lets the islands of a mode of ours join, for each limit of the run that does not.
+    """Returns setting -> the least value that lets a mode's islands join, for each limit below it.
 
     No codec helps: what an island supplies of version 0 is float32. A limit that is not given follows from the model,
     or from the memory of hosts, and is told where that is known to be too little.
@@ -241,7 +241,7 @@ def limits_to_raise(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> dict[str, int]
 
 
 def limits_of(fleet: Fleet) -> dict[str, int]:
-    """Returns the limits of the run, as far as they are given, or follow from a host's memory that is known."""
+    """Returns the limits of the run that are given, or follow from a known memory of a host."""
     given = {name: getattr(fleet, name) for name in ("max_message_bytes", "held_bytes", "max_tokens_per_step")}
     if not given["max_message_bytes"] and fleet.host_gb is not None:
         given["max_message_bytes"] = room_bytes(round(fleet.host_gb * 1e9))

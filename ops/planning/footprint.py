@@ -36,7 +36,7 @@ Payload = tuple[tuple[int, ...], ...]
 
 
 def cut(parameters: int, tensors: tuple[TensorSpec, ...], fragments: int) -> Payload:
-    """Returns a model in at most so many fragments: as a run cuts it if its tensors are known, else of equal size."""
+    """Returns a model in at most ``fragments``: as a run cuts known tensors, else of equal size."""
     if not tensors:
         share, rest = divmod(parameters, fragments)
         return tuple((share + (p < rest),) for p in range(fragments))
@@ -102,7 +102,7 @@ class Memory:
 def aggregator_memory(
     wire: FragmentBytes, *, islands: int, open_shares: Sequence[float], differences: bool = False
 ) -> Memory:
-    """Returns the memory of an aggregator of these fragments, each of whose rounds is open for a share of the time.
+    """Returns an aggregator's memory for these fragments, whose rounds are open for a share of the time.
 
     The model's state lies in files: parameters, momentum, and where versions are ``differences`` a residual. Expected:
     memory of chunks, and version 0 as it comes (1 model), or later the state of one fragment before and after a merge,

@@ -278,7 +278,7 @@ def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:
 
 
 def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
-    """Returns the fleet with the expected goodput of each mode; as it is without the number of accelerators.
+    """Returns the fleet with each mode's expected goodput; unchanged without a number of accelerators.
 
     Data-parallel is the elastic kind, the fairer comparison. ``mtbi_years`` is the mean time between interruptions of
     an accelerator; None for the usual.
@@ -337,7 +337,7 @@ def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
 
 
 def _interval_as_it_comes_out(fleet: Fleet) -> int:
-    """Returns H of decoupled islands in steps of the slowest site, as the plan tells it; else as it was asked for."""
+    """Returns H of decoupled islands in steps of the slowest site, as planned; else as asked for."""
     try:
         found = forecast(fleet, Mode.DECOUPLED)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The bandwidth that each way of training together needs, and its pace on given links: closed forms. Pure.
+"""The bandwidth that each mode of training needs, and its pace on given links: closed forms. Pure.
 
 Two sets of assumptions:
 
@@ -85,7 +85,7 @@ class Load:
 
     @property
     def turn_s(self) -> float:
-        """The time from one round to the first that is captured after its version was needed, if nobody has to wait.
+        """The time from one round to the first captured after its version was needed, if nobody has to wait.
 
         Of rounds that follow each other so closely that several are under way, all those of a turn wait together.
         """
@@ -95,7 +95,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Gbit/s of one site's link; ``exact_gbps``, the larger of both before it was moved to a grid, is enough."""
+    """Gbit/s of one site's link; ``exact_gbps``, the larger of both before rounding to a grid, is enough."""
 
     up_gbps: float
     down_gbps: float
@@ -174,7 +174,7 @@ def other_than_waiting(load: Load) -> str:
 
 
 def achieved(load: Load, gbps: float) -> float:
-    """Returns the share of the time that accelerators compute on links of so many Gbit/s in each direction."""
+    """Returns the share of the time that accelerators compute on links of ``gbps`` in each direction."""
     if load.mode is Mode.DECOUPLED or load.alone:
         return 1.0
     if load.ring or load.assume is Assume.PAPER:
@@ -225,7 +225,7 @@ def _required_by_paper(load: Load, utilisation: float) -> Need:
 
 
 def _traffic(load: Load) -> Traffic:
-    """The mode as :mod:`ops.planning.utilisation` has it: a ring sends 2 (1 - 1/M) of the payload, a hub's site all."""
+    """Returns the mode's traffic: a ring sends 2 (1 - 1/M) of the payload, a site of a hub all of it."""
     bits = GRADIENT_BITS if load.mode is Mode.DP else _NOMINAL_BITS[load.codec]
     return Traffic(
         payload_gbit=sum(load.wire.elements) * bits / 1e9 * (2 * (1 - 1 / load.sites) if load.ring else 1.0),

@@ -1,4 +1,4 @@
-"""Warnings beside a plan: links and an aggregator that are too slow, limits that would refuse the islands. Pure."""
+"""Warnings beside a plan: slow links, a slow aggregator, limits that refuse the islands. Pure."""
 
 from __future__ import annotations
 

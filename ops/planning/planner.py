@@ -1,4 +1,4 @@
-"""The plan of a fleet: one mode's forecast, the others beside it, memory, and settings for given links. Pure."""
+"""The plan of a fleet: forecasts of one mode and the others, memory, settings for given links. Pure."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _planned(fleet: Fleet, mode: Mode) -> tuple[Forecast, Choice | None]:
 
 
 def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
-    """Returns process -> memory in bytes; data-parallel training is none of our programs, so it has the trainer alone.
+    """Returns process -> memory in bytes; for data-parallel training, not our program, the trainer alone.
 
     Raises:
         ConfigError: It does not fit into the memory that there is, with what would.
@@ -141,7 +141,7 @@ def _fullest_shard(fleet: Fleet, wire: FragmentBytes, open_shares: Sequence[floa
 
 
 def _choice(fleet: Fleet, mode: Mode) -> Choice | None:
-    """Chooses for the narrowest link, unless decoupled islands would all sync less often for the sake of one.
+    """Chooses for the narrowest link, unless for its sake all decoupled islands would sync less often.
 
     Rounds do not wait for it: what of its work arrives is told beside the plan.
     """
@@ -160,7 +160,7 @@ def _choice(fleet: Fleet, mode: Mode) -> Choice | None:
 
 
 def choose(fleet: Fleet, mode: Mode, gbps: float) -> Choice | None:
-    """Returns the least harmful settings for links of ``gbps``: those of the fleet if they do, else the first that do.
+    """Returns the least harmful settings for links of ``gbps``, the fleet's own if these are enough.
 
     What a site has of the broker's link as well is a matter of the settings, so ``gbps`` is of the sites' links alone.
     None if with every setting the aggregator is too slow, or a fragment is too large for a message.

@@ -60,7 +60,7 @@ class _Leaf:
 
 
 def parse_parameters(text: str) -> Model:
-    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000 (:func:`broker.process.values.whole_number`).
+    """Returns a model of so many parameters, such as 5e9, 5B, 125M or 1_000_000.
 
     Raises:
         ConfigError: It is no such number.
@@ -145,7 +145,7 @@ def _with_tensors(specs: Sequence[TensorSpec], path: Path, source: str, **of_run
 
 
 def _of_run(path: Path) -> Model:
-    """The configuration of a run: its task is asked for initial parameters, of which only the shapes are kept."""
+    """Returns the model of a run's configuration, from the shapes of its task's initial parameters."""
     from islands.tasks.task import load_task
 
     tables = settings.read_file(path)

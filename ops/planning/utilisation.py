@@ -59,7 +59,7 @@ class Traffic:
 
 
 def released(parts: int = BUCKETS, *, within: float = 0.5) -> tuple[float, ...]:
-    """Returns when equal parts of the backward pass are released, each at this share of its own: in the middle.
+    """Returns when equal parts of the backward pass are released: each in its middle, or at ``within``.
 
     The middle is fitted: with the end of its part, one of two published figures for data-parallel training (198 and 104
     Gbit/s) was missed by a point of their grid.
@@ -68,7 +68,7 @@ def released(parts: int = BUCKETS, *, within: float = 0.5) -> tuple[float, ...]:
 
 
 def crossing_steps(traffic: Traffic, gbps: Float64Array) -> list[Float64Array]:
-    """Returns g of each fragment: steps from the start of the releasing step until an idle link has carried all of it.
+    """Returns g of each fragment: steps from the releasing step's start until an idle link has carried it.
 
     With buckets released at r_1 <= r_2 <= ... <= r_n that take s each: g = max over i of r_i + (n - i + 1) * s.
     """
@@ -92,7 +92,7 @@ def closed_form(traffic: Traffic, gbps: npt.ArrayLike) -> Float64Array:
 
 
 def required_gbps(traffic: Traffic, utilisation: float) -> float:
-    """Returns the least bandwidth at which the closed form reaches ``utilisation`` (0 to 1), to 1 in 10^12.
+    """Returns the least bandwidth, to 1 in 10^12, where the closed form reaches ``utilisation`` (0 to 1).
 
     For gradients of b bits in many buckets (data parallel) that is N * b * 2 (1 - 1/M) / (T * (1/u - 1/3)), and for
     fragments whose transfers fill the interval N * b * u / (H * T).

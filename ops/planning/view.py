@@ -148,7 +148,7 @@ def assumptions(fleet: Fleet) -> list[str]:
 
 
 def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any], following: str) -> RenderableType:
-    """Returns the plan as tables: modes side by side, memory, what to choose, assumptions, what to try next."""
+    """Returns the plan as tables: modes side by side, memory, choice, assumptions, and the next command."""
     chosen = planned.chosen
     sites = "1 site" if len(fleet.sites) == 1 else f"{len(fleet.sites)} sites"
     head = f"{chosen.mode}: {sites}, {fleet.parameters:,} parameters, "

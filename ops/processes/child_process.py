@@ -44,7 +44,7 @@ class ProcessSpec:
 
 
 def tied(command: Sequence[str], cpus: Sequence[int] = ()) -> list[str]:
-    """Returns a command that dies with the thread that starts it, and stays on these processors if any are named."""
+    """Returns a command that dies with the thread that starts it, and stays on ``cpus`` if any are named."""
     where = ",".join(map(str, cpus)) or "any"
     return [*_LIGHT_PYTHON, os.fspath(_HERE / "child.py"), str(os.getpid()), where, *command]
 
@@ -87,7 +87,7 @@ class Child:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Returns the exit status (minus the signal's number), or None while it runs; reaps it, and then its group."""
+        """Returns the exit status (minus the signal's number), None while it runs; reaps it and its group."""
         status = self._process.poll()
         if status is not None and not self._swept:
             self._swept = True  # once: an empty group's number may be used again
@@ -108,7 +108,7 @@ class Child:
 
 
 class Guard:
-    """The process that kills every listed group if we die without having done so (:mod:`ops.processes.guard`)."""
+    """A process that kills every listed group if we die first (:mod:`ops.processes.guard`)."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -155,7 +155,7 @@ class Guard:
 
 
 def stop_in_order(children: Sequence[Child], *, within_s: float) -> list[str]:
-    """Ends processes, lower ``stop_order`` first: SIGTERM, and SIGKILL for those that take longer than their share.
+    """Ends processes, lower ``stop_order`` first: SIGTERM, then SIGKILL for those that exceed their share.
 
     Args:
         children: Those that still run, or have just ended.
@@ -195,7 +195,7 @@ def last_lines(log: Path, count: int = 10) -> str:
 
 
 def error_in(lines: Sequence[str]) -> str:
-    """Returns the line that says why a program failed: that of the last Python exception, or the last line.
+    """Returns the line that says why a program failed: the last Python exception's, or the last line.
 
     What a library notes below its exception is left out, and so is the frame of a group of them.
     """

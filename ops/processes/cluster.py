@@ -167,7 +167,7 @@ class LocalCluster:
                 assert_never(verdict)
 
     def stop(self, names: Iterable[str] | None = None, *, within_s: float = STOP_WITHIN_S) -> list[str]:
-        """Ends the named processes (all, if not given) and restarts none of them; returns those that were killed."""
+        """Ends the named processes, or all, and restarts none of them; returns those that were killed."""
         chosen = set(self._running) | set(self._waiting) if names is None else set(names)
         for name in chosen:
             self._waiting.pop(name, None)

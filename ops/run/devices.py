@@ -1,4 +1,4 @@
-"""Decides which devices each island of a local run trains on, and the environment that gives it these. Pure.
+"""Decides each local island's devices, and the environment that gives it these. Pure.
 
 Broker, aggregator and the evaluation beside training stay on the CPU: they would take memory from an island.
 """
@@ -99,7 +99,7 @@ def placements(found: Found, *, islands: int, devices_per_island: int) -> tuple[
 
 
 def together(found: Found, *, islands: int) -> tuple[Placement, ...]:
-    """Returns the devices of data-parallel training: one process has all that its batch can be divided over.
+    """Returns the devices of data-parallel training: one process, with as many as divide its batch.
 
     Args:
         found: The devices of this machine.
@@ -151,7 +151,7 @@ def _memory(sharers: int) -> dict[str, str]:
 
 
 def merged(environment: Mapping[str, str], placement: Placement) -> dict[str, str]:
-    """Returns the variables of an island: those of any numeric process, and over them those of its devices."""
+    """Returns an island's variables: those of any numeric process, overridden by those of its devices."""
     both = {**environment, **placement.environment}
     # XLA reads no further than the first word without a dash, and one of the others is such a word.
     flags = [each["XLA_FLAGS"] for each in (placement.environment, environment) if each.get("XLA_FLAGS")]
@@ -159,7 +159,7 @@ def merged(environment: Mapping[str, str], placement: Placement) -> dict[str, st
 
 
 def judging(places: tuple[Placement, ...], processes: int) -> dict[str, str]:
-    """Returns the variables of processes that evaluate when the islands have ended: they share the first GPU."""
+    """Returns the variables of processes that evaluate after the islands: they share the first GPU."""
     if not places or places[0].platform is not Platform.GPU:
         return {"JAX_PLATFORMS": "cpu"}  # a TPU has one process at a time
     device = places[0].devices[0]

@@ -101,7 +101,7 @@ def progress_of(status: Status, rate: float | None) -> Progress:
 
 
 def trained_tokens(status: Status) -> int:
-    """Returns the tokens trained: what the aggregator counted, or the islands' own counts if those are newer."""
+    """Returns the tokens trained: the aggregator's count or the islands' sum, the larger of both."""
     return max(int(status.totals.get("trained_tokens", 0)), sum(each.tokens for each in status.islands.values()))
 
 

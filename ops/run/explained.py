@@ -1,4 +1,4 @@
-"""``up --explain-settings``: every setting of the recipe, whence it comes, and where ours differs from the paper."""
+"""``up --explain-settings``: every setting of the recipe, its source, and differences from the paper."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
 
 def _check_data_parallel(up: UpConfig) -> None:
-    """Checks what ``up`` was asked for beside the profile data-parallel, which has neither versions nor an aggregator.
+    """Checks settings of ``up`` beside the profile data-parallel, without versions or an aggregator.
 
     Raises:
         ConfigError: Something does not go with it.
@@ -358,7 +358,7 @@ def _check_data_parallel(up: UpConfig) -> None:
 
 
 def _check_task(path: str, options: Mapping[str, Any]) -> None:
-    """Checks the task by its source. Otherwise an island would report a slip seconds after everything was started.
+    """Checks the task by its source, else an island would report a slip only after everything started.
 
     Raises:
         ConfigError: There is no such module or function, or it does not have these options.
@@ -397,7 +397,7 @@ def names_of(run_dir: Path) -> list[str]:
 
 
 def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:
-    """The options of [task], over them the short forms, over those ``--task-option``; paths of data absolute."""
+    """Returns the options of [task], short forms over them, ``--task-option`` over all, absolute paths."""
     options = dict(table)
     if up.model is not None:
         options["model"] = up.model

@@ -34,7 +34,7 @@ DEFAULT_REDIS_PORT = 6379
 
 
 def prepare(args: argparse.Namespace) -> LocalPlan:
-    """Settles every setting, then makes the run directory and writes ``config.toml`` into it; or takes an old one.
+    """Settles every setting, then makes the run directory with its ``config.toml``, or takes an old one.
 
     Raises:
         ConfigError: A setting cannot work, a port is in use, or the directory is; nothing was written.
@@ -60,7 +60,7 @@ def prepare(args: argparse.Namespace) -> LocalPlan:
 
 
 def _prepare_again(args: argparse.Namespace) -> LocalPlan:
-    """The same for a run that goes on: its directory is taken, and its settings are held against the flags."""
+    """Prepares a run that goes on: takes its directory, and holds its settings against the flags."""
     run_dir = resume.directory_of(args)
     lock = run_directory.claim(run_dir)
     try:
@@ -82,7 +82,7 @@ def _write_config(plan: LocalPlan) -> None:
 
 
 def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:
-    """Resolves the settings, with addresses that are free now; ``last_port`` is taken if it is one of them."""
+    """Resolves the settings, with addresses that are free now: ``last_port`` if it is one of them."""
     up = local_plan.up_config(args)
     redis_url, redis_port = local_plan.given_redis_url(args), None
     if redis_url is not None:
@@ -173,7 +173,7 @@ def _redis_port(wanted: int) -> int:
 
 
 def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
-    """Takes the first of these names that no run in a shared Redis has: two runs of one name have the same keys.
+    """Takes the first of these names that is free in a shared Redis: runs of one name would share keys.
 
     Raises:
         ConfigError: None of them is free.
@@ -199,7 +199,7 @@ def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
 
 
 def _claimed(port: int) -> bool:
-    """Takes a port for as long as this process lives; False if it is in use, or another run is about to use it.
+    """Takes a port for as long as this process lives; False if it is, or is about to be, in use.
 
     Without this, two runs started in the same moment would both find it free.
     """

@@ -120,7 +120,7 @@ def _value(metrics: Metrics, name: str) -> float | None:
 
 
 def _island(name: str, counted: Mapping[str, Any], restarts: Mapping[str, int]) -> dict[str, Any]:
-    """An island's part. One that was not started by this supervisor counts its restarts by its incarnations."""
+    """Returns an island's part; one not started by this supervisor counts restarts by incarnations."""
     return {
         "inner_steps": counted.get("inner_steps", 0),
         "tokens": counted.get("tokens", 0),
@@ -204,7 +204,7 @@ def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str, *, evaluated: bool) -> list[tuple[str, str]]:
-    """A row for each metric, the loss first; ``evaluated``: models in between were, and their curve comes below."""
+    """Returns a row for each metric, the loss first; ``evaluated``: models in between were evaluated."""
     if not metrics:
         return [("held-out loss", "the last model was not evaluated" if evaluated else "not evaluated")]
     rows = []
@@ -224,7 +224,7 @@ def _curve(evaluations: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _change(before: float | None, after: float | None, better: str) -> str:
-    """In per cent where that says something: of a loss, error or perplexity, of which 0 is the least there is."""
+    """Returns a change in per cent, for a loss, error or perplexity of at least 0, else in words."""
     if before is None or after is None or not better:
         return ""
     if better == "min" and before > 0 and after >= 0:

@@ -104,7 +104,7 @@ def refuse_contradictions(stored: LocalPlan, wanted: LocalPlan) -> None:
 
 
 def has_ended(plan: LocalPlan) -> bool:
-    """Says whether nothing is left to train: the run was flushed and ended, and is asked for no more tokens.
+    """Says whether nothing is left to train: the run was flushed, ended, and is asked for no more tokens.
 
     Raises:
         ConfigError: Its report was written as well, so that there is nothing left to do at all.
@@ -120,7 +120,7 @@ def has_ended(plan: LocalPlan) -> bool:
 
 
 def put_away_reports(plan: LocalPlan) -> None:
-    """Keeps the report of the time before beside the one to come, and drops what the aggregator counted then."""
+    """Keeps the previous report under a number, and removes the aggregator's previous report."""
     report = plan.run_dir / "report.json"
     if report.exists():
         numbered = (plan.run_dir / f"report-{n}.json" for n in range(1, 10_000))

@@ -406,7 +406,7 @@ class LocalRun:
 
 
 def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
-    """Returns the held-out metrics of version 0 and of the newest model, which is left as ``model.safetensors``.
+    """Returns the held-out metrics of version 0 and the newest model, and leaves ``model.safetensors``.
 
     What was evaluated while the run trained is not evaluated again.
 

@@ -1,4 +1,4 @@
-"""``atoll log``: writes the figures of a run to TensorBoard, Weights & Biases or MLflow while it goes on, or after."""
+"""``atoll log``: writes a run's figures to TensorBoard, Weights & Biases or MLflow, live or ended."""
 
 from __future__ import annotations
 

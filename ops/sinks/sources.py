@@ -149,7 +149,7 @@ def _evaluation_row(point: Point) -> Row:
 
 
 def key_of(run_dir: Path, run_id: str) -> str:
-    """Returns a key of the run in a directory that no other run has: its name, and a digest of its tape's first line.
+    """Returns a key that no other run has: the run's name, and a digest of its tape's first line.
 
     Raises:
         Unavailable: There is no tape yet.

@@ -1,1 +1,1 @@
-"""Virtual time: the production cores behind a modelled network, disk and fleet, with faults and invariants."""
+"""Virtual time: production cores behind modelled network, disk and fleet; faults and invariants."""

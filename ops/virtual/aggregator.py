@@ -1,4 +1,4 @@
-"""The process of an aggregator that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
+"""The process of a leading aggregator: drives :class:`aggregator.core.Aggregator` in virtual time.
 
 It mirrors :mod:`aggregator.process.leader` action by action; where that uses sockets, a merging thread and a disk, this
 one schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
@@ -226,7 +226,7 @@ class SimAggregator:
         self.handle(Renewed(granted=granted, holder=holder, epoch=epoch))
 
     def later(self, delay_s: tuple[float, float], call: Callable[[], None], thread: str) -> None:
-        """Runs ``call`` after a random delay, if the process lives then, and as soon as it runs; see ``in_turn``."""
+        """Runs ``call`` after a random delay, once the process is awake and if it lives; see ``in_turn``."""
         delay, now_s = self.rng.uniform(*delay_s), self.simulation.queue.now_s
         if self.simulation.plan.in_turn:
             delay += max(0.0, self.free_at_s.get(thread, now_s) - now_s)

@@ -1,4 +1,4 @@
-"""A broker's process in a simulated run: the driver of :class:`broker.routing.relay.Relay` in virtual time.
+"""A broker's process in a simulated run: drives :class:`broker.routing.relay.Relay` in virtual time.
 
 It mirrors :mod:`broker.server` action by action, with the links of the simulation for sockets.
 """

@@ -1,4 +1,4 @@
-"""What is dealt of the data in a simulated run: invariant 2 of the design (section 10), where data go out in blocks.
+"""The data dealt in a simulated run: invariant 2 (design, section 10), where data go out in blocks.
 
 An observer, like :mod:`ops.virtual.invariants`: of what aggregators give, what islands are told, and what they train.
 All islands of a simulated run have batches of the same size, so a place in the data is the number of a batch.
@@ -31,7 +31,7 @@ class Dealing:
         self._seen: dict[str, tuple[list[tuple[int, int]], int]] = {}  # life -> what was left, and the end
 
     def told(self, island_id: str, shares: Sequence[Share | Block]) -> str:
-        """An island knows what it may train: a number is one island's, and no two of them have a batch in common."""
+        """An island is told its shares: the number of a block stands for one island and one end."""
         for block in shares:
             if not isinstance(block, Block):
                 continue

@@ -215,7 +215,7 @@ class Station:
 
 
 class SimCandidate:
-    """One process that stands by: the driver of :class:`aggregator.standby.candidate.Candidate` in virtual time."""
+    """A process that stands by: drives :class:`aggregator.standby.candidate.Candidate` in virtual time."""
 
     def __init__(self, simulation: World, station: Station, life: int) -> None:
         self.simulation, self.station = simulation, station

@@ -88,7 +88,7 @@ class Invariants:
         self._ends: dict[int, _End] = {}  # by shard
 
     def trained(self, taken: TrainedBatch) -> None:
-        """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
+        """An island has trained a batch: the next one of its share, or one trained before by somebody."""
         if self.dealing.blocks or taken.batch >= OWN_PASS:
             hold(2, self.dealing.trained(taken))
             return
@@ -260,7 +260,7 @@ class Invariants:
         self._versions_seen.pop(island.address, None)
 
     def island_failed(self, island: SimIsland, fail: Fail) -> None:
-        """An island gave up: only a process that was replaced may, or whose place the message of a dead one took."""
+        """An island gave up: only a replaced process may, or one whose place a dead one's message took."""
         simulation, core = island.simulation, island.core
         newer = simulation.islands[island.plan.island_id] is not island
         member = simulation.aggregator.core.run.members.get(core.island_id)

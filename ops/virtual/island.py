@@ -1,4 +1,4 @@
-"""An island's process in a simulated run: the driver of :class:`islands.protocol.core.Island` in virtual time.
+"""An island's process in a simulation: drives :class:`islands.protocol.core.Island` in virtual time.
 
 It mirrors :mod:`islands.session.session` action by action; where that uses sockets and a training thread, this one
 schedules the completion after a drawn delay. What is trained is plugged in (:mod:`ops.virtual.work`).
@@ -128,7 +128,7 @@ class SimIsland:
             self.handle(ie.Line(stands=self.connected))
 
     def flaw_in(self, message: m.Message) -> str:
-        """Says that a version is the difference to one that is not here, as :mod:`islands.arrays.inspection` does."""
+        """Says if a version is the difference to one not here, as :mod:`islands.arrays.inspection` does."""
         if not isinstance(message, m.Version):
             return ""
         p, held = message.fragment_id, self.arrived.get(message.fragment_id, -1)

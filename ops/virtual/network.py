@@ -1,4 +1,4 @@
-"""The modelled network: what processes and brokers say to each other, how long it takes, and what gets lost."""
+"""The modelled network: messages between processes and brokers, their delays, and their losses."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A link that nothing passes, from when and for how long; a cut of Redis is always one of both directions."""
+    """A link that nothing passes, from when and for how long; a cut of Redis is of both directions."""
 
     link: Link
     at_s: float
@@ -115,7 +115,7 @@ class Point(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashPoint:
-    """The ``number``-th time (from 1) that a process, in whichever life, comes by a point; it starts again later."""
+    """The ``number``-th pass of a process, in any life, by a point (from 1); it starts again later."""
 
     process: str
     point: Point
@@ -165,7 +165,7 @@ BROKER = "broker-"
 
 
 def station_names(shards: int, standbys: int) -> tuple[str, ...]:
-    """Returns the names of all aggregators, as ``up`` gives them: shard by shard, who begins and who stands by."""
+    """Returns the names of all aggregators as in ``up``: by shard, the first and then its standbys."""
     names: list[str] = []
     for shard in range(shards):
         prefix = f"aggregator-{shard}" if shard else ""

@@ -84,7 +84,7 @@ class Sender:
     given_bytes: float = 0.0
 
     def queued_s(self, now_s: float, size_bytes: int, bytes_per_s: float) -> float:
-        """Returns after what time the last byte of a message has left, and queues it; at once with a rate of 0."""
+        """Queues a message; returns the time until its last byte has left, 0 with a rate of 0."""
         self.given_bytes += size_bytes
         if not bytes_per_s:
             return 0.0
@@ -180,7 +180,7 @@ class Clock:
         return true_s + sum(each.offset_s(true_s) for each in self._troubles)
 
     def true_s(self, shown_s: float) -> float:
-        """Returns when, in true time, to look again whether it shows ``shown_s``: then, or when its rate changes."""
+        """Returns the true time to look again whether it shows ``shown_s``: then, or when its rate changes."""
         true_s = self._queue.now_s
         if not self._troubles:
             return shown_s

@@ -1,4 +1,4 @@
-"""A whole run in virtual time: the production island, relay and aggregator cores behind a modelled network and disk.
+"""A whole run in virtual time: the production cores behind a modelled network and disk.
 
 One process, one seeded event queue, no sockets, no clock: the same seed and configuration give the same run, byte for
 byte. What the processes do with parameters is plugged in (:mod:`ops.virtual.work`): steps are only counted, so that a
@@ -213,7 +213,7 @@ class Simulation(World):
             self.invariants.island_killed(island)
 
     def pause(self, plan: IslandPlan) -> None:
-        """Tells an island's process to end; what it hands over has a moment to arrive, and the next one goes on."""
+        """Tells an island's process to end; after a moment for its hand-over, the next one goes on."""
         island = self.islands.get(plan.island_id)
         if island is None or not island.alive or not island.training:
             return

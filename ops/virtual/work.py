@@ -33,7 +33,7 @@ class IslandWork(Protocol):
         """Tokens in one inner step."""
 
     def joined(self, core: Island, share: DataShare) -> None:
-        """The core knows its fragments and where its counters start; ``share`` says what to train next, always."""
+        """The core knows its fragments and its counters' start; ``share`` always says what to train next."""
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of version 0."""
@@ -135,7 +135,7 @@ STATE_PARTS = 6
 
 @dataclass(slots=True)
 class CountingIsland:
-    """Steps are only counted; ``optimizer_steps`` are those that its optimizer has seen, here or at its donor's."""
+    """An island that only counts steps; ``optimizer_steps``: its optimizer's, here or at its donor's."""
 
     address: str
     tensors: tuple[TensorSpec, ...]

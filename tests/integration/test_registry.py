@@ -270,55 +270,54 @@ async def test_keys_vanish_some_time_after_the_last_write(run):
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_server_is_given_up_and_may_have_done_it(server, monkeypatch):
+@pytest.fixture
+def on_its_server(server):
+    """Runs a coroutine function with an open registry, on a server of this test's own."""
+    return functools.partial(with_registry, server.url, "alone")
+
+
+@given_by("on_its_server")
+async def test_a_silent_server_is_given_up_and_may_have_done_it(run, server, monkeypatch):
     monkeypatch.setattr(registry, "ANSWER_TIMEOUT_S", 0.1)
-
-    async def use(run):
-        for _ in range(100):  # a busy machine may miss that limit too
-            with contextlib.suppress(Unavailable):
-                await run.write_totals(TOTALS)
-                break
-        server.process.send_signal(signal.SIGSTOP)
-        with pytest.raises(Unavailable) as caught:
+    for _ in range(100):  # a busy machine may miss that limit too
+        with contextlib.suppress(Unavailable):
             await run.write_totals(TOTALS)
-        server.process.send_signal(signal.SIGCONT)
-        return caught.value.definite
-
-    assert with_registry(server.url, "silent", use) is False
-
-
-def test_a_server_that_was_restarted_is_used_again(server):
-    async def use(run):
-        await write_a_run(run)
-        server.stop()
-        with pytest.raises(Unavailable):
-            await run.read()
-        server.start()
-        assert (await run.read()).empty
-        await write_a_run(run)
-        assert not (await run.read()).empty
-
-    with_registry(server.url, "restarted", use)
+            break
+    server.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(Unavailable) as caught:
+        await run.write_totals(TOTALS)
+    server.process.send_signal(signal.SIGCONT)
+    assert not caught.value.definite
 
 
-def test_a_failed_operation_is_not_repeated_behind_our_back(server):
+@given_by("on_its_server")
+async def test_a_server_that_was_restarted_is_used_again(run, server):
+    await write_a_run(run)
+    server.stop()
+    with pytest.raises(Unavailable):
+        await run.read()
+    server.start()
+    assert (await run.read()).empty
+    await write_a_run(run)
+    assert not (await run.read()).empty
+
+
+@given_by("on_its_server")
+async def test_a_failed_operation_is_not_repeated_behind_our_back(run):
     """The client library's default repeats everything, an append included."""
-
-    async def use(run):
-        await run.append_events([{"number": 1}])
-        await run._redis.config_set("maxmemory", "1")
-        for _ in range(2):
-            with pytest.raises(Unavailable) as caught:
-                await run.append_events([{"number": 2}])
-            assert caught.value.definite
-        await run._redis.config_set("maxmemory", "0")
-        return await run.read_events_after((0, 0), 10)
-
-    assert [event for _, event in with_registry(server.url, "append", use)] == [{"number": 1}]
+    await run.append_events([{"number": 1}])
+    await run._redis.config_set("maxmemory", "1")
+    for _ in range(2):
+        with pytest.raises(Unavailable) as caught:
+            await run.append_events([{"number": 2}])
+        assert caught.value.definite
+    await run._redis.config_set("maxmemory", "0")
+    assert [event for _, event in await run.read_events_after((0, 0), 10)] == [{"number": 1}]
 
 
 @pytest.mark.parametrize("timed_out", [False, True])
-def test_a_cancellation_that_the_client_swallows_ends_the_task_all_the_same(url, monkeypatch, timed_out):
+@given_by("of_one_run")
+async def test_a_cancellation_that_the_client_swallows_ends_the_task_all_the_same(run, monkeypatch, timed_out):
     # In Python 3.11 asyncio.wait_for, which the client sends with, loses one that comes as the sending ends. One that
     # comes in the moment in which the client's own timeout is over, it tells of as that.
     entered = asyncio.Event()
@@ -332,15 +331,12 @@ def test_a_cancellation_that_the_client_swallows_ends_the_task_all_the_same(url,
                 raise RedisTimeout("Timeout reading") from None
             return [1, 0]
 
-    async def use(run):
-        monkeypatch.setattr(run._redis, "zrevrange", swallowing)
-        task = asyncio.create_task(run.known_runs())
-        await entered.wait()
-        task.cancel()
-        await asyncio.wait([task])
-        return task.cancelled()
-
-    assert with_registry(url, "cancelled", use)
+    monkeypatch.setattr(run._redis, "zrevrange", swallowing)
+    task = asyncio.create_task(run.known_runs())
+    await entered.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 # --- status, as a command -------------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ast import literal_eval
 from copy import deepcopy
 from dataclasses import replace
 
 from ops.invariants import MergedRanges
 from ops.virtual.simulation import Simulation
-from tests.sim.test_simulation import steady, tokens, with_one
+from tests.sim.test_simulation import steady, tokens, told, with_one
 
 
 def rewound(
@@ -53,8 +52,7 @@ def test_a_new_lineage_ends_the_run_with_books_that_balance_also_if_an_island_di
     assert calm.balanced()
     assert set(calm.tokens()["wasted"]) == {"store_lost"}
     assert 0 < calm.tokens()["wasted"]["store_lost"] < calm.tokens()["merged"]
-    said = [literal_eval(fields) for _, _, name, fields in simulation.trace if name == "version.committed"]
-    committed = [(each["fragment"], each["version"]) for each in said]
+    committed = [(said["fragment"], said["version"]) for _, said in told(simulation, "version.committed")]
     assert len(set(committed)) == len(committed), "a version was made twice"
     assert run.versions == tuple(max(version for q, version in committed if q == p) for p in range(4))
 

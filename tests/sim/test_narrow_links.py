@@ -6,7 +6,6 @@ in 6 % of the versions, and a fleet of them merged a quarter of its tokens.
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -24,8 +23,9 @@ from ops.virtual.network import Network, Process
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
+from tests.sim.test_simulation import tokens, told
 
-STEPS, FRAGMENTS, INTERVAL = 300, 6, 24
+STEPS, FRAGMENTS, INTERVAL = 200, 6, 24
 CONFIG = AggregatorConfig(
     fragments=FRAGMENTS,
     sync_interval=INTERVAL,
@@ -90,17 +90,12 @@ def fleet(
 
 
 def merged_share(simulation: Simulation, island: str | None = None) -> float:
-    books = simulation.aggregator.core.run.ledger.books(island).tokens()
-    return books["merged"] / books["trained"]
+    return tokens(simulation, island)["merged"] / tokens(simulation, island)["trained"]
 
 
 def of_the_others(simulation: Simulation) -> float:
     """The merged share of that island, of all but the last, that has the least."""
     return min(merged_share(simulation, f"island-{i}") for i in range(3))
-
-
-def told(simulation: Simulation, what: str) -> list[tuple[float, Any]]:
-    return [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == what]
 
 
 def presence(simulation: Simulation, from_s: float, to_s: float) -> float:
@@ -110,6 +105,7 @@ def presence(simulation: Simulation, from_s: float, to_s: float) -> float:
     return sum(present) / len(present)
 
 
+@pytest.mark.full("a milder case of the narrow links that the fast profile has")
 def test_a_link_that_is_nearly_full_costs_no_token() -> None:
     assert 1.1 * INTERVAL / FRAGMENTS > RESEND_S
     assert merged_share(fleet(0, 0, 0, 1.1)[0]) > 0.995
@@ -168,7 +164,7 @@ def test_versions_and_replicas_go_once_over_an_aggregators_narrow_link() -> None
 
 
 #: When a link is narrow that changes.
-FROM_S, TO_S = 80, 180
+FROM_S, TO_S = 60, 130
 
 
 def changing(*, adapt: bool = True, part: float = 0.08) -> Simulation:

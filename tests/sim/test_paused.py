@@ -50,7 +50,7 @@ def test_a_cluster_that_is_stopped_and_started_as_a_whole_loses_nothing(crash_s:
 
 
 def test_what_others_have_taken_over_during_a_pause_is_theirs() -> None:
-    plan = steady(total_tokens=400_000, share_takeover_s=5.0, data_ahead_s=0.0)
+    plan = steady(total_tokens=240_000, share_takeover_s=5.0, data_ahead_s=0.0)
     plan = with_one(plan, 0, pauses_at_s=(8.0,), restart_s=12.0)
     simulation = run(replace(plan, faults=kills("broker-0", 8.01, for_s=3.0)))
     moved = [fields for _, _, name, fields in simulation.trace if name == "share.moved"]

@@ -5,7 +5,6 @@ They are among the troubles of :mod:`tests.sim.test_combinations` and :mod:`test
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections import Counter
 from statistics import median
 
@@ -14,7 +13,7 @@ import pytest
 from broker.wire.messages import Reason
 from ops.faults import FaultKind
 from ops.virtual.simulation import Simulation
-from tests.sim.test_simulation import participation, run, steady, tokens, with_one
+from tests.sim.test_simulation import participation, run, steady, tokens, told, with_one
 
 #: What tells a sound island from a rogue.
 ACCUSATIONS = (
@@ -72,8 +71,8 @@ def test_a_quarantined_rogue_holds_nobody_up() -> None:
     plan = steady(quarantine_s=60.0, quorum=4, total_tokens=100_000)
     simulation = run(with_one(plan, 3, manner=FaultKind.SCALE, step_time_s=0.4))
     kept_out_at_s = next(at_s for at_s, _, name, _ in simulation.trace if name == "island.quarantined")
-    later = [x for at_s, _, name, x in simulation.trace if name == "version.committed" and at_s > kept_out_at_s]
-    took_s = [literal_eval(fields)["took_s"] for fields in later if "flush" not in fields]
+    later = [said for at_s, said in told(simulation, "version.committed") if at_s > kept_out_at_s]
+    took_s = [said["took_s"] for said in later if "flush" not in str(said)]
     assert median(took_s) < 0.2, took_s
 
 

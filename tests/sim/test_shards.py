@@ -5,7 +5,6 @@ A failing seed N reproduces with ``python3 -m ops test tests/sim/test_shards.py 
 
 from __future__ import annotations
 
-from ast import literal_eval
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from ops.faults import Fault, FaultKind
 from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
 from tests.sim.faults import absences_plan, random_plan, several_brokers, sharded, standing_by
-from tests.sim.test_simulation import run, steady, with_one
+from tests.sim.test_simulation import run, steady, told, with_one
 
 
 def sharded_plan(seed: int) -> SimulationPlan:
@@ -30,12 +29,8 @@ def sharded_plan(seed: int) -> SimulationPlan:
 
 def versions_made(simulation: Simulation, shard: int, from_s: float, to_s: float) -> int:
     """Returns how many versions of a shard's fragments became durable in that time."""
-    made = [
-        literal_eval(x)
-        for at_s, _, name, x in simulation.trace
-        if name == "version.committed" and from_s <= at_s < to_s
-    ]
-    return sum(shard_of(each["fragment"], simulation.plan.config.shards) == shard for each in made)
+    made = [said["fragment"] for at_s, said in told(simulation, "version.committed") if from_s <= at_s < to_s]
+    return sum(shard_of(fragment, simulation.plan.config.shards) == shard for fragment in made)
 
 
 def least_merged(simulation: Simulation) -> float:
@@ -65,17 +60,17 @@ def test_a_calm_fleet_merges_every_token_in_every_shard_as_often_as_in_one(shard
 
 def test_while_a_shard_is_frozen_islands_step_on_and_the_other_fragments_are_merged() -> None:
     frozen = Fault(kind=FaultKind.STOP, targets=("aggregator-1",), at_s=6.0, for_s=5.0)
-    simulation, calm = (run(replace(steady(shards=2), faults=faults)) for faults in ((frozen,), ()))
+    simulation = run(replace(steady(shards=2), faults=(frozen,)))
     assert versions_made(simulation, 1, 6.1, 11.0) == 0
     assert versions_made(simulation, 0, 6.1, 11.0) >= 6
-    assert simulation.queue.now_s < calm.queue.now_s + 2.0, "nobody waited for it"
+    assert simulation.queue.now_s < 23.0, "nobody waited for it: it takes 21 s in a calm fleet"
     assert least_merged(simulation) > 0.9
 
 
 def test_an_island_that_joins_while_a_shard_is_away_is_let_in_when_that_is_back() -> None:
     frozen = Fault(kind=FaultKind.STOP, targets=("aggregator-1",), at_s=4.0, for_s=5.0)
     simulation = run(replace(with_one(steady(shards=2), 3, joins_at_s=5.0), faults=(frozen,)))
-    (joined_s,) = (at_s for at_s, _, name, x in simulation.trace if name == "island.joined" and "island-3" in x)
+    (joined_s,) = (at_s for at_s, said in told(simulation, "island.joined") if said["island"] == "island-3")
     assert 9.0 < joined_s < 11.0
     for leader in simulation.leaders.values():
         assert leader.core.run.ledger.books("island-3").tokens()["merged"] > 0

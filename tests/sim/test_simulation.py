@@ -24,6 +24,7 @@ from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
 from tests.sim.faults import absences_plan, kills, random_plan
+from tests.sim.packed import packed_plan
 
 #: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
 LIMIT_S = 2000.0
@@ -57,6 +58,11 @@ def with_one(plan: SimulationPlan, number: int, **changes: Any) -> SimulationPla
     return replace(plan, islands=tuple(islands))
 
 
+def told(simulation: Simulation, what: str) -> list[tuple[float, Any]]:
+    """When something was noted, and its fields, where these are plain values."""
+    return [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == what]
+
+
 def tokens(simulation: Simulation, island: str | None = None) -> dict[str, Any]:
     """What the books say of an island, or of all."""
     return simulation.aggregator.core.run.ledger.books(island).tokens()
@@ -86,7 +92,7 @@ def test_a_seed_that_found_a_bug_stays_mended(seed: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_run_to_the_last_decision_and_another_seed_another() -> None:
-    plan = random_plan(7)
+    plan = packed_plan(7)
     first, second, other = run(plan), run(plan), run(replace(plan, seed=8))
     assert (first.trace, first.queue.now_s) == (second.trace, second.queue.now_s)
     assert first.trace != other.trace
@@ -110,6 +116,7 @@ def test_an_uplink_that_is_too_slow_for_a_model_in_each_interval_is_used_and_not
     assert tokens(simulation, "island-0")["merged"] > 0.9 * tokens(simulation, "island-0")["trained"]
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize(
     ("deaf", "brokers", "bytes_per_s", "lost"),
     [
@@ -145,9 +152,8 @@ def test_a_calm_fleet_merges_every_token_in_rounds_that_keep_their_interval_and_
     assert sum("complete: 4 of 4" in fields for fields in closed) >= 0.95 * len(closed)
 
 
-@pytest.mark.parametrize("slow_s", [0.2, 0.8])
-def test_the_tokens_of_a_slow_island_are_merged_too(slow_s: float) -> None:
-    simulation = run(with_one(steady(), 3, step_time_s=slow_s))
+def test_the_tokens_of_a_slow_island_are_merged_too() -> None:
+    simulation = run(with_one(steady(), 3, step_time_s=0.8))
     account = tokens(simulation, "island-3")
     assert account["merged"] == account["trained"] > 0
     assert participation(simulation) >= 0.9
@@ -176,7 +182,7 @@ def test_islands_leave_a_broker_that_fails_them_in_time_and_lose_nothing(
 ) -> None:
     faults = tuple(Fault(kind=kind, targets=(f"broker-{k}",), at_s=5.0 + 12 * k, for_s=10.0) for k in (0, 1))
     simulation = run(replace(steady(), brokers=2, faults=faults))
-    left = [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == "broker.left"]
+    left = told(simulation, "broker.left")
     assert {fields["broker"] for _, fields in left} == {0, 1}  # islands were spread over both, and all moved
     assert len(left) >= 4
     for at_s, fields in left:
@@ -232,8 +238,8 @@ def test_a_donor_that_dies_half_way_is_replaced() -> None:
     assert receiver.stage == "fetching"
     simulation.crash_island(next(p for p in plan.islands if p.island_id == donor))
     assert optimizers(finish(simulation))["island-2"] is m.StateSource.DONOR
-    named = [fields for _, _, name, fields in simulation.trace if name == "donor.named" and "'tried': []" not in fields]
-    assert f"'tried': ['{donor}']" in named[0]
+    named = [said for _, said in told(simulation, "donor.named") if said["tried"]]
+    assert named[0]["tried"] == [donor]
 
 
 def test_a_state_crosses_the_narrowest_link_that_is_planned_for_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:

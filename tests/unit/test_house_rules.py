@@ -75,6 +75,17 @@ def test_imports_run_downwards_on_few_floors(package):
     assert floors[highest] <= MAX_FLOORS, highest
 
 
+def test_the_first_line_of_a_docstring_has_at_most_100_characters():
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    lines = [
+        (name, ast.get_docstring(node).partition("\n")[0])
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and ast.get_docstring(node)
+    ]
+    assert [(name, line) for name, line in lines if len(line) > 100] == []
+
+
 def test_no_room_has_too_many_modules_and_no_module_is_too_long():
     rooms = Counter(name.rpartition(".")[0] for name, path in MODULES.items() if path.name != "__init__.py")
     assert {room: modules for room, modules in rooms.items() if modules > MAX_MODULES} == {}
