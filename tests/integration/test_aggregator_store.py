@@ -124,9 +124,6 @@ def test_the_ledger_file_has_one_line_per_version_with_who_and_how_much(tmp_path
     assert "ledger" not in last
 
 
-# --- what must not happen --------------------------------------------------------------------------------------------
-
-
 def test_versions_never_go_back_nor_change_their_bytes(tmp_path):
     fill(tmp_path, newest=3)
     with Store.open(tmp_path) as store:
@@ -178,6 +175,13 @@ def test_behind_a_damaged_newest_version_goes_on_only_who_is_told_to_and_a_new_l
     assert (kept.fragment_version, commit.fragment_version, state.version, commit.epoch) == (2, 4, 4, 5)
     assert commit.digest == kept.digest
     assert state.momentum.tobytes() == before.momentum.tobytes()
+
+
+def test_a_newest_version_that_the_operator_took_away_is_gone(tmp_path):
+    fill(tmp_path, newest=3)
+    commit_path(tmp_path, 0, 3).unlink()
+    with Store.open(tmp_path) as store:
+        assert load_for(store, AggregatorConfig(store=tmp_path)).fragments[0].fragment_version == 2
 
 
 def test_a_store_is_not_taken_by_another_shard_whose_fragments_it_would_seem_to_lack(tmp_path):
@@ -418,9 +422,6 @@ def test_two_openers_in_one_process_exclude_each_other_until_the_first_closes(tm
         Store.open(tmp_path)
     assert refused.value.definite
     Store.open(tmp_path).close()
-
-
-# --- its name --------------------------------------------------------------------------------------------------------
 
 
 def name_of(directory):

@@ -139,7 +139,9 @@ def frames_of(message, *, name="a", run=RUN):
 
 def with_header(frames, **changes):
     """The frames with other values in the header, whose checksum is right."""
-    return [seal(msgpack.packb(msgpack.unpackb(frames[0]) | changes)), *frames[1:]]
+    header = msgpack.unpackb(frames[0])
+    checksum = header.pop("checksum")  # stays the last
+    return [seal(msgpack.packb(header | changes | {"checksum": checksum})), *frames[1:]]
 
 
 def damaged(frames, at):
@@ -154,8 +156,11 @@ POSING = frames_of(m.Attached(versions=()), name=BROKER)
 ATTACHING = frames_of(m.Attach(shard=0, epoch=9, versions=()))
 NOT_ATTACHED = with_header(frames_of(version(np.ones(4, np.float32)), name=AGGREGATOR), inc=0)
 
+NOISE = [seal(b"\xc1 this is no msgpack" + bytes(8))]
+
 BAD = {
-    "noise": (Channel.CONTROL, [seal(b"\xc1 this is no msgpack" + bytes(8))], Reason.MALFORMED),
+    "noise": (Channel.CONTROL, NOISE, Reason.MALFORMED),
+    "noise on the bulk port": (Channel.BULK, NOISE, Reason.MALFORMED),
     "bytes of another kind": (Channel.BULK, [b"GET / HTTP/1.1"], Reason.CHECKSUM),
     "nothing": (Channel.BULK, [b""], Reason.CHECKSUM),
     "a damaged header": (Channel.CONTROL, damaged(BEAT, 100), Reason.CHECKSUM),

@@ -65,6 +65,7 @@ def test_a_connection_to_a_unix_socket_of_ours_is_ended_and_no_other(name, tmp_p
         server = stack.enter_context(listening.accept()[0])
         client.settimeout(WITHIN_S)
         assert not hang_up(server.fileno(), {path.encode() + b"x", 7001})
+        assert hold(server.fileno(), {path.encode() + b"x"}) is None
         stack.enter_context(hold(server.fileno(), {path.encode()}))
         assert hang_up(server.fileno(), {path.encode()})
         assert client.recv(1) == b""

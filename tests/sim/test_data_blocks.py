@@ -17,7 +17,7 @@ from tests.sim.test_simulation import run, tokens, told, with_one
 TOKENS = 100  # in a batch
 
 
-def fleet(*step_times_s: float, batches: int = 1600, **settings: object) -> SimulationPlan:
+def fleet(*step_times_s: float, batches: int, **settings: object) -> SimulationPlan:
     """Islands of these speeds, which end when so many batches are trained."""
     islands = tuple(
         IslandPlan(island_id=f"island-{i}", step_time_s=step_s, jitter=0.0) for i, step_s in enumerate(step_times_s)
@@ -43,12 +43,12 @@ def given(simulation: Simulation) -> list[tuple[float, str, int, int]]:
 
 
 def test_an_island_that_is_four_times_slower_is_given_a_quarter_of_the_data_and_books_hold_few_blocks_of_each() -> None:
-    simulation = run(fleet(0.05, 0.05, 0.05, 0.2))
+    simulation = run(fleet(0.05, 0.05, 0.05, 0.2, batches=1200))
     batches = {name: sum(b - a for a, b in ranges) for name, ranges in merged(simulation).items()}
     assert batches["island-0"] / batches["island-3"] == pytest.approx(4.0, rel=0.05)
     # What was not trained when the run ended is what islands had in their hands then: a second's worth each.
     reach = max(b for ranges in merged(simulation).values() for _, b in ranges)
-    assert 1600 <= sum(batches.values()) <= reach <= sum(batches.values()) + 4 * 20
+    assert 1200 <= sum(batches.values()) <= reach <= sum(batches.values()) + 4 * 20
     assert simulation.invariants.dealing.own == 0
     most = 8 * 4
     assert len(simulation.invariants.dealing.blocks) > 3 * most
@@ -64,6 +64,7 @@ def test_an_island_that_is_added_in_mid_run_is_given_what_nobody_had() -> None:
     assert first >= before
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_what_an_island_that_dies_has_not_trained_goes_out_again_at_once(shards: int) -> None:
     plan = fleet(0.05, 0.05, 0.4, batches=1000, shards=shards, fragments=2)

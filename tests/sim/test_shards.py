@@ -50,6 +50,7 @@ def test_whatever_happens_to_shards_every_invariant_holds(sim_seed: int) -> None
         assert {shard_of(p, len(cores)) for p in core.fragments} == {n}
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("shards", [2, 3])
 def test_a_calm_fleet_merges_every_token_in_every_shard_as_often_as_in_one(shards: int) -> None:
     simulation = run(steady(shards=shards))

@@ -25,6 +25,7 @@ def changes_of(simulation: Simulation) -> list[tuple[str, dict[str, Any]]]:
     return [(who, literal_eval(said)) for _, who, name, said in simulation.trace if name == "interval.changed"]
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("stage", ["merge_s", "persist_s"])
 def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_it_is_quick(
     stage: str, monkeypatch: pytest.MonkeyPatch
