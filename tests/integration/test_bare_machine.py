@@ -4,7 +4,7 @@ import pytest
 
 from tests.local_run import ROOT, Up, check_report
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.full("a whole run")]
 
 #: Put before everything else in each process: what a read-only root and a user number without a name look like.
 BARE = """

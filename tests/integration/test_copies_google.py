@@ -7,7 +7,11 @@ from tests.google_server import ACCOUNT, google_server
 from tests.object_check import comes_back_bit_by_bit, says_that_nobody_made_it, takes_and_gives_objects
 from tests.s3_server import SERVER, WHY_NOT
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(SERVER is None, reason=WHY_NOT)]
+pytestmark = [
+    pytest.mark.full("megabytes through a gateway"),
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(SERVER is None, reason=WHY_NOT),
+]
 
 
 def test_a_store_comes_back_from_google_bit_by_bit_and_objects_of_every_size_do(tmp_path, monkeypatch):

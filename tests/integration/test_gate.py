@@ -178,8 +178,19 @@ def on_a_broker(tmp_path, redis, settings):
     return lambda use: asyncio.run(main(use))
 
 
-@pytest.mark.parametrize("settings", [{}, {"key": None}], ids=["keys", "no keys"])
-@pytest.mark.parametrize("channel", list(Channel))
+MORE = pytest.mark.full("the same strangers again")
+
+
+@pytest.mark.parametrize(
+    ("channel", "settings"),
+    [
+        (Channel.CONTROL, {}),
+        (Channel.BULK, {"key": None}),
+        pytest.param(Channel.BULK, {}, marks=MORE),
+        pytest.param(Channel.CONTROL, {"key": None}, marks=MORE),
+    ],
+    ids=["control, keys", "bulk, no keys", "bulk, keys", "control, no keys"],
+)
 @given_by("on_a_broker")
 async def test_strangers_are_hung_up_and_counted_and_training_goes_on(bench, channel):
     async def visited(words, **manner):

@@ -58,6 +58,7 @@ def here(*arguments):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full("runs of the laboratory")
 def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path, capsys):
     records = tmp_path / "records"
     arguments = ["run", experiment, "--records", records, "--jobs", "1", "--max-seeds", "1"]
@@ -96,6 +97,7 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path, c
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full("runs of the laboratory")
 def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experiment, tmp_path):
     text = (
         EXPERIMENT.replace("steps = 60", "steps = 6")
@@ -110,6 +112,7 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.full("runs of the laboratory")
 def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_path):
     slow = EXPERIMENT.replace("steps = 60", "steps = 200000")
     experiment.write_text(slow)

@@ -97,7 +97,13 @@ def checkout(tmp_path):
 needs_uv = pytest.mark.skipif(UV is None, reason="uv is not installed; the same is tested with pip, once")
 
 
-@pytest.mark.parametrize("uv", [False, pytest.param(True, marks=needs_uv)], ids=["pip", "uv"])
+@pytest.mark.parametrize(
+    "uv",
+    [
+        pytest.param(False, id="pip", marks=pytest.mark.full("pip takes seconds for what uv does at once")),
+        pytest.param(True, id="uv", marks=needs_uv),
+    ],
+)
 def test_the_first_start_builds_an_environment_and_runs_in_it_and_the_next_just_runs(checkout, uv):
     status, said, err = checkout.run("up", "--json", uv=uv)
     assert status == 5, err

@@ -107,6 +107,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full("six seconds of waiting for a host that is silent")
 def test_hosts_that_make_no_island_are_refused_by_name_with_the_cure():
     port = free_ports(1)
     command = [sys.executable, "-c", PROGRAM, str(port)]

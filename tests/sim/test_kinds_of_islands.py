@@ -29,7 +29,7 @@ FLEETS = [
 def test_whatever_islands_are_there_rounds_close_soon_and_every_fragment_gets_its_versions(
     kinds: list[int], quorum: int
 ) -> None:
-    plan = steady(len(kinds), fragments=4, total_tokens=60_000 * len(kinds), quorum=quorum or len(kinds))
+    plan = steady(len(kinds), fragments=4, total_tokens=30_000 * len(kinds), quorum=quorum or len(kinds))
     islands = [
         IslandPlan(island_id=f"island-{i}", step_time_s=STEP_S, plans_every=every) for i, every in enumerate(kinds)
     ]

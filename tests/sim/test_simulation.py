@@ -263,6 +263,7 @@ def test_a_state_crosses_the_narrowest_link_that_is_planned_for_in_one_go(monkey
     assert sent == Counter([0, *range(16)])
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("seed", [30, 46, 65, 81])
 def test_a_run_that_ends_with_its_first_steps_accounts_for_them(seed: int) -> None:
     """Some islands have none yet when it ends, are at their first, or end it when the run is over.

@@ -49,7 +49,6 @@ def test_a_process_that_goes_on_has_the_life_of_the_one_before_and_hands_over_wh
     made.open_round("b", "c", step=4)
     made.offer("b", 0, 4)
     made.offer("c", 0, 4)
-    made.nothing("a")
     assert merged(made)
     assert made.run.ledger.books("a").tokens()["merged"] == 30
 

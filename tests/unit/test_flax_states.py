@@ -43,6 +43,7 @@ def batch_of(seed):
     return np.random.default_rng(seed).normal(2.0, 1.0, (8, 3)).astype(np.float32)
 
 
+@pytest.mark.full("compiles for seconds")
 def test_parameters_are_merged_and_a_checkpoint_brings_back_statistics_moments_and_the_next_masks_of_dropout(tmp_path):
     both = both_of(0)
     for seed in range(3):

@@ -63,6 +63,7 @@ def test_a_moved_image_loses_nothing_but_what_leaves_it(digits):
     assert not variants[0][:, 0].any()
 
 
+@pytest.mark.full("trains for seconds")
 def test_it_learns_to_read_digits():
     task = images.task(batch=32, channels=8, hidden=32, shift=0, learning_rate=0.01)
     params, state = task.init(0)

@@ -47,6 +47,7 @@ def trained(tmp_path, devices):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
+@pytest.mark.full("compiles in processes of their own")
 def test_four_devices_have_the_losses_of_one(tmp_path):
     one, four = (json.loads(trained(tmp_path, devices).stdout.splitlines()[-1]) for devices in (1, 4))
     assert one["devices"] == "cpu:0"

@@ -107,6 +107,7 @@ def tiny(text):
         yield language.task(model="tiny", data=[text], batch=4, context=32, warm_up_steps=5, held_out_tokens=512)
 
 
+@pytest.mark.full("compiles for seconds")
 def test_islands_stacked_under_vmap_take_the_steps_they_take_one_by_one(tiny):
     """A laboratory trains all its islands in one program; the schedule's numbers differ between them."""
     islands, steps = 2, 3
@@ -159,6 +160,7 @@ def test_all_of_what_is_held_out_is_evaluated_when_it_is_less_than_asked_for(tmp
     assert task.losses(task.init(0)[0]).shape == (held_out // 64,)
 
 
+@pytest.mark.full("trains for seconds")
 def test_a_model_of_pieces_learns_and_says_how_long_they_are(text, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     task = language.task(model="tiny", data=["python:optax"], bpe=512, batch=4, context=32, held_out_tokens=512)

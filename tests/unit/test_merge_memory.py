@@ -61,6 +61,7 @@ def merged_and_rounded():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the settings are those of Linux's allocator")
+@pytest.mark.full("a process that takes memory for seconds")
 def test_nothing_but_the_results_is_written_while_other_threads_take_memory():
     # As aggregators run it (ops.processes.numeric): one arena for all threads, so that what is freed is soon another's.
     env = os.environ | {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0"}

@@ -160,6 +160,7 @@ def test_a_state_comes_back_as_it_was(name, tmp_path):
     assert_same(through_a_donor(state, fresh), state)
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_goes_on_from_its_checkpoint_in_the_same_train_step(name, tmp_path):
     optimizer, traced = optax.with_extra_args_support(OPTIMIZERS[name]), []
