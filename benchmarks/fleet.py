@@ -1,6 +1,6 @@
 """Processes measured by a benchmark: Redis, a broker and an aggregator, exactly as ``up`` starts them.
 
-What stands against them here is scripted (:mod:`benchmarks.scripted`) or a real island (:mod:`benchmarks.stopwatch`).
+What stands against them here is scripted (:mod:`benchmarks.scripted`).
 Nothing survives the ``with`` block, nor the process that holds it (:mod:`ops.processes.child`).
 """
 

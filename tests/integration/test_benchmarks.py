@@ -10,11 +10,7 @@ from benchmarks import (
     accelerator,
     core_heartbeats,
     heartbeats,
-    island_waiting,
-    lab_overhead,
-    long_link,
     merge,
-    metrics_cost,
     narrowing,
     output,
     profiles,
@@ -64,14 +60,6 @@ two_processors = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on
 
 
 @whole
-@two_processors
-def test_a_fleet_stands_beside_training_alone(capsys, folder):
-    alone, fleet = rows(island_waiting, capsys, "--dir", folder)
-    assert (alone["islands"], alone["speed"], alone["sync_share"], fleet["islands"]) == (0, 1.0, None, 1)
-    assert 0 < fleet["sync_share"] < 1
-
-
-@whole
 def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, folder):
     printed = rows(merge, capsys, "--dir", folder, "--islands", "2")
     found = {row["what"]: row for row in printed if "threads" not in row}
@@ -87,19 +75,6 @@ def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, folder
         num_bytes = 100_000 * 16 + 2 * (100_000 + 4 * 391)  # two contributions, with a scale for each block of 256
         assert with_step["gb_per_s"] == pytest.approx(num_bytes / with_step["ms"] / 1e6)
         assert with_step["of_memory"] > 0
-
-
-@whole
-def test_a_fleet_that_is_scraped_stands_beside_one_that_is_not(capsys, folder):
-    flags = ("--pace", "0.01", "--sync-interval", "8")  # 20 versions warm it up
-    without, scraped = rows(metrics_cost, capsys, "--dir", folder, *flags)
-    assert (without["scrapes"], without["hub_ratio"]) == (0, None)
-    assert scraped["scrapes"] >= 3  # broker, aggregator and island at least once each
-    assert scraped["hub_ratio"] > 0
-    for row in (without, scraped):
-        assert 0 < row["sync_share"] < 1
-        assert row["hub_cpu"] > 0
-        assert row["versions_per_s"] > 0
 
 
 @whole
@@ -134,10 +109,7 @@ def test_a_heartbeat_of_more_islands_stands_beside_one_of_few(capsys, folder):
         assert row["rounds"] >= 1
 
 
-ALL = (
-    *(accelerator, core_heartbeats, heartbeats, island_waiting, lab_overhead, long_link, merge, metrics_cost),
-    *(narrowing, profiles, round_latency, sync_share, wire_bytes),
-)
+ALL = accelerator, core_heartbeats, heartbeats, merge, narrowing, profiles, round_latency, sync_share, wire_bytes
 
 
 @pytest.mark.parametrize("measure", ALL, ids=lambda measure: measure.__name__)
@@ -197,21 +169,6 @@ def namespaces():
             pass
     except Unavailable as err:
         pytest.skip(str(err))
-
-
-@whole
-@pytest.mark.usefixtures("namespaces")
-def test_a_long_link_carries_bytes_each_way_over_one_connection_and_over_two(capsys):
-    one, two = rows(long_link, capsys)
-    assert (one["connections"], two["connections"]) == (1, 2)
-    for row in (one, two):
-        assert all(row[f"{way}_mbit"] > 0 for way in ("up", "down", "raw_up", "raw_down"))
-        assert row["up_ratio"] == row["up_mbit"] / row["raw_up_mbit"]
-
-
-def test_more_connections_than_a_flow_may_have_are_refused(capsys):
-    assert long_link.main(["--connections", "1,17"]) == 2
-    assert capsys.readouterr().err == "error: connections = 17: must be from 1 to 16\n"
 
 
 @whole

@@ -164,7 +164,7 @@ def test_versions_and_replicas_go_once_over_an_aggregators_narrow_link() -> None
 
 
 #: When a link is narrow that changes.
-FROM_S, TO_S = 60, 130
+FROM_S, TO_S = 80, 180
 
 
 def changing(*, adapt: bool = True, part: float = 0.08) -> Simulation:
@@ -172,7 +172,7 @@ def changing(*, adapt: bool = True, part: float = 0.08) -> Simulation:
 
     ``part`` is what the model in bf16 takes of a wide link in each interval; of a narrow one it is more than all.
     """
-    config = replace(CONFIG, islands=4, total_tokens=STEPS * 400, adapt=adapt)
+    config = replace(CONFIG, islands=4, total_tokens=300 * 400, adapt=adapt)
     wide = LinkModel(delay_s=(0.04, 0.05), bytes_per_s=MODEL_BYTES / 2 / INTERVAL / part)
     islands = tuple(IslandPlan(island_id=f"island-{i}", step_time_s=1.0, jitter=0.02, link=wide) for i in range(4))
     plan = SimulationPlan(seed=1, islands=islands, config=config, links_measured=True)

@@ -79,6 +79,7 @@ def steady(num_islands: int = 4, **config: object) -> SimulationPlan:
     return SimulationPlan(seed=1, islands=islands, config=AggregatorConfig(**settings))  # type: ignore[arg-type]
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     "seed",
     [
@@ -159,6 +160,7 @@ def test_the_tokens_of_a_slow_island_are_merged_too() -> None:
     assert participation(simulation) >= 0.9
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize(("process", "epoch"), [("aggregator", 3), ("broker-0", 1)])
 def test_a_fleet_whose_aggregator_or_broker_dies_goes_on_where_it_was_and_loses_nothing(
     process: str, epoch: int
@@ -169,6 +171,7 @@ def test_a_fleet_whose_aggregator_or_broker_dies_goes_on_where_it_was_and_loses_
     assert process == "aggregator" or participation(simulation) >= 0.95
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     ("kind", "within_s", "present"),
     [
