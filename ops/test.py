@@ -25,8 +25,8 @@ GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 #: A file is run by one worker, since its tests often share a run. Those that start processes mostly wait for them while
-#: others compute: there is a worker more than processors.
-WORKERS = ("-n", str(1 + (os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder")
+#: others compute: there are more workers than processors.
+WORKERS = ("-n", str(2 * (os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
