@@ -379,6 +379,7 @@ async def sends_until_ended(bench, channel, chunk):
     """
     greeting, ready = strangers.DEALER
     reader, writer = await asyncio.open_connection("127.0.0.1", bench.port(channel))
+    bench.stack.callback(writer.close)
     writer.write(greeting + ready)
     await reader.readexactly(len(greeting))
     await reader.readexactly((await reader.readexactly(2))[1])  # the broker is ready too: what comes now are messages
@@ -393,7 +394,6 @@ async def sends_until_ended(bench, channel, chunk):
                 await asyncio.sleep(0.002)
     with contextlib.suppress(ConnectionError):
         await listening
-    writer.close()
     return sent
 
 
@@ -406,7 +406,8 @@ SMALL = {"key": None, "max_header_bytes": 1 << 16, "max_message_bytes": 1 << 20,
 @given_by("on_a_broker")
 async def test_a_message_that_never_ends_is_cut_off(bench, channel, size):
     frame = bytes([1, size, *bytes(size)])  # the first byte says that more come
-    assert await sends_until_ended(bench, channel, frame * (100_000 // len(frame))) > 1 << 18
+    # Not faster: what came within the second between two looks is parsed, frame by frame, before libzmq closes.
+    assert await sends_until_ended(bench, channel, frame * (20_000 // len(frame))) > 1 << 18
     await bench.beat_passes()
 
 
