@@ -51,7 +51,11 @@ class Leader:
         return self.actions
 
     def passes(self, seconds):
-        self.now_s += seconds
+        until_s = self.now_s + seconds
+        while self.reachable and self.now_s + LEASE_S / 4 < until_s:
+            self.now_s += LEASE_S / 4
+            self.core.reached(self.now_s)
+        self.now_s = until_s
         if self.reachable:
             self.core.reached(self.now_s)
 

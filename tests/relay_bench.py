@@ -129,8 +129,14 @@ class Driver:
         )
 
     def tick(self, now_s):
+        """Moves the time from deadline to deadline, as a driver would; all that followed are the last actions."""
+        actions = []
+        while (due_s := self.relay.next_deadline_s()) is not None and due_s < now_s:
+            self.now_s = max(self.now_s, due_s)
+            actions += self.event(Tick())
         self.now_s = now_s
-        return self.event(Tick())
+        self.actions = actions + self.event(Tick())
+        return self.actions
 
     @property
     def sends(self):

@@ -145,6 +145,11 @@ class Ending:
     def _flush(self) -> None:
         run, config = self._run, self._run.config
         assert self._flush_began_s is not None
+        if run.deaf:  # nobody could bring anything: it begins anew once somebody can
+            self._flush_began_s = self._flush_moved_s = run.now_s
+            for p in run.moving:
+                run.fragments[p].flushed = False
+            return
         running = [m for m in run.members.live(run.now_s) if not m.stopped and (m.ready or self._owes_steps(m))]
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
@@ -211,7 +216,7 @@ class Ending:
         theirs = {run.routes.to(member.island_id) for member in run.members.live(run.now_s)}
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
         shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []
-        if (lacking or shards or not self.reached) and run.now_s < self._linger_most_s:
+        if (lacking or shards or not self.reached or run.deaf) and run.now_s < self._linger_most_s:
             run.note("run.lingers", lacking=lacking, shards=shards, reached=self.reached)
             self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
         else:

@@ -92,6 +92,8 @@ class Membership:
                         (run.saved_serial, known.island_id)
                     )  # do the other shards know it?
             return
+        if run.deaf:
+            return  # who is silent may only not be heard, and must not lose its id: the process asks again
         paused = run.members.resumable(join.resumes, run.now_s)
         if paused is not None:
             island_id: str | None = paused.island_id

@@ -86,6 +86,7 @@ class Publishing:
     def answered(self, attached: Attached, broker: int) -> Outage | None:
         """Records a broker's answer; returns the outage that it ends, None while the run is being seeded."""
         run = self._run
+        run.answered_at_s = run.now_s
         outage = self._broker_versions.answered(broker, run.of_ours(attached.versions), run.now_s)
         return None if run.manifest is None or run.phase is Phase.SEEDING else outage
 

@@ -59,6 +59,8 @@ class Seeding:
             return
         if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
             return  # what is computed or written now must not be taken for the next island's
+        if run.deaf:
+            self._heard_at_s = run.now_s
         silent = run.now_s >= self._heard_at_s + self._patience_s()
         if run.seeder is not None and run.seeder not in self._passed_over and self._able(*run.seeder):
             if not silent:

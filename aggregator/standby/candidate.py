@@ -20,6 +20,9 @@ What speaks against leading:
 * the key is missing, or older than this store since Redis has lost writes: then a leader that may still live is first
   given the time to put it right, a store that is newer goes first, and whoever leads founds a line
   (:mod:`aggregator.state.founding`).
+
+Whoever could object is heard through brokers alone. So each of these waits counts only the time for which every broker
+that answers has answered without a pause: one that was away, or began anew, has yet to hear the others itself.
 """
 
 from __future__ import annotations
@@ -61,6 +64,15 @@ ENDED_S = 5.0
 #: How long a lease that is missing or older than the store is left to a leader that may still live, in lease times.
 MISSING_LEASES = 3
 _RUN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    """The last answer of a broker, and since when it has answered without a pause."""
+
+    since_s: float
+    at_s: float
+    said: Following
 
 
 class Place(StrEnum):
@@ -150,7 +162,7 @@ class Candidate:
         self._arrived_last: dict[int, int] = {}  # of this epoch: fragment -> round of what came last; -1 for the record
         self._keeping = 0  # writes under way
         self._missing_since_s: float | None = None  # since when there is no key, or one older than this store
-        self._brokers: dict[int, tuple[float, Following]] = {}
+        self._brokers: dict[int, _Broker] = {}
         self._tick_at_s = now_s
         self._polling = False
         self._wanted_epoch = 0
@@ -172,7 +184,7 @@ class Candidate:
             case LeaseTaken(granted=granted):
                 self._taken(granted)
             case Heard(broker=broker, following=following):
-                self._brokers[broker] = now_s, following
+                self._heard(broker, following, now_s)
             case Arrived(message=message):
                 self._arrived(message)
             case Kept():
@@ -198,6 +210,13 @@ class Candidate:
         return None if self.place is Place.LEADING else self._tick_at_s
 
     # --- following ----------------------------------------------------------------------------------------------
+
+    def _heard(self, broker: int, following: Following, now_s: float) -> None:
+        """Takes a broker's answer; a lower epoch than before is that of another process, which knows nobody yet."""
+        before = self._brokers.get(broker)
+        anew = before is None or now_s >= before.at_s + BROKER_FRESH_S or following.epoch < before.said.epoch
+        since_s = now_s if before is None or anew else before.since_s
+        self._brokers[broker] = _Broker(since_s, now_s, following)
 
     def _arrived(self, message: Replica | ReplicaRun) -> None:
         if self.place is not Place.FOLLOWING or message.epoch < self.epoch:
@@ -291,7 +310,7 @@ class Candidate:
         objection = self._what_speaks_against(lease, now_s)
         self._object(objection if objection != "" else self._why_not_followed(lease))
         if objection is None:
-            heard = [following for _, following in self._brokers.values()]
+            heard = [each.said for each in self._brokers.values()]
             epochs = [each.epoch for each in heard] + [each.newest.made_under for each in heard if each.newest]
             self._wanted_epoch = 1 + max([lease.epoch, self.epoch, *epochs])
             self.at.take("take")
@@ -321,10 +340,11 @@ class Candidate:
             return ""
         if self._keeping:
             return ""  # a moment later: it may be what was published last
-        fresh = [f for at_s, f in self._brokers.values() if now_s < at_s + BROKER_FRESH_S]
-        if not fresh:
+        answering = [each for each in self._brokers.values() if now_s < each.at_s + BROKER_FRESH_S]
+        if not answering:
             asked_for_long = now_s >= self._began_at_s + BROKER_FRESH_S
             return "no broker answers" if asked_for_long else ""  # at the start none had the time to
+        fresh, heard_for_s = [each.said for each in answering], now_s - max(each.since_s for each in answering)
         heard_s = min((f.leader_heard_ago_s for f in fresh if f.leader_heard_ago_s is not None), default=None)
         if heard_s is not None and heard_s < self._lease_s:
             return ""
@@ -343,17 +363,18 @@ class Candidate:
         if behind:
             return f"behind: {behind}"
         settling_s = 2 * MISSING_LEASES * self._lease_s
-        if void or now_s < self._began_at_s + settling_s:  # a lease that Redis has from a snapshot may be old as well
+        if void or heard_for_s < settling_s:  # a lease that Redis has from a snapshot may be old as well
             newer = self._newer_store(fresh, None if void else lease.in_sync)
             if newer:
                 return newer
-        if not own and newest < lease.synced and now_s < self._began_at_s + settling_s / 2:
+        if not own and newest < lease.synced and heard_for_s < settling_s / 2:
             return ""  # everything starts anew: who led last may be about to
         if void:
             assert self._missing_since_s is not None
             begun = bool(self._stored) or newest > 0
             wait_s = MISSING_LEASES * self._lease_s if begun else 0.0
-            if now_s < self._missing_since_s + wait_s or now_s < self._began_at_s + self._patience_s:
+            waited_s = min(heard_for_s, now_s - self._missing_since_s)
+            if waited_s < wait_s or heard_for_s < self._patience_s:
                 return ""
         return None
 

@@ -127,7 +127,8 @@ class Replication:
         self._standbys: dict[str, _Standby] = {}
         self._began_at_s = now_s
         self._namesake = False  # a standby of this leader's own name was heard
-        self._reached_at_s = now_s  # when a broker answered last
+        self._reached_at_s = now_s  # when a broker answered last,
+        self._reached_since_s = now_s  # .. and since when without a pause: a standby is heard through brokers alone
         self._confirmed = False  # the lease was renewed under this epoch
         self._asked: frozenset[str] | None = None  # the request on its way
         self._unsure: frozenset[str] = frozenset()  # named in requests whose outcome is unknown
@@ -171,6 +172,8 @@ class Replication:
 
     def reached(self, now_s: float) -> None:
         """A broker has answered: this process leads somebody. To be called with each answer."""
+        if now_s - self._reached_at_s >= self._lag_s:  # a shorter pause is one of a busy machine
+            self._reached_since_s = now_s
         self._reached_at_s = now_s
 
     def tick(self, now_s: float) -> list[ReplicationAction]:
@@ -333,7 +336,8 @@ class Replication:
         if not self._serial:  # the lease names an epoch only when a store has it (aggregator.process.lease, ``synced``)
             self._renew_at_s = now_s + self._interval_s / 4
             return
-        late = self._lagging(now_s) if silent_s < 2 * self._interval_s else frozenset()  # or it is we who are cut off
+        heard = silent_s < 2 * self._interval_s and now_s >= self._reached_since_s + self._lag_s
+        late = self._lagging(now_s) if heard else frozenset()  # or it is we who are, or were, cut off
         wanted = (self.in_sync | self._caught_up(now_s)) - late
         if wanted == self.in_sync and not self._unsure and now_s < self._renew_at_s:
             return

@@ -34,6 +34,7 @@ from aggregator.state.round import Round
 from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
 from aggregator.state.trouble import Troubles
+from broker.routing.resending import SILENT_S
 from broker.wire.fragments import FragmentManifest, shard_of
 from broker.wire.messages import FASTEST_STEP_S, RECIPE, Contribution, Pacing, Phase, Reason, Recipe, Roster, recipe_of
 from broker.wire.schema import MAX_DATA_RANGES
@@ -102,6 +103,7 @@ class Run:
         self.foundings: tuple[Founding, ...] = ()  # of the line that the store has, oldest first
         self.roster_at = (0, 0)  # epoch and serial of shard 0's roster that was taken over last
         self.told_phase = Phase.SEEDING  # by shard 0, where that is another one
+        self.answered_at_s = math.inf  # when a broker answered last; before the first nobody is missed
         self.flushed = False  # every fragment of this shard is, as far as can be
         self.troubles = Troubles()
         self.last_round_id = 0
@@ -276,6 +278,11 @@ class Run:
             return (-1,) * len(self.manifest)
         ours = self.fragments
         return tuple(ours[p].version if p in ours else -1 for p in range(len(self.manifest)))
+
+    @property
+    def deaf(self) -> bool:
+        """Whether no broker answers, or this process was held up: no silence says anything then."""
+        return self.now_s - self.answered_at_s > SILENT_S
 
     @property
     def heartbeat_interval_s(self) -> float:

@@ -45,8 +45,11 @@ class Sharing:
         self._look_at_s = -math.inf
 
     def due(self) -> bool:
-        """Returns True if data shares may move now: only shard 0 moves them, and only during training."""
-        return self._run.phase is Phase.RUNNING and not self._run.config.shard
+        """Returns True if data shares may move now: only shard 0 moves them, and only during training.
+
+        Not while nobody can be heard: whoever seems to be away then most likely trains on what is theirs.
+        """
+        return self._run.phase is Phase.RUNNING and not self._run.config.shard and not self._run.deaf
 
     def deadlines_s(self) -> list[float]:
         """Returns the time to write down moved shares; a share itself moves with any event after its time."""

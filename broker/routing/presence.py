@@ -180,6 +180,16 @@ class Presence:
         due = [each.heard_s + self._config.leader_silent_s for each in self._who.leaders.values() if each.leads]
         return min(due if self._sweep_at_s is None else [self._sweep_at_s, *due], default=None)
 
+    def held_up(self, by_s: float) -> None:
+        """Leaves a time out in which the broker stood still, or its clock jumped: in it nobody could be heard."""
+        everybody: list[Peer | Leader] = [*self._who.leaders.values(), *self._who.peers.values()]
+        for each in everybody:
+            each.heard_s += by_s
+            if isinstance(each, Peer) and each.asked_s is not None:
+                each.asked_s += by_s
+        if self._sweep_at_s is not None:
+            self._sweep_at_s += by_s
+
     def lose_silent_leaders(self, now_s: float) -> None:
         """Gives up on aggregators that have been silent for too long."""
         for leader in self._who.leaders.values():

@@ -99,6 +99,8 @@ __all__ = [
 #: An aggregator that has not answered an island for so long leaves it to the broker to say that somebody is there;
 #: shorter than the interval of heartbeats, so that it is said in time.
 ANSWER_LATE_S = 0.4
+#: A relay that is called so long after the moment that it asked for was held up, if it had no other call for a second.
+LATE_S, HELD_UP_S = 0.25, 1.0
 
 
 class Relay:
@@ -113,11 +115,13 @@ class Relay:
         self._deliveries = Deliveries(config, self._who, self._out)
         self._presence = Presence(config, self._who, self._deliveries, self._out)
         self._observers = Observers()
+        self._called_at_s: float | None = None
 
     # --- what the driver calls ---
 
     def handle(self, event: RelayEvent, now_s: float) -> list[RelayAction]:
         """Takes in one event and returns what to do about it, in order."""
+        self._excuse(now_s)
         match event:
             case Received():
                 self.counters.received_messages += 1
@@ -156,6 +160,14 @@ class Relay:
         self._deliveries.retry(now_s)
         self._presence.forget_silent_peers(now_s)
         return self._out.take()
+
+    def _excuse(self, now_s: float) -> None:
+        """Holds nobody's silence against them in which this process stood still: what they said then comes now."""
+        passed_s = 0.0 if self._called_at_s is None else now_s - self._called_at_s
+        self._called_at_s = now_s
+        due_s = self._presence.next_deadline_s() if passed_s > HELD_UP_S else None
+        if due_s is not None and now_s > due_s + LATE_S:
+            self._presence.held_up(passed_s)
 
     def next_deadline_s(self) -> float | None:
         """Returns the time of the next :class:`Tick`; None if none is needed."""

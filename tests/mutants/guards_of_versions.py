@@ -45,6 +45,14 @@ VERSIONS = (
         "unit/test_aggregator_candidate.py::test_an_empty_store_never_leads_a_run_that_a_broker_knows",
     ),
     Mutant(
+        1,
+        "a store leads before its broker could have heard of a newer one",
+        "aggregator/standby/candidate.py::Candidate._heard",
+        "anew = before is None or now_s >= before.at_s + BROKER_FRESH_S or following.epoch < before.said.epoch",
+        "anew = before is None",
+        "unit/test_aggregator_candidate.py::test_every_wait_begins_again_with_a_broker_that_has_yet_to_hear_the_others",
+    ),
+    Mutant(
         2,
         "a copy of a merged contribution is not recognised",
         "aggregator/rounds/admission.py::_recognise",

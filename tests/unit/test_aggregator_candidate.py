@@ -313,6 +313,30 @@ def test_what_a_lease_says_soon_after_everything_began_anew_may_be_old(standby):
     assert other.poll(lease(in_sync=frozenset({"b"})))  # that one may not lead
 
 
+@pytest.mark.parametrize(
+    ("view", "back", "leads_after_s"),
+    [
+        (NO_LEASE, {}, MISSING_LEASES * LEASE_S),
+        (NO_LEASE, {"newest": newest()}, None),
+        (lease(epoch=1), {"newest": newest()}, None),
+        (lease(), {"newest": newest()}, 2 * MISSING_LEASES * LEASE_S),  # a lease that may be old
+    ],
+)
+@pytest.mark.parametrize(("away_s", "epoch"), [(30.0, 2), (1.0, 0)], ids=["it was away", "it began anew"])
+def test_every_wait_begins_again_with_a_broker_that_has_yet_to_hear_the_others(
+    standby, view, back, leads_after_s, away_s, epoch
+):
+    """What had run out while no broker answered let the first store lead that came back, also an older one."""
+    assert standby.polls_for(view, 10.0, heard_ago_s=0.2) is None
+    for _ in range(round(away_s / 0.25)):
+        assert not standby.poll(view, after_s=0.25)
+    if view != lease():
+        before = standby.now_s
+        assert standby.polls_for(view, 0.46, epoch=epoch, stored={}) is None
+        leads_after_s = leads_after_s and leads_after_s - (standby.now_s - before)
+    assert standby.polls_for(view, 20.0, epoch=epoch, stored={}, **back) == leads_after_s
+
+
 def test_brokers_that_never_heard_of_the_last_leader_leave_it_time_to_come_back():
     standby = Standby(broker=False)
     assert standby.polls_for(lease(), 20.0, epoch=0, stored={}) == MISSING_LEASES * LEASE_S

@@ -199,6 +199,20 @@ def test_the_wait_begins_when_the_version_is_durable_here(leader):
     assert leader.core.in_sync == {"b"}
 
 
+def test_a_standby_that_no_broker_let_be_heard_has_its_whole_time_once_one_answers_again(leader):
+    waits_for_b(leader)
+    leader.reachable = False
+    leader.tick(after_s=2.0)
+    leader.granted()
+    leader.reachable = True
+    leader.tick()  # its acknowledgement is still on its way
+    leader.tick(after_s=LAG_S - 0.1)
+    assert leader.of(Renew) == [Renew(in_sync=("b",))]
+    leader.granted()
+    leader.tick(after_s=0.1)
+    assert leader.of(Renew) == [Renew(in_sync=())]
+
+
 def test_a_standby_that_does_not_take_the_run_record_lags_too(leader):
     leader.in_sync("b")
     leader.saved(2)

@@ -90,4 +90,4 @@ def test_nothing_published_is_lost_whatever_happens(traits):
         world = long_run(World(**traits), step, STEPS, seed=seed, steps=1500)
         epochs, commits = epochs + world.terms, commits + world.published
     assert epochs > 20  # else it was no test
-    assert commits > 60
+    assert commits > 40

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from broker.routing.directory import MAX_SHARDS
-from broker.routing.relay import Report, Send, Tick
+from broker.routing.relay import Report, Send
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel, Reason, standing_by
 from tests.aggregator_hand import beat
@@ -53,6 +53,16 @@ def test_epoch_stays_fenced_after_its_leader_fell_silent(led):
     assert led.reason() is Reason.FENCED
     led.receive(AGGREGATOR, m.Attach(shard=0, epoch=3, versions=()))
     assert isinstance(led.sent[0][1], m.Attached)
+
+
+def test_a_broker_that_stood_still_gives_up_nobody_whose_words_wait_for_it(led):
+    led.receive("a", beat())
+    led.now_s += 2 * CONFIG.forget_after_s  # frozen, or its clock jumped: this is the first that it reads
+    led.receive("a", beat())
+    assert led.sent == [(b"aggregator/0/control", beat())]
+    assert led.notes == []
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    assert led.notes == ["relay.leader_lost"]
 
 
 def test_without_a_leader_control_is_dropped_and_contributions_come_back(driver):
@@ -328,8 +338,7 @@ def test_standbys_are_counted_among_the_peers_and_forgotten_like_them(broker):
         broker.follow(sender=standing_by(f"s{n}"))
     broker.receive(standing_by("more"), follow(), incarnation=0)
     assert broker.reason() is Reason.QUEUE_FULL
-    broker.now_s += 2 * CONFIG.forget_after_s
-    broker.event(Tick())
+    broker.tick(broker.now_s + 2 * CONFIG.forget_after_s)
     broker.follow(sender=standing_by("more"))
     assert broker.relay.num_peers == 1
 
