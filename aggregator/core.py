@@ -34,6 +34,7 @@ from aggregator.events import (
     Computed,
     Event,
     Fenced,
+    MergeFailed,
     NotLetIn,
     Persisted,
     PersistFailed,
@@ -74,6 +75,7 @@ from broker.wire.messages import (
     Roster,
     Rostered,
     Seed,
+    Version,
     WantWhole,
 )
 
@@ -158,6 +160,7 @@ class Aggregator:
         anybody: dict[type, Callable[[Any], None]] = {
             Received: self._received,
             Computed: self._commits.computed,
+            MergeFailed: self._commits.merge_failed,
             Persisted: self._commits.persisted,
             PersistFailed: self._commits.persist_failed,
             RunSaved: self._run_saved,
@@ -168,6 +171,7 @@ class Aggregator:
             Stop: lambda _: self.run.finish("stopped by the operator"),
             Join: self._membership.join,
             Attached: self._attached,
+            Version: self._commits.given_back,
             WantWhole: self._publishing.want_whole,
             (Roster if isinstance(self._roster, Adopter) else Rostered): self._roster.told,
         }

@@ -1,7 +1,8 @@
 """The events and actions of the aggregator's state machine.
 
-Anything that takes time is an action whose completion is another event: ``Plant`` and ``Merge`` end in ``Computed``,
-``Persist`` in ``Persisted`` or ``PersistFailed``, ``SaveRun`` in ``RunSaved``. The core accepts any event meanwhile.
+Anything that takes time is an action whose completion is another event: ``Plant`` and ``Merge`` end in ``Computed`` or
+``MergeFailed``, ``Persist`` in ``Persisted`` or ``PersistFailed``, ``SaveRun`` in ``RunSaved``. The core accepts any
+event meanwhile.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class Computed:
     fragment_id: int
     fragment_version: int
     digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeFailed:
+    """Nothing was made: the version to go on from is not what was written. The core asks again after a while."""
+
+    fragment_id: int
+    fragment_version: int
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +140,22 @@ def refusal_of_ours(refused: Refused, broker: int) -> Fenced | NotLetIn | None:
     return None
 
 
-Event = Received | Computed | Persisted | PersistFailed | RunSaved | RunSaveFailed | Fenced | NotLetIn | Tick | Stop
+Event = (
+    Received
+    | Computed
+    | MergeFailed
+    | Persisted
+    | PersistFailed
+    | RunSaved
+    | RunSaveFailed
+    | Fenced
+    | NotLetIn
+    | Tick
+    | Stop
+)
+
+#: Of the workers, which are first looked at beside the standbys where there are some.
+Completion = MergeFailed | Persisted | PersistFailed | RunSaved | RunSaveFailed
 
 # --- out ------------------------------------------------------------------------------------------------------
 
@@ -188,9 +213,10 @@ class Part:
 class Merge:
     """Merge ``parts`` in this order, take the outer step; ``capped`` limits lengths of opposed directions.
 
-    With another ``version_codec`` than float32 the version is the one before plus a rounded difference.
+    With another ``version_codec`` than float32 the version is the one before plus a rounded difference. ``given_back``
+    has the parameters of the version before, from a broker, where the store has lost bytes of it: they go there first.
 
-    Completion: :class:`Computed`.
+    Completion: :class:`Computed`, or :class:`MergeFailed`.
     """
 
     round_id: int
@@ -199,6 +225,7 @@ class Merge:
     parts: tuple[Part, ...]
     capped: bool = True
     version_codec: Codec = Codec.F32
+    given_back: Payload | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,15 +34,15 @@ class Outgoing:
 
     Args:
         to: Its address.
-        make: Starts to make it, which encodes tensors.
+        make: Starts to make it, which encodes tensors; None: there is nothing to be sent after all.
     """
 
-    def __init__(self, to: str, make: Callable[[], asyncio.Future[Message]]) -> None:
+    def __init__(self, to: str, make: Callable[[], asyncio.Future[Message | None]]) -> None:
         self.to = to
         self._make = make
-        self._made: asyncio.Future[Message] | None = None
+        self._made: asyncio.Future[Message | None] | None = None
 
-    async def message(self) -> Message:
+    async def message(self) -> Message | None:
         """Returns the message, whose payload all callers share."""
         if self._made is None:
             self._made = self._make()
@@ -189,7 +189,7 @@ class Link:
                     key, outgoing = next(iter(queue.items()))
                     message = await outgoing.message()
                     while queue.get(key) is outgoing and bulk.connection == connection:
-                        if await self._send_bulk(outgoing.to, message, connection):
+                        if message is None or await self._send_bulk(outgoing.to, message, connection):
                             if queue.get(key) is outgoing:
                                 del queue[key]
                             break

@@ -24,6 +24,7 @@ from aggregator.merge.inspection import inspect
 from aggregator.process.broker_link import Link, Outgoing
 from aggregator.standby import replicas
 from aggregator.state.model_limits import HEADER_BYTES, misfit, most_message_bytes
+from aggregator.store.commit_file import Damaged
 from broker.process import logs
 from broker.process.release import refusal_detail
 from broker.transport.endpoint import Endpoint
@@ -215,9 +216,12 @@ class BrokerLinks:
             await link.send(envelope)
 
     def publish(
-        self, action: Publish, epoch: int, state: FragmentState, difference: tuple[Encoded, ...] | None
+        self, action: Publish, epoch: int, read: Callable[[], FragmentState], difference: tuple[Encoded, ...] | None
     ) -> None:
-        """Queues a version for its brokers, whole or as a difference; encoded once for all of them."""
+        """Queues a version for its brokers, whole or as a difference; encoded once for all of them.
+
+        One whose file has lost bytes is left out: nobody could use it, and the next merge asks for those bytes.
+        """
         assert self._manifest is not None
         tensors = self._manifest.fragments[action.fragment_id]
 
@@ -230,18 +234,20 @@ class BrokerLinks:
                 digest=action.digest,
                 contributions=action.contributions,
                 base=action.base,
-                payload=versions.payload_of(tensors, state) if difference is None else difference,
+                payload=versions.payload_of(tensors, read()) if difference is None else difference,
             )
 
         outgoing = Outgoing(BROKER, lambda: self._in_thread(encoded))
         for link in self._by(action.by):
             link.publish(action.fragment_id, action.fragment_version, outgoing, whole=difference is None)
 
-    def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
+    def replicate(
+        self, name: str, by: int | None, commit: Commit, epoch: int, read: Callable[[], FragmentState]
+    ) -> None:
         """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""
 
         def encoded() -> Replica:
-            return replicas.replica_of(commit, self._config.shard, epoch, replicas.payload_of(state))
+            return replicas.replica_of(commit, self._config.shard, epoch, replicas.payload_of(read()))
 
         outgoing = Outgoing(standing_by(name), lambda: self._in_thread(encoded))
         for link in self._by(by):
@@ -253,8 +259,15 @@ class BrokerLinks:
         for link in self._by(by):
             link.replicate((name, None), outgoing)
 
-    def _in_thread(self, make: Callable[[], Message]) -> asyncio.Future[Message]:
-        return asyncio.wrap_future(self._threads.submit(make))
+    def _in_thread(self, make: Callable[[], Message]) -> asyncio.Future[Message | None]:
+        def made() -> Message | None:
+            try:
+                return make()
+            except Damaged as err:
+                log.error("version.not_sent", detail=str(err))
+                return None
+
+        return asyncio.wrap_future(self._threads.submit(made))
 
     def _by(self, place: int | None) -> list[Link]:
         return self._links if place is None else [self._links[place]]

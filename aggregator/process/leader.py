@@ -24,6 +24,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.core import Aggregator
 from aggregator.events import (
     Action,
+    Completion,
     Event,
     Fenced,
     Finished,
@@ -34,12 +35,9 @@ from aggregator.events import (
     NotLetIn,
     Persist,
     Persisted,
-    PersistFailed,
     Plant,
     Publish,
     Received,
-    RunSaved,
-    RunSaveFailed,
     SaveRun,
     Send,
     Stop,
@@ -247,7 +245,8 @@ class Leader:
                     await self._wire.send(action)
                 case Publish(fragment_id=p):
                     step = None if action.base is None else self._workers.take_difference(p, action.fragment_version)
-                    self._wire.publish(action, self.core.run.epoch, self._workers.durable[p].state, step)
+                    state = self._workers.published(p, again=action.by is not None)
+                    self._wire.publish(action, self.core.run.epoch, state, step)
                 case Plant():
                     self._workers.plant(action)
                 case Merge():
@@ -292,7 +291,7 @@ class Leader:
 
     async def _made(self, event: Event) -> None:
         """Takes a completion of the workers in: what has become durable here is not yet durable everywhere."""
-        if self._replication is not None and isinstance(event, Persisted | PersistFailed | RunSaved | RunSaveFailed):
+        if self._replication is not None and isinstance(event, Completion):
             await self._events.put(Local(event=event))
         else:
             await self._events.put(event)

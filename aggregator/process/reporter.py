@@ -7,6 +7,7 @@ everything every few seconds and after an outage, so that a Redis that was away 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Reporter:
         self._changed = asyncio.Event()
         self._lost = False
         self._leased: bool | None = None  # None before the first answer
+        self._held_s = -math.inf  # age of another one's lease, when it was looked at last
         self._complete_at_s = clock()  # when everything is due again
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -148,10 +150,16 @@ class Reporter:
         """Takes or renews the lease, as a fact to report: routing goes by the epoch at the broker."""
         granted, holder, their_epoch = await lease.lead(holder=self._holder, epoch=epoch)
         if not granted and self._leased is not False:
-            age_s = (await lease.read()).age_s
+            age_s, before_s = (await lease.read()).age_s, self._held_s
+            self._held_s, lives = age_s, age_s < before_s
+            if not lives and age_s <= LEADER_WITHIN_S:
+                return  # later looks show whether anybody renews it
             # One that has ended stays the leader by its lease: its store held something newer than ours does.
-            ended = "if this is a new run under an old name, give it another --run; status names the other until then"
-            cure = ended if age_s > LEADER_WITHIN_S else "end the other aggregator"
+            ended = (
+                "it has ended, perhaps as this one's former life, and knew more than this store: restore that store; "
+                "or give a new run another --run; status names the other until then"
+            )
+            cure = "end the other aggregator" if lives else ended
             facts = {"holder": holder, "epoch": their_epoch, "our_epoch": epoch, "renewed_s_ago": round(age_s)}
             log.warning("lease.held", **facts, cure=cure)
         elif granted and not self._leased:

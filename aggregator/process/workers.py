@@ -23,6 +23,7 @@ from aggregator.events import (
     Computed,
     Event,
     Merge,
+    MergeFailed,
     Persist,
     Persisted,
     PersistFailed,
@@ -35,6 +36,7 @@ from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.outer_step import OuterStep, make_outer_step
 from aggregator.merge.passes import warm_up
+from aggregator.merge.pieces import vector
 from aggregator.merge.resources import Resources
 from aggregator.merge.versions import Made
 from aggregator.rules.recipes import settle
@@ -45,7 +47,7 @@ from broker.chunks.memory import ReusedMemory
 from broker.process import logs
 from broker.wire.errors import Unavailable
 from broker.wire.fragments import FragmentManifest, TensorSpec
-from broker.wire.messages import Encoded, Recipe
+from broker.wire.messages import Encoded, Payload, Recipe
 
 log = logs.get(__name__)
 
@@ -54,6 +56,8 @@ R = TypeVar("R")
 
 Deliver = Callable[[Event], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
+#: Reads a version in a thread; raises Damaged where its file is not what was written.
+Read = Callable[[], FragmentState]
 
 
 #: Threads that merge. Eight read faster than the memory of most machines can follow.
@@ -113,6 +117,7 @@ class Workers:
         self._pending: dict[int, Made] = {}
         self._written: dict[int, VersionFile] = {}  # what is pending, once it is on this disk
         self._differences: dict[int, tuple[int, tuple[Encoded, ...] | None]] = {}  # fragment -> its newest version's
+        self._spoilt: set[int] = set()  # fragments whose file has lost bytes, as far as is known
         self._newest_order: dict[int, Plant | Merge | Persist] = {}
         self._unsaved: SaveRun | None = None
         self._saving = False
@@ -142,14 +147,20 @@ class Workers:
         self._pieces.shutdown()
         self._disk.shutdown(cancel_futures=True)
 
-    def state_of(self, commit: Commit) -> FragmentState | None:
-        """Returns the arrays of a commit, durable or on its way to the disk; None once it is replaced."""
+    def state_of(self, commit: Commit) -> Read | None:
+        """Returns what reads a commit's arrays, durable or on their way to the disk; None once it is replaced."""
         made = self._pending.get(commit.fragment_id)
         if made is not None and made.digest == commit.digest:
-            return made.state
+            state = made.state
+            return lambda: state
         durable = self.durable.get(commit.fragment_id)
         same = durable is not None and durable.commit.fragment_version == commit.fragment_version
-        return durable.state if durable is not None and same else None
+        return durable.verified if durable is not None and same else None
+
+    def published(self, fragment_id: int, *, again: bool) -> Read:
+        """Returns what reads the version to publish: verified, if it was not written a moment ago."""
+        durable = self.durable[fragment_id]
+        return durable.verified if again else lambda: durable.state
 
     # --- orders -------------------------------------------------------------------------------------------------
 
@@ -183,9 +194,30 @@ class Workers:
         await self._computed(action, made)
 
     async def _merge(self, action: Merge) -> None:
-        before = self.durable[action.fragment_id]
-        made = await _in(self._compute, self._merge_now, self._tensors(action.fragment_id), action, before)
+        p = action.fragment_id
+        try:
+            if p in self._spoilt:
+                self.durable[p] = await _in(self._disk, self._mended_now, self.durable[p], action.given_back)
+            before = self.durable[p]
+            made = await _in(self._compute, self._merge_now, self._tensors(p), action, before)
+        except Unavailable as err:
+            self._spoilt.add(p)
+            failed = MergeFailed(fragment_id=p, fragment_version=action.fragment_version, detail=str(err))
+            if self._newest_order[p] is action:
+                await self._deliver(failed)
+            return
+        self._spoilt.discard(p)
         await self._computed(action, made)
+
+    def _mended_now(self, durable: VersionFile, given_back: Payload | None) -> VersionFile:
+        """In the thread of the disk: a version that had lost bytes, as it is there now, or with those of a broker."""
+        with contextlib.suppress(Unavailable):
+            again = self._store.newest_file(durable.commit.fragment_id)
+            durable = again if again.commit == durable.commit else durable
+        state = durable.mended(durable.state.params if given_back is None else vector(given_back))
+        lost = [name for name in ("momentum", "residual") if getattr(state, name) is not getattr(durable.state, name)]
+        log.warning("version.written_again", fragment=durable.commit.fragment_id, version=state.version, zeroed=lost)
+        return self._store.mend(durable.commit, state)
 
     def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, durable: VersionFile) -> Made:
         """In the computing thread."""

@@ -2,21 +2,27 @@
 
 The order contract is *persist before publish*: a version is sent only after its commit is reported durable. What could
 not be made durable is asked for again, and meanwhile nothing of it is known to anybody.
+
+A merge goes on from the version before, in its file. Where that is not what was written, its fragment stands still, it
+alone: the brokers are asked for the version, whose name proves it, and the same merge is tried again with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from aggregator.events import Commit, Computed, Persist, Persisted, PersistFailed
+from aggregator.events import Commit, Computed, MergeFailed, Persist, Persisted, PersistFailed, Received, Send
 from aggregator.rounds.publishing import Publishing
 from aggregator.rules.pacing import Pacer
 from aggregator.state.fragment import Stage
 from aggregator.state.round import Round
 from aggregator.state.run import Run
-from broker.wire.messages import Merged, Pacing, Phase
+from broker.wire.messages import BROKER, Merged, Pacing, Phase, Version, WantBack
 
 PERSIST_RETRY_S = 1.0
+#: Where the store has lost bytes of a version: a broker sends all of it each time.
+MERGE_RETRY_S = 10.0
 
 
 class Commits:
@@ -28,7 +34,7 @@ class Commits:
 
     def deadlines_s(self) -> list[float]:
         """Returns the moments at which :meth:`advance` may have something to do."""
-        again = [f.persist_again_at_s for f in self._run.fragments.values()]
+        again = [at_s for f in self._run.fragments.values() for at_s in (f.persist_again_at_s, f.merge_again_at_s)]
         return [at_s for at_s in again if at_s is not None]
 
     def due(self) -> bool:
@@ -44,17 +50,50 @@ class Commits:
                 assert fragment.commit is not None
                 fragment.write_asked_at_s = run.now_s
                 run.emit(Persist(commit=fragment.commit))
+            if fragment.merge_again_at_s is not None and run.now_s >= fragment.merge_again_at_s:
+                fragment.merge_again_at_s = run.now_s + MERGE_RETRY_S
+                assert fragment.merge is not None
+                run.emit(fragment.merge)  # somebody may have put the file right
+
+    def merge_failed(self, event: MergeFailed) -> None:
+        """The newest version of a fragment is not whole: the fragment stands still, and brokers are asked for it."""
+        run, p = self._run, event.fragment_id
+        fragment = run.fragments[p]
+        if fragment.merge is None or fragment.merge.fragment_version != event.fragment_version:
+            return
+        fragment.merge_again_at_s = run.now_s + MERGE_RETRY_S
+        sentence = f"fragment {p} stands still, until a broker gives its newest version back: {event.detail}"
+        if run.troubles.begin(f"damaged {p}", sentence, run.now_s):
+            run.note("version.damaged", fragment=p, version=fragment.version, detail=event.detail)
+        run.emit(Send(to=BROKER, message=WantBack(fragment_id=p)))
+
+    def given_back(self, event: Received) -> None:
+        """A broker has sent a version that the store has lost bytes of: the merge is tried again with it."""
+        run, version = self._run, event.envelope.message
+        assert isinstance(version, Version)
+        fragment = run.fragments.get(version.fragment_id)
+        if fragment is None or not fragment.stands_still:
+            return
+        named = version.fragment_version, version.digest, version.base
+        if named == (fragment.version, fragment.digest, None):
+            fragment.merge_again_at_s = run.now_s + MERGE_RETRY_S
+            assert fragment.merge is not None
+            run.emit(replace(fragment.merge, given_back=version.payload))
 
     def computed(self, event: Computed) -> None:
         """New parameters are in memory: asks for their commit, with the books as they will be then."""
         run, p = self._run, event.fragment_id
         fragment = run.fragments[p]
-        if fragment.stage is not Stage.COMPUTING:
+        if fragment.stage is not Stage.COMPUTING or run.phase is Phase.ENDED:
             return
         assert event.fragment_version == fragment.version + 1, (event, fragment.version)
         round_ = fragment.round
+        lasted_s = run.troubles.end(f"damaged {p}", run.now_s)
+        if lasted_s is not None:
+            run.note("version.mended", fragment=p, version=fragment.version, after_s=round(lasted_s, 3))
         if round_ is not None:
-            run.interval.merging.done(fragment.closed_at_s, run.now_s)
+            if lasted_s is None:
+                run.interval.merging.done(fragment.closed_at_s, run.now_s)
             self._book(p, round_)
             round_.release()
         commit = Commit(

@@ -162,7 +162,7 @@ class Ending:
         for p in run.moving:
             fragment = run.fragments[p]
             if fragment.stage is not Stage.IDLE:
-                settled = False
+                settled = settled and fragment.stands_still and not patient  # its newest version is the last one then
                 continue
             missing = patient and self._missing(p)
             settled = settled and fragment.flushed and not missing
@@ -242,6 +242,7 @@ class Ending:
             for held in run.fragments[p].held:
                 self._intake.refuse_waiting(held, Reason.RUN_ENDED, "it came after the flush")
             run.fragments[p].release()
+            run.fragments[p].merge_again_at_s = None
         lost = run.ledger.books().tokens()["in_flight"]
         if lost:
             run.note("run.flush_incomplete", lost_tokens=lost)

@@ -136,7 +136,6 @@ class Rounds:
             return
         run.note("round.closed", **facts, missing=missing)
         round_.closed_because, round_.missing = decision.reason, missing
-        fragment.close()
         version = fragment.version + 1
         merge = Merge(
             round_id=round_.round_id,
@@ -146,6 +145,7 @@ class Rounds:
             capped=run.config.caps,
             version_codec=self._version_codec(round_.fragment_id),
         )
+        fragment.close(merge)
         run.emit(merge)
 
     def _version_codec(self, p: int) -> Codec:

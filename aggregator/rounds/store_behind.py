@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.events import Computed, Event, Fenced, NewLineage, Persisted, PersistFailed, Received
+from aggregator.events import Computed, Event, Fenced, MergeFailed, NewLineage, Persisted, PersistFailed, Received
 from aggregator.rounds.recovery import CURE, CURE_EMPTY, CURE_SHARD, EPOCH_JUMP, LISTEN_S, Peers
 from aggregator.state.run import Run
 from broker.wire.messages import Attached, Heartbeat, Phase
@@ -72,7 +72,7 @@ class StoreBehind:
                 self.compare(event)
             case Fenced():
                 self.fenced(event)
-            case Computed() | Persisted() | PersistFailed():
+            case Computed() | MergeFailed() | Persisted() | PersistFailed():
                 self._missed.append(event)
             case _:
                 pass

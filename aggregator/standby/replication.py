@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.events import Commit, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.events import Commit, Completion, MergeFailed, Note, Persisted, RunSaved
 from aggregator.standby.replication_events import (
     Deliver,
     Deposed,
@@ -197,7 +197,7 @@ class Replication:
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def _local(self, done: Persisted | PersistFailed | RunSaved | RunSaveFailed, now_s: float) -> None:
+    def _local(self, done: Completion, now_s: float) -> None:
         match done:
             case Persisted(fragment_id=p, fragment_version=version):
                 waiting = self._waiting.get(p)
@@ -208,6 +208,12 @@ class Replication:
                     self._renew_at_s = now_s
                 self._saved.append((serial, now_s))
                 self._serial = max(self._serial, serial)
+            case MergeFailed() if self.in_sync:
+                # That one has all that was published, and mends this store when it leads.
+                to = min(self.in_sync)
+                self.deposed = True
+                self._note("lease.given_up", to=to, detail=done.detail)
+                self._actions.append(Deposed(holder=to, epoch=self.epoch))
             case _:
                 self._actions.append(Deliver(event=done))
 

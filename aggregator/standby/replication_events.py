@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.events import Commit, Completion, Event, Note
 from broker.wire.messages import Follow
 
 # --- in ---------------------------------------------------------------------------------------------------------
@@ -14,7 +14,7 @@ from broker.wire.messages import Follow
 class Local:
     """The store of this process has done, or failed to do, what the core asked for."""
 
-    event: Persisted | PersistFailed | RunSaved | RunSaveFailed
+    event: Completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from aggregator.events import Commit
+from aggregator.events import Commit, Merge
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.state.round import Admitted, Round
 from broker.process.transitions import Staged, Transitions
@@ -45,6 +45,8 @@ class Fragment:
     round: Round | None = None  #: while COLLECTING; while COMPUTING and PERSISTING what it brought
     closed_at_s: float = 0.0  #: the last round
     write_asked_at_s: float = 0.0  #: last, for the commit
+    merge: Merge | None = None  #: while COMPUTING, but of version 0
+    merge_again_at_s: float | None = None  #: the store has lost bytes of the newest version, which are to come back
     commit: Commit | None = None  #: while PERSISTING
     persist_again_at_s: float | None = None
     held: list[Admitted] = field(default_factory=list)
@@ -85,9 +87,15 @@ class Fragment:
         assert self.round is not None
         self.flushed, self.round = self.round.flush, None
 
-    def close(self) -> None:
+    @property
+    def stands_still(self) -> bool:
+        """Whether the next version cannot be made, as the store has lost bytes of the newest."""
+        return self.merge is not None and self.merge_again_at_s is not None
+
+    def close(self, merge: Merge) -> None:
         """The round has closed, and is being merged."""
         self.at.take("close")
+        self.merge = merge
 
     def plant(self, norm: float) -> None:
         """Version 0 has come, and is being made; ``norm`` is its length."""
@@ -97,7 +105,7 @@ class Fragment:
     def computed(self, commit: Commit) -> None:
         """The next version is in memory, and is being made durable."""
         self.at.take("computed")
-        self.commit = commit
+        self.commit, self.merge, self.merge_again_at_s = commit, None, None
 
     def persisted(self) -> Round | None:
         """The next version exists; returns the round that led to it, None for version 0."""

@@ -258,8 +258,8 @@ class Run:
 
     @property
     def busy(self) -> frozenset[int]:
-        """Fragments with a round in any stage."""
-        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE)
+        """Fragments with a round in any stage; one that stands still keeps no other from having one."""
+        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE and not f.stands_still)
 
     @property
     def unready(self) -> frozenset[int]:

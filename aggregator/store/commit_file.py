@@ -39,6 +39,8 @@ from broker.wire.schema import Unfit
 from broker.wire.tensors import fragment_digest
 
 FORMAT, WITH_RESIDUAL = 1, 2
+#: Of a damaged version. Removed, it would leave a store that is behind what islands hold.
+CURE = "restore it from a copy, such as a standby's; or give up what is in it, with --new-lineage"
 _MAGIC = b"ATOLLCMT"
 _PREFIX = struct.Struct("<8sIQ")
 _ALIGNMENT = 64
@@ -54,7 +56,7 @@ class Damaged(Unavailable):
         problem: What is wrong with it.
     """
 
-    def __init__(self, path: Path, problem: str, cure: str = "remove it to go on from the version before") -> None:
+    def __init__(self, path: Path, problem: str, cure: str = CURE) -> None:
         self.path = path
         self.problem = problem
         super().__init__(f"{path} is damaged: {problem}; {cure}", definite=True)

@@ -212,6 +212,12 @@ class Store:
         if prune:
             self.prune(commit.fragment_id)
 
+    def mend(self, commit: Commit, state: FragmentState) -> VersionFile:
+        """Writes the newest version of a fragment again, whose file has lost bytes, and returns the new file."""
+        path = commit_path(self._directory, commit.fragment_id, commit.fragment_version)
+        self._replace(path, lambda fd: write_commit(fd, commit, state))
+        return self.newest_file(commit.fragment_id)
+
     def adopt(self, commit: Commit, state: FragmentState, *, prune: bool = True) -> None:
         """Makes a leader's commit durable in place of whatever is here: what nobody has seen gives way to it.
 

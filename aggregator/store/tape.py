@@ -37,6 +37,7 @@ from aggregator.events import (
     Event,
     Fenced,
     Flaw,
+    MergeFailed,
     Note,
     NotLetIn,
     Persisted,
@@ -61,13 +62,14 @@ from broker.wire.schema import Record
 log = logs.get(__name__)
 
 #: Of the lines, and of the rules: where decisions change, a sound tape made by the earlier ones would look forged.
-FORMAT = 13
+FORMAT = 14
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
 _MESSAGES = {kind: Record(cls) for kind, cls in KINDS.items()}
 _PLAIN_EVENTS: dict[str, type[Event]] = {
     "computed": Computed,
+    "merge_failed": MergeFailed,
     "persisted": Persisted,
     "persist_failed": PersistFailed,
     "run_saved": RunSaved,

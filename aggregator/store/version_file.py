@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.events import Commit
-from aggregator.merge.fragment_state import FragmentState
+from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.store.commit_file import check, opened, read_header
+from broker.wire.tensors import fragment_digest
 
 _FLOAT_BYTES = np.dtype("<f4").itemsize
 
@@ -55,6 +56,24 @@ class VersionFile:
         """Raises Damaged if a byte of the arrays is not what was written."""
         for name, digest in self._digests.items():
             check(self._path, name, getattr(self.state, name), digest)
+
+    def verified(self) -> FragmentState:
+        """Returns the arrays, whole; raises as :meth:`verify`."""
+        self.verify()
+        return self.state
+
+    def mended(self, params: Vector) -> FragmentState:
+        """Returns the version with its parameters as somebody else has them; raises Damaged if they are others.
+
+        Momentum and residual are nowhere but in stores: what is not whole of them begins anew, with zeros.
+        """
+        check(self._path, "params", params, self.commit.digest)
+        state = self.state._replace(params=params)
+        for name in self._digests.keys() - {"params"}:
+            array = getattr(state, name)
+            if fragment_digest(array) != self._digests[name]:
+                state = state._replace(**{name: np.zeros_like(array)})
+        return state
 
     def release(self) -> None:
         """Gives back the memory that looking at the arrays took; they may be looked at again."""

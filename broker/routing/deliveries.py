@@ -120,6 +120,12 @@ class Deliveries:
 
     # --- towards aggregators ---
 
+    def give_back(self, leader: Leader, p: int) -> None:
+        """Sends an aggregator the newest version of a fragment, if it is here whole."""
+        held, route = self.shelf.whole(p), leader.routes.get(Channel.BULK)
+        if held is not None and route is not None:
+            self._out.send(Channel.BULK, route, *held.for_island(AGGREGATOR))
+
     def contribute(self, shard: int, item: Queued, now_s: float) -> Refusal | None:
         """Sends a contribution on or queues it; or says why neither."""
         leader = self._who.leading(shard)

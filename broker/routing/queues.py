@@ -168,6 +168,11 @@ class VersionShelf:
             for p in range(num_fragments)
         )
 
+    def whole(self, fragment_id: int) -> HeldVersion | None:
+        """Returns the newest version of a fragment if it is held whole."""
+        trail = self._trails.get(fragment_id)
+        return None if trail is None or trail.steps else trail.whole
+
     def stored(self, among: Callable[[int], bool]) -> tuple[Stored, ...]:
         """Returns the stored versions of some fragments, with their digests."""
         newest = {p: trail.newest.version for p, trail in sorted(self._trails.items()) if among(p)}

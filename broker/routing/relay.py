@@ -23,6 +23,7 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Want                           island -> here: opens its window     bulk
     FetchState StatePart           island -> the island in ``to``      both      asked for again; dropped if it is gone
     Version                        aggregator -> here: kept             bulk      the newest of each fragment
+    WantBack                       aggregator -> here: given back       control   asked again
     Attach AttachBulk              aggregator -> here: who leads        both
     Welcome FleetState Donor
     Refused                        aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
@@ -298,6 +299,9 @@ class Relay:
         match envelope.message:
             case m.Version() as version:
                 self._deliveries.publish(envelope, version, event.size_bytes, now_s)
+                return None
+            case m.WantBack(fragment_id=p):
+                self._deliveries.give_back(leader, p)
                 return None
             case m.Roster(to_shard=shard):
                 self._to_shard(shard, event)

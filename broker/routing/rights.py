@@ -42,7 +42,7 @@ def improper(event: Received, *, run_id: str) -> Refusal | None:
 def speaks_for(message: m.Message, shards: int) -> int | None:
     """Returns the one shard, of so many, whose aggregator may say this; None: that of any."""
     match message:
-        case m.Version(fragment_id=p):
+        case m.Version(fragment_id=p) | m.WantBack(fragment_id=p):
             return shard_of(p, shards)
         case m.Welcome() | m.Donor() | m.Roster():
             return 0

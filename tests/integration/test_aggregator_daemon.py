@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import time
 from dataclasses import replace
@@ -10,8 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregator.store.commit_file import read_header
+from aggregator.store.layout import commit_path
 from aggregator.store.store import Store
 from aggregator.store.tape import read_lines
+from aggregator.store.version_file import verified
 from broker.registry.registry import Registry
 from broker.wire import messages as m
 from broker.wire.errors import ConfigError, Unavailable
@@ -130,6 +134,21 @@ async def test_a_seed_of_the_wrong_dtype_or_not_finite_is_refused_and_a_good_one
     assert bench.core.run.refusals == {Reason.WRONG_DTYPE: 1, Reason.NOT_FINITE: 1}
     island.seeding = True
     await goes_on(bench, island)
+
+
+@given_by(on_a_bench)
+async def test_a_flipped_byte_of_the_store_comes_back_from_the_broker_and_the_run_goes_on(bench, tmp_path):
+    island = await seeded(bench, tmp_path)
+    path = commit_path(tmp_path / "store", 0, 0)
+    with path.open("r+b") as file:
+        file.seek(read_header(path).arrays_at)
+        first = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([first ^ 1]))
+    island.answering = True
+    await until(at_version(bench, 1), "a version of each fragment")
+    assert verified(path).commit.fragment_version == 0
+    assert not bench.core.run.troubles.sentences(bench.core.run.now_s)
 
 
 # --- the process, and a disk that fails ------------------------------------------------------------------------------

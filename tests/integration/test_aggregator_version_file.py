@@ -4,12 +4,13 @@ import asyncio
 import mmap
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aggregator.events import Merge, Persist, Plant
+from aggregator.events import Computed, Merge, MergeFailed, Persist, Plant
 from aggregator.process.workers import Workers
 from aggregator.store import version_file
 from aggregator.store.commit_file import Damaged
@@ -18,6 +19,7 @@ from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile, verified
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Codec, Recipe
+from broker.wire.tensors import encode_tensor
 from tests.coroutines import in_a_loop
 from tests.integration.test_aggregator_store import commit_of, state_of
 from tests.unit.test_aggregator_merge import part, random, spec
@@ -162,8 +164,34 @@ async def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_
             path = commit_path(tmp_path, 0, 1)
             flip(path, path.stat().st_size - 100)
             desk.workers.merge(merge_of(2))
-            with pytest.raises(Damaged, match=r"00000001\.commit is damaged: its residual have digest"):
-                await asyncio.gather(*desk.tasks)
-            assert desk.done.empty()
+            failed = await desk.done.get()
+            assert isinstance(failed, MergeFailed)
+            assert re.search(
+                r"00000001\.commit is damaged: its residual have digest .*; restore it from", failed.detail
+            )
+            with pytest.raises(Damaged):  # nor is it sent to a standby, or again to a broker
+                desk.workers.state_of(durable.commit)()
+            desk.workers.merge(merge_of(2))  # what only stores have begins anew
+            assert isinstance(await desk.done.get(), Computed)
+            assert not desk.workers.durable[0].state.residual.any()
+            assert desk.workers.durable[0].state.momentum.any()
+        finally:
+            desk.workers.close()
+
+
+@in_a_loop
+async def test_a_version_that_has_lost_bytes_gets_them_back_from_what_a_broker_holds(tmp_path):
+    with Store.open(tmp_path) as store:
+        desk = Desk(store)
+        try:
+            await desk.plant(0)
+            params = desk.workers.durable[0].state.params.copy()
+            flip(commit_path(tmp_path, 0, 0), commit_path(tmp_path, 0, 0).stat().st_size - 4 * SIZE - 100)
+            for given_back in (None, (encode_tensor(params + 1, Codec.F32),)):  # other bytes are not taken
+                desk.workers.merge(replace(merge_of(1), given_back=given_back))
+                assert "its params have digest" in (await desk.done.get()).detail
+            desk.workers.merge(replace(merge_of(1), given_back=(encode_tensor(params, Codec.F32),)))
+            assert isinstance(await desk.done.get(), Computed)
+            assert np.array_equal(verified(commit_path(tmp_path, 0, 0)).state.params, params)
         finally:
             desk.workers.close()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from aggregator.events import Note, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.events import MergeFailed, Note, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.standby.replication import FORGET_S
-from aggregator.standby.replication_events import Deliver, Local, Renew, RenewFailed, Replicate, ReplicateRun
+from aggregator.standby.replication_events import Deliver, Deposed, Local, Renew, RenewFailed, Replicate, ReplicateRun
 from broker.routing.resending import REPUBLISH_S, UNKNOWN_S
 from tests.leader_hand import EPOCH, LAG_S, LEASE_S, VERSION_1, WHOLE, Leader, commit_of
 
@@ -27,6 +27,14 @@ def test_without_standbys_what_is_durable_here_is_durable(leader):
 def test_a_failure_of_this_store_reaches_the_core_at_once(leader, failure):
     leader.persist(commit_of())
     assert leader.handle(Local(event=failure)) == [Deliver(event=failure)]
+
+
+def test_a_leader_whose_store_has_lost_bytes_gives_way_to_one_that_has_them_if_there_is_one(leader):
+    failed = MergeFailed(fragment_id=0, fragment_version=1, detail="damaged")
+    assert leader.handle(Local(event=failed)) == [Deliver(event=failed)]
+    leader.in_sync("b")
+    leader.handle(Local(event=failed))
+    assert leader.of(Deposed) == [Deposed(holder="b", epoch=EPOCH)]
 
 
 # --- sending ------------------------------------------------------------------------------------------------------

@@ -53,6 +53,10 @@ class Hub(Driver):
             if isinstance(message, m.Version)
         ]
 
+    def give_back(self):
+        self.receive(AGGREGATOR, m.WantBack(fragment_id=0))
+        return self.delivered
+
     @property
     def asked(self):
         return [message for _, message in self.sent if isinstance(message, m.WantWhole)]
@@ -197,3 +201,11 @@ def test_whatever_is_offered_each_way_leads_to_the_newest(events):
                     assert shelf.without_base((islands[which],)) == [0]
         assert shelf.versions(1)[0] == max(published, default=-1)
         assert 0 <= shelf.held_bytes <= WHOLE_BYTES * 1.5
+
+
+def test_an_aggregator_gets_a_version_back_that_is_held_whole(hub):
+    assert hub.give_back() == []
+    hub.publish(3)
+    assert hub.give_back() == [("aggregator", 3, None)]
+    hub.publish(4, base=3)
+    assert hub.give_back() == []  # it would have to be put together

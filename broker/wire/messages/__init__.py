@@ -67,7 +67,7 @@ from broker.wire.messages.values import (
     observing,
     standing_by,
 )
-from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want, WantWhole
+from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want, WantBack, WantWhole
 
 __all__ = [
     "KINDS",
@@ -148,6 +148,7 @@ __all__ = [
     "TrainedOn",
     "Version",
     "Want",
+    "WantBack",
     "WantWhole",
     "Welcome",
     "joining",

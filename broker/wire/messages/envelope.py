@@ -12,7 +12,7 @@ from broker.wire.messages.probing import Probe, Probed
 from broker.wire.messages.rounds import Contribution, FleetState, Heartbeat, HostPart, Nothing, Seed
 from broker.wire.messages.shards import Roster, Rostered
 from broker.wire.messages.standby import Follow, FollowBulk, Following, Replica, ReplicaRun
-from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want, WantWhole
+from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want, WantBack, WantWhole
 
 Message = (
     Join
@@ -35,6 +35,7 @@ Message = (
     | AttachBulk
     | Attached
     | WantWhole
+    | WantBack
     | Roster
     | Rostered
     | Follow

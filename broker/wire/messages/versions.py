@@ -87,6 +87,18 @@ class WantWhole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantBack:
+    """The aggregator asks for the version of a fragment that it published: its store has lost bytes of it.
+
+    A broker that holds it whole answers with it on the bulk channel. Repeated while it does not come.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    fragment_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
     """The broker's answer: versions it holds. The aggregator publishes again what is missing or older."""
 
