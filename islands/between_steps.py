@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker.process import clocks
+from broker.process import clocks, logs
 from islands.arrays.placement import Leaf
 from islands.arrays.tree import Tree
 from islands.initial_values import InitialValues
@@ -13,8 +13,10 @@ from islands.protocol import lockstep
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, Install, Moment
-from islands.session.samples import Samples, sample
+from islands.session.samples import FrozenLeaves, Samples, sample
 from islands.session.training_state import Position
+
+log = logs.get(__name__)
 
 #: A fragment whose round opens soon is copied ahead where a step takes so many seconds or more: the round would wait
 #: for the end of one. With shorter steps it is copied at the first boundary after the round has opened, and only then.
@@ -33,7 +35,10 @@ class BetweenSteps:
         versions: Of each fragment, in the local parameters.
         lockstep: The steps at which all islands hand over, where the recipe has such.
         samples: Of the adoptions that are looked at.
+        frozen: Parameters that are never copied; None before training begins.
         initial: Values for local parameters that are spoilt.
+        given: Leaves of the optimizer's state as restore was given it: (name, leaf, or its form); None once a state was
+            shown that is another one.
         recovered: The last boundary replaced spoilt parameters: the inner optimizer is to start afresh.
     """
 
@@ -47,7 +52,9 @@ class BetweenSteps:
         self.versions = [-1] * self._membership.num_fragments
         self.lockstep = lockstep.Lockstep(self._membership.settings.recipe, self._membership.moving)
         self.samples = Samples(exchange)
+        self.frozen: FrozenLeaves | None = None
         self.initial = InitialValues(())
+        self.given: Sequence[tuple[str, Any]] | None = None
         self.recovered = False
 
     def due(self, step: int, state: Any) -> bool:
@@ -69,6 +76,14 @@ class BetweenSteps:
             watched &= exchange.urgent if exchange.urgent is not self._answered else lockstep.NONE
         return watched | self.lockstep.due(step, self.versions)
 
+    def compare(self, opt_state: Any) -> None:
+        """Says, once, how a state that is about to be copied differs from the one that a checkpoint is to replace."""
+        differs = checkpoint.difference(opt_state, self.given) if self.given is not None else ""
+        if differs:
+            self.given = None
+            detail = f"restore was given another one, and no checkpoint of this fits it: {differs}"
+            log.warning("island.state_differs", detail=detail)
+
     def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         """Installs ready versions, then copies the fragments that are watched, or due in lockstep.
 
@@ -80,9 +95,13 @@ class BetweenSteps:
 
         Returns:
             The parameters to go on with.
+
+        Raises:
+            ConfigError: They are not those of the join: others, more or fewer, or of another shape or dtype.
         """
         exchange, due, placements = self._exchange, self._exchange.due, self._array_work.placements
         parameters = self._array_work.parameters
+        parameters.check_form(params)
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
         adopted: list[tuple[Install, Sequence[Leaf], list[Leaf]]] = []
@@ -126,8 +145,10 @@ class BetweenSteps:
         snapshot = None
         if due.snapshot_wanted and state is not None:
             due.snapshot_wanted = False
+            self.compare(state[0])
             snapshot = checkpoint.snapshot_of(params, state, parameters, self._run_id)
-        moment = Moment(at=at, installed=tuple(told), copied=copied, snapshot=snapshot, stopped=stopped)
+        frozen = self.frozen.look(params) if copied and self.frozen is not None else ()
+        moment = Moment(at=at, installed=tuple(told), copied=copied, frozen=frozen, snapshot=snapshot, stopped=stopped)
         exchange.tell(moment, clocks.monotonic())
         if exchange.plans is not None:
             exchange.plans.carried_out()

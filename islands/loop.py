@@ -41,10 +41,11 @@ from islands.restoring import LOOK_EVERY_S, beginning
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, JoinedRun
+from islands.session.samples import FrozenLeaves
 from islands.session.state_parts import Needed
 from islands.session.thread import CommunicationThread
 from islands.session.training_state import Position, step_time_s
-from islands.tasks.task import Schedule
+from islands.tasks.task import DataShare, Schedule
 
 log = logs.get(__name__)
 
@@ -62,7 +63,6 @@ class Island:
 
     Attributes:
         id: This island's name.
-        share: Its part of the data: a live view, for data generators; changes only within :meth:`step`.
         restored: Where the optimizer's state came from: ``checkpoint``, ``donor`` or ``fresh``; None before
             :meth:`restore`.
         restored_cursor: The data cursor in that checkpoint; None if there was no checkpoint, or no cursor in it.
@@ -99,7 +99,6 @@ class Island:
         self._left = False
         self._between = BetweenSteps(array_work, exchange, config.run_id)
         self._schedule = ScheduleTokens()
-        self._given: list[tuple[str, Any]] = []  # leaves of the optimizer's state as restore was given it
         self._ties = Ties(self._parameters.tied)
         self._sync_s = 0.0
         self._counted_from_s: float | None = None  # the end of the first step
@@ -108,7 +107,8 @@ class Island:
         start = self._membership.start
         self.id = self._membership.island_id
         self.inner_step, self.tokens = start.step, start.tokens
-        self.share = exchange.data_share()
+        self._share = exchange.data_share()
+        self._owes_data = self._membership.settings.data_ahead_s > 0  # and nobody has asked which
         self.restored: str | None = None
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
@@ -137,8 +137,8 @@ class Island:
         self.restored = "fresh"
         local = list(zip(self._parameters.local, self._parameters.of_none(params), strict=True))
         checkpoint.check(opt_state)
-        self._given = checkpoint.leaves_of(opt_state)
-        needed = Needed(state=self._given, local=local)
+        needed = Needed(state=checkpoint.leaves_of(opt_state), local=local)
+        self._between.given = checkpoint.forms_of(needed.state)
         checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
         begun = beginning(self._exchange, needed, self._session.checkpoint_file, self._config, self._check)
         saved = begun.found
@@ -147,13 +147,14 @@ class Island:
         if self._exchange.plans is not None:
             self._exchange.plans.wait_for_next(self._check)
         params = self._boundary(params, None)
-        self._exchange.deal(self.share)
+        self._exchange.deal(self._share)
         self._array_work.forget_initial()
         if saved is not None:
             leaves = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, local, strict=True)]
             params = self._parameters.replace_local(params, leaves) if leaves else params
             opt_state = checkpoint.restored(opt_state, saved.state)
         self._between.initial = InitialValues(self._parameters.of_none(params))
+        self._between.frozen = FrozenLeaves(params, self._parameters)
         self._ties.begin(params)
         log.info("island.restored", optimizer=self.restored, detail=begun.detail, step=self.inner_step)
         return params, opt_state
@@ -192,7 +193,7 @@ class Island:
         if self._between.samples.waiting:
             self._between.samples.returned(params, self._parameters)
         # Before the moment, as the position comes after it: see islands.session.exchange.
-        exchange.trained.append((self.inner_step, self.share.trained()))
+        exchange.trained.append((self.inner_step, self._share.trained()))
         self.inner_step += 1
         self.tokens += tokens
         self.reset_optimizer = False
@@ -206,7 +207,7 @@ class Island:
                 raise exchange.error
             self._check()
             params = self._wait(params, LOOK_EVERY_S, state)
-        exchange.deal(self.share)
+        exchange.deal(self._share)
         self._hear_progress()
         ended_s = time.perf_counter()
         if self._counted_from_s is None:
@@ -291,6 +292,11 @@ class Island:
 
     def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         params = self._between.run(params, Position(self.inner_step, self.tokens), state, stopped=stopped)
+        if self._owes_data and self._counted_from_s is not None:
+            self._owes_data = False
+            detail = "it trains on other data than the run deals to it, and books these as trained: take batches from "
+            detail += "islands.batches, or ask island.share for each; data of its own need a run of --data-ahead-s 0"
+            log.warning("data.not_taken", step=self.inner_step, detail=detail)
         self.reset_optimizer, self._between.recovered = self.reset_optimizer or self._between.recovered, False
         return params
 
@@ -310,6 +316,7 @@ class Island:
         path = self._session.checkpoint_file
         if path is None or self._counted_from_s is None or self._exchange.plans is not None:
             return
+        self._between.compare(state[0])
         snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
         at = Position(self.inner_step, self.tokens)
         try:
@@ -372,6 +379,12 @@ class Island:
     # --- what a loop may want to know -------------------------------------------------------------------------
 
     @property
+    def share(self) -> DataShare:
+        """Its part of the data: a live view, for data generators; changes only within :meth:`step`."""
+        self._owes_data = False
+        return self._share
+
+    @property
     def done(self) -> bool:
         """True when the run needs no more steps: call :meth:`close`."""
         return self._exchange.due.done
@@ -418,8 +431,7 @@ class Island:
         self._array_work.place_from(params)
         if state is not None:
             checkpoint.check(state[0])
-            differs = checkpoint.difference(state[0], self._given)
-            if differs:
-                detail = f"restore was given another one, and no checkpoint of this fits it: {differs}"
-                log.warning("island.state_differs", detail=detail)
-        self._given = []
+            self._between.compare(state[0])
+        elif self._session.checkpoint_file is not None:
+            detail = "no state was given to step: until one is, no checkpoint is written into state_dir"
+            log.info("checkpoint.waits", detail=detail)

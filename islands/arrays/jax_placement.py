@@ -55,7 +55,15 @@ class Together:
         call = self._installers.get(keep)
         if call is None:
             call = self._installers[keep] = installer(keep, self._shardings)
+        if self._several:
+            shifts = [_beside(leaf, shift) for leaf, shift in zip(leaves, shifts, strict=True)]
         return _by_device(call, leaves, shifts) if self._several else call(leaves, shifts)
+
+
+def _beside(leaf: jax.Array, shift: jax.Array) -> jax.Array:
+    """Returns a shift in the sharding of its leaf, which a train step may have changed since it was placed."""
+    alike = shift.sharding == leaf.sharding or shift.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+    return shift if alike else jax.device_put(shift, leaf.sharding)
 
 
 def copy_here(leaves: list[jax.Array]) -> list[jax.Array]:
@@ -207,8 +215,8 @@ def sampled_region(sharding: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(sharding.addressable_devices_indices_map(shape)[first])
 
 
-def _first(leaf: jax.Array) -> jax.Array:
-    """Returns the shard that is sampled."""
+def first_shard(leaf: jax.Array) -> jax.Array:
+    """Returns the shard that is sampled: of what is on several devices, that of the first one here."""
     if len(leaf.sharding.device_set) == 1:
         return leaf
     shard: jax.Array = _in_order(leaf)[0].data
@@ -227,7 +235,7 @@ def sample(leaves: list[jax.Array], places: list[jax.Array]) -> list[jax.Array]:
     """
     for leaf in leaves:
         _check_alive(leaf)
-    found: list[jax.Array] = _sample([_first(leaf) for leaf in leaves], places)
+    found: list[jax.Array] = _sample([first_shard(leaf) for leaf in leaves], places)
     return found
 
 

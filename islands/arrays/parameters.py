@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Section
+from broker.wire.fragments import FragmentManifest, Kind, Section
 from islands.arguments import shown
 from islands.arrays import in_place, rows
 from islands.arrays.in_place import is_in_place
 from islands.arrays.placement import Leaf, is_array, is_on_device
-from islands.arrays.tree import Tree, TreeNames, children_of, no_array
+from islands.arrays.tree import Tree, TreeNames, children_of, form_of, no_array
 
 
 class Parameters:
@@ -38,10 +38,11 @@ class Parameters:
                 raise ConfigError(f"params {name}".rstrip(), type(leaf).__name__, no_array(leaf))
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         self._in_place = all(map(is_in_place, leaves.values()))
-        self._ways = _ways_to(params, self._names.name_of_leaf)
+        self._form, self._ways = form_of(params), _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
+        self.frozen: tuple[str, ...] = ()  #: of those that are in one, and never handed over
         #: Places of what stands in the tree more than once, for :mod:`islands.arrays.ties`; in place it stays one.
         self.tied = () if any(map(is_in_place, leaves.values())) else self._names.tied
 
@@ -50,18 +51,36 @@ class Parameters:
         self._fragments = tuple(tuple(t.name for t in fragment) for fragment in manifest.fragments)
         self._rows = manifest.sections
         self.local = tuple(name for name in self._names.names if name not in manifest.whole)
+        self.frozen = tuple(name for name, tensor in manifest.whole.items() if tensor.kind is Kind.FROZEN)
 
     def check(self, params: Tree) -> None:
-        """Compares every leaf with what the island joined with.
+        """Compares every leaf with what the island joined with; other containers of the same leaves are as good.
 
         Raises:
             ConfigError: If there are more or fewer, or one of them has another shape or dtype.
         """
         for name, leaf in self._names.leaves(params).items():
-            shape, dtype = self._specs[name]
-            if not is_array(leaf) or (tuple(leaf.shape), leaf.dtype) != (shape, dtype):
-                cure = f"it joined as {dtype}{list(shape)}; shapes and dtypes must stay the same"
-                raise ConfigError(f"params {name}", shown(leaf), cure)
+            self._check(name, leaf)
+            if not is_array(leaf):
+                raise ConfigError(f"params {name}", shown(leaf), no_array(leaf))
+        form = form_of(params)
+        if form != self._form:
+            self._form, self._ways = form, _ways_to(params, self._names.name_of_leaf)
+
+    def check_form(self, params: Tree) -> None:
+        """Compares the structure with that of the join: for each boundary at which something is read or replaced.
+
+        Raises:
+            ConfigError: If there are leaves more or fewer.
+        """
+        if not self._in_place and form_of(params) != self._form:
+            self.check(params)
+
+    def _check(self, name: str, leaf: Leaf) -> None:
+        shape, dtype = self._specs[name]
+        if getattr(leaf, "shape", None) != shape or leaf.dtype != dtype:
+            cure = f"it joined as {dtype}{list(shape)}; shapes and dtypes must stay the same"
+            raise ConfigError(f"params {name}", shown(leaf), cure)
 
     def of_fragment(self, params: Tree, fragment_id: int) -> list[Leaf]:
         """Returns the leaves of one fragment, in manifest order."""
@@ -70,6 +89,10 @@ class Parameters:
     def of_none(self, params: Tree) -> list[Leaf]:
         """Returns the leaves that are in no fragment, in the order of ``local``."""
         return self._read(params, self.local)
+
+    def of_names(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
+        """Returns whole leaves by name."""
+        return self._leaves(params, names)
 
     def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
         """Returns the tree with whole fragments replaced; tied leaves get the same new array.
@@ -110,12 +133,18 @@ class Parameters:
         return [leaf if place is None else _rows(leaf).rows_of(leaf, place.start, place.stop) for leaf, place in found]
 
     def _leaves(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
+        found = self._found(params, names)
+        if not self._in_place:  # those are asked for what they are now as they are read
+            for name, leaf in zip(names, found, strict=True):
+                self._check(name, leaf)
+        return found
+
+    def _found(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
         if self._ways is not None:
             try:
                 return [_follow(self._ways[name], params) for name in names]
             except (LookupError, AttributeError, TypeError):
                 self.check(params)  # says what is missing
-                raise
         leaves = self._names.leaves(params)
         return [leaves[name] for name in names]
 

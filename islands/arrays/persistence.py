@@ -1,4 +1,4 @@
-"""Checks that adopted versions stay in an island's parameters, from a few of their elements. Pure.
+"""Checks that adopted versions stay in an island's parameters, and frozen ones as they are, from a few elements. Pure.
 
 An adoption moves the parameters, by s = installed - before. The caller trains on and comes back with the next ones,
 which have moved by n = next - before. Along s they have moved by
@@ -15,6 +15,8 @@ versions move it against its way. Of that a part is left at one time or another 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -137,6 +139,29 @@ class Persistence:
             undone.add(step)
             self._of_any.add(step)
         return max(len(undone), len(self._of_any)) >= IN_A_ROW
+
+
+def evenly(shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    """Returns evenly spaced positions in an array with elements: int32 (dimensions, at most ``SAMPLES``)."""
+    if not shape:
+        return np.zeros((0, 0), np.int32)
+    size = math.prod(shape)
+    flat = np.linspace(0, size - 1, min(size, SAMPLES)).astype(np.int64)
+    return np.array(np.unravel_index(flat, shape), np.int32)
+
+
+def has_moved(began: Array, now: Array) -> bool:
+    """Returns whether elements of a frozen tensor are others than they were; what is spoilt is replaced elsewhere."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        was, found = np.asarray(began, np.float32), np.asarray(now, np.float32)
+    return bool(np.any((was != found) & np.isfinite(found)))
+
+
+def trained_frozen(name: str) -> ConfigError:
+    """Returns the error of a loop that trains what is frozen in the run."""
+    cure = "the run calls it frozen, so nothing of that is ever handed over: leave it as it is, or start the run, and "
+    cure += f"join, with kinds={{'^{re.escape(name)}$': 'rda'}}; what is to be unfrozen later is merged from the start"
+    return ConfigError(f"params {name}", "no longer what restore returned", cure)
 
 
 def gone(first: bool) -> ConfigError:

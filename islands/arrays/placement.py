@@ -19,7 +19,7 @@ import numpy.typing as npt
 from broker.wire.fragments import Region, TensorSpec
 from broker.wire.messages import Encoded, Place
 from islands.arrays import persistence
-from islands.arrays.in_place import InPlacePlacement, is_in_place
+from islands.arrays.in_place import InPlacePlacement, is_in_place, region_here
 from islands.arrays.reference import adopted, wide_dtype
 from islands.hosts.regions import Spread
 
@@ -254,6 +254,28 @@ def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:
     from islands.arrays import jax_placement
 
     return list(jax_placement.sample(list(leaves), list(places))) if leaves else []
+
+
+def sampled_shape(leaf: Leaf) -> tuple[int, ...]:
+    """Returns the shape of what is sampled of a leaf: what is here of it, or what its first device has."""
+    if is_in_place(leaf):
+        return region_here(leaf).shape
+    if not is_on_device(leaf):
+        return tuple(leaf.shape)
+    from islands.arrays import jax_placement
+
+    return jax_placement.first_shard(leaf).shape
+
+
+def placed_positions(leaf: Leaf, positions: npt.NDArray[np.int32]) -> Leaf:
+    """Returns positions within :func:`sampled_shape` where :func:`sample` takes them."""
+    if is_in_place(leaf):
+        return leaf.place_positions(positions)
+    if not is_on_device(leaf):
+        return positions
+    from islands.arrays import jax_placement
+
+    return jax_placement.put(positions, None)
 
 
 def _sample_of(leaf: Leaf, place: Leaf) -> Leaf:

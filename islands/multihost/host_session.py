@@ -168,6 +168,8 @@ class HostSession(CommunicationThread):
             self._spawn(self._array_work.settle(install, before))
         for p, leaves in moment.copied.items():
             self._copies.setdefault(p, {})[self._boundaries] = leaves
+        if moment.frozen:
+            self._spawn(self._look_at_frozen(moment))
         if moment.snapshot is not None:
             self._spawn(self._copied(self._boundaries, moment.snapshot))
 

@@ -23,13 +23,13 @@ from islands.arrays import placement
 from islands.arrays.in_place import HostInPlacePlacement, InPlacePlacement, is_in_place
 from islands.arrays.inspection import HeldVersions
 from islands.arrays.parameters import Parameters
-from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
+from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, has_moved, verdict
 from islands.arrays.placement import Leaf, Placement, placement_of
 from islands.arrays.reference import Reference, encode_seed, is_narrow
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
 from islands.session.checkpoint import Checkpoint
-from islands.session.exchange import Install, Moment, Returned
+from islands.session.exchange import Frozen, Install, Moment, Returned
 from islands.session.state_parts import Needed
 from islands.session.training_state import Position, Snapshot
 from islands.session.workers import Workers
@@ -243,6 +243,14 @@ class ArrayWork:
             return verdict(before, installed, following, later, longest)
 
         return await self._in_turn(_VERDICTS, judge)
+
+    async def moved(self, frozen: Sequence[Frozen]) -> str:
+        """Returns the name of a frozen parameter that training has moved; empty if there is none."""
+
+        def find() -> str:
+            return next((each.name for each in frozen if has_moved(each.began, placement.to_host(each.now))), "")
+
+        return await self._workers.do(find)
 
     async def capture(
         self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec

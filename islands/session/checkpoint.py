@@ -338,7 +338,8 @@ def _are_one(sort: str, array: Array, leaf: Any) -> bool:
 
 def difference(shown: Tree, given: Sequence[tuple[str, Any]]) -> str:
     """Says how a state differs from the one that a checkpoint of it is to replace; empty if it would fit."""
-    return misfit([(n, sort_of(x), x if hasattr(x, "shape") else _host_array(x)) for n, x in leaves_of(shown)], given)
+    leaves = named_leaves(_now(shown))
+    return misfit([(n, sort_of(x), x if hasattr(x, "shape") else _host_array(x)) for n, x in leaves], given)
 
 
 def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
@@ -347,6 +348,19 @@ def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
     Of a state that changes in place those that it has once it is trained: names, sorts and shapes.
     """
     return list(named_leaves(tree.form() if isinstance(tree, InPlaceState) else tree))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A leaf without its values."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def forms_of(leaves: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Returns leaves for comparison alone, in next to no memory: of arrays the forms, of plain values the values."""
+    return [(name, Form(tuple(x.shape), x.dtype) if hasattr(x, "dtype") else x) for name, x in leaves]
 
 
 def restored(tree: Tree, saved: Sequence[tuple[str, str, Array]]) -> Tree:

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -74,6 +74,14 @@ class Batch:
     fresh_optimizer: bool = False
 
 
+class Frozen(NamedTuple):
+    """Elements of a frozen parameter: those that training began with, and those of now, perhaps still on a device."""
+
+    name: str
+    began: Array
+    now: Leaf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """The work of the training thread between two inner steps: installations, then copies.
@@ -82,6 +90,7 @@ class Moment:
         at: Counters of the boundary.
         installed: Each with the parameters that it replaced, where it ``rounds``.
         copied: Fragment -> copies of its leaves.
+        frozen: Where something was copied: elements of parameters that nobody copies.
         snapshot: For a checkpoint, if one was asked for.
         stopped: No further step will be run.
     """
@@ -89,6 +98,7 @@ class Moment:
     at: Position
     installed: tuple[tuple[Install, tuple[Leaf, ...]], ...] = ()
     copied: Mapping[int, tuple[Leaf, ...]] = field(default_factory=dict)
+    frozen: tuple[Frozen, ...] = ()
     snapshot: Snapshot | None = None
     stopped: bool = False
 

@@ -254,6 +254,8 @@ class Session(CommunicationThread):
             self._spawn(self._array_work.settle(install, before))
         copies = {p: Copies(moment.at.step, number, leaves) for p, leaves in moment.copied.items()}
         self._copies.update(copies)
+        if moment.frozen:
+            self._spawn(self._look_at_frozen(moment))
         if moment.snapshot is not None:
             self._spawn(self._snapshot(moment, moment.snapshot, number))
         boundary = events.Boundary(

@@ -14,9 +14,10 @@ from typing import Any
 from broker.process import clocks
 from broker.wire.errors import Unavailable
 from broker.wire.messages import Departure
+from islands.arrays.persistence import trained_frozen
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
-from islands.session.exchange import Exchange
+from islands.session.exchange import Exchange, Moment
 
 
 class CommunicationThread(ABC):
@@ -116,6 +117,13 @@ class CommunicationThread(ABC):
             call()
         except Exception as err:  # noqa: BLE001 (raised in a task)
             self._spawn(_raise(err))
+
+    async def _look_at_frozen(self, moment: Moment) -> None:
+        """Ends training where it moves what is frozen in the run."""
+        name = await self._array_work.moved(moment.frozen)
+        if name:
+            self._exchange.error = trained_frozen(name)
+            self._exchange.news.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from broker.process import clocks
-from islands import DataShare, Island, Schedule
+from broker.process import clocks, logs
+from broker.wire.errors import ConfigError
+from islands import DataShare, Island, Schedule, arguments
 from islands.torch.copies import CopyThread
 from islands.torch.optimizer_state import OptimizerState
 from islands.torch.tensors import TensorLeaf, loss_leaf
+
+log = logs.get(__name__)
 
 #: Between two losses that are copied on a GPU: a copy costs the training thread more than the rest of a usual step.
 LOSS_EVERY_S = 0.25
@@ -29,20 +34,30 @@ class TorchIsland:
         leaves: Of the module.
         state: Of the optimizers.
         copies: The thread that makes copies on the CPU, if there is one.
+        model: That the leaves are of.
     """
 
     def __init__(
-        self, island: Island, leaves: Mapping[str, TensorLeaf], state: OptimizerState, copies: CopyThread | None
+        self,
+        island: Island,
+        leaves: Mapping[str, TensorLeaf],
+        state: OptimizerState,
+        copies: CopyThread | None,
+        model: torch.nn.Module,
     ) -> None:
         self._island = island
         self._leaves = dict(leaves)
         self._state = state
         self._copies = copies
+        self._model = model
+        self._joined = {id(leaf.given) for leaf in leaves.values()}  # which stay the same objects
+        #: Optimizers of this process, how many parameters they had when they were looked at, and whether of these.
+        self._seen: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = WeakKeyDictionary()
         self._next_loss_s = 0.0
-        self._hooks = []
-        if copies is not None:
-            self._hooks = [each.register_step_pre_hook(self._before_step) for each in state.optimizers]
+        for each in state.optimizers:
+            self._look_at(each)
         island.restore(self._leaves, state)
+        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -118,14 +133,41 @@ class TorchIsland:
         self._island.__exit__(exc_type, exc, trace)
         self._end()
 
-    def _before_step(self, *_: Any) -> None:
-        """Before an optimizer writes: waits for the copies of what it writes to."""
-        copies = self._copies
-        if copies is None or not copies.under_way:  # as before most steps
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Before any optimizer of this process writes: waits for the copies of what it writes to."""
+        seen, copies = self._seen.get(optimizer), self._copies
+        if seen is None or seen[0] != _num_parameters(optimizer):
+            seen = self._look_at(optimizer)
+        if copies is None or not copies.under_way or not seen[1]:  # as before most steps
             return
         before_s = copies.waited_s
         copies.settle()
         self._island.waited(copies.waited_s - before_s)
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> tuple[int, bool]:
+        """Takes note of what an optimizer steps; returns how many parameters, and whether some are of this island.
+
+        Raises:
+            ConfigError: It steps a parameter of the model that was not there at the join.
+        """
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        others = [parameter for parameter in parameters if id(parameter) not in self._joined]
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()} if others else {}
+        for parameter in others:
+            if id(parameter) in names:
+                cure = "was not in the model when it joined, so no island hands it over: build the whole model before "
+                cure += "the join; what is to be trained later may be without a gradient until then, with its kind in "
+                raise ConfigError(f"params {names[id(parameter)]}", arguments.shown(parameter), f"{cure}kinds=")
+        joined = any(each is optimizer for each in self._state.optimizers)
+        found = self._seen[optimizer] = len(parameters), len(others) < len(parameters)
+        if joined and others:
+            detail = f"the optimizer steps {len(others)} tensors that are not in the model: none of them is merged"
+            log.warning("island.not_merged", first=arguments.shown(others[0]), detail=detail)
+        elif found[1] and not joined and self._state.optimizers:
+            detail = f"another {type(optimizer).__name__} than those of the join steps the model's parameters: its "
+            detail += "state is in no checkpoint, and goes to no other island; give all of them to join"
+            log.warning("island.optimizer_differs", detail=detail)
+        return found
 
     def _end(self) -> None:
         for hook in self._hooks:
@@ -201,3 +243,7 @@ class TorchIsland:
     def heard_ago_s(self) -> float | None:
         """Seconds since anything came from the broker; None if nothing has."""
         return self._island.heard_ago_s
+
+
+def _num_parameters(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

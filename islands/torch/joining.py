@@ -109,7 +109,7 @@ def join(  # noqa: D417  what is not listed is as in islands.join
         check=check,
     )
     try:
-        return TorchIsland(island, leaves, state, copies)
+        return TorchIsland(island, leaves, state, copies, plain)
     except BaseException as err:
         island.leave(f"failed: {type(err).__name__}")
         raise

@@ -117,6 +117,13 @@ def test_the_same_loop_that_hands_over_its_masters_trains_to_the_end(tmp_path, k
         assert {name: np.asarray(x).tolist() for name, x in end.items()} == {n: x.tolist() for n, x in final.items()}
 
 
+def test_a_frozen_leaf_that_is_trained_ends_training_with_the_cure(hub):
+    with join(hub, params_of(), kinds={"^b$": "frozen"}) as island:
+        params, _ = island.restore(params_of())
+        with pytest.raises(ConfigError, match=r"params b = .*the run calls it frozen.*kinds="):
+            train(island, params)
+
+
 # --- what is not finite is replaced -------------------------------------------------------------------------------
 
 

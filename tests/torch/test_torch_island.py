@@ -213,6 +213,47 @@ def test_a_frozen_parameter_is_the_runs_and_never_changes(tmp_path):
     assert torch.equal(first[0].weight, base)
 
 
+def test_a_parameter_that_is_unfrozen_in_mid_run_ends_training_with_the_cure(hub):
+    model = network()
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def loop():
+        with join(hub, model, optimizer) as island:
+            train(island, model, optimizer, until=lambda: min(newest(hub)[:-1]) > 1)
+            model[0].weight.requires_grad_(True)
+            train(island, model, optimizer)
+
+    with pytest.raises(ConfigError, match=r"params 0.weight = .*the run calls it frozen"):
+        loop()
+
+
+def test_a_layer_that_is_added_after_the_join_is_refused_by_the_step_that_trains_it(hub):
+    model, optimizer = with_adamw()
+    elsewhere = torch.optim.SGD(network().parameters(), lr=0.1)
+    with join(hub, model, optimizer) as island:
+        elsewhere.step()  # another model's is none of its business
+        train(island, model, optimizer, until=lambda: island.inner_step >= 3)
+        model.add_module("late", nn.Linear(1, 1))
+        for another in (optimizer, torch.optim.SGD(model.late.parameters(), lr=0.1)):
+            if another is optimizer:
+                optimizer.add_param_group({"params": model.late.parameters()})
+            with pytest.raises(ConfigError, match=r"params late.weight = .*was not in the model when it joined"):
+                another.step()
+
+
+def test_an_optimizer_that_is_replaced_after_the_join_is_told_once_and_waits_for_copies_all_the_same(hub, caplog):
+    model, optimizer = with_adamw()
+    with join(hub, model, optimizer) as island:
+        train(island, model, optimizer, until=lambda: island.inner_step >= 3)
+        another = torch.optim.SGD(model.parameters(), lr=0.01)
+        island._copies.take([model[0].weight])
+        train(island, model, another, until=lambda: island.inner_step >= 6)
+        assert not island._copies.under_way
+    told = [record for record in caplog.records if record.getMessage().startswith("island.optimizer_differs")]
+    assert ["another SGD than those of the join" in each.atoll_fields["detail"] for each in told] == [True]
+
+
 def test_a_parameter_that_is_replaced_ends_training_with_the_cure(hub):
     model, optimizer = with_adamw()
 

@@ -199,6 +199,15 @@ def test_a_state_of_another_optimizer_or_model_does_not_fit(tmp_path):
     assert "of another model or optimizer" in unfit(saved, OptimizerState([adamw(wider)]))
 
 
+def test_a_group_that_is_added_makes_another_state():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    state = OptimizerState([torch.optim.AdamW(model[0].parameters(), lr=1e-2)])
+    began = checkpoint.forms_of(checkpoint.leaves_of(state))
+    assert checkpoint.difference(state, began) == ""
+    state.optimizers[0].add_param_group({"params": model[1].parameters()})
+    assert "arrays were saved" in checkpoint.difference(state, began)
+
+
 def test_a_scaler_comes_back_with_its_scale_and_its_count_and_begins_again_when_all_is_spoilt(tmp_path):
     def scaler():
         return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)

@@ -1,13 +1,16 @@
 """The interface that a training loop programs against, by itself: nobody is at the other end of the exchange."""
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest
+from broker.wire.fragments import partition
 from broker.wire.messages import Codec
 from islands import loop
 from islands.arrays.partition import tensor_specs
@@ -26,8 +29,8 @@ def island_of():
     """Makes the island of a training loop; gives it back with what its communication thread sees."""
     made = []
 
-    def make(params, *, checkpoint_file=None, run="demo"):
-        manifest = FragmentManifest((tensor_specs(params),))
+    def make(params, *, checkpoint_file=None, run="demo", kinds=None, settings=SETTINGS):
+        manifest = partition(tensor_specs(params, kinds), 1)
         exchange, array_work = Exchange(), ArrayWork(params, None)
         array_work.open(manifest)
         exchange.due.shares = (SHARE,)
@@ -35,8 +38,8 @@ def island_of():
             island_id="island-0",
             incarnation=1,
             start=Position(0, 0),
-            settings=SETTINGS,
-            num_fragments=1,
+            settings=settings,
+            num_fragments=len(manifest),
             moving=manifest.moving,
         )
         island = Island(
@@ -162,13 +165,71 @@ def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, 
     fresh, _ = island_of(params_of())
     with pytest.raises(ConfigError, match=r"^params"):
         fresh.restore(other)
-    island, exchange, params = begun
+    island, *_ = begun
     with pytest.raises(ConfigError, match=r"^params"):
         island.step(other, tokens=10)
-    island.step(params, tokens=10)
-    exchange.due.watched = exchange.urgent = frozenset({0})  # from here on a boundary reads them
-    with pytest.raises(ConfigError, match=r"^params"):
-        island.step({"w": params["w"]}, tokens=10)
+
+
+def hand_over(island, exchange, params, **more):
+    """A step at whose end a round waits for the first fragment."""
+    exchange.due.watched = exchange.urgent = frozenset([0])
+    return island.step(params, tokens=10, **more)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (lambda w, b: {"w": w}, "params = '1 leaves, without b'"),
+        (lambda w, b: {"w": w, "b": b, "c": b}, "params = '3 leaves, with c'"),
+        (lambda w, b: [b, w], "params = '2 leaves, without b and with 0'"),
+        (lambda w, b: {"w": w, "b": b.astype(ml_dtypes.bfloat16)}, r"params b = 'bfloat16\[3\]': it joined as float32"),
+        (lambda w, b: {"w": w.T, "b": b}, r"params w = 'float32\[3, 4\]': it joined as float32\[4, 3\]"),
+    ],
+)
+def test_parameters_that_become_others_in_mid_run_are_refused_by_name_at_the_next_hand_over(begun, other, told):
+    island, exchange, params = begun
+    params = hand_over(island, exchange, params)
+    island.step(other(**params), tokens=10)  # nobody reads them
+    with pytest.raises(ConfigError, match=told):
+        hand_over(island, exchange, other(**params))
+
+
+def test_other_containers_of_the_same_leaves_are_as_good(island_of):
+    island, exchange = island_of({"0": np.zeros(3, np.float32), "1": np.ones(2, np.float32)})
+    params, _ = island.restore({"0": np.zeros(3, np.float32), "1": np.ones(2, np.float32)})
+    params = island.step(params, tokens=10)
+    assert type(hand_over(island, exchange, list(params.values()))) is list
+    (copies,) = exchange.moments[-1].copied.values()
+    assert {x.shape: x.tolist() for x in copies} == {(3,): [0, 0, 0], (2,): [1, 1]}
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_a_frozen_leaf_that_training_moves_is_found_within_a_few_hand_overs(island_of, array):
+    given = {f"base/{i:02}": array(np.full((3, 2), i, np.float32)) for i in range(20)} | {"w": array(np.float32([1]))}
+    island, exchange = island_of(given, kinds={"^base": "frozen"})
+    params, _ = island.restore(given)
+    found, looked_at = [], []
+    for step in range(6):
+        moved = ("w", "base/19") if step else ("w",)
+        params = hand_over(island, exchange, {n: x + 1 if n in moved else x + 0 for n, x in params.items()})
+        frozen = exchange.moments[-1].frozen
+        looked_at.append(len(frozen))
+        found.append(asyncio.run(island._array_work.moved(frozen)))
+    assert looked_at == [8, 8, 4, 8, 8, 4]
+    assert found == ["", "", "base/19", "", "", "base/19"]
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 1.0])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_loop_that_never_asks_which_data_are_dealt_to_it_is_told_once(island_of, caplog, ahead_s, asks):
+    island, exchange = island_of(params_of(), settings=replace(SETTINGS, data_ahead_s=ahead_s))
+    params, _ = island.restore(params_of())
+    for _ in range(4):
+        if asks:
+            island.share.take()
+        params = hand_over(island, exchange, params)
+    told = [r for r in caplog.records if r.getMessage().startswith("data.not_taken")]
+    assert len(told) == (ahead_s > 0 and not asks)
 
 
 def test_a_fragment_is_copied_when_its_round_is_open_and_ahead_of_that_where_a_step_takes_long(begun):
@@ -238,6 +299,16 @@ def test_a_state_that_no_restore_could_take_back_is_told_at_the_first_step(begun
     island.step(params, tokens=10, state=({"m": np.zeros(3)}, None))
     (said,) = [r.atoll_fields["detail"] for r in caplog.records if r.getMessage().startswith("island.state_differs")]
     assert "1 arrays were saved, 0 are needed" in said
+
+
+def test_a_state_that_becomes_another_one_in_mid_run_is_told_once_with_its_first_copy(island_of, caplog):
+    island, exchange = island_of(params_of())
+    params, _ = island.restore(params_of(), {"m": np.zeros(3), "count": 0})
+    for step, moments in enumerate([3, 4, 4, 5]):
+        exchange.due.snapshot_wanted = step > 1
+        params = island.step(params, tokens=10, state=({"m": np.zeros(moments), "count": step}, None))
+    (said,) = [r.atoll_fields["detail"] for r in caplog.records if r.getMessage().startswith("island.state_differs")]
+    assert "saved was m float64[4], needed is m float64[3]" in said
 
 
 def offer(island, exchange, version, *, keep=1.0, by=1.0, fresh_optimizer=False):
