@@ -19,7 +19,8 @@ from broker.wire.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
 from broker.wire.messages import Encoded, Place
 from islands.arguments import shown
-from islands.arrays.jax_placement import copy_here, installer, on_each_device, part_to_host
+from islands.arrays import persistence
+from islands.arrays.jax_placement import copy_here, installer, on_each_device, part_to_host, put, sample
 from islands.arrays.reference import cut, wide_dtype
 from islands.hosts.messages import HeldTensor
 from islands.hosts.regions import region_of
@@ -73,9 +74,13 @@ class HostPlacement:
     Args:
         leaves: JAX arrays; their shardings, shapes and dtypes count, their values do not.
         handed: Of each leaf, the regions that this host hands over, where several have them.
+        names: Of the leaves, for errors.
     """
 
-    def __init__(self, leaves: Sequence[jax.Array], handed: Sequence[frozenset[Region]]) -> None:
+    def __init__(
+        self, leaves: Sequence[jax.Array], handed: Sequence[frozenset[Region]], names: Sequence[str] = ()
+    ) -> None:
+        self._names = names or [str(i) for i in range(len(leaves))]
         self._shapes = [tuple(leaf.shape) for leaf in leaves]
         self._shardings = [leaf.sharding for leaf in leaves]
         self.regions = tuple(
@@ -86,6 +91,20 @@ class HostPlacement:
         self.dtypes = tuple(np.dtype(leaves[each.leaf].dtype) for each in self.regions)  #: of each region
         self._handed = tuple(each.region in handed[each.leaf] for each in self.regions)
 
+    def check(self, leaves: Sequence[Any]) -> None:
+        """Compares shardings with those of the join: which host hands over what was agreed then, for the whole run.
+
+        Raises:
+            ConfigError: A leaf has another one: other regions of it are on this host, or on other devices.
+        """
+        for name, leaf, sharding in zip(self._names, leaves, self._shardings, strict=True):
+            now = getattr(leaf, "sharding", None)
+            if now is sharding or (now is not None and now.is_equivalent_to(sharding, leaf.ndim)):
+                continue
+            cure = f"it joined as {_spec(sharding)}, and hosts keep their parts for the whole run: say so where it is "
+            cure += "made, jax.jit(step, out_shardings=...) with the sharding of each leaf that join was given"
+            raise ConfigError(f"params {name}", f"an array that is spread as {_spec(now)}", cure)
+
     # --- what is here of whole leaves ---------------------------------------------------------------------------
 
     def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -93,13 +112,20 @@ class HostPlacement:
         return tuple(replace(specs[each.leaf], shape=each.region.shape) for each in self.regions)
 
     def before(self, leaves: Sequence[jax.Array], placed: object = ()) -> tuple[jax.Array, ...]:
-        """Returns the array of each region, as it is on its first device: an installation replaces it."""
+        """Returns the array of each region, as it is on its first device: an installation replaces it.
+
+        Raises:
+            ConfigError: See :meth:`check`.
+        """
         del placed
+        self.check(leaves)
         on = self._on(leaves)
         return tuple(on[each.leaf, each.devices[0]] for each in self.regions)
 
     def values(self, leaves: Sequence[Any]) -> list[Array]:
         """Returns the elements of each region on the host, of leaves that may be whole; waits for devices."""
+        if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
+            self.check(leaves)
         return [part_to_host(leaves[each.leaf], each.region, each.devices[0]) for each in self.regions]
 
     def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
@@ -146,6 +172,7 @@ class HostPlacement:
         where = [(each.leaf, device) for each in self.regions for device in each.devices]
         shifts = [array for arrays in placed for array in arrays]
         if keep != 0:
+            self.check(leaves)
             on = self._on(leaves)
             shifts = on_each_device(installer(keep, (None,)), [on[at] for at in where], shifts)
         by_leaf: dict[int, list[jax.Array]] = {}
@@ -156,17 +183,36 @@ class HostPlacement:
             for i, (shape, sharding) in enumerate(zip(self._shapes, self._shardings, strict=True))
         ]
 
-    def places(self, movements: Sequence[Array]) -> Mapping[int, Any]:
-        """Returns nothing to sample: whether adoptions stay is looked at on islands of one host."""
-        del movements
-        return {}
+    def places(self, movements: Sequence[Array]) -> dict[int, Any]:
+        """Returns which leaves to sample, by number, and where: the elements that move most of what a device has.
+
+        Args:
+            movements: Of each region, in its shape.
+        """
+        return {leaf: put(persistence.positions(movements[i]), None) for leaf, i in self._sampled().items()}
+
+    def _sampled(self) -> dict[int, int]:
+        """Returns the leaves with the largest regions on the first device here, each with the number of that region."""
+        first = min((device for each in self.regions for device in each.devices), key=lambda device: device.id)
+        here = [i for i, each in enumerate(self.regions) if first in each.devices and each.region.shape]
+        largest = sorted((i for i in here if self.regions[i].region.size), key=lambda i: -self.regions[i].region.size)
+        return {self.regions[i].leaf: i for i in sorted(largest[: persistence.TENSORS])}
 
     def warm_up(self, leaves: Sequence[jax.Array], keep: float) -> None:
         """Compiles what the training thread will call, so that no step waits for it."""
         self.copy(leaves)
+        regions = {leaf: self.regions[i].region for leaf, i in self._sampled().items()}
+        counts = [(len(each.shape), persistence.num_positions(each.size)) for each in regions.values()]
+        sample([leaves[i] for i in regions], [put(np.zeros(count, np.int32), None) for count in counts])
         if keep > 0:
             zeros = [np.zeros(x.region.shape, wide_dtype(t)) for x, t in zip(self.regions, self.dtypes, strict=True)]
             self.install(leaves, self.place(zeros, keep), keep)
 
     def _on(self, leaves: Sequence[jax.Array]) -> dict[tuple[int, jax.Device], jax.Array]:
         return {(i, shard.device): shard.data for i, leaf in enumerate(leaves) for shard in leaf.addressable_shards}
+
+
+def _spec(sharding: Any) -> str:
+    """Returns what people call a sharding: its partition, and the mesh, which may differ alone."""
+    spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
+    return str(sharding) if spec is None else f"{spec} on {dict(mesh.shape) if mesh is not None else sharding}"

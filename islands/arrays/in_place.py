@@ -287,9 +287,9 @@ class HostInPlacePlacement:
         return [] if self._here is None else self._here.place(values, keep)
 
     def places(self, movements: Sequence[Array]) -> dict[int, Any]:
-        """Returns nothing to sample: whether adoptions stay is looked at on islands of one host."""
-        del movements
-        return {}
+        """Returns which leaves to sample, by number, and where: the elements that move most of what is here."""
+        found = {} if self._here is None else self._here.places(movements)
+        return {self._numbers[i]: places for i, places in found.items()}
 
     def warm_up(self, leaves: Sequence[InPlaceLeaf], keep: float) -> None:
         """Makes one copy."""

@@ -105,16 +105,16 @@ class ArrayWork:
         """Notes where the parameters are kept from now on: a loop may start from numpy and go on with JAX.
 
         Raises:
-            ConfigError: If the structure, shapes or dtypes are not those of the join.
+            ConfigError: If the structure, shapes or dtypes are not those of the join; of several hosts, the shardings.
         """
         self.parameters.check(params)
         assert self._manifest is not None
         self.placements = tuple(
-            self._placement(self.parameters.of_fragment(params, p), tensors)
+            self._placement(p, self.parameters.of_fragment(params, p), tensors)
             for p, tensors in enumerate(self._manifest.fragments)
         )
 
-    def _placement(self, leaves: list[Leaf], tensors: Sequence[TensorSpec]) -> AnyPlacement:
+    def _placement(self, p: int, leaves: list[Leaf], tensors: Sequence[TensorSpec]) -> AnyPlacement:
         if not self._several:
             return placement_of(leaves)
         handed = [self._handed[tensor.name] for tensor in tensors]
@@ -122,7 +122,11 @@ class ArrayWork:
             return HostInPlacePlacement(leaves, handed)
         from islands.arrays.host_shards import HostPlacement
 
-        return HostPlacement(leaves, handed)
+        if self.placements:
+            joined = self.placements[p]
+            assert isinstance(joined, HostPlacement), "several hosts join with arrays of JAX alone, or with tensors"
+            joined.check(leaves)
+        return HostPlacement(leaves, handed, [tensor.name for tensor in tensors])
 
     def regions(self, p: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of what is here of a fragment: whole tensors, or regions."""

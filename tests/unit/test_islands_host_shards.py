@@ -18,10 +18,14 @@ rng = np.random.default_rng(0)
 """
 
 TWO_HOSTS = """
-from broker.wire.fragments import Kind, Region, TensorSpec, flaw_in
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest, Kind, Region, TensorSpec, flaw_in
 from broker.wire.messages import Codec
 from broker.wire.tensors import decode_tensor, encode_tensor
+from islands.arrays import jax_placement
 from islands.arrays.host_shards import HostPlacement, held_tensors
+from islands.arrays.placement import sample
+from islands.session.array_work import ArrayWork
 
 layouts = [P("data"), P("data", "model"), P(None, "model"), P(), P(("data", "model"))]
 values = [rng.normal(size=(8, 4)).astype(t) for t in (np.float32, ml_dtypes.bfloat16) for _ in layouts]
@@ -55,6 +59,32 @@ for keep in (0.0, 1.0, 0.5):
         tolerance = 1e-2 if keep == 0.5 else 0
         np.testing.assert_allclose(np.asarray(new, np.float32), expected.astype(np.float32), rtol=tolerance)
 here.warm_up(leaves, 0.5)
+compiled = jax_placement._sample._cache_size()
+places = here.places([targets[each.leaf][each.region.slices] for each in here.regions])
+assert len(places) == 4
+for (i, place), elements in zip(places.items(), sample([leaves[i] for i in places], list(places.values()))):
+    first = min(leaves[i].addressable_shards, key=lambda shard: shard.device.id)
+    assert np.array_equal(np.asarray(elements), values[i][first.index][tuple(np.asarray(place))])
+assert jax_placement._sample._cache_size() == compiled
+
+def spread(spec):
+    return {"w0": jax.device_put(values[0], NamedSharding(mesh, spec))}
+
+work = ArrayWork(spread(P("data")), None, several=True)
+work.open(FragmentManifest((tuple(specs[:1]),)), {"w0": frozenset(held[0].regions)})
+work.place_from(spread(P("data", None)))  # the same under another name
+others, joined = list(spread(P("model")).values()), work.placements[0]
+placed = joined.place([targets[0][each.region.slices] for each in joined.regions], 0.5)
+first = lambda: work.place_from(spread(P("model")))  # as a first step returns them
+for call in (first, lambda: joined.copy(others), lambda: joined.install(others, placed, 0.5)):
+    try:
+        call()
+    except ConfigError as err:
+        value, cure = str(err).split(": it joined as ")
+        assert value.startswith("params w0 = ") and "'model'" in value and "'data'" in cure and "out_shardings" in cure
+    else:
+        raise AssertionError("it was taken")
+work.close()
 print("ok")
 """
 
@@ -73,6 +103,10 @@ for layout in (P(), P("data"), P("data", "model"), P(None, "model")):
         assert copy.sharding == leaf.sharding and np.array_equal(np.asarray(copy), value)
         assert new.sharding == leaf.sharding and new.dtype == leaf.dtype
         assert np.array_equal(np.asarray(new), adopted(value, shift, 1.0))
+    other = [jax.device_put(v, NamedSharding(mesh, P("model", "data"))) for v in values]  # of a later train step
+    followed = placement.install(other, placement.place(shifts, 1.0), 1.0)
+    for leaf, value, shift, new in zip(other, values, shifts, followed):
+        assert new.sharding == leaf.sharding and np.array_equal(np.asarray(new), adopted(value, shift, 1.0))
     places = placement.places(shifts)
     found = sample([leaves[i] for i in places], list(places.values()))
     for (i, place), elements in zip(places.items(), found):

@@ -45,9 +45,13 @@ class Rows(InPlaceLeaf):
         return value
 
     def place_positions(self, positions):
-        raise AssertionError("nothing is sampled")
+        return tuple(positions)
 
-    sample = rows = place_positions
+    def sample(self, positions):
+        return self.array[positions]
+
+    def rows(self, start, stop):
+        raise AssertionError("no leaf is cut")
 
     def to_host(self):
         return self.array
@@ -97,7 +101,8 @@ def test_the_regions_of_all_hosts_are_the_whole_fragment(hosts, keep):
         moved = zip(parts, shifts, strict=True)
         expected = [shift.astype(part.dtype) if keep == 0 else adopted(part, shift, keep) for part, shift in moved]
         np.testing.assert_equal(changed, expected)
-        assert here.places(shifts) == {}
+        sampled = {i: leaves[i].sample(where).size for i, where in here.places(shifts).items()}
+        assert sampled == {i: leaf.array.size for i, leaf in enumerate(leaves) if leaf.array.size}
     for spec, regions in zip(SPECS, handed, strict=True):
         assert flaw_in(regions, spec.shape) == ""
 
