@@ -65,7 +65,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeFailed:
-    """Nothing was made: the version to go on from is not what was written. The core asks again after a while."""
+    """Nothing was made: the version to go on from is not what was written. The core asks again later."""
 
     fragment_id: int
     fragment_version: int

@@ -77,7 +77,7 @@ class BetweenSteps:
         return watched | self.lockstep.due(step, self.versions)
 
     def compare(self, opt_state: Any) -> None:
-        """Says, once, how a state that is about to be copied differs from the one that a checkpoint is to replace."""
+        """Logs, once, how a state that is about to be copied differs from the one given to restore."""
         differs = checkpoint.difference(opt_state, self.given) if self.given is not None else ""
         if differs:
             self.given = None

@@ -210,7 +210,7 @@ class Workers:
         await self._computed(action, made)
 
     def _mended_now(self, durable: VersionFile, given_back: Payload | None) -> VersionFile:
-        """In the thread of the disk: a version that had lost bytes, as it is there now, or with those of a broker."""
+        """Returns a version that had lost bytes, as it is on disk now, or with those of a broker."""
         with contextlib.suppress(Unavailable):
             again = self._store.newest_file(durable.commit.fragment_id)
             durable = again if again.commit == durable.commit else durable

@@ -56,7 +56,7 @@ class Commits:
                 run.emit(fragment.merge)  # somebody may have put the file right
 
     def merge_failed(self, event: MergeFailed) -> None:
-        """The newest version of a fragment is not whole: the fragment stands still, and brokers are asked for it."""
+        """Lets a fragment whose newest version is not whole stand still, and asks brokers for that version."""
         run, p = self._run, event.fragment_id
         fragment = run.fragments[p]
         if fragment.merge is None or fragment.merge.fragment_version != event.fragment_version:

@@ -212,7 +212,7 @@ class Candidate:
     # --- following ----------------------------------------------------------------------------------------------
 
     def _heard(self, broker: int, following: Following, now_s: float) -> None:
-        """Takes a broker's answer; a lower epoch than before is that of another process, which knows nobody yet."""
+        """Takes a broker's answer; one with a lower epoch is a new process, which knows nobody yet."""
         before = self._brokers.get(broker)
         anew = before is None or now_s >= before.at_s + BROKER_FRESH_S or following.epoch < before.said.epoch
         since_s = now_s if before is None or anew else before.since_s

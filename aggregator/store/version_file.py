@@ -63,7 +63,7 @@ class VersionFile:
         return self.state
 
     def mended(self, params: Vector) -> FragmentState:
-        """Returns the version with its parameters as somebody else has them; raises Damaged if they are others.
+        """Returns the version with the parameters of somebody else; raises Damaged if they differ.
 
         Momentum and residual are nowhere but in stores: what is not whole of them begins anew, with zeros.
         """

@@ -163,7 +163,7 @@ class Relay:
         return self._out.take()
 
     def _excuse(self, now_s: float) -> None:
-        """Holds nobody's silence against them in which this process stood still: what they said then comes now."""
+        """Forgives silence while this process stood still: what was said then comes now."""
         passed_s = 0.0 if self._called_at_s is None else now_s - self._called_at_s
         self._called_at_s = now_s
         due_s = self._presence.next_deadline_s() if passed_s > HELD_UP_S else None

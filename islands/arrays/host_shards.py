@@ -92,7 +92,7 @@ class HostPlacement:
         self._handed = tuple(each.region in handed[each.leaf] for each in self.regions)
 
     def check(self, leaves: Sequence[Any]) -> None:
-        """Compares shardings with those of the join: which host hands over what was agreed then, for the whole run.
+        """Compares shardings with those of the join, by which hosts share out the tensors for the whole run.
 
         Raises:
             ConfigError: A leaf has another one: other regions of it are on this host, or on other devices.
@@ -184,7 +184,7 @@ class HostPlacement:
         ]
 
     def places(self, movements: Sequence[Array]) -> dict[int, Any]:
-        """Returns which leaves to sample, by number, and where: the elements that move most of what a device has.
+        """Returns which leaves to sample, by number, and where: elements of one device that move most.
 
         Args:
             movements: Of each region, in its shape.
@@ -192,7 +192,7 @@ class HostPlacement:
         return {leaf: put(persistence.positions(movements[i]), None) for leaf, i in self._sampled().items()}
 
     def _sampled(self) -> dict[int, int]:
-        """Returns the leaves with the largest regions on the first device here, each with the number of that region."""
+        """Returns leaf -> number of its region, for the largest regions on the first device here."""
         first = min((device for each in self.regions for device in each.devices), key=lambda device: device.id)
         here = [i for i, each in enumerate(self.regions) if first in each.devices and each.region.shape]
         largest = sorted((i for i in here if self.regions[i].region.size), key=lambda i: -self.regions[i].region.size)

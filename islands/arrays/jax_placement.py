@@ -61,7 +61,7 @@ class Together:
 
 
 def _beside(leaf: jax.Array, shift: jax.Array) -> jax.Array:
-    """Returns a shift in the sharding of its leaf, which a train step may have changed since it was placed."""
+    """Returns a shift in the sharding of its leaf, which a train step may have changed meanwhile."""
     alike = shift.sharding == leaf.sharding or shift.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
     return shift if alike else jax.device_put(shift, leaf.sharding)
 

@@ -54,7 +54,7 @@ class Parameters:
         self.frozen = tuple(name for name, tensor in manifest.whole.items() if tensor.kind is Kind.FROZEN)
 
     def check(self, params: Tree) -> None:
-        """Compares every leaf with what the island joined with; other containers of the same leaves are as good.
+        """Compares every leaf with those of the join; other containers of the same leaves are as good.
 
         Raises:
             ConfigError: If there are more or fewer, or one of them has another shape or dtype.
@@ -68,7 +68,7 @@ class Parameters:
             self._form, self._ways = form, _ways_to(params, self._names.name_of_leaf)
 
     def check_form(self, params: Tree) -> None:
-        """Compares the structure with that of the join: for each boundary at which something is read or replaced.
+        """Compares the structure with that of the join, wherever a boundary reads or replaces something.
 
         Raises:
             ConfigError: If there are leaves more or fewer.

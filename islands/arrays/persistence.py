@@ -1,4 +1,4 @@
-"""Checks that adopted versions stay in an island's parameters, and frozen ones as they are, from a few elements. Pure.
+"""Checks by a few elements that adopted versions stay, and frozen parameters do not move. Pure.
 
 An adoption moves the parameters, by s = installed - before. The caller trains on and comes back with the next ones,
 which have moved by n = next - before. Along s they have moved by
@@ -151,7 +151,7 @@ def evenly(shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
 
 
 def has_moved(began: Array, now: Array) -> bool:
-    """Returns whether elements of a frozen tensor are others than they were; what is spoilt is replaced elsewhere."""
+    """Returns whether elements of a frozen tensor have moved; spoilt ones are replaced elsewhere."""
     with np.errstate(over="ignore", invalid="ignore"):
         was, found = np.asarray(began, np.float32), np.asarray(now, np.float32)
     return bool(np.any((was != found) & np.isfinite(found)))

@@ -359,7 +359,7 @@ class Form:
 
 
 def forms_of(leaves: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Returns leaves for comparison alone, in next to no memory: of arrays the forms, of plain values the values."""
+    """Returns what a comparison needs of leaves: forms of arrays, values of plain values."""
     return [(name, Form(tuple(x.shape), x.dtype) if hasattr(x, "dtype") else x) for name, x in leaves]
 
 

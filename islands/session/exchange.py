@@ -75,7 +75,7 @@ class Batch:
 
 
 class Frozen(NamedTuple):
-    """Elements of a frozen parameter: those that training began with, and those of now, perhaps still on a device."""
+    """Elements of a frozen parameter: as training began, and now, perhaps still on a device."""
 
     name: str
     began: Array

@@ -1,4 +1,4 @@
-"""Samples parameters before and after an adoption and after the next two steps, and frozen ones, without waiting.
+"""Samples parameters around an adoption, and frozen ones, without waiting.
 
 Shell around :mod:`islands.arrays.persistence`. On a device they are copied by four small computations for each
 adoption that is looked at; the communication thread reads them when they are there.
@@ -82,7 +82,7 @@ class Samples:
 
 
 class FrozenLeaves:
-    """Elements of the leaves that the run calls frozen; a few leaves are looked at in turn, with each hand-over.
+    """Elements of the leaves that the run calls frozen; each hand-over looks at a few leaves in turn.
 
     Nobody hands them over. Training that moves one all the same would leave the run with other values than the island.
 

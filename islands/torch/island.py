@@ -145,7 +145,7 @@ class TorchIsland:
         self._island.waited(copies.waited_s - before_s)
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> tuple[int, bool]:
-        """Takes note of what an optimizer steps; returns how many parameters, and whether some are of this island.
+        """Notes what an optimizer steps; returns how many parameters, and whether some are this island's.
 
         Raises:
             ConfigError: It steps a parameter of the model that was not there at the join.
