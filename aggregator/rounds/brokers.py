@@ -129,7 +129,7 @@ class BrokerVersions:
             elif sent.backoff.due(now_s, carried):
                 again = sent.backoff.attempts > 0
                 sent.backoff.tried(now_s)
-                if again:
+                if again and not at.was_away:
                     at.patience.in_vain(sent.backoff)
                 missing.append(p)
         return missing

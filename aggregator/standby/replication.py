@@ -303,7 +303,8 @@ class Replication:
                 if not sent.backoff.due(standby.heard_at_s):
                     continue  # only one that was heard since, and still lacks it, has missed it
                 sent.backoff.tried(now_s)
-                standby.patience.in_vain(sent.backoff)
+                if not standby.was_silent:
+                    standby.patience.in_vain(sent.backoff)
             elif len(standby.sent) - (sent is not None) >= IN_FLIGHT and p != _RUN:
                 continue
             else:

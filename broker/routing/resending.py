@@ -4,7 +4,7 @@ What is sent again too early queues behind its own first copy: on a link that is
 journey longer, until the link carries nothing else. So pauses follow the journeys, as in TCP (Karn and Partridge): only
 one that needed no second attempt is measured, and a pause that was too short is kept, doubled, until one was. And what
 has not left this machine is not missing: where the connection says what it still holds, a pause begins when that has
-gone.
+gone. Nor does it say anything of the link that a connection broke, or that the receiver has gone.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ class Backoff:
     attempts: int = 0
     tried_at_s: float = 0.0
     leaves_by_bytes: float = math.nan  #: a connection that has carried more than this carries the last attempt no more
+    excused: bool = False  #: the last attempt was lost by no fault of the link, so the next pause is no longer
 
     def tried(self, now_s: float) -> None:
         """Takes note of an attempt."""
-        self.pause_s = min(self.longest_s, 2 * self.pause_s) if self.pause_s else self.first_s
+        grows = self.pause_s > 0 and not self.excused
+        self.pause_s = min(self.longest_s, 2 * self.pause_s) if grows else self.first_s
+        self.excused = False
         self.due_at_s, self.tried_at_s = now_s + self.pause_s, now_s
         self.leaves_by_bytes = math.nan
         self.attempts += 1
@@ -73,8 +76,12 @@ class Backoff:
 
     def lost(self, now_s: float) -> None:
         """The last attempt went with a connection: the next one is due."""
-        self.due_at_s = min(self.due_at_s, now_s)
+        self.unheard(now_s)
         self.left()
+
+    def unheard(self, now_s: float) -> None:
+        """The receiver of the last attempt has gone: the next one is due once that has left this machine."""
+        self.due_at_s, self.excused = min(self.due_at_s, now_s), True
 
     def due(self, now_s: float, carried: Carried | None = None) -> bool:
         """Whether the pause is over, which begins when the last attempt has left this machine."""

@@ -205,7 +205,7 @@ class Adoption:
         """A contribution was refused for good: where the local parameters are to blame, takes the global ones."""
         training = self._training
         if resolution.reason is Reason.STALE:
-            training.fragments[resolution.fragment_id].replace_progress()
+            self._replace_stale(resolution.fragment_id)
         elif resolution.reason is Reason.NOT_FINITE and self._clean_from is not None:
             if resolution.from_step < self._clean_from:
                 return  # captured before the recovery, and refused after it
@@ -215,3 +215,16 @@ class Adoption:
             training.refreshed()
             actions.append(RefreshOptimizer())
         self._ask_at_once()  # the version wanted may be one that is here already
+
+    def _replace_stale(self, p: int) -> None:
+        """Takes the global parameters of a fragment if what was trained since would be refused as too old as well.
+
+        Else nothing is lost but what was refused: it is in the reference value, and so leaves the local parameters with
+        the next version; not so where they are mixed with that. What is being captured is judged by itself.
+        """
+        assert self._training.settings is not None
+        fragment, recipe = self._training.fragments[p], self._training.settings.recipe
+        oldest = fragment.trained_on[0].fragment_version if fragment.trained_on else fragment.version
+        behind = self._fleet.published[p] - oldest
+        if fragment.capturing is None and (behind > recipe.max_staleness or recipe.mix > 0):
+            fragment.replace_progress()

@@ -365,7 +365,7 @@ class Island:
                 self._bulk_broke(now_s, actions)
             self._bulk = carried.connection
         for resolution in state.resolutions:
-            if self._hand_over.resolve(resolution, now_s, actions, carried):
+            if self._hand_over.resolve(resolution, state.epoch, now_s, actions, carried):
                 self._adoption.refused(resolution, actions)
         self._hand_over.asked(state, now_s, actions, carried)
         self._adoption.want_again(now_s, actions)
@@ -376,7 +376,7 @@ class Island:
         The broker knows it by what is said over it: until then it has nowhere to send versions to.
         """
         self._hand_over.due_again(now_s)
-        self._adoption.want(now_s, actions)
+        self._adoption.want_anew(now_s, actions)
 
     def _boundary(self, boundary: Boundary, now_s: float) -> None:
         training = self._training

@@ -49,8 +49,9 @@ class Pending:
     message: Contribution
     backoff: Backoff
     sent_at_s: float
-    sent_once: bool = True
+    sent_once: bool = True  #: since the aggregator is known to lack it: its journey can be measured
     arrived: bool = False  #: the aggregator is known to have it
+    epoch: int = 0  #: of the aggregator that it was sent to, or that spoke of it last
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class Fragment:
     latest: Version | None = None  #: the one in the local parameters, where it is kept whole to add differences to
     without_base: bool = False  #: differences cannot be added here: a whole version is wanted
     overwrite: bool = False  #: adopt the next version with keep = 0
+    epoch: int = 0  #: of the aggregator that leads it, as last heard
     asked: int | None = None  #: the open round to answer
     rounds_since: int = 0  #: begun since the last one that it took part in
     capturing_for: int = 0  #: the round that what is captured answers; 0: none, it is handed over unasked

@@ -2,7 +2,7 @@
 
 Every trained step of a fragment is handed over at most once: ``handed`` only grows, and a capture takes the range
 from there to the boundary of its copy (design, section 4.2). A contribution's bytes are kept until its fate is known:
-what the aggregator lacks is sent again, after pauses that follow the link.
+what the aggregator lacks is sent again, after pauses that follow the link; what its predecessor had, at once.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ class HandOver:
         for p, fragment in self._training.fragments.items():
             if shard_of(p, state.shards) != state.shard:
                 continue
+            fragment.epoch = state.epoch
             round_id = open_rounds.get(p)
             fragment.flushing = state.phase in (Phase.FLUSHING, Phase.ENDED)
             if round_id is None or round_id < fragment.answered:
@@ -305,7 +306,7 @@ class HandOver:
         )
         assert training.manifest is not None
         self._trail.forget(min(training.fragments[q].undescribed_from for q in training.manifest.moving))
-        pending = Pending(contribution, self._pauses(p), sent_at_s=now_s)
+        pending = Pending(contribution, self._pauses(p), sent_at_s=now_s, epoch=fragment.epoch)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending
         actions.append(Send(to=AGGREGATOR, message=contribution))
@@ -313,17 +314,21 @@ class HandOver:
     # --- what becomes of them ---------------------------------------------------------------------------------
 
     def resolve(
-        self, resolution: Resolution, now_s: float, actions: list[Action], carried: Carried | None = None
+        self, resolution: Resolution, epoch: int, now_s: float, actions: list[Action], carried: Carried | None = None
     ) -> bool:
         """Takes in the fate of a contribution; returns whether it is refused for good.
 
-        ``carried`` is what the bulk connection has, if known: what it still holds is not missing.
+        ``epoch`` is that of the aggregator which says so; ``carried`` is what the bulk connection has, if known: what
+        it still holds is not missing.
         """
         fragment = self._training.fragments.get(resolution.fragment_id)
         key = (resolution.from_step, resolution.to_step)
         pending = fragment.outstanding.get(key) if fragment is not None else None
         if fragment is None or pending is None:
             return False
+        succeeded = epoch > pending.epoch  # what became of it under an earlier leader says nothing of the link
+        pending.epoch = max(pending.epoch, epoch)
+        pending.sent_once = pending.sent_once and not succeeded
         match resolution.fate:
             case Fate.WAITING:
                 self._arrived(pending, now_s)
@@ -335,11 +340,15 @@ class HandOver:
                 del fragment.outstanding[key]
                 self.fates[Fate.MERGED] += 1
             case Fate.UNKNOWN | Fate.RETRY:
-                pending.arrived = False  # or not any more: what an aggregator held in memory went with it
+                # What had arrived went with an aggregator's memory, so the journey of the next copy can be measured.
+                had, pending.arrived = pending.arrived, False
+                if succeeded and resolution.fate is Fate.UNKNOWN:
+                    pending.backoff.unheard(now_s)
                 if pending.backoff.due(now_s, carried):
+                    excused = pending.backoff.excused or resolution.fate is Fate.RETRY  # it was full: not the link
                     pending.backoff.tried(now_s)
-                    pending.sent_once = False
-                    if resolution.fate is Fate.UNKNOWN:  # a full aggregator says nothing of the link
+                    pending.sent_at_s, pending.sent_once = now_s, had
+                    if not excused:
                         self._patience.in_vain(pending.backoff)
                     actions.append(Send(to=AGGREGATOR, message=pending.message))
             case Fate.REFUSED:

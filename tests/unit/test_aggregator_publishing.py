@@ -5,6 +5,7 @@ import pytest
 from aggregator import events as agg
 from aggregator.events import Persist, Publish, refusal_of_ours
 from aggregator.process.summary import totals
+from aggregator.rounds.brokers import BrokerVersions
 from aggregator.rounds.publishing import DELIVERED_S
 from broker.wire import messages as m
 from broker.wire.messages import FleetState, WantWhole
@@ -225,3 +226,16 @@ def test_a_round_that_spans_an_outage_of_the_broker_waits_for_everybody_anew():
     made.offer("b", 0, 4)
     assert not made.run.open_rounds
     assert {c.island_id for c in made.run.fragments[0].contributions} == {"a", "b"}
+
+
+def test_the_absence_of_a_broker_makes_no_later_pause_longer():
+    brokers = BrokerVersions(0.0)
+
+    def lacking(now_s, held, version, published_at_s):
+        brokers.answered(0, (held,), now_s)
+        return brokers.lacking(0, {0: held}, {0: (version, published_at_s)}, now_s)
+
+    assert lacking(0.0, 0, 0, 0.0) == []
+    assert lacking(20.0, 0, 1, 0.5) == [0], "it was frozen meanwhile"
+    assert lacking(20.5, 1, 1, 0.5) == []
+    assert [at_s for at_s in (21.25, 21.75, 22.0) if lacking(at_s, 1, 2, 21.0)] == [22.0], "a second, as ever"

@@ -143,6 +143,32 @@ def test_over_another_bulk_connection_it_says_what_it_wants_and_sends_again_what
     assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(1, 7, 2)), m.Contribution)
 
 
+@pytest.mark.parametrize("lost_with", ["leaders", "connections"])
+def test_what_others_lost_is_sent_again_at_once_and_makes_no_later_pause_longer(hand, lost_with):
+    contribution = hand.hand_over(4, 1)
+    hand.resolve(contribution, m.Fate.WAITING, carried=Carried(7, 0, 0))
+    for number in range(1, 11):
+        hand.now_s += 0.5
+        hand.epoch += lost_with == "leaders"
+        carried = Carried(7, 0, number if lost_with == "connections" else 0)
+        assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=carried), m.Contribution) == [contribution]
+        assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=carried), m.Contribution), "once is enough"
+        hand.now_s += 0.05
+        if number % 2:  # of the others nothing is heard
+            hand.resolve(contribution, m.Fate.WAITING, carried=carried)
+    hand.resolve(contribution, m.Fate.MERGED)
+    later, sent_s = hand.hand_over(4, 2), hand.now_s
+    while not sent(hand.resolve(later, m.Fate.UNKNOWN), m.Contribution):
+        hand.now_s += 0.25
+    assert hand.now_s - sent_s == 2.0
+
+
+def test_a_new_leader_waits_for_what_this_machine_still_holds(hand):
+    contribution = hand.hand_over(4, 1)
+    hand.epoch = 2
+    assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(0, 7)), m.Contribution)
+
+
 def test_the_same_bytes_are_sent_again_on_retry(hand):
     contribution = hand.hand_over(4, 1)
     hand.boundary(3, copied=(0,))
@@ -202,16 +228,30 @@ def test_a_version_resolves_the_contributions_in_it(hand):
     assert not hand.core.fragments[0].outstanding
 
 
-def test_after_stale_the_fragment_takes_the_global_parameters_once_and_nothing_is_handed_over_till_then(hand):
+def test_stale_takes_nothing_with_it_that_could_still_be_merged(hand):
+    contribution = hand.hand_over(4, 1)
+    hand.version(9)
+    hand.boundary(installed=(0,))
+    hand.boundary(100)
+    hand.state(versions=(17,))
+    hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE)
+    assert of(hand.version(17), Prepare)[0].keep == 1.0
+    hand.boundary(1, installed=(0,))
+    assert hand.hand_over(1, 2).steps == steps(4, 106)
+    assert hand.core.fragments[0].overwritten_tokens == 0
+
+
+def test_after_stale_what_is_as_old_gives_way_to_the_global_parameters_and_nothing_is_handed_over_till_then(hand):
     contribution = hand.hand_over(4, 1)
     hand.version(1)
     hand.boundary(1, installed=(0,))
+    hand.state(versions=(9,))
     said = hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE)
     assert notes(said, "contribution.refused")
     hand.boundary(1, copied=(0,))
     assert sent(hand.state(rounds=((2, 0),)), m.Nothing), "it is spoilt"
-    hand.state(versions=(1,))
-    assert sent(hand.log, m.Want)[-1].versions == (-1,), "the version at hand is wanted once more"
+    hand.state(versions=(9,))
+    assert sent(hand.log, m.Want)[-1].versions == (-1,), "whatever there is, the version at hand too"
     (prepare,) = of(hand.version(1), Prepare)
     assert prepare.keep == 0.0
     hand.boundary(1, installed=(0,))
@@ -224,9 +264,10 @@ def test_while_a_version_is_wanted_once_more_older_ones_are_not_taken(hand):
     contribution = hand.hand_over(4, 1)
     hand.version(3)
     hand.boundary(1, installed=(0,))
+    hand.state(versions=(9,))
     hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE)
     assert not of(hand.version(2), Prepare)
-    hand.state(versions=(3,))
+    hand.state(versions=(9,))
     assert of(hand.version(3), Prepare)
 
 
