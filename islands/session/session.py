@@ -329,9 +329,7 @@ class Session(CommunicationThread):
             self._timer.cancel()
             self._timer = None
         if deadline_s is not None and self._leave_reason is None:
-            # The event loop's clock is the same; never earlier than in a millisecond, or a late one would spin.
-            at_s = max(deadline_s, self._clock() + 0.001)
-            self._timer = self._loop.call_at(at_s, self._guarded, lambda: self._handle(events.Tick()))
+            self._timer = self._ring(deadline_s, lambda: self._handle(events.Tick()))
 
     def _vitals(self) -> events.Vitals:
         exchange = self._exchange

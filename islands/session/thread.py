@@ -111,6 +111,11 @@ class CommunicationThread(ABC):
         else:
             self._guarded(self._look)
 
+    def _ring(self, at_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Returns a timer that calls at a time of this thread's clock, which may jump where the loop's does not."""
+        # Never earlier than in a millisecond, or a late one would spin.
+        return self._loop.call_later(max(at_s - self._clock(), 0.001), self._guarded, call)
+
     def _guarded(self, call: Callable[[], None]) -> None:
         """Runs a callback of the event loop; its failure ends the thread as that of a task would."""
         try:

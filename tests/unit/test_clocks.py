@@ -2,6 +2,7 @@
 
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from broker.process import clocks
 from broker.wire.errors import ConfigError
+from islands.session.thread import CommunicationThread
 
 
 @given(readings=st.lists(st.floats(0, 1e6), min_size=2))
@@ -42,3 +44,13 @@ def test_a_file_that_cannot_hold_an_offset_is_refused(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(ConfigError, match="8 bytes"):
         clocks.shifted(str(path))
+
+
+def test_a_timer_of_an_islands_thread_goes_by_the_clock_of_its_deadlines():
+    """Those of the event loop and of the island differ by an hour, after a drill."""
+    delays = []
+    loop = SimpleNamespace(call_later=lambda delay_s, *_: delays.append(delay_s))
+    thread = SimpleNamespace(_loop=loop, _clock=lambda: 3600.0, _guarded=None)
+    for at_s in (3602.0, 1.0):
+        CommunicationThread._ring(thread, at_s, lambda: None)
+    assert delays == [2.0, 0.001]
