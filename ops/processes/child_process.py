@@ -33,6 +33,7 @@ class ProcessSpec:
         cpus: Processors it may use, by number; empty: any.
         ends_by_itself: Exit status 0 means that its work is done; otherwise any end is a death.
         stop_order: Processes of lower order are stopped first.
+        progress: A file whose time of modification changes as its work goes on, and is 0 before; None: nothing tells.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ProcessSpec:
     cpus: tuple[int, ...] = ()
     ends_by_itself: bool = False
     stop_order: int = 0
+    progress: Path | None = None
 
 
 def tied(command: Sequence[str], cpus: Sequence[int] = ()) -> list[str]:
@@ -79,6 +81,7 @@ class Child:
         self.spec = spec
         self.log = log
         self.started_s = now_s
+        self._progress_before = _modified(spec.progress)
         self._swept = False
 
     @property
@@ -93,6 +96,10 @@ class Child:
             self._swept = True  # once: an empty group's number may be used again
             self.signal(signal.SIGKILL)  # whatever it started and left behind
         return status
+
+    def progressed(self) -> bool | None:
+        """Returns whether its work went on in this life; None if nothing tells."""
+        return None if self.spec.progress is None else _modified(self.spec.progress) not in (0, self._progress_before)
 
     def error(self) -> str:
         """Returns the line that says why it failed, in what it wrote; empty if there is none that can be read."""
@@ -184,6 +191,14 @@ def stop_in_order(children: Sequence[Child], *, within_s: float) -> list[str]:
             while child.poll() is None:  # SIGKILL cannot be refused
                 time.sleep(0.01)
     return killed
+
+
+def _modified(path: Path | None) -> int:
+    """Returns when a file was modified, in nanoseconds; 0 if there is none."""
+    try:
+        return 0 if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def last_lines(log: Path, count: int = 10) -> str:

@@ -149,6 +149,7 @@ class LocalCluster:
             lived_s=now_s - child.started_s,
             ends_by_itself=child.spec.ends_by_itself,
             now_s=now_s,
+            progressed=child.progressed(),
             ordered=name in self._killed,
         )
         self._killed.discard(name)

@@ -8,8 +8,10 @@ States of one process, and what moves it:
     running --(died young too often in a row)-----------> given up
     waiting --(the delay is over)-----------------------> running
 
-A life longer than ``settled_after_s`` forgets what was before: a process that is killed now and then (a spot machine, a
-chaos test) is restarted for ever, one that cannot start is given up within seconds.
+A life in which it got somewhere forgets what was before: a process that is killed now and then (a spot machine, a chaos
+test) is restarted for ever, one that cannot do its work is given up. That is a step of an island, a version of an
+aggregator, however long it took: by the clock alone, what fails for certain after eleven seconds, as everything does on
+a busy machine, would be tried for ever. Of the others nothing is known but how long they lived.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class RestartPolicy:
     Attributes:
         first_delay_s: Before the first restart of a process that died young; doubles with each further one.
         max_delay_s: The delay grows to this.
-        settled_after_s: A process that lived this long did start properly: its count begins anew.
+        settled_after_s: A process that lived this long did start properly, where nothing else tells: its count begins
+            anew.
         young_deaths: So many deaths in a row before settling, and it is given up.
     """
 
@@ -90,6 +93,7 @@ class Supervision:
         lived_s: float,
         ends_by_itself: bool,
         now_s: float,
+        progressed: bool | None = None,
         ordered: bool = False,
     ) -> Verdict:
         """Decides what follows the end of a process.
@@ -100,6 +104,7 @@ class Supervision:
             lived_s: How long it ran.
             ends_by_itself: Whether exit status 0 means that its work is done.
             now_s: Monotonic seconds.
+            progressed: Whether it got anywhere in this life; None: nothing tells.
             ordered: It was killed on purpose, which says nothing about whether it can live.
         """
         if status == 0 and ends_by_itself:
@@ -108,10 +113,12 @@ class Supervision:
         if status == 2:
             return GiveUp(reason=f"{name} {how}: its settings are wrong", misset=True)
         before = self._histories.get(name, History())
-        young = before.young_deaths + 1 if lived_s < self.policy.settled_after_s and not ordered else 0
+        settled = lived_s >= self.policy.settled_after_s if progressed is None else progressed
+        young = 0 if settled or ordered else before.young_deaths + 1
         if young >= self.policy.young_deaths:
             self._histories[name] = replace(before, young_deaths=young)
-            return GiveUp(reason=f"{name} {how}, {young} times in a row within {self.policy.settled_after_s:g} s")
+            when = f"within {self.policy.settled_after_s:g} s" if progressed is None else "before it got anywhere"
+            return GiveUp(reason=f"{name} {how}, {young} times in a row {when}")
         self._histories[name] = History(restarts=before.restarts + 1, young_deaths=young)
         delay_s = min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** max(0, young - 1))
         return Restart(at_s=now_s + delay_s, reason=f"{name} {how} after {lived_s:.1f} s")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aggregator.store.layout import ledger_path
 from ops.faults import Role
 from ops.launcher import ROOT
 from ops.processes.child_process import ProcessSpec
@@ -50,11 +51,13 @@ def processes(
                 command=our_command("aggregator", *config, *own),
                 environment=numeric | ON_CPU,
                 ends_by_itself=True,
+                progress=ledger_path(plan.store_of(name)),
             )
         )
     places = plan.devices or (Placement(),) * len(plan.island_ids)
     for index, (island_id, place) in enumerate(zip(plan.island_ids, places, strict=True)):
-        own = ["--island-id", island_id]
+        steps = plan.run_dir / "logs" / f"{island_id}.health"  # modified by its steps alone
+        own = ["--island-id", island_id, "--health", os.fspath(steps)]
         if plan.up.keys:
             own += ["--key", os.fspath(plan.keys_dir / f"island-{island_id}.secret")]
         if plan.island.state_dir is None:  # a restarted island goes on with its own optimizer state
@@ -68,6 +71,7 @@ def processes(
                 environment=merged(numeric, place),
                 cpus=_processors(index, place),
                 ends_by_itself=True,
+                progress=steps,
             )
         )
     ports = plan.metrics_ports

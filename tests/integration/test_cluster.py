@@ -67,6 +67,17 @@ def test_a_process_that_cannot_start_is_given_up_with_its_last_words(tmp_path):
         assert cluster.running() == set()
 
 
+def test_a_process_that_dies_without_a_sign_of_its_work_is_given_up_however_long_it_lived(tmp_path):
+    policy = RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, young_deaths=3, settled_after_s=0.0)
+    steps = tmp_path / "steps"
+    with LocalCluster(tmp_path, policy=policy) as cluster:
+        mark = "echo >> lives; [ -e still ] || touch -d @$(wc -l < lives) steps"
+        cluster.start([shell("island", f"cd {tmp_path}; {mark}; exit 7", progress=steps)])
+        wait_for(lambda: (cluster.poll(), cluster.restarts("island") >= 6)[1], "lives with steps")
+        (tmp_path / "still").touch()
+        poll_until(cluster, Change.GAVE_UP)
+
+
 def test_work_that_is_done_is_not_begun_again(tmp_path):
     with LocalCluster(tmp_path) as cluster:
         cluster.start([shell("aggregator", "exit 0", ends_by_itself=True)])

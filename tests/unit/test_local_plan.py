@@ -152,6 +152,8 @@ def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
         assert spec.cpus == (cpus[index % len(cpus)],)
         assert spec.command[-2:] == ["--pace", f"0.{index + 1}"]
         assert spec.environment == {"A": "1", "B": "2"} | WAY
+        assert f"--health {spec.progress}" in " ".join(spec.command), "a step in its life is a sign of work"
+    assert specs[1].progress == plan.store_of("aggregator") / "ledger.jsonl"
     one = daemons.processes(resolved("--pace", "0.5"), environment={}, island_environment={})
     assert all(spec.command[-1] == "0.5" for spec in one[2:])
 

@@ -8,8 +8,9 @@ from ops.processes.supervision import Ended, GiveUp, Restart, RestartPolicy, Sup
 POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=5.0, settled_after_s=10.0, young_deaths=5)
 
 
-def died(supervision, *, status=1, lived_s=0.0, ends_by_itself=False):
-    return supervision.died("x", status=status, lived_s=lived_s, ends_by_itself=ends_by_itself, now_s=100.0)
+def died(supervision, *, status=1, lived_s=0.0, ends_by_itself=False, progressed=None):
+    more = {"ends_by_itself": ends_by_itself, "progressed": progressed}
+    return supervision.died("x", status=status, lived_s=lived_s, now_s=100.0, **more)
 
 
 def test_status_zero_is_the_end_only_of_a_process_that_ends_by_itself():
@@ -44,6 +45,15 @@ def test_a_settled_life_forgets_the_deaths_before_it():
         died(supervision)
     assert died(supervision, lived_s=10.0) == Restart(at_s=101.0, reason="x ended with status 1 after 10.0 s")
     assert isinstance(died(supervision), Restart)
+
+
+def test_a_life_counts_by_what_was_done_in_it_where_that_is_known():
+    supervision = Supervision(POLICY)
+    for _ in range(100):
+        assert isinstance(died(supervision, lived_s=0.5, progressed=True), Restart)
+    verdicts = [died(supervision, lived_s=1000.0, progressed=False) for _ in range(5)]
+    assert [type(verdict) for verdict in verdicts[:4]] == [Restart] * 4
+    assert verdicts[4] == GiveUp(reason="x ended with status 1, 5 times in a row before it got anywhere")
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1, in <module>\n    f()\n"
