@@ -21,7 +21,7 @@ from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
 from islands.config import IslandConfig
 from islands.host_identity import HostIdentity
-from islands.loop import Island
+from islands.loop import Island, present
 from islands.multihost.host_session import HostSession
 from islands.multihost.plans import Plans
 from islands.multihost.rendezvous import gather, spread_over
@@ -148,6 +148,7 @@ def join(
     if config.state_dir is not None:
         checkpoint.prepare(config.state_dir)
     demands = demands_of(arguments.mapping("recipe", recipe))
+    _name_others(run)
     specs = tensor_specs(params, kinds, unit_axes)
     for line in describe_kinds(specs).splitlines():
         log.info("island.kinds", kind=line)
@@ -196,6 +197,17 @@ def join(
     if unmerged is not None:
         paused_file.remove(unmerged)
     return island
+
+
+def _name_others(run: str) -> None:
+    """Warns of islands of the run that this very thread has joined and not left: it steps none of them meanwhile.
+
+    A notebook's cell that is run again leaves one behind, which lives on and makes no steps.
+    """
+    for other in present(run):
+        cure = "call its leave() first, unless this thread steps both"
+        detail = f"this thread is an island of the run already, at step {other.inner_step}: {cure}"
+        log.warning("island.joined_before", run=run, island=other.id, detail=detail)
 
 
 def _started(

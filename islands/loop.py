@@ -18,6 +18,7 @@ Recipes in lockstep are the exception: there it waits for versions (:mod:`island
 from __future__ import annotations
 
 import atexit
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,9 @@ SAVE_WITHIN_S = 5.0
 #: When an island pauses: how long its contributions may take, and how often to look. Of the ten seconds that container
 #: engines leave a process, or the five of an impatient user, the files need some.
 PAUSE_WITHIN_S, PAUSE_LOOK_EVERY_S = 1.5, 0.02
+
+#: The islands of this process that have not left, with the run and the thread that joined it.
+_present: list[tuple[Island, str, int]] = []
 
 
 class Island:
@@ -113,6 +117,7 @@ class Island:
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
         atexit.register(self._at_exit)
+        _present.append((self, config.run_id, threading.get_ident()))
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -335,6 +340,7 @@ class Island:
             return
         self._left = True
         atexit.unregister(self._at_exit)
+        _present[:] = [each for each in _present if each[0] is not self]
         if departure is Departure.PAUSED and self._unmerged is None:
             departure = Departure.STOPPED
         self._session.leave(str(reason), departure)
@@ -435,3 +441,9 @@ class Island:
         elif self._session.checkpoint_file is not None:
             detail = "no state was given to step: until one is, no checkpoint is written into state_dir"
             log.info("checkpoint.waits", detail=detail)
+
+
+def present(run: str) -> list[Island]:
+    """Returns the islands of a run that this thread has joined and not left."""
+    here = run, threading.get_ident()
+    return [island for island, *of in _present if tuple(of) == here]

@@ -13,7 +13,7 @@ when its own patience ends. Where nobody could ever give, it is told so at once.
 from __future__ import annotations
 
 from aggregator.events import Received, Send
-from aggregator.state.members import MISSES_BEFORE_UNRESPONSIVE, Member
+from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.routing.liveness import Liveness
 from broker.wire.messages import AskDonor, Donor, Heartbeat, Phase, StateSource
@@ -76,7 +76,7 @@ class Donations:
         return (
             beat.optimizer is not StateSource.PENDING
             and trained_steps >= run.config.sync_interval
-            and m.missed_rounds < MISSES_BEFORE_UNRESPONSIVE
+            and m.responds  # a donor copies its state between two steps
             and run.members.state(m, run.now_s) is Liveness.ALIVE
             and not run.quarantine.holds(m.island_id, run.now_s)  # who knows what its optimizer has seen
         )

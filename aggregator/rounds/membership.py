@@ -21,6 +21,7 @@ from broker.wire.messages import (
     Join,
     Leave,
     Outstanding,
+    Pacing,
     Phase,
     Reason,
     Refused,
@@ -141,10 +142,10 @@ class Membership:
         self._run.quarantine.joined(member.island_id)
 
     def replaced(self, member: Member) -> None:
-        """A new process of an island: what the one before was asked for is not expected of it."""
+        """A new process of an island: what the one before was asked for is not expected of it, though it may answer."""
         run = self._run
         for round_ in run.open_rounds.values():
-            round_.answer_nothing(member.island_id)
+            round_.excuse(member.island_id)
         run.clock.forget(member.island_id)
         assert run.pacer is not None
         run.pacer.forget(member.island_id)
@@ -309,9 +310,24 @@ class Membership:
             run.clock.forget(member.island_id)
         elif member.ready and not overtaken:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
+        self._look_at_steps(member)
         asked = [self._resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         member.resolutions += asked
         return asked
+
+    def _look_at_steps(self, member: Member) -> None:
+        """Notes whether an island makes steps; if not, it has nothing to hand over, and rounds do not wait for it.
+
+        Its training loop was left without a word, or is busy with something else. One that has stopped is not known to
+        the clock; in lockstep islands stand still because they wait for a round.
+        """
+        run = self._run
+        if run.config.pacing is Pacing.LOCKSTEP:
+            return
+        standing = run.clock.standing(member.island_id, run.now_s, run.config.dead_after_s)
+        if standing is not member.standing:
+            member.stands(standing)
+            run.note("island.standing" if standing else "island.advancing", island=member.island_id)
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""

@@ -98,6 +98,11 @@ class StepClock:
         """Whether an island counts may have changed: that is asked when the cache has been dropped."""
         self._unseen[island_id] = None
 
+    def standing(self, island_id: str, now_s: float, patience_s: float) -> bool:
+        """Returns True if a counter that is reported has not grown for ``patience_s``, and for four of its steps."""
+        pace = self._paces.get(island_id)
+        return pace is not None and now_s - pace.advanced_at_s > max(patience_s, pace.allowance_s)
+
     def forget(self, island_id: str) -> None:
         """Drops an island that left, died or starts anew."""
         self._news_of(island_id)

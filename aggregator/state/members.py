@@ -73,6 +73,7 @@ class Member:
     start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
     counted_at_s: float = 0.0  #: when its counters were last believed
     missed_rounds: int = 0  #: in a row; an island that answers again starts over
+    standing: bool = False  #: it is heard, and makes no steps
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation, by ``beat_sequence``
     beat_sequence: int = -1  #: of the envelope that it came in
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
@@ -104,6 +105,11 @@ class Member:
         """True once it has left for good: its training loop has closed."""
         return self.at.stage is MemberStage.CLOSED
 
+    @property
+    def responds(self) -> bool:
+        """Whether rounds wait for it, if it lives."""
+        return self.missed_rounds < MISSES_BEFORE_UNRESPONSIVE and not self.standing
+
     def begin(self, step: int, tokens: int) -> None:
         """Its life begins, at this step and token counter."""
         self.at.take("begin")
@@ -133,6 +139,11 @@ class Member:
     def missed(self) -> None:
         """A round was closed without its answer."""
         self.missed_rounds += 1
+        self.watch(self.island_id)
+
+    def stands(self, standing: bool) -> None:
+        """It has made no step for a while, or makes some again."""
+        self.standing = standing
         self.watch(self.island_id)
 
     def supersede(self) -> None:
@@ -179,6 +190,7 @@ class Members:
         self._living = Living(self.lives, self.dies_at_s)
         self._live: tuple[frozenset[str], list[Member]] | None = None  # these are made when they are asked for
         self._responsive: tuple[frozenset[str], frozenset[str]] | None = None  # of those that live
+        self.standing: set[str] = set()  #: ids of those that made no step for a while, living or not
         self._all_closed: bool | None = None
         self._rows: dict[str, list[Any]] = {}  # of the record, as it was made last
         self._unrecorded: set[str] = set()  # those that have changed since
@@ -289,7 +301,7 @@ class Members:
             member.earlier.append(member.nonce)
         self._named[nonce] = member
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
-        member.last_seen_s, member.counted_at_s, member.missed_rounds = now_s, now_s, 0
+        member.last_seen_s, member.counted_at_s, member.missed_rounds, member.standing = now_s, now_s, 0, False
         member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
         member.optimizer = StateSource.PENDING
         member.resolutions.clear()
@@ -308,10 +320,11 @@ class Members:
     def changed(self, island_id: str) -> None:
         """Takes note that a member has changed, and tells those who watch."""
         member = self._members[island_id]
-        if self._responsive is not None and _responds(member) != (island_id in self._responsive[1]):
+        if self._responsive is not None and member.responds != (island_id in self._responsive[1]):
             self._responsive = None
         if member.closed is not self._all_closed:
             self._all_closed = None
+        (self.standing.add if member.standing else self.standing.discard)(island_id)
         self._unrecorded.add(island_id)
         self._living.changed(island_id)
         for watcher in self._watchers:
@@ -337,7 +350,7 @@ class Members:
         """Ids of the live members that rounds wait for; the same object as long as they are the same."""
         ids = self._living.ids(now_s)
         if self._responsive is None or self._responsive[0] is not ids:
-            self._responsive = ids, frozenset(m.island_id for m in self.live(now_s) if _responds(m))
+            self._responsive = ids, frozenset(m.island_id for m in self.live(now_s) if m.responds)
         return self._responsive[1]
 
     def next_death_s(self, now_s: float) -> float | None:
@@ -434,10 +447,4 @@ class Members:
         self.changed(member.island_id)
 
     def _next_free(self) -> str:
-        taken = set(self._members)
-        return next(name for i in range(len(taken) + 1) if (name := f"island-{i}") not in taken)
-
-
-def _responds(member: Member) -> bool:
-    """Whether rounds wait for it, if it lives."""
-    return member.missed_rounds < MISSES_BEFORE_UNRESPONSIVE
+        return next(name for i in range(len(self) + 1) if (name := f"island-{i}") not in self._members)

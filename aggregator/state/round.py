@@ -84,6 +84,11 @@ class Round:
         self.answered.add(island_id)
         self._owing.discard(island_id)
 
+    def excuse(self, island_id: str) -> None:
+        """No longer waits for an answer of an island; one that comes all the same is as good as any."""
+        self.asked -= {island_id}
+        self._owing.discard(island_id)
+
     def is_fresh(self, contribution: Admitted) -> bool:
         """Whether a contribution answers this very round.
 

@@ -318,9 +318,9 @@ class Run:
         return live - out if out else live
 
     def num_eligible(self) -> int:
-        """Returns how many these are."""
+        """Returns how many of these make steps, so that a round can have their answers."""
         live, out = self.members.live_ids(self.now_s), self.quarantine.out(self.now_s)
-        return len(live) - len(out & live)
+        return len(live) - len((out | self.members.standing) & live)
 
     def counts(self, island_id: str) -> bool:
         """Whether an island is one of the :meth:`eligible`."""

@@ -41,6 +41,7 @@ _MARKED = {
     "island.left": "island",
     "island.quarantined": "refusal",
     "island.released": "island",
+    "island.standing": "fault",
     "contribution.refused": "refusal",
     "message.refused": "refusal",
     "join.refused": "refusal",

@@ -68,6 +68,7 @@ class Known:
     quarantined: str = ""  #: for what, until ``quarantined_until_s``
     quarantined_until_s: float = -math.inf
     link: Line = field(default_factory=dict)  #: as its last heartbeat says
+    standing: bool = False  #: it makes no steps
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ class RoundStory:
         late: Island -> seconds after the closing at which its answer came.
         caught_up: Island -> version that took its late answer in.
         beheaded: The tape has lost the beginning of the life: islands that it had not heard since are not known.
+        standing: Islands that made no steps when it closed.
         nothing: Islands that answered "nothing", and why, as far as it is known.
         codecs: Island and first step of contributions to the fragment that came lately -> their number format.
     """
@@ -102,6 +104,7 @@ class RoundStory:
     missing: frozenset[str] = frozenset()
     joined: dict[str, float] = field(default_factory=dict)
     gone: dict[str, Why] = field(default_factory=dict)
+    standing: set[str] = field(default_factory=set)
     version: int | None = None
     committed: Mapping[str, Any] = field(default_factory=dict)  #: the note of its version
     late: dict[str, float] = field(default_factory=dict)
@@ -141,6 +144,8 @@ class RoundStory:
             return self.gone[island]
         if island in self.missing:
             return AbsenceReason.SILENT, "it was waited for until the round closed"
+        if island in self.standing:
+            return AbsenceReason.UNRESPONSIVE, "it was heard, but made no steps"
         return AbsenceReason.UNRESPONSIVE, "it had missed two rounds in a row, and did not answer"
 
 
@@ -234,6 +239,10 @@ class Storyteller:
                 known = self._known.get(fields["island"])
                 if known is not None:
                     known.quarantined, known.quarantined_until_s = str(fields["reason"]), now_s + fields["for_s"]
+            case "island.standing" | "island.advancing":
+                known = self._known.get(fields["island"])
+                if known is not None:
+                    known.standing = name == "island.standing"
             case "broker.back":  # nobody could be heard while it was away: who lived then counts as just heard
                 for known in self._known.values():
                     known.heard_at_s = now_s
@@ -326,6 +335,8 @@ class Storyteller:
         for island in story.asked:
             known = self._known.get(island)
             why = self._unfit(known, now_s) if known is not None else None
+            if known is not None and known.standing:
+                story.standing.add(island)
             if why is not None and why[0] in (AbsenceReason.LEFT, AbsenceReason.DEAD):
                 story.gone[island] = why
         if name == "round.cancelled":

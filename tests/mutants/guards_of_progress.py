@@ -33,7 +33,7 @@ PROGRESS = (
         6,
         "rounds wait for islands that missed two",
         "aggregator/state/members.py::Members.responsive",
-        "for m in self.live(now_s) if _responds(m))",
+        "for m in self.live(now_s) if m.responds)",
         "for m in self.live(now_s))",
         "unit/test_aggregator_members.py::test_rounds_wait_for_islands_that_missed_fewer_than_two",
     ),

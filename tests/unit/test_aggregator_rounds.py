@@ -107,6 +107,34 @@ def test_asking_for_deadlines_does_not_meet_a_quorum():
     assert made.run.open_rounds[round_id].quorum_met_at_s is None
 
 
+def test_a_round_does_not_wait_for_an_island_that_is_heard_and_makes_no_steps():
+    made = desk("a", "b", quorum=2)
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    while made.run.versions == (0,) and made.now_s < 30.0:
+        made.run_to(made.now_s + 0.5)
+        made.beat("a", 4 + round(10 * made.now_s))
+        made.beat("b", 4)
+    assert made.now_s == 6.5, "it counts as dead after 6 s without a word"
+    made.beat("b", 4)
+    made.open_round("a", step=100)
+    made.offer("a", 4, 100)
+    assert made.run.versions == (2,)
+    assert notes(made.beat("b", 5), "island.advancing")
+    assert made.run.members.responsive(made.now_s) == {"a", "b"}
+
+
+def test_whoever_joins_while_a_round_is_open_may_answer_it():
+    """The one that was asked is left behind in a notebook: no steps, and a heartbeat now and then."""
+    made = desk("a", islands=1, quorum=1)
+    round_id = made.open_round("a", step=4)
+    made.join("b")
+    assert sent(made.beat("b", 4), FleetState, "b")[-1].rounds == (OpenRound(round_id=round_id, fragment_id=0),)
+    made.offer("b", 0, 4)
+    made.run_to(1.0)
+    assert made.run.versions == (1,)
+
+
 # --- held contributions -------------------------------------------------------------------------------------------
 
 

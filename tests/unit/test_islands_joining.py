@@ -1,11 +1,14 @@
 """Between the arguments of a join and the first version."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from broker.process import clocks
 from broker.wire.errors import Unavailable
 from islands.config import IslandConfig
-from islands.joining import _wait_until_startable
+from islands.joining import _name_others, _wait_until_startable
 from islands.session.exchange import Exchange
 
 
@@ -29,3 +32,14 @@ def test_silence_is_measured_by_the_clock_that_says_when_the_run_was_heard(monke
     with pytest.raises(Unavailable, match="was silent for 10 s"):
         _wait_until_startable(exchange, IslandConfig(join_timeout_s=10.0), look)
     assert looked_at_s[-1] - exchange.heard_at_s == 11.0
+
+
+def test_a_thread_that_has_joined_the_run_before_is_told_of_the_island_that_it_left_behind(monkeypatch, caplog):
+    here = threading.get_ident()
+    places = [("first", "demo", here), ("of-another-run", "other", here), ("of-another-thread", "demo", here + 1)]
+    present = [(SimpleNamespace(id=name, inner_step=7), run, thread) for name, run, thread in places]
+    monkeypatch.setattr("islands.loop._present", present)
+    _name_others("demo")
+    assert len(caplog.records) == 1
+    assert "island.joined_before run=demo island=first" in caplog.text
+    assert "at step 7: call its leave() first" in caplog.text
