@@ -200,7 +200,7 @@ def join(
 
 
 def _name_others(run: str) -> None:
-    """Warns of islands of the run that this very thread has joined and not left: it steps none of them meanwhile.
+    """Warns of islands of the run that this thread has joined and not left, and steps no more.
 
     A notebook's cell that is run again leaves one behind, which lives on and makes no steps.
     """

@@ -142,7 +142,7 @@ class Membership:
         self._run.quarantine.joined(member.island_id)
 
     def replaced(self, member: Member) -> None:
-        """A new process of an island: what the one before was asked for is not expected of it, though it may answer."""
+        """Excuses a new process of an island from what the one before was asked for; it may answer."""
         run = self._run
         for round_ in run.open_rounds.values():
             round_.excuse(member.island_id)
@@ -316,7 +316,7 @@ class Membership:
         return asked
 
     def _look_at_steps(self, member: Member) -> None:
-        """Notes whether an island makes steps; if not, it has nothing to hand over, and rounds do not wait for it.
+        """Notes whether an island makes steps; rounds do not wait for one that makes none.
 
         Its training loop was left without a word, or is busy with something else. One that has stopped is not known to
         the clock; in lockstep islands stand still because they wait for a round.

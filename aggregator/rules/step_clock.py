@@ -99,7 +99,7 @@ class StepClock:
         self._unseen[island_id] = None
 
     def standing(self, island_id: str, now_s: float, patience_s: float) -> bool:
-        """Returns True if a counter that is reported has not grown for ``patience_s``, and for four of its steps."""
+        """Returns True if a reported counter has not grown for ``patience_s``, and for four of its steps."""
         pace = self._paces.get(island_id)
         return pace is not None and now_s - pace.advanced_at_s > max(patience_s, pace.allowance_s)
 

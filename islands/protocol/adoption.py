@@ -217,7 +217,7 @@ class Adoption:
         self._ask_at_once()  # the version wanted may be one that is here already
 
     def _replace_stale(self, p: int) -> None:
-        """Takes the global parameters of a fragment if what was trained since would be refused as too old as well.
+        """Takes a fragment's global parameters if what was trained since would be refused as too old, too.
 
         Else nothing is lost but what was refused: it is in the reference value, and so leaves the local parameters with
         the next version; not so where they are mixed with that. What is being captured is judged by itself.

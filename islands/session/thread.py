@@ -112,7 +112,7 @@ class CommunicationThread(ABC):
             self._guarded(self._look)
 
     def _ring(self, at_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Returns a timer that calls at a time of this thread's clock, which may jump where the loop's does not."""
+        """Returns a timer that calls at a time of this thread's clock, which the loop does not go by."""
         # Never earlier than in a millisecond, or a late one would spin.
         return self._loop.call_later(max(at_s - self._clock(), 0.001), self._guarded, call)
 
