@@ -23,7 +23,7 @@ from broker.process import flags, limits, logs, settings
 from broker.process.signals import Interrupted, Signals
 from broker.sinks.target import check_installed, target_of
 from broker.transport.keys import client_keys
-from broker.wire.errors import ConfigError, RunEnded
+from broker.wire.errors import ConfigError, RunEnded, cure_of
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
 from islands.config import IslandConfig
@@ -206,7 +206,7 @@ class _Health:
             path.touch()
             os.utime(path, (0, 0))
         except OSError as err:
-            raise ConfigError("health", str(path), "cannot be written; give a file in a writable directory") from err
+            raise ConfigError("health", str(path), f"cannot be written ({err.strerror}): {cure_of(err)}") from err
 
     def step(self, heard_ago_s: float | None) -> None:
         """Takes note of a step, and of when anything last came from the broker before it; None if nothing has."""

@@ -21,7 +21,7 @@ from broker.process import flags
 from broker.process.settings import settings_of
 from broker.process.toml import dump
 from broker.wire.addresses import check_address, is_local
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.names import check_name
 from islands.config import IslandConfig
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     except FileExistsError as err:
         raise ConfigError("DIR", str(err.filename), "is a file: name a directory, in which there is none yet") from err
     except OSError as err:
-        raise Unavailable(f"cannot write {args.dir} ({err.strerror}): name another DIR", definite=True) from err
+        raise Unavailable(f"cannot write {args.dir} ({err.strerror}): {cure_of(err)}", definite=True) from err
     print(f"wrote {', '.join(written)} in {args.dir}; next:\n")
     for line in next_commands(fleet, args.dir, launcher.program(args.dir)):
         print(f"  {line}")

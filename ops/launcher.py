@@ -326,6 +326,9 @@ def _one_builder(path: Path) -> Iterator[None]:
         except BlockingIOError:
             _say(f"another start is building {path.stem}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as err:
+            cure = "put the checkout on a file system with locks, or set ATOLL_NO_VENV=1"
+            raise LauncherError(f"cannot lock {path} ({err.strerror}); {cure}") from err
         yield
     finally:
         os.close(descriptor)

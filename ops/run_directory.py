@@ -12,7 +12,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 
 LOCK_FILE = "lock"
 
@@ -47,32 +47,47 @@ def claim(run_dir: Path) -> int:
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as err:
-        raise Unavailable(f"cannot write {path} ({err.strerror}); check its permissions", definite=True) from err
+        raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
+    except BlockingIOError as err:
         holder = os.pread(lock, 100, 0).decode(errors="replace") or "another process"
         os.close(lock)
         cure = f"is in use by {holder}: one `up` at a time; end that one first (Ctrl-C)"
         raise ConfigError("run_dir", str(run_dir), cure) from err
+    except OSError as err:
+        os.close(lock)
+        raise Unavailable(f"cannot lock {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
     except OSError as err:
         os.close(lock)
-        raise Unavailable(f"cannot write {path} ({err.strerror}); choose another --run-dir", definite=True) from err
+        raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
     return lock
 
 
 def in_use(run_dir: Path) -> bool:
-    """Tells whether an ``up`` works in a run directory now."""
+    """Tells whether an ``up`` works in a run directory now; raises as :func:`is_locked` does."""
+    return is_locked(run_dir / LOCK_FILE)
+
+
+def is_locked(path: Path) -> bool:
+    """Tells whether a process holds a file; none does that is not there.
+
+    Raises:
+        Unavailable: Nobody can tell here.
+    """
     try:
-        with open(run_dir / LOCK_FILE, "rb") as file:
+        with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there is none
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as err:
+        what = f"cannot tell whether a process works with {path} ({err.strerror}); {cure_of(err)}"
+        raise Unavailable(what, definite=True) from err
     return False
 
 
@@ -90,4 +105,4 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> None:
         what = f"cannot write {path!s}: {err.object[err.start : err.end]!r} in it is no text"
         raise Unavailable(f"{what}; choose paths that are UTF-8", definite=True) from err
     except OSError as err:
-        raise Unavailable(f"cannot write {path} ({err.strerror}); check space and permissions", definite=True) from err
+        raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from aggregator.copies.place import Place, place_of
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 
 #: A request that takes longer is given up, and repeated. A part of a large object is one request.
 REQUEST_S, CONNECT_S = 60.0, 5.0
@@ -91,7 +91,7 @@ class Bucket:
                 return cls(LocalStore(folder), place)
             return cls(from_url(place.url, client_options=client, retry_config=retries, **options), place)
         except OSError as err:
-            raise Unavailable(f"cannot make {place.url}: {err.strerror}; check that disk", definite=True) from err
+            raise Unavailable(f"cannot make {place.url}: {err.strerror}; {cure_of(err)}", definite=True) from err
         except (BaseError, ValueError) as err:
             cure = "; set AZURE_STORAGE_ACCOUNT_NAME" if "Account must be specified" in str(err) else ""
             raise ConfigError(name, text, f"cannot be used: {_brief(err)}{cure}") from err

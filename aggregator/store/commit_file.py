@@ -34,7 +34,7 @@ import xxhash
 from aggregator.events import Commit
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.state.records import commit_from_map, commit_to_map
-from broker.wire.errors import LocalProtocolError, Unavailable
+from broker.wire.errors import LocalProtocolError, Unavailable, cure_of
 from broker.wire.schema import Unfit
 from broker.wire.tensors import fragment_digest
 
@@ -178,8 +178,7 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
     except OSError as err:
         if err.errno == errno.EIO:
             raise Damaged(path, "the disk cannot read it") from err
-        cure = "let the user of this process read it, then start again"
-        raise Unavailable(f"cannot read {path}: {err.strerror}; {cure}", definite=True) from err
+        raise Unavailable(f"cannot read {path}: {err.strerror}; {cure_of(err)}", definite=True) from err
 
 
 def _read_header(file: io.BufferedReader, path: Path) -> Header:

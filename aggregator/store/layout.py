@@ -12,8 +12,6 @@ opening, and then a newer one is there.
 
 from __future__ import annotations
 
-import errno
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,20 +23,10 @@ import xxhash
 from aggregator.events import Commit
 from aggregator.merge.fragment_state import Vector
 from aggregator.store.commit_file import FORMAT, Damaged, read_params
-from broker.wire.errors import Unavailable
+from broker.process import logs
+from broker.wire.errors import Unavailable, cure_of
 
-_LOG = logging.getLogger(__name__)
-_CURES = {
-    errno.ENOSPC: "free space on that disk",
-    errno.EDQUOT: "raise this user's quota on that disk",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-    errno.EACCES: "give this user the right to it, or choose another directory",
-    errno.EPERM: "give this user the right to it, or choose another directory",
-    errno.EROFS: "mount that disk writable, or choose another directory",
-    errno.ENOTDIR: "choose a path that leads through directories",
-    errno.EEXIST: "choose a path that is a directory, or does not exist",
-    errno.EMFILE: "raise the limit on open files (ulimit -n)",
-}
+log = logs.get(__name__)
 
 
 @contextmanager
@@ -47,8 +35,7 @@ def mapped(what: str, *, definite: bool) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        cure = _CURES.get(err.errno or 0, "check that disk")
-        raise Unavailable(f"{what}: {err.strerror or err}; {cure}", definite=definite) from err
+        raise Unavailable(f"{what}: {err.strerror or err}; {cure_of(err)}", definite=definite) from err
 
 
 def name_path(directory: Path) -> Path:
@@ -141,7 +128,7 @@ def read_newest(directory: Path, fragment_id: int) -> tuple[Commit, Vector]:
                 try:
                     return read_params(commit_path(directory, fragment_id, version))
                 except Damaged as err:
-                    _LOG.warning("store.version_damaged path=%s problem=%r", err.path, err.problem)
+                    log.warning("store.version_damaged", path=str(err.path), problem=err.problem)
         except FileNotFoundError:
             continue  # pruned since it was listed: the writer is ahead, and newer versions are there
         what = "no whole version" if listed else "no version"

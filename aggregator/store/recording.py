@@ -26,7 +26,7 @@ from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.kernels import MergedFragment
 from aggregator.merge.pieces import vector
 from broker.process import logs
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of
 
 log = logs.get(__name__)
 
@@ -67,7 +67,7 @@ class Recorder:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as err:
-            cure = f"needs the directory {directory}, which cannot be created ({err.strerror}): move the tape"
+            cure = f"needs the directory {directory}, which cannot be created ({err.strerror}): {cure_of(err)}"
             raise ConfigError("record_payloads", True, cure) from err
 
     def record(self, action: Merge, before: FragmentState, merged: MergedFragment, after: FragmentState) -> None:

@@ -11,6 +11,7 @@ The moment is one at which each of its versions was the newest: no version came 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -143,7 +144,7 @@ def _linked(store: Path, building: Path) -> Snapshot | None:
         for fragment_id, version in newest.items():
             target = commit_path(building, fragment_id, version)
             target.parent.mkdir(parents=True)
-            os.link(commit_path(store, fragment_id, version), target)
+            _link(commit_path(store, fragment_id, version), target)
             headers[fragment_id], size = read_header(target), size + target.stat().st_size
     except FileNotFoundError:
         return None  # pruned since it was listed
@@ -161,6 +162,16 @@ def _linked(store: Path, building: Path) -> Snapshot | None:
         digests={fragment_id: each.digest for fragment_id, each in commits.items()},
         size_bytes=size,
     )
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as err:
+        if err.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        cure = "a snapshot needs hard links: be the user of the aggregator, and have the store on a disk with links"
+        raise Unavailable(f"cannot link {source} ({err.strerror}); {cure}", definite=True) from err
 
 
 def _newest(store: Path) -> dict[int, int]:

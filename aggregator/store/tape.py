@@ -55,7 +55,7 @@ from aggregator.store.segments import TapeReader, is_tape
 from broker.process import logs
 from broker.process.settings import from_sources, to_table
 from broker.routing.resending import Carried
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of
 from broker.wire.messages import KINDS, Codec, Encoded, Envelope, Reason, kind_of
 from broker.wire.schema import Record
 
@@ -271,8 +271,7 @@ class Tape:
             size = os.fstat(self._fd).st_size
             self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
         except OSError as err:
-            cure = f"cannot be written ({err.strerror}); give a file in a directory where this user may write"
-            raise ConfigError("tape", str(path), cure) from err
+            raise ConfigError("tape", str(path), f"cannot be written ({err.strerror}); {cure_of(err)}") from err
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Remembers a line for the next flush; drops it if too many wait already."""

@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from broker.metrics.family import Family, Kind
 from broker.process import logs
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of_listening
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -73,8 +73,8 @@ class MetricsServer:
         try:
             self._server = server_class((host.strip("[]"), port), _Handler)
         except OSError as err:
-            cure = f"cannot be listened on at {host} ({err.strerror or err})"
-            raise ConfigError("metrics_port", port, f"{cure}: take another, or 0 for none") from err
+            cure = f"cannot be listened on at {host} ({err.strerror or err}): {cure_of_listening(err)}, or 0 for none"
+            raise ConfigError("metrics_port", port, cure) from err
         self._server.set_app(application)
         self._thread = threading.Thread(target=self._server.serve_forever, name="atoll-metrics", daemon=True)
         self._thread.start()

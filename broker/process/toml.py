@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of
 
 
 def read(path: str | os.PathLike[str], *, field: str, cure: str = "give the path of a TOML file") -> dict[str, Any]:
@@ -35,9 +35,11 @@ def text(path: str | os.PathLike[str], *, field: str, cure: str = "give the path
     """
     try:
         return Path(path).read_text(encoding="utf-8-sig")  # some editors put a mark before the text
-    except (OSError, UnicodeDecodeError) as err:
+    except (FileNotFoundError, UnicodeDecodeError) as err:
         why = err.strerror if isinstance(err, OSError) else "it is no text in UTF-8"
         raise ConfigError(field, os.fspath(path), f"cannot be read ({why}); {cure}") from err
+    except OSError as err:
+        raise ConfigError(field, os.fspath(path), f"cannot be read ({err.strerror}); {cure_of(err, cure)}") from err
 
 
 def parse(written: str, *, field: str, source: str) -> dict[str, Any]:

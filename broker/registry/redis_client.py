@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError, RedisError
 
 from broker.registry import redis_address
 from broker.registry.redis_address import Place
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of
 from broker.wire.masking import shown
 
 #: For each sentinel, to connect and to answer: a dead one must not take the time of those behind it.
@@ -64,11 +64,10 @@ def read_password(path: str) -> str:
     """
     try:
         text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as err:
-        why = err.strerror if isinstance(err, OSError) else "it is no text in UTF-8"
-        raise ConfigError(
-            "password_file", path, f"cannot be read ({why}): give it to the user of this process"
-        ) from err
+    except UnicodeDecodeError as err:
+        raise ConfigError("password_file", path, "is no text in UTF-8: name the file with the password") from err
+    except OSError as err:
+        raise ConfigError("password_file", path, f"cannot be read ({err.strerror}): {cure_of(err)}") from err
     if not text:
         raise ConfigError("password_file", path, "is empty: write the password into it")
     return text

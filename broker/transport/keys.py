@@ -11,6 +11,7 @@ unless the operator says ``insecure``.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import tempfile
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
 
 ALLOW_LIST = "allowed.keys"
@@ -88,7 +89,8 @@ def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
     except OSError as err:
         for path in made:  # half a pair is none, and would stand in the way of the next attempt
             path.unlink(missing_ok=True)
-        raise Unavailable(f"cannot write keys into {directory} ({err.strerror})", definite=True) from err
+        what = f"cannot write keys into {directory} ({err.strerror}); {cure_of(err)}"
+        raise Unavailable(what, definite=True) from err
     return secret, public
 
 
@@ -103,7 +105,7 @@ def read_secret(path: Path, *, setting: str = "key") -> KeyPair:
         raise ConfigError(setting, str(path), "is the public half; name the .secret file of the pair")
     found = path.stat()
     if others_may_read(stat.S_IMODE(found.st_mode), found.st_uid, os.geteuid()):
-        raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {path}")
+        raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {shlex.quote(str(path))}")
     identity, secret = parse_line(text, field=str(path))
     return KeyPair(identity=identity, secret=secret, public=zmq.curve_public(secret.encode()).decode())
 
@@ -157,20 +159,21 @@ def write_allow_list(path: Path, allowed: dict[str, Identity]) -> None:
         os.chmod(file.name, 0o644)
         os.replace(file.name, path)
     except OSError as err:
-        raise Unavailable(f"cannot write {path} ({err.strerror})", definite=True) from err
+        raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
 
 
 def _read(path: Path, setting: str) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")  # some editors put a mark before the text
-    except OSError as err:
+    except FileNotFoundError as err:
         cure = "make it with `atoll keys new`"
         if not path.is_absolute():
             cure += "; the path is seen from the folder where the command is started: is that the right one?"
         if path.name == BROKER_PUBLIC:
             cure = "copy it from where the broker's keys were made: any other one is of another broker"
-        cure = f"cannot be read ({err.strerror}); {cure}"
-        raise ConfigError(setting, str(path), cure) from err
+        raise ConfigError(setting, str(path), f"cannot be read ({err.strerror}); {cure}") from err
+    except OSError as err:
+        raise ConfigError(setting, str(path), f"cannot be read ({err.strerror}); {cure_of(err)}") from err
     if not text.isascii():
         raise ConfigError(setting, str(path), "is no key file: not ASCII")
     return text

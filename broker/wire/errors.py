@@ -10,7 +10,40 @@ Expected outcomes, such as a stale contribution, are no errors: they are values 
 
 from __future__ import annotations
 
+import errno
+
 from broker.wire.masking import masked
+
+_NO_RIGHT = "give this user the right to it, or name another"
+_NOT_THERE = "it is on a file system that cannot do this (lock a file, flush a directory): name one on a local disk"
+_CURES = {
+    errno.ENOENT: "there is none: check the path, and the folder that it is seen from",
+    errno.ENOTDIR: "choose a path that leads through directories",
+    errno.EISDIR: "it is a directory: name a file",
+    errno.EEXIST: "choose a path that is a directory, or does not exist",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+    errno.EROFS: "mount that disk writable, or name another",
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "raise this user's quota on that disk",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise this machine's limit on open files (sysctl fs.file-max)",
+    errno.ENOLCK: _NOT_THERE,
+    errno.EINVAL: _NOT_THERE,
+    errno.ENOSYS: _NOT_THERE,
+    errno.EOPNOTSUPP: _NOT_THERE,
+}
+_NO_ADDRESS = "this machine has no such address: give one of its own"
+_CURES_OF_LISTENING = {
+    errno.EADDRINUSE: "end the process that listens there, or take another port",
+    errno.EACCES: "this user may not: take a port above 1023",
+    errno.EADDRNOTAVAIL: _NO_ADDRESS,
+    errno.EAFNOSUPPORT: _NO_ADDRESS,
+    errno.ENODEV: _NO_ADDRESS,
+    errno.EMFILE: _CURES[errno.EMFILE],
+}
 
 
 class AtollError(Exception):
@@ -69,6 +102,16 @@ class Unavailable(AtollError):
 
 class RunEnded(AtollError):
     """The run is over: whoever comes now finds nothing to train."""
+
+
+def cure_of(err: OSError, otherwise: str = "check that disk") -> str:
+    """Returns what to do about an error of files: by its number, or else ``otherwise``."""
+    return _CURES.get(err.errno or 0, otherwise)
+
+
+def cure_of_listening(err: OSError) -> str:
+    """Returns what to do where an address cannot be listened on."""
+    return _CURES_OF_LISTENING.get(err.errno or 0, "check the address")
 
 
 def _short(value: object, limit: int = 80) -> str:

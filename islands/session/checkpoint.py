@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from islands.arguments import is_carried, shown
 from islands.arrays import placement, plain_leaves
 from islands.arrays.in_place import InPlaceState
@@ -118,8 +118,9 @@ def prepare(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
+        sync_directory(directory)  # which some file systems cannot
     except OSError as err:
-        cure = f"no checkpoint can be written there ({err.strerror}): choose another, or leave it out"
+        cure = f"no checkpoint can be written there ({err.strerror}): {cure_of(err)}, or leave it out"
         raise ConfigError("state_dir", str(directory), cure) from err
 
 
@@ -177,8 +178,8 @@ def save(
     except OSError as err:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        cure = "make room or choose another --state-dir"
-        raise Unavailable(f"cannot write the checkpoint {path} ({err.strerror}): {cure}", definite=True) from err
+        what = f"cannot write the checkpoint {path} ({err.strerror}): {cure_of(err)}"
+        raise Unavailable(what, definite=True) from err
     finally:
         _being_written.discard(temporary)
     return sum(map(len, pieces))
@@ -207,7 +208,7 @@ def read_if_there(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as err:
-        raise Unavailable(f"cannot read {path} ({err.strerror})", definite=True) from err
+        raise Unavailable(f"cannot read {path} ({err.strerror}): {cure_of(err)}", definite=True) from err
 
 
 def load(path: Path) -> Checkpoint | None:

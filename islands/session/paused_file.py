@@ -18,7 +18,7 @@ import msgpack
 import xxhash
 
 from broker.wire.codec import decode, encode, verify
-from broker.wire.errors import RemoteProtocolError, Unavailable
+from broker.wire.errors import RemoteProtocolError, Unavailable, cure_of
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Contribution, Envelope
 from islands.protocol.data_shares import Cursor
@@ -60,8 +60,7 @@ def save(path: Path, paused: Paused) -> int:
     except OSError as err:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        cure = "make room, or choose another state_dir"
-        raise Unavailable(f"cannot write {path} ({err.strerror}): {cure}", definite=True) from err
+        raise Unavailable(f"cannot write {path} ({err.strerror}): {cure_of(err)}", definite=True) from err
     return _PREFIX.size + len(packed)
 
 

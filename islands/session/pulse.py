@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of
 
 MAGIC = b"atollpul"
 CAPACITY = 8192
@@ -55,8 +55,10 @@ class Pulse:
                 self._memory = mmap.mmap(fd, _SIZE)
             finally:
                 os.close(fd)
-        except (OSError, ValueError) as err:
-            raise ConfigError("pulse", str(path), "cannot be written; give a file in a writable directory") from err
+        except ValueError as err:  # it is too short to be mapped
+            raise ConfigError("pulse", str(path), "is another file; give a new one") from err
+        except OSError as err:
+            raise ConfigError("pulse", str(path), f"cannot be written ({err.strerror}): {cure_of(err)}") from err
         if self._memory[:_COUNT_AT] != MAGIC:
             raise ConfigError("pulse", str(path), "is another file; give a new one")
         self._count = int(_COUNT.unpack_from(self._memory, _COUNT_AT)[0])

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from broker.process.user_files import cache_folder
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of
 from islands.tasks.vocabulary import Vocabulary, remembered, train
 
 #: A one-dimensional array of token ids: uint8 of text, uint16 of its pieces, or whatever integers a token array holds.
@@ -222,7 +222,7 @@ def _read_texts(files: Iterable[Path], given: set[Path]) -> list[bytes]:
                 binary = bool(text) and not holds_text(text)
                 text += b"" if binary else opened.read()
         except OSError as err:
-            raise ConfigError("data", str(file), f"cannot be read ({err.strerror}): check its permissions") from err
+            raise ConfigError("data", str(file), f"cannot be read ({err.strerror}): {cure_of(err)}") from err
         if file in given and binary:
             raise ConfigError("data", str(file), "is not text: give text, or token ids as .npy or .bin (uint16)")
         if file in given and not text:

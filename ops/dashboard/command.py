@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from broker.observing.client import ObservedRun
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of_listening
 from ops.dashboard.watched_run import WatchedRun
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, add_key_flags, observed_run
 
@@ -88,9 +88,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as err:
-        cure = "choose another --port, or 0 for any that is free"
-        why = os.strerror(err.errno) if err.errno else err
-        raise Unavailable(f"cannot listen on {host}:{port} ({why}): {cure}", definite=True) from err
+        what = f"cannot listen on {host}:{port} ({os.strerror(err.errno) if err.errno else err})"
+        cure = f"{cure_of_listening(err)}, or --port 0 for any that is free"
+        raise Unavailable(f"{what}: {cure}", definite=True) from err
 
 
 def serve(watched: WatchedRun, listening: socket.socket) -> None:

@@ -131,21 +131,20 @@ class PortsSeen:
     """The TCP ports of this machine that a run takes.
 
     Attributes:
-        free_pair: Two adjacent free ports on loopback were found.
+        error: Why no two adjacent free ports were found on loopback, with the cure; empty if they were.
         broker: The ports of a broker here, with whether each is free.
         own_broker: The broker that was asked about is one of this machine, on these ports.
     """
 
-    free_pair: bool
-    broker: tuple[tuple[int, bool], ...]
+    error: str = ""
+    broker: tuple[tuple[int, bool], ...] = ()
     own_broker: bool = False
 
 
 def ports(seen: PortsSeen) -> Finding:
     """Judges whether ``up`` and a broker find their ports."""
-    if not seen.free_pair:
-        cure = "end what listens on so many ports, or name two with `up --port`"
-        return failure("ports", "no two adjacent free ports on loopback", cure)
+    if seen.error:
+        return failure("ports", "`up` and a broker find none", seen.error)
     taken = [port for port, free in seen.broker if not free]
     names = " and ".join(str(port) for port, _ in seen.broker)
     if not taken or seen.own_broker:

@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq
 
 from broker.process.release import release
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, Unavailable
 from ops.doctor.machine_findings import DiskSeen, JaxSeen, PortsSeen, PythonSeen
 from ops.processes.child_process import error_in, tied
 from ops.processes.cluster import are_free, free_ports
@@ -92,12 +92,12 @@ def look_at_ports(port: int, *, own_broker: bool) -> PortsSeen:
     """Returns which of the ports of a broker are free, and whether ``up`` would find two."""
     try:
         free_ports(2)
-    except ConfigError:
-        found = False
-    else:
-        found = True
-    pair = tuple((each, are_free([each])) for each in (port, port + 1))
-    return PortsSeen(free_pair=found, broker=pair, own_broker=own_broker)
+        pair = tuple((each, are_free([each])) for each in (port, port + 1))
+    except ConfigError as err:
+        return PortsSeen(error=err.cure, own_broker=own_broker)
+    except Unavailable as err:
+        return PortsSeen(error=str(err), own_broker=own_broker)
+    return PortsSeen(broker=pair, own_broker=own_broker)
 
 
 def look_at_disk(directory: Path) -> DiskSeen:

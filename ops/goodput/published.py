@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from ops.goodput.accounts import Account
 from ops.goodput.caveats import caveats, changed
 from ops.goodput.fleet import FailureModel, Fleet, Mode, check_together
@@ -189,4 +189,4 @@ def plot(path: Path, result: Result, curves: Mapping[str, Iterable[tuple[int, fl
         try:
             figure.savefig(path, format="svg", metadata={"Date": None})
         except OSError as err:
-            raise Unavailable(f"cannot write {path}: {err.strerror}; choose another --plot", definite=True) from err
+            raise Unavailable(f"cannot write {path}: {err.strerror}; {cure_of(err)}", definite=True) from err

@@ -29,7 +29,7 @@ from aggregator.store.ledger_file import read_rows
 from aggregator.store.segments import is_tape
 from aggregator.store.tape import read_lines
 from broker.registry.registry import KEEP_VERSIONS, Registry
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.messages import Reason
 from broker.wire.records import KeptVersion
 from ops import curve
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         found = explain(target, ledgers=ledgers, tapes=tapes)
     except OSError as err:
-        raise Unavailable(f"cannot read {err.filename}: {err.strerror}", definite=True) from err
+        raise Unavailable(f"cannot read {err.filename}: {err.strerror}; {cure_of(err)}", definite=True) from err
     if found is None:
         raise Unavailable(f"{args.directory} knows no {args.version}: {_newest(ledgers)}", definite=True)
     judged = None
@@ -445,6 +445,5 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()
-    width = PLAIN_WIDTH if not os.isatty(1) else None
-    Console(file=text, width=width, highlight=False).print(table)
+    Console(file=text, width=None if os.isatty(1) else PLAIN_WIDTH, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -27,7 +27,7 @@ from aggregator.state.records import check_ledger_line
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.segments import is_tape, segments_of
 from aggregator.store.tape import numbered_lines
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.schema import Unfit
 from ops.inspect.dropped import Gone, gone_of
 from ops.inspect.explain import ledgers_in, tapes_in
@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         found, covered = replay_all(tapes, payloads=args.payloads, ledgers=ledgers)
     except OSError as err:
-        raise Unavailable(f"cannot read {err.filename or tapes[0]}: {err.strerror}", definite=True) from err
+        what = f"cannot read {err.filename or tapes[0]}: {err.strerror}; {cure_of(err)}"
+        raise Unavailable(what, definite=True) from err
     same = all(each.difference is None for each in found)
     missing = covered.empty or not (covered.complete or args.allow_missing)
     if args.json:

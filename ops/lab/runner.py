@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aggregator.store.layout import mapped
-from broker.wire.errors import Unavailable
+from broker.wire.errors import Unavailable, cure_of
 from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, append, newest, path_of, read
 from ops.lab.schedule import Run, due, left_out
@@ -232,6 +232,8 @@ def _workspace(directory: Path, experiment: str) -> Iterator[Path]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
             raise Unavailable(f"{experiment} is being run already, with records in {directory}", definite=True) from err
+        except OSError as err:
+            raise Unavailable(f"cannot lock {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
         with mapped("cannot make a temporary folder, for which TMPDIR may name a place", definite=True):
             place = zlib.crc32(os.fsencode(directory.resolve()))
             scratch = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-{place:08x}-{experiment}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.process.settings import nearest, refuse_unknown
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from ops.links.carrier import Carrier
 from ops.links.condition import LinkCondition, Way
 from ops.links.control import short_path
@@ -133,8 +133,7 @@ async def listening(path: Path, carriers: Mapping[str, Carrier]) -> Any:
             sock.bind(short)
             os.chmod(short, 0o600)
     except OSError as err:
-        cure = "check the directory and its permissions"
-        raise Unavailable(f"cannot make the socket {path} ({err.strerror}); {cure}", definite=True) from err
+        raise Unavailable(f"cannot make the socket {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # whoever asked went away

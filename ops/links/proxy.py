@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from broker.process import logs
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of_listening
 from ops.links import wiring
 from ops.links.carrier import SOCKET_BUFFER_BYTES, Carrier
 from ops.links.control_server import listening
@@ -118,6 +118,6 @@ def _bound(host: str, port: int) -> socket.socket:
         sock.setblocking(False)
     except OSError as err:
         sock.close()
-        cure = "end the process that listens there, or start the run anew"
+        cure = f"{cure_of_listening(err)}: start the run anew"
         raise Unavailable(f"links cannot listen on {host}:{port} ({err.strerror}); {cure}", definite=True) from err
     return sock

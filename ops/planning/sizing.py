@@ -21,7 +21,7 @@ from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.process import settings
 from broker.process.values import whole_number
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, cure_of
 from broker.wire.fragments import Kind, TensorSpec
 from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
@@ -87,7 +87,7 @@ def read_model(path: Path) -> Model:
     try:
         return reader(path)
     except OSError as err:
-        raise ConfigError("model", str(path), f"cannot be read ({err.strerror}); name a file that can") from err
+        raise ConfigError("model", str(path), f"cannot be read ({err.strerror}); {cure_of(err)}") from err
 
 
 def _of_safetensors(path: Path) -> Model:

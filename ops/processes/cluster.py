@@ -7,6 +7,7 @@ thread: not after an exception, and not after kill -9 (see :mod:`ops.processes.c
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import assert_never
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of_listening
 from ops.processes.child_process import Child, Guard, ProcessSpec, last_lines, stop_in_order
 from ops.processes.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
 
@@ -227,18 +228,28 @@ def free_ports(count: int) -> int:
         first = random.Random().randrange(low, high - count)
         if are_free(range(first, first + count)):
             return first
-    raise ConfigError("port", 0, f"no {count} adjacent free ports were found; name one")
+    which = "no port is" if count == 1 else f"no {count} adjacent ports are"
+    raise ConfigError("port", 0, f"{which} free: end what listens on so many, or name one")
 
 
 def are_free(ports: Sequence[int] | range) -> bool:
-    """Says whether all of these TCP ports of loopback can be listened on now."""
+    """Says whether nobody listens on any of these TCP ports of loopback.
+
+    Raises:
+        Unavailable: This machine has no IPv4 loopback, or the user may not listen there.
+    """
     for port in ports:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((LOOPBACK, port))
-            except OSError:
+        except OSError as err:
+            if err.errno == errno.EADDRINUSE:
                 return False
+            cure = cure_of_listening(err)
+            if err.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                cure = "processes of one machine meet there: give the device lo that address of IPv4"
+            raise Unavailable(f"cannot listen on {LOOPBACK}:{port} ({err.strerror}); {cure}", definite=True) from err
     return True
 
 

@@ -16,7 +16,7 @@ from broker.process import user_files
 from broker.registry import redis_address
 from broker.registry.registry import Registry
 from broker.transport.memory import memory_bytes
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.masking import shown
 from broker.wire.messages import Profile
 from ops import run_directory
@@ -50,8 +50,7 @@ def prepare(args: argparse.Namespace) -> LocalPlan:
     try:
         (run_dir / "logs").mkdir(parents=True)
     except OSError as err:
-        cure = "choose another --run-dir"
-        raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
+        raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure_of(err)}", definite=True) from err
     if plan.up.keys:
         make_pairs(plan.keys_dir, plan.identities)
     run_directory.claim(run_dir)

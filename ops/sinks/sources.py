@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +26,7 @@ from ops.evaluation.curve_file import read_points
 from ops.inspect.explain import tapes_in
 from ops.inspect.run_status import status_of
 from ops.inspect.status import address_in
-from ops.run_directory import in_use
+from ops.run_directory import in_use, is_locked
 from ops.sinks.figures import Figures, Sample, evaluation
 
 #: Of a Redis, read at a time, and islands that it heard within so many seconds are heard.
@@ -82,7 +81,7 @@ class DirectorySource:
         """Says whether the run has ended, or nobody runs it any more, and nobody evaluates its last model."""
         own = (self._run_dir / "config.toml").is_file()
         ended = self._figures.history.phase == "ended" or (own and not in_use(self._run_dir))
-        self._closing = ended and not _is_locked(self._run_dir / curve.FILE)
+        self._closing = ended and not is_locked(self._run_dir / curve.FILE)
         return self._closing
 
     def _evaluations(self) -> list[Row]:
@@ -176,15 +175,3 @@ def run_id_of(run_dir: Path) -> str:
         return address_in(run_dir).run_id or run_dir.absolute().name
     except ConfigError:  # not of `up`
         return run_dir.absolute().name
-
-
-def _is_locked(path: Path) -> bool:
-    """Says whether a process that evaluates has the file of the curve."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none
-        return False
-    return False

@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_says_what_to_do(tmp_path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("islands.session.checkpoint.os.fsync", full)
-    with pytest.raises(Unavailable, match=r"No space left on device\): make room"):
+    with pytest.raises(Unavailable, match=r"No space left on device\): free space"):
         save(path, {"m": np.ones(3, np.float32)})
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]

@@ -1,5 +1,6 @@
 """Whose a key is and what its holder may say; key files, and where a process must have one."""
 
+import re
 import stat
 
 import pytest
@@ -303,7 +304,7 @@ def test_of_a_frame_whose_peer_zeromq_knows_nothing_of_nothing_is_said():
 
 
 def test_keys_are_made_listed_allowed_and_revoked(tmp_path, capsys):
-    hub, away = tmp_path / "hub", tmp_path / "away"
+    hub, away = tmp_path / "hub", tmp_path / "far away"
 
     def keys(*words, folder=hub):
         assert cli.main(["keys", *words, "--dir", str(folder)]) == 0
@@ -312,6 +313,9 @@ def test_keys_are_made_listed_allowed_and_revoked(tmp_path, capsys):
     for words in (["broker"], ["aggregator"], ["island", "paris"]):
         keys("new", *words)
     assert "atoll keys allow island-rome.public" in keys("new", "island", "rome", folder=away)
+    (away / "island-rome.secret").chmod(0o644)
+    with pytest.raises(ConfigError, match=re.escape(f"chmod 600 '{away / 'island-rome.secret'}'")):
+        read_secret(away / "island-rome.secret")
     assert not (away / ALLOW_LIST).exists()
     keys("allow", str(away / "island-rome.public"))
     allowed = sorted(map(str, read_allow_list(hub / ALLOW_LIST).values()))
