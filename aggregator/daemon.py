@@ -32,7 +32,7 @@ LARGE_BYTES = 8 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll aggregator``."""
     flags.add_config_flag(parser)
-    flags.add_flags(parser, AggregatorConfig)
+    flags.add_flags(parser, AggregatorConfig, defaults={"run_id": None})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         Unavailable: The store cannot be used.
     """
     logs.configure("aggregator")
-    given = settings.given(AggregatorConfig, args, "aggregator")
+    given = settings.of_a_run(AggregatorConfig, args, "aggregator")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     limits.return_freed(LARGE_BYTES)

@@ -91,7 +91,7 @@ class Listening:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll broker``."""
     flags.add_config_flag(parser)
-    flags.add_flags(parser, BrokerConfig)
+    flags.add_flags(parser, BrokerConfig, defaults={"run_id": None})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A setting cannot work, such as a port that is taken.
     """
     logs.configure("broker")
-    config = settings.load(BrokerConfig, args, "broker")
+    config = settings.build(BrokerConfig, settings.of_a_run(BrokerConfig, args, "broker"))
     limits.keep_freed(SPARE_BYTES, arenas=POOLS)
     collect_seldom()
     limits.raise_open_files()

@@ -42,7 +42,7 @@ LONGEST_NAP_S = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
     flags.add_config_flag(parser)
-    flags.add_flags(parser, IslandConfig)
+    flags.add_flags(parser, IslandConfig, defaults={"run_id": None})
     check_help = "only check settings and key; exit status 0, or 2 with the cure"
     parser.add_argument("--check", action="store_true", help=check_help)
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A setting cannot work, or the run refuses this island.
         Unavailable: The run stayed silent.
     """
-    config = settings.load(IslandConfig, args, "island")
+    config = settings.build(IslandConfig, settings.of_a_run(IslandConfig, args, "island"))
     client_keys(config.key, KeyRole.ISLAND)  # before the seconds that it takes to load the task
     if config.log_to is not None:
         check_installed(target_of(config.log_to))

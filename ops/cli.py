@@ -87,7 +87,7 @@ COMMANDS: dict[str, Command] = {
     "aggregator": Command(
         module="aggregator.daemon",
         summary="runs the aggregator, which merges pseudo-gradients and publishes versions of the model",
-        example="--broker tcp://hub:7001 --key keys/aggregator.secret --store /var/lib/atoll --islands 4",
+        example="--run demo --broker tcp://hub:7001 --key keys/aggregator.secret --store /var/lib/atoll --islands 4",
         everyday={
             "which run, and where": ("--run", "--broker", "--key", "--redis-url", "--config"),
             "the run": ("--islands", "--tokens", "--sync-interval", "--quorum"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ A run over two machines:
   atoll keys init                        on the hub: pairs of broker and aggregator in keys/, and keys/allowed.keys
   atoll keys new island paris            a pair for an island, and its line there; or make it in Paris, and here:
   atoll keys allow island-paris.public
-  atoll broker --host 0.0.0.0 --key keys/broker.secret
-  atoll aggregator --key keys/aggregator.secret
-  atoll island --broker tcp://hub:7001 --key keys/island-paris.secret    needs broker.public beside it, too
+  atoll broker --run demo --host 0.0.0.0 --key keys/broker.secret
+  atoll aggregator --run demo --key keys/aggregator.secret
+  atoll island --run demo --broker tcp://hub:7001 --key keys/island-paris.secret    with broker.public beside it
   atoll keys new observer desk           for 'atoll status --broker tcp://hub:7001 --key keys/observer-desk.secret'
 
 NAME is the island's id: its key is good for no other. 'atoll keys new island "*"' makes one for a group of islands
@@ -131,14 +132,18 @@ def _new(directory: Path, identity: Identity) -> list[str]:
         return [*said, f"clients need {directory / BROKER_PUBLIC} beside their own secret file"]
     if (directory / "broker.secret").exists():
         return said + _allow(directory, [(identity, pair.public)])
-    return [*said, f"where the broker's keys are: atoll keys allow {public.name}"]
+    return [*said, f"where the broker's keys are: atoll keys allow {shlex.quote(public.name)}"]
 
 
 def _not_allowed(directory: Path, identities: list[Identity]) -> list[str]:
     """Returns a line for each old pair that is not allowed: nobody revoked comes back unasked."""
     allowed = set(_allowed(directory).values())
     outside = [each for each in identities if each.role is not KeyRole.BROKER and each not in allowed]
-    return [f"{each}: not allowed; to change that, atoll keys allow {directory / each.stem}.public" for each in outside]
+    files = [shlex.quote(str(directory / f"{each.stem}.public")) for each in outside]
+    return [
+        f"{each}: not allowed; to change that, atoll keys allow {file}"
+        for each, file in zip(outside, files, strict=True)
+    ]
 
 
 def _allow(directory: Path, keys: list[tuple[Identity, str]]) -> list[str]:

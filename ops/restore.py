@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -97,11 +98,11 @@ def _lines(directory: Path, restored: Sequence[Restored], now_s: float) -> list[
     lines = [line for each in restored for line in _lines_of(directory, each, now_s)]
     shards = restored[0].whole.shard[1]
     if (directory / "config.toml").exists():
-        return [*lines, f"to go on: up --resume {directory}"]
+        return [*lines, f"to go on: up --resume {shlex.quote(str(directory))}"]
     for each in restored:
-        shard = f" --shards {shards} --shard {each.whole.shard[0]}" if shards > 1 else ""
-        command = f"aggregator --run {each.whole.run_id} --store {directory / each.folder / STORE}{shard}"
-        lines.append(f"to go on: {command}, with the other flags as before")
+        words = ["aggregator", "--run", each.whole.run_id, "--store", str(directory / each.folder / STORE)]
+        words += ["--shards", str(shards), "--shard", str(each.whole.shard[0])] if shards > 1 else []
+        lines.append(f"to go on: {shlex.join(words)}, with the other flags as before")
     return lines
 
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from ops.text import PLAIN_WIDTH
+
 _GAP = 2  # blanks between two columns
 
 
 class Screen(Console):
-    """A console that says so when its reader went away: rich's ends the process, whatever that was at."""
+    """A console for people and for ``grep``: where it is no terminal a line stays one line, however long.
+
+    It says so when its reader went away: rich's ends the process, whatever that was at.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, **settings)
+        if not self.file.isatty():
+            self.width = PLAIN_WIDTH
 
     def on_broken_pipe(self) -> None:
         """Called while that error is handled."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: Where lines are cut when the output is no terminal: a file has no width, and log viewers wrap by themselves.
-PLAIN_WIDTH = 140
+#: Where lines are cut when the output is no terminal, which is nowhere: ``grep`` shows lines, and viewers wrap them.
+PLAIN_WIDTH = 100_000
 
 
 def age(seconds: float) -> str:

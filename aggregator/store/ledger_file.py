@@ -8,7 +8,6 @@ and versions that lie on the disk without a line get one.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,8 +20,9 @@ from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
 from aggregator.store.replacing import flush_directory, replace
 from aggregator.store.tape import read_lines
+from broker.process import logs
 
-_LOG = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 #: Fragment, version, digest: what a line is of.
 Key = tuple[int, int, str]
@@ -88,7 +88,7 @@ class LedgerFile:
             What the lines list that were there.
         """
         known: set[Key] = set()
-        with mapped(f"cannot repair {self._path}", definite=False):
+        with mapped(f"cannot open {self._path}", definite=False):
             if self._path.exists():
                 with self._path.open("r+b") as file:
                     for number, line in enumerate(file, start=1):
@@ -100,7 +100,7 @@ class LedgerFile:
                             row = json.loads(line)
                             known.add((row["fragment_id"], row["fragment_version"], row["digest"]))
                         except (ValueError, KeyError, TypeError):
-                            _LOG.warning("store.ledger_line_damaged path=%s line=%d", self._path, number)
+                            log.warning("store.ledger_line_damaged", path=str(self._path), line=number)
             else:
                 self._path.touch()
                 flush_directory(self._path.parent)

@@ -9,7 +9,6 @@ training is measured on it. Snapshots (:mod:`aggregator.store.snapshots`) are ne
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 import socket
@@ -39,9 +38,10 @@ from aggregator.store.layout import (
 from aggregator.store.ledger_file import LedgerFile, key_of
 from aggregator.store.replacing import TEMPORARY, flush_directory, replace
 from aggregator.store.version_file import VersionFile, verified
+from broker.process import logs
 from broker.wire.errors import LocalProtocolError, Unavailable
 
-_LOG = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +261,7 @@ class Store:
         try:
             present = versions(self._directory, fragment_id)
         except Unavailable as err:
-            _LOG.warning("store.prune_failed error=%r", str(err))
+            log.warning("store.prune_failed", error=str(err))
             return
         whole = [version for version in present if version not in self._damaged[fragment_id]]
         oldest_kept = whole[: self._keep][-1] if whole else 0
@@ -272,7 +272,7 @@ class Store:
                     path.unlink()
                 except OSError as err:
                     # The commit stands, and the next one tries again: nothing to fail for, but something to say.
-                    _LOG.warning("store.prune_failed path=%s error=%r", path, err.strerror)
+                    log.warning("store.prune_failed", path=str(path), error=err.strerror)
 
     def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
         """Gives the newest whole version of each fragment a new number, above all that anybody may hold.
@@ -330,7 +330,7 @@ class Store:
             if not name:
                 name = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{os.urandom(4).hex()}"
             if place:
-                _LOG.warning("store.renamed path=%s was=%s name=%s reason=a copy", self._directory, known, name)
+                log.warning("store.renamed", path=str(self._directory), was=known, name=name, reason="a copy")
 
             def write(fd: int) -> None:
                 content = f"{name} {self._directory.stat().st_ino} {os.fstat(fd).st_ino}\n"

@@ -56,7 +56,7 @@ class TraceExport:
         except ImportError as err:
             cure = f"needs a package that is not installed ({err.name}): pip install 'atoll[otel]'"
             raise ConfigError("otel_endpoint", shown(endpoint), cure) from err
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # each attempt is a warning of its own
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # noqa: TID251 (each attempt is a warning)
         resource = Resource.create({"service.name": "atoll-aggregator", "atoll.run": run_id, "atoll.shard": shard})
         # Its own end at exit could wait for a collector that is away.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

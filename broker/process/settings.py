@@ -148,6 +148,27 @@ def given(
     return _values(cls, merged, args, where=table)
 
 
+def of_a_run(
+    cls: type[Any],
+    args: argparse.Namespace,
+    table: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Returns what :func:`given` does for a daemon, which must be told its run.
+
+    A name that all have by default would let two hubs of one Redis, or a command tried without flags, meet in one run.
+
+    Raises:
+        ConfigError: Neither flag nor file names the run; or as :func:`load`.
+    """
+    values = given(cls, args, table, environment=environment)
+    if "run_id" not in values:
+        cure = "is needed: give --run NAME, or --config with run_id in [run]; to see it all work here: atoll up"
+        raise ConfigError("run_id", None, cure)
+    return values
+
+
 def own_table(cls: type[Any], tables: Mapping[str, Table], table: str) -> dict[str, Any]:
     """Returns a process's own table, joined with those of inherited settings classes: [recipe].
 

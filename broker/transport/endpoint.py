@@ -16,7 +16,6 @@ our new connection for as long as it believes in the old one.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ import zmq.asyncio
 from broker.chunks.kept import LEAST_BYTES, key_of
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
+from broker.process import logs
 from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
@@ -42,7 +42,7 @@ from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavaila
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import Channel, Envelope, kind_of
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 #: A connection that took nothing is tried again after this, and that a message can go on is looked for as often.
 TRY_AGAIN_S, LOOK_S = 0.005, 1.0
@@ -360,10 +360,8 @@ class Endpoint:
             if self._on_unreadable is not None:
                 self._on_unreadable(error, origin)
             else:
-                log.warning(
-                    "message.unreadable address=%s sender=%s kind=%s reason=%s field=%s got=%s",
-                    *(self.address, origin.sender, origin.kind, error.reason, error.field, error.got),
-                )
+                wrong = {"reason": error.reason, "field": error.field, "got": error.got}
+                log.warning("message.unreadable", address=self.address, sender=origin.sender, kind=origin.kind, **wrong)
             return None
         self.traffic.received += 1
         return envelope
@@ -403,10 +401,7 @@ class Endpoint:
         self._unresolved = self._unresolved + 1 if flaw else 0
         if worth_repeating(self._unresolved):
             cure = "check the name in the address, and the name service of this machine; it is looked up again"
-            log.warning(
-                "connection.no_address address=%s detail=%r cure=%r times=%d",
-                *(self.address, flaw, cure, self._unresolved),
-            )
+            log.warning("connection.no_address", address=self.address, detail=flaw, cure=cure, times=self._unresolved)
         self._on_lookup(flaw)
 
     def _look_after_line(self) -> None:
@@ -425,10 +420,10 @@ class Endpoint:
         if not worth_repeating(self.traffic.renewals):
             return
         if line.connections:
-            log.warning("connection.renewed address=%s times=%d", self.address, self.traffic.renewals)
+            log.warning("connection.renewed", address=self.address, times=self.traffic.renewals)
             return
         cure = "start the broker there, or check the address, and the keys on both sides"
-        log.warning("connection.none address=%s cure=%r times=%d", self.address, cure, self.traffic.renewals)
+        log.warning("connection.none", address=self.address, cure=cure, times=self.traffic.renewals)
 
     def _look_after_others(self, chunked: Chunked) -> None:
         """Makes the connections that carry chunks beside the first, once the broker knows of that."""
@@ -437,7 +432,7 @@ class Endpoint:
         standing = {0: connection, **{subflow: line.connection for subflow, line in self._others.items()}}
         wanted = chunked.bind(connection, standing, time.monotonic())
         if chunked.torn(standing):
-            log.info("connection.torn address=%s connections=%d", self.address, self._connections)
+            log.info("connection.torn", address=self.address, connections=self._connections)
             self.renew()
         elif wanted and not self._others:
             self._others = {subflow: Line(self._dial) for subflow in range(1, self._connections)}

@@ -30,7 +30,6 @@ from broker.wire.names import check_name
 from ops.doctor import broker_findings, broker_probe, key_probe, machine_findings, machine_probe, redis_probe
 from ops.doctor.finding import Finding, Verdict, exit_status, failure, summary, to_json
 from ops.terminal import Screen
-from ops.text import PLAIN_WIDTH
 
 #: Limits of the probes, in seconds; that of JAX counts from the beginning.
 JAX_S, DISK_S, REDIS_S, BROKER_S, OTHERS_S = 12.0, 5.0, 4.0, 13.0, 3.0
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A flag, or the file, is wrong.
     """
     asked = resolve(args, os.environ)
-    console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH, soft_wrap=True)
+    console = Screen(soft_wrap=True)
     began_s = time.monotonic()
     found: list[Finding] = []
     for what, findings in _examine(asked):

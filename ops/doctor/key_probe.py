@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from broker.transport.keys import (
@@ -36,7 +37,7 @@ def look_at_keys(path: Path | None) -> tuple[list[Finding], ClientKeys | None]:
         said = f"{path} is the key of the broker, with mode 600"
         if found:
             return [ok(SUBJECT, said), *found], None
-        cure = f"atoll keys new island NAME --dir {path.parent}: without a list nobody may connect"
+        cure = f"atoll keys new island NAME --dir {shlex.quote(str(path.parent))}: without a list nobody may connect"
         return [failure(SUBJECT, f"{said}, and there is no {ALLOW_LIST} beside it", cure)], None
     try:
         of_whom, public = read_public(path.parent / BROKER_PUBLIC, setting=SUBJECT)
@@ -69,5 +70,6 @@ def _listed(own: KeyPair, path: Path) -> list[Finding]:
         return [ok(SUBJECT, f"{path} allows it")]
     if listed is not None:
         return [failure(SUBJECT, f"{path} has this key as that of {listed}", "atoll keys revoke it, and allow it anew")]
-    cure = f"atoll keys allow {own.identity.stem}.public --dir {path.parent}, unless another host has the broker"
+    command = f"atoll keys allow {own.identity.stem}.public --dir {shlex.quote(str(path.parent))}"
+    cure = f"{command}, unless another host has the broker"
     return [failure(SUBJECT, f"{path} does not have this key", cure)]

@@ -41,7 +41,7 @@ from ops.processes.cluster import free_ports, wait_until_listening
 from ops.processes.redis_server import SNAPSHOT, server
 from ops.run_directory import in_use
 from ops.terminal import Screen
-from ops.text import PLAIN_WIDTH, age
+from ops.text import age
 
 #: In the run directory: address and run id in the Redis that was started for it.
 ADDRESS_FILE = "redis-url"
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         if len(checks) > 1 or args.json or args.watch is not None:
             cure = "is a check of its own: leave out --json and --watch, and ask for the other check by itself"
             raise ConfigError(name, limit_s, cure)
-    console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    console = Screen()
     try:
         if observed is not None:
             return _observed(observed, args, console, checks)

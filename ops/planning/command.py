@@ -20,7 +20,6 @@ from ops.planning.sharding import is_auto, shards_for
 from ops.planning.sizing import Model, parse_parameters, read_model
 from ops.planning.view import following, render, to_json
 from ops.terminal import Screen
-from ops.text import PLAIN_WIDTH
 
 #: Failures of synchronous sites are simulated one by one, which takes half a minute of so many.
 MOST_SITES = 1_000
@@ -102,9 +101,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: The plan cannot work, with what would be possible.
     """
-    console = Screen(highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
     model = _model(args)
     fleet, mode = fleet_of(args, model)
     planned = plan(fleet, mode)
@@ -112,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document, allow_nan=False))
     else:
-        console.print(render(fleet, planned, document, args.as_called(following(fleet, planned))))
+        Screen().print(render(fleet, planned, document, args.as_called(following(fleet, planned))))
     return 0
 
 

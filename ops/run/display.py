@@ -149,7 +149,7 @@ class Display:
             stream: Where to write.
             every_s: Seconds between two lines when it is none.
         """
-        self._console = Screen(file=sys.stderr if stream is None else stream, highlight=False, soft_wrap=True)
+        self._console = Screen(file=sys.stderr if stream is None else stream, soft_wrap=True)
         live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live = live if self._console.can_redraw else None
         self._every_s = every_s

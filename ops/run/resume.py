@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def refuse_contradictions(stored: LocalPlan, wanted: LocalPlan) -> None:
             had = "no such setting" if name not in before else _plain(before[name])
             cure = (
                 f"the run in {stored.run_dir} has {had}: leave it out (only {CHANGES_HELP}), or start another run with "
-                f"up --config {stored.config_file}"
+                f"up --config {shlex.quote(str(stored.config_file))}"
             )
             raise ConfigError(name, _plain(value), cure)
 

@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -246,7 +247,9 @@ class LocalRun:
             for name, port in plan.metrics_ports.items():
                 display.note(f"metrics of {name} at http://127.0.0.1:{port}/metrics")
             display.note(f"all of them, for Prometheus' file_sd_configs: {targets}")
-        display.note(self.as_called(f"status from elsewhere, now and later: atoll status {plan.run_dir}"))
+        display.note(
+            self.as_called(f"status from elsewhere, now and later: atoll status {shlex.quote(str(plan.run_dir))}")
+        )
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
         """Returns when the aggregator has ended the run.
@@ -334,7 +337,7 @@ class LocalRun:
         return {f"log-{number}": target for number, target in enumerate(self.plan.up.log_to, start=1)}
 
     def _log_again(self, name: str) -> str:
-        return self.as_called(f"atoll log {self.plan.run_dir} --to {self._loggers()[name]}")
+        return self.as_called(shlex.join(("atoll", "log", str(self.plan.run_dir), "--to", self._loggers()[name])))
 
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether every shard has ended the run."""
@@ -388,7 +391,7 @@ class LocalRun:
             restarts=self.restarts,
             note=self.note,
             loss_unit=loss_unit(self.plan),
-            resume=self.as_called(f"atoll up --resume {self.plan.run_dir}") if status > 128 else "",
+            resume=self.as_called(f"atoll up --resume {shlex.quote(str(self.plan.run_dir))}") if status > 128 else "",
         )
         points = read_points(self.plan.run_dir)
         return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import random
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from benchmarks import strangers
+from broker.process import logs
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import BULK_OPTIONS
 from broker.wire.addresses import bulk_address
@@ -81,11 +83,13 @@ async def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_ea
         ):
             while endpoint.traffic.renewals < 5:
                 await endpoint.ready(0.1)
-    told = [each.getMessage() for each in caplog.records if "connection." in each.getMessage()]
-    assert told == [
+    told = [each for each in caplog.records if "connection." in each.getMessage()]
+    assert [each.getMessage() for each in told] == [
         f"connection.none address={address} "
-        "cure='start the broker there, or check the address, and the keys on both sides' times=1"
+        'cure="start the broker there, or check the address, and the keys on both sides" times=1'
     ]
+    as_json = json.loads(logs.JsonFormatter("island-0").format(told[0]))
+    assert (as_json["event"], as_json["address"], as_json["times"]) == ("connection.none", address, 1)
 
 
 @in_a_loop

@@ -165,7 +165,7 @@ async def test_a_name_that_is_not_known_is_said_now_and_then_and_looked_up_again
     assert set(told[:3]) == {"Name or service not known"}
     assert told[-1] == ""
     (said,) = [each.getMessage() for each in caplog.records if "connection.no_address" in each.getMessage()]
-    assert said.startswith(f"connection.no_address address={address} detail='Name or service not known' cure='check")
+    assert said.startswith(f'connection.no_address address={address} detail="Name or service not known" cure="check')
 
 
 @given_by(in_a_context)

@@ -268,7 +268,7 @@ def test_settings_that_cannot_work_and_models_that_differ_end_with_2_and_the_cur
 
 def test_a_silent_run_ends_with_1_and_the_address(spawn):
     address = f"tcp://127.0.0.1:{free_ports(2)}"
-    process = spawn("alone", "island", "--broker", address, "--join-timeout-s", 0.2, "--task", NUMPY_TASK)
+    process = spawn("alone", "island", "--run", RUN, "--broker", address, "--join-timeout-s", 0.2, "--task", NUMPY_TASK)
     assert process.wait(WAIT_S) == 1
     assert f"{address} was silent for 0.2 s while connecting to the broker" in process.err
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.process.declaring import setting
 from broker.process.flags import CommandParser, add_config_flag, add_flags
-from broker.process.settings import from_sources, load, read_file, to_table
+from broker.process.settings import from_sources, load, of_a_run, read_file, to_table
 from broker.process.toml import dump
 from broker.wire.errors import ConfigError
 
@@ -145,6 +145,14 @@ def test_a_whole_number_may_be_written_as_people_write_large_ones():
 
 def test_a_setting_without_default_is_asked_for():
     assert "key = None: is needed; give --key" in refusal(lambda: from_sources(Needy, {}))
+
+
+def test_a_daemon_is_told_its_run_by_flag_or_file(path):
+    cure = "run_id = None: is needed: give --run NAME, or --config with run_id in [run]"
+    assert cure in refusal(lambda: of_a_run(Sample, parse(), "broker", environment={"REDIS_URL": "redis://here"}))
+    assert of_a_run(Sample, parse("--run", "demo"), "broker", environment={})["run_id"] == "demo"
+    path.write_text('[run]\nrun_id = "demo"\n')
+    assert of_a_run(Sample, parse("--config", str(path)), "broker", environment={})["run_id"] == "demo"
 
 
 def test_the_environment_supplies_addresses_and_a_flag_still_wins():

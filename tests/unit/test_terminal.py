@@ -5,6 +5,7 @@ import os
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from ops.inspect.run_status import Status
 from ops.run.display import Display, progress_of
@@ -71,6 +72,13 @@ def test_progress_that_cannot_be_shown_ends_nothing(error):
         display.note("a process died")
         display.show(NOTHING, progress_of(NOTHING, None), 0.0)
         display.note("and came back")
+
+
+def test_a_line_in_a_file_is_one_line_however_long():
+    file = io.StringIO()
+    Screen(file=file).print(Text("refused stale 12, " * 40))
+    Screen(file=file).print(Fitted(COLUMNS, [("island-0", "alive", "1", "2", "outlier 3, stale 12, " * 20)]))
+    assert len(file.getvalue().splitlines()) == 3
 
 
 def test_a_screen_whose_reader_went_away_says_so():
