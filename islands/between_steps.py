@@ -33,6 +33,7 @@ class BetweenSteps:
 
     Attributes:
         versions: Of each fragment, in the local parameters.
+        owes_data: Data are dealt to it, and nobody has asked which.
         lockstep: The steps at which all islands hand over, where the recipe has such.
         samples: Of the adoptions that are looked at.
         frozen: Parameters that are never copied; None before training begins.
@@ -51,6 +52,7 @@ class BetweenSteps:
         self._answered: frozenset[int] = lockstep.NONE
         self.versions = [-1] * self._membership.num_fragments
         self.lockstep = lockstep.Lockstep(self._membership.settings.recipe, self._membership.moving)
+        self.owes_data = self._membership.settings.data_ahead_s > 0
         self.samples = Samples(exchange)
         self.frozen: FrozenLeaves | None = None
         self.initial = InitialValues(())
@@ -84,6 +86,13 @@ class BetweenSteps:
             detail = f"restore was given another one, and no checkpoint of this fits it: {differs}"
             log.warning("island.state_differs", detail=detail)
 
+    def _look_at_data(self, at: Position) -> None:
+        if self.owes_data and at.step > self._membership.start.step:
+            self.owes_data = False
+            detail = "it trains on other data than the run deals to it, and books these as trained: take batches from "
+            detail += "islands.batches, or ask island.share for each; data of its own need a run of --data-ahead-s 0"
+            log.warning("data.not_taken", step=at.step, detail=detail)
+
     def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         """Installs ready versions, then copies the fragments that are watched, or due in lockstep.
 
@@ -99,6 +108,7 @@ class BetweenSteps:
         Raises:
             ConfigError: They are not those of the join: others, more or fewer, or of another shape or dtype.
         """
+        self._look_at_data(at)
         exchange, due, placements = self._exchange, self._exchange.due, self._array_work.placements
         parameters = self._array_work.parameters
         parameters.check_form(params)

@@ -20,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from broker.process import logs
+from broker.process.signals import Handlers
 from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Departure
 from islands.arrays.tree import Tree
@@ -35,7 +36,7 @@ class Hook:
     As a context manager it leaves the run on the way out. On the main thread it then takes Ctrl-C and SIGTERM as well,
     unless the program has handlers of its own. The step that runs is ended first, as parameters and state fit together
     there: the island pauses (:meth:`Island.pause`), and ``KeyboardInterrupt``, or ``SystemExit`` with 143, is raised.
-    The second signal is raised at once.
+    The second signal is raised at once. Processes that the program forks have the handlers of before.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Hook:
         self._fresh, self._users_check = fresh, check
         self._island: Island | None = None
         self._last: Tree = None  # the parameters that were returned last
-        self._previous: dict[int, Any] = {}
+        self._handlers = Handlers(self._receive)
         self._asked: int | None = None  # the signal that asked for the end
 
     @property
@@ -146,17 +147,14 @@ class Hook:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-                if signal.getsignal(number) is usual:
-                    self._previous[number] = signal.signal(number, self._receive)
+            usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+            self._handlers.take(*(number for number, handler in usual.items() if signal.getsignal(number) is handler))
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
+        self._handlers.give_back()
         if self._island is None:
             return
         if self._asked is not None:

@@ -6,6 +6,7 @@ import os
 import socket
 
 from broker.process import user_files
+from broker.process.signals import in_children
 
 
 class HostIdentity:
@@ -19,6 +20,8 @@ class HostIdentity:
     def __init__(self, name: str, lock: int) -> None:
         self.name = name
         self._lock = lock
+        # Else the workers of a killed process, if they live on, would hold its name against the next one.
+        self._forget = in_children(self.release)
 
     @classmethod
     def take(cls, run: str) -> HostIdentity | None:
@@ -32,5 +35,6 @@ class HostIdentity:
         return None
 
     def release(self) -> None:
-        """Lets another process have it."""
+        """Lets another process have it; a forked child lets its parent have it alone."""
+        self._forget()
         os.close(self._lock)

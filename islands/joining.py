@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
 from islands.config import IslandConfig
 from islands.host_identity import HostIdentity
-from islands.loop import Island, present
+from islands.loop import Island
 from islands.multihost.host_session import HostSession
 from islands.multihost.plans import Plans
 from islands.multihost.rendezvous import gather, spread_over
@@ -196,7 +198,12 @@ def join(
         raise
     if unmerged is not None:
         paused_file.remove(unmerged)
+    _joined.append((weakref.ref(island), run, threading.get_ident()))
     return island
+
+
+#: Islands that this process has joined, each with its run and the thread that joined it.
+_joined: list[tuple[weakref.ref[Island], str, int]] = []
 
 
 def _name_others(run: str) -> None:
@@ -204,7 +211,11 @@ def _name_others(run: str) -> None:
 
     A notebook's cell that is run again leaves one behind, which lives on and makes no steps.
     """
-    for other in present(run):
+    here = run, threading.get_ident()
+    for island in [island for island, *by in _joined if tuple(by) == here]:
+        other = island()
+        if other is None or other.left:
+            continue
         cure = "call its leave() first, unless this thread steps both"
         detail = f"this thread is an island of the run already, at step {other.inner_step}: {cure}"
         log.warning("island.joined_before", run=run, island=other.id, detail=detail)

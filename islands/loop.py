@@ -18,7 +18,6 @@ Recipes in lockstep are the exception: there it waits for versions (:mod:`island
 from __future__ import annotations
 
 import atexit
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker.process import clocks, logs
-from broker.process.signals import Interrupted
+from broker.process.signals import Interrupted, in_children
 from broker.wire.errors import LocalProtocolError, Unavailable
 from broker.wire.messages import Departure
 from islands import arguments
@@ -56,9 +55,6 @@ SAVE_WITHIN_S = 5.0
 #: engines leave a process, or the five of an impatient user, the files need some.
 PAUSE_WITHIN_S, PAUSE_LOOK_EVERY_S = 1.5, 0.02
 
-#: The islands of this process that have not left, with the run and the thread that joined it.
-_present: list[tuple[Island, str, int]] = []
-
 
 class Island:
     """A training loop's place in a run, made by :func:`islands.join`; its methods belong to one thread.
@@ -67,14 +63,11 @@ class Island:
 
     Attributes:
         id: This island's name.
-        restored: Where the optimizer's state came from: ``checkpoint``, ``donor`` or ``fresh``; None before
-            :meth:`restore`.
+        restored: Origin of the optimizer's state: ``checkpoint``, ``donor``, ``fresh``; None before :meth:`restore`.
         restored_cursor: The data cursor in that checkpoint; None if there was no checkpoint, or no cursor in it.
         reset_optimizer: The last :meth:`step` replaced spoilt parameters (not finite) by the global ones, and those
-            that are never synchronised by what :meth:`restore` returned: go on with a fresh inner optimizer. True until
-            the next step.
-        inner_step: Steps run so far, over all lives of the island.
-        tokens: Tokens trained so far, likewise.
+            that are never synchronised by what :meth:`restore` returned: go on with a fresh inner optimizer.
+        inner_step: Steps run so far, over all lives of the island; ``tokens``: trained in them.
     """
 
     def __init__(
@@ -101,6 +94,7 @@ class Island:
         self._unmerged = unmerged
         self._membership: JoinedRun = exchange.membership
         self._left = False
+        self._elsewhere: LocalProtocolError | None = None  # in a child that this process has forked
         self._between = BetweenSteps(array_work, exchange, config.run_id)
         self._schedule = ScheduleTokens()
         self._ties = Ties(self._parameters.tied)
@@ -112,12 +106,11 @@ class Island:
         self.id = self._membership.island_id
         self.inner_step, self.tokens = start.step, start.tokens
         self._share = exchange.data_share()
-        self._owes_data = self._membership.settings.data_ahead_s > 0  # and nobody has asked which
         self.restored: str | None = None
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
         atexit.register(self._at_exit)
-        _present.append((self, config.run_id, threading.get_ident()))
+        self._forget = in_children(self._forked)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -136,6 +129,7 @@ class Island:
                 run has thrown this island out.
             LocalProtocolError: If it was called before.
         """
+        self._check_process()
         if self.restored is not None:
             raise LocalProtocolError("restore was called twice: call it once, before the first step")
         self._parameters.check(params)
@@ -231,6 +225,7 @@ class Island:
         Raises:
             ConfigError: The run has thrown this island out.
         """
+        self._check_process()
         exchange = self._exchange
         if self._left:
             return params
@@ -264,6 +259,7 @@ class Island:
             state: ``(opt_state, cursor)``, as for the next :meth:`step`; None: no checkpoint is written.
             reason: For people.
         """
+        self._check_process()
         if self._left:
             return
         if self._exchange.plans is not None:
@@ -297,11 +293,6 @@ class Island:
 
     def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         params = self._between.run(params, Position(self.inner_step, self.tokens), state, stopped=stopped)
-        if self._owes_data and self._counted_from_s is not None:
-            self._owes_data = False
-            detail = "it trains on other data than the run deals to it, and books these as trained: take batches from "
-            detail += "islands.batches, or ask island.share for each; data of its own need a run of --data-ahead-s 0"
-            log.warning("data.not_taken", step=self.inner_step, detail=detail)
         self.reset_optimizer, self._between.recovered = self.reset_optimizer or self._between.recovered, False
         return params
 
@@ -317,6 +308,7 @@ class Island:
         Raises:
             ConfigError: ``state`` is no such pair, or a leaf of the first can be in no checkpoint.
         """
+        self._check_process()
         state = arguments.pair(state)
         path = self._session.checkpoint_file
         if path is None or self._counted_from_s is None or self._exchange.plans is not None:
@@ -340,7 +332,7 @@ class Island:
             return
         self._left = True
         atexit.unregister(self._at_exit)
-        _present[:] = [each for each in _present if each[0] is not self]
+        self._forget()
         if departure is Departure.PAUSED and self._unmerged is None:
             departure = Departure.STOPPED
         self._session.leave(str(reason), departure)
@@ -382,13 +374,28 @@ class Island:
         else:
             self._exchange.plans.break_off(lambda: self.leave(reason, departure), ending=ending)
 
+    def _forked(self) -> None:
+        """A child has no communication thread; what is on disk, and the place in the run, are its parent's."""
+        atexit.unregister(self._at_exit)
+        self._left, self._elsewhere = True, self._exchange.forked(self.id)
+        self._share.lose(self._elsewhere)
+
+    def _check_process(self) -> None:
+        if self._elsewhere is not None:
+            raise self._elsewhere
+
     # --- what a loop may want to know -------------------------------------------------------------------------
 
     @property
     def share(self) -> DataShare:
         """Its part of the data: a live view, for data generators; changes only within :meth:`step`."""
-        self._owes_data = False
+        self._between.owes_data = False
         return self._share
+
+    @property
+    def left(self) -> bool:
+        """True once it has left the run."""
+        return self._left
 
     @property
     def done(self) -> bool:
@@ -441,9 +448,3 @@ class Island:
         elif self._session.checkpoint_file is not None:
             detail = "no state was given to step: until one is, no checkpoint is written into state_dir"
             log.info("checkpoint.waits", detail=detail)
-
-
-def present(run: str) -> list[Island]:
-    """Returns the islands of a run that this thread has joined and not left."""
-    here = run, threading.get_ident()
-    return [island for island, *of in _present if tuple(of) == here]

@@ -18,6 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from broker.metrics.family import Family, Kind
 from broker.process import logs
+from broker.process.signals import in_children
 from broker.wire.errors import ConfigError, cure_of_listening
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class MetricsServer:
         self._server.set_app(application)
         self._thread = threading.Thread(target=self._server.serve_forever, name="atoll-metrics", daemon=True)
         self._thread.start()
+        self._forget = in_children(self._server.socket.close)  # who outlives this process must not hold its port
         log.info("metrics.ready", address=f"http://{host}:{self.port}/metrics")
 
     @property
@@ -87,6 +89,7 @@ class MetricsServer:
 
     def close(self) -> None:
         """Ends it; who is being answered may go away empty."""
+        self._forget()
         self._server.shutdown()
         self._server.server_close()
 

@@ -46,6 +46,10 @@ class SteadyClock:
             self._told_s = max(self._told_s, now_s + self._skipped_s)  # the sum may be rounded down
             return self._told_s
 
+    def unlock(self) -> None:
+        """Makes it free in a child that was forked while another thread of the parent read it."""
+        self._lock = threading.Lock()
+
 
 def shifted(offset_file: str | None, source: Callable[[], float] = time.monotonic) -> Callable[[], float]:
     """Returns ``source`` shifted by the number in a file, read at each call; ``source`` without a file.
@@ -75,5 +79,7 @@ def write_offset(path: Path, offset_s: float) -> None:
         os.close(fd)
 
 
+_steady = SteadyClock(shifted(os.environ.get(VARIABLE)))
+os.register_at_fork(after_in_child=_steady.unlock)
 #: The clock of this process.
-monotonic: Callable[[], float] = SteadyClock(shifted(os.environ.get(VARIABLE)))
+monotonic: Callable[[], float] = _steady

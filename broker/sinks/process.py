@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from broker.process import logs
+from broker.process.signals import in_children
 from broker.sinks.rows import Row, to_line
 from broker.sinks.sink import Identity
 from broker.sinks.target import Target
@@ -49,6 +50,7 @@ class SinkProcess:
         self._dropped, self._given_up = 0, False
         self._thread = threading.Thread(target=self._serve, name="atoll-log-to", daemon=True)
         self._thread.start()
+        self._forget = in_children(self._close_pipe)  # the library's process ends when nobody can write to it
 
     @property
     def pid(self) -> int | None:
@@ -71,6 +73,7 @@ class SinkProcess:
     def close(self, within_s: float) -> None:
         """Lets the process write what waits and end; returns when it has, or when the time is over."""
         ends_at_s = time.monotonic() + within_s
+        self._forget()
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=within_s)
         self._thread.join(max(0.0, ends_at_s - time.monotonic()))

@@ -48,3 +48,6 @@ def _end() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(STATUS)
+
+
+os.register_at_fork(after_in_child=lambda: atexit.unregister(_end))  # the status of a child is its own

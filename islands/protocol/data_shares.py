@@ -13,7 +13,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import SupportsIndex
 
+from broker.wire.errors import LocalProtocolError
 from broker.wire.messages import OWN_PASS, Block, DataRange, Share
 from broker.wire.schema import MAX_DATA_RANGES
 
@@ -96,6 +98,18 @@ class DataShare:
     _at_hand: int = field(default=0, repr=False)  # number of the block that was trained last
     _asked_from: int = field(default=0, repr=False)
     _life: int = field(default=0, repr=False)
+    _elsewhere: LocalProtocolError | None = field(default=None, repr=False)  # who goes on with the share is not here
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
+        """Returns what a copy is made of; an island's share has none, as only the island moves it on.
+
+        Raises:
+            LocalProtocolError: It is an island's.
+        """
+        if self._held or self._by_blocks:
+            cure = "take batches where you join; of torch's DataLoader num_workers=0, or numbers as its batch_sampler"
+            raise LocalProtocolError(f"a copy of island.share would stay where it is: {cure}")
+        return object.__reduce_ex__(self, protocol)
 
     @classmethod
     def of(cls, shares: Sequence[Share | Block], seed: int, *, life: int = 0, by_blocks: bool = False) -> DataShare:
@@ -106,6 +120,10 @@ class DataShare:
         made.hold(shares, life)
         made.jumps = 0
         return made
+
+    def lose(self, error: LocalProtocolError) -> None:
+        """This process was forked from the island's, and the share does not go on in it: :meth:`take` raises."""
+        self._elsewhere = error
 
     def hold(self, shares: Sequence[Share | Block], life: int = 0) -> None:
         """Owns just these from now on; one that is held already, under the same epoch, goes on where it is.
@@ -152,7 +170,13 @@ class DataShare:
         self.cursor = cursor
 
     def take(self) -> tuple[int, int, int, int]:
-        """Returns index, count, cursor and seed of the next batch, and goes on to the one after it."""
+        """Returns index, count, cursor and seed of the next batch, and goes on to the one after it.
+
+        Raises:
+            LocalProtocolError: This process was forked from the island's.
+        """
+        if self._elsewhere is not None:
+            raise self._elsewhere
         self.takes = True
         taken = self.index, self.count, self.cursor, self.seed
         self._ahead.append(self._next())

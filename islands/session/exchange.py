@@ -11,6 +11,7 @@ thread reads them the other way round, so that it never believes in a step whose
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from broker.process import logs
+from broker.wire.errors import LocalProtocolError
 from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, Share, StateSource
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fleet import Progress
@@ -262,6 +264,13 @@ class Exchange:
     waked_at_s: float = 0.0
     dealt: tuple[Share | Block, ...] = ()  #: the shares that the training thread has seen
     repeats: bool = False  #: it has trained batches of a pass of its own
+
+    def forked(self, island_id: str) -> LocalProtocolError:
+        """Ends training in a forked child, which has no communication thread; returns the error to raise."""
+        cure = "call its methods, and share.take(), there; a process that is to train, too, joins by itself"
+        here = f"process {os.getppid()}, and process {os.getpid()} was forked from it"
+        self.error = error = LocalProtocolError(f"island {island_id} lives in {here}: {cure}")
+        return error
 
     def data_share(self) -> DataShare:
         """Returns the training thread's view of the data, once this island is a member."""

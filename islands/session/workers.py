@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -88,3 +89,4 @@ def _end() -> None:
 
 
 atexit.register(_end)
+os.register_at_fork(after_in_child=_at_work.clear)  # nobody does it there

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 import torch
 
+from broker.process.signals import in_children
 from broker.wire.errors import ConfigError
 
 #: A thread that copies has ended its work long before.
@@ -39,6 +40,7 @@ class CopyThread:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.under_way: list[tuple[torch.Tensor, int, Future[None]]] = []
+        self._forget = in_children(self._forked)
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Future[torch.Tensor]]:
         """Returns copies of the values of now, as they will be."""
@@ -82,9 +84,14 @@ class CopyThread:
     def close(self) -> None:
         """Ends the thread, when it has made what was asked for; an interpreter that ends under it would abort."""
         atexit.unregister(self.close)
+        self._forget()
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join(END_WITHIN_S)
+
+    def _forked(self) -> None:
+        """Nobody copies in a child: an optimizer that steps there must not wait for it."""
+        self.under_way, self._thread = [], None
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from islands.arrays.reference import adopted, wide_dtype
 from islands.torch.conversion import as_array, as_tensor, numpy_dtype
 from islands.torch.copies import SMALL_BYTES, CopyThread
 from islands.torch.tensors import Blank, TensorLeaf, loss_leaf
+from tests.forked import said
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ALL = [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
@@ -209,3 +211,11 @@ def test_a_loss_is_read_at_once_on_the_cpu_and_one_of_several_elements_is_refuse
     assert arguments.of_step(1, loss_leaf(2 * weight.sum()), None, 0, 1)[1] == 6.0
     with pytest.raises(ConfigError, match=r"loss = 'torch.float32\[3\]': must be a number"):
         arguments.of_step(1, loss_leaf(2 * weight), None, 0, 1)
+
+
+def test_an_optimizer_that_steps_in_a_forked_child_does_not_wait_for_copies(copier):
+    may_copy = threading.Event()
+    copier._jobs.put(lambda: may_copy.wait(20))
+    copier.take([torch.zeros(2)])
+    assert said(lambda: (copier.settle(), copier.close())) == "(None, None)"
+    may_copy.set()

@@ -1,6 +1,8 @@
 """The interface that a training loop programs against, by itself: nobody is at the other end of the exchange."""
 
 import asyncio
+import os
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.fragments import partition
 from broker.wire.messages import Codec
 from islands import loop
@@ -21,6 +23,7 @@ from islands.session.array_work import ArrayWork
 from islands.session.exchange import Batch, Exchange, Install, JoinedRun, take_newest
 from islands.session.training_state import Position, Snapshot
 from tests.aggregator_hand import id_of
+from tests.forked import said
 from tests.island_hand import SETTINGS, SHARE
 
 
@@ -393,3 +396,37 @@ def test_other_parameters_after_an_adoption_are_refused_by_name(begun):
     params = island.step(params, tokens=10)
     with pytest.raises(ConfigError, match=r"^params w = "):
         island.step({**params, "w": np.zeros((1, 1), np.float32)}, tokens=10)
+
+
+def test_in_a_forked_child_every_call_names_the_process_that_has_the_island_and_leaving_is_quiet(begun, monkeypatch):
+    island, exchange, params = begun
+    left = []
+    monkeypatch.setattr(island._session, "leave", lambda *_: left.append(True))
+    calls = {
+        "step": lambda: island.step(params, tokens=10),
+        "close": lambda: island.close(params),
+        "pause": lambda: island.pause(params),
+        "save": lambda: island.save(params, (None, None)),
+        "restore": lambda: island.restore(params),
+        "take": island.share.take,
+    }
+    for name, call in calls.items():
+        text = said(call)
+        assert f"island-0 lives in process {os.getpid()}, and process" in text, (name, text)
+        assert text.startswith("LocalProtocolError")
+        assert "LocalProtocolError" in said(lambda call=call: said(call)), name  # in a child of a child, too
+
+    def falls_out():
+        island.__exit__(None, None, None)
+        island._at_exit()
+        return left
+
+    assert said(falls_out) == "[]"
+    assert island.step(params, tokens=10) is params
+    assert exchange.error is None
+
+
+def test_a_share_is_not_copied_to_another_process(begun):
+    island, _, _ = begun
+    with pytest.raises(LocalProtocolError, match="num_workers=0"):
+        pickle.dumps(island.share)
