@@ -5,7 +5,9 @@ A *sized* source has a length and examples by number: a list, an array, ``datase
 
 A *stream* is read from its beginning, which can be done as often as is needed: an object that can be looped over
 again (``datasets.IterableDataset``, ``IterDataset`` of Grain, a ``DataLoader``), or a function that returns an
-iterator. Its order is its own, and must be the same each time. Every island reads all of it and keeps what is its own.
+iterator. Its order is its own, and must be the same each time, on all islands. Every island reads all of it and keeps
+what is its own: of one that shuffles by itself some examples would be trained twice and others never. Its beginning is
+read twice, and a warning says where that differs.
 
 Which examples a batch holds is arithmetic on the share (:mod:`islands.tasks.data`), so a pass over all islands deals
 each example once, and an island that comes back goes on exactly where the share stands. Neither library is imported.
@@ -14,6 +16,7 @@ each example once, and an island that comes back goes on exactly where the share
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -32,6 +35,10 @@ Example = Any
 Batch = Any
 Numbers = npt.NDArray[np.int64]
 
+#: Examples at the beginning of a stream that are read twice.
+LOOKED_AT = 4
+#: Of torch's, those that draw an order.
+_RANDOM_SAMPLERS: Final = {"RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}
 _AGAIN: Final = "give the function that makes it, which is called again for each epoch: batches(lambda: ..., island)"
 _NO_SOURCE: Final = (
     "must have a length and examples by number (__len__, __getitem__), or begin anew each time that it is looped over"
@@ -72,8 +79,9 @@ def batches(
             ``batch=None``.
 
     Raises:
-        ConfigError: ``source`` cannot begin again, or is nothing of this kind; or, from a batch on, the source holds no
-            example, a stream is shorter than it was, or examples differ in shape.
+        ConfigError: ``source`` cannot begin again, shuffles by itself, or is nothing of this kind; or, from a batch on,
+            the source holds no example, or none under one of its numbers, a stream is shorter than it was, or examples
+            differ in shape.
     """
     if batch is not None:
         batch = arguments.whole(
@@ -132,8 +140,17 @@ def _reader(source: Any, shuffle: bool) -> _Reader:
         raise ConfigError("source", kind, cure)
     if isinstance(source, tuple):
         raise ConfigError("source", kind, "is a tuple: of columns, give list(zip(x, y)); of examples, a list")
+    if hasattr(source, "iloc"):
+        cure = "is of pandas, where source[5] is no row: give datasets.Dataset.from_pandas(frame), or frame.to_numpy()"
+        raise ConfigError("source", kind, cure)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return _Sized(source, shuffle)
+    samplers = (getattr(each, "sampler", None) for each in (source, getattr(source, "batch_sampler", None)))
+    sampler = next((type(each).__name__ for each in samplers if type(each).__name__ in _RANDOM_SAMPLERS), "")
+    if sampler:
+        cure = "each island would see another order, some examples twice and others never: give what it loads,"
+        cure += " batches(loader.dataset, island, batch=32), which is dealt in another order in each epoch"
+        raise ConfigError("source", kind, f"shuffles by itself ({sampler}): {cure}")
     if isinstance(source, type) or not (isinstance(source, Iterable) or callable(source)):
         raise ConfigError("source", kind, _NO_SOURCE)
     return _Stream(source)
@@ -167,11 +184,34 @@ class _Sized:
         at = shuffled(numbers, self._size, seed=seed) if self._shuffle else numbers % self._size
         if hasattr(self._source, "__getitems__"):  # datasets, and what torch calls so: all with one look
             return list(self._source.__getitems__(at.tolist()))
-        found = [self._source[i] for i in at.tolist()]
+        found = [self._at(i) for i in at.tolist()]
         if any(each is None for each in found):  # what a filter of Grain leaves of a MapDataset
             cure = "has no example under some of its numbers (None): filter it before, or give source.to_iter_dataset()"
             raise ConfigError("source", type(self._source).__name__, cure)
         return found
+
+    def _at(self, number: int) -> Example:
+        try:
+            return self._source[number]
+        except (LookupError, TypeError) as err:
+            cure = f"has {self._size} examples by its length, and source[{number}] is none of them"
+            cure += f" ({type(err).__name__}: {err}): give one whose [] takes the numbers from 0 on"
+            raise ConfigError("source", type(self._source).__name__, cure) from err
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Returns whether two examples have the same bytes, within dicts, tuples and lists; True if unknown."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    try:
+        first, second = np.asarray(one), np.asarray(other)
+    except Exception:  # noqa: BLE001 (an object of any library: nothing is known about it, and nothing is said)
+        return True
+    return first.dtype == object or (first.shape == second.shape and first.tobytes() == second.tobytes())
 
 
 class _Stream:
@@ -188,8 +228,11 @@ class _Stream:
         self._epoch, self._at = 0, 0  # the next example that the iterator yields
         self._iterator: Iterator[Example] | None = None
         self._own: Iterator[Example] | None = None
+        self._last: Iterator[Example] | None = None  # that was begun
 
     def read(self, numbers: Numbers, seed: int, own_pass: bool) -> list[Example]:
+        if self._last is None:
+            self._look()
         if own_pass:
             return [self._next_own() for _ in numbers]
         return [self._example(number) for number in numbers.tolist()]
@@ -198,7 +241,7 @@ class _Stream:
         while True:
             epoch, at = (0, number) if self._size is None else divmod(number, self._size)
             if self._iterator is None or (epoch, at) < (self._epoch, self._at) or epoch > self._epoch:
-                self._iterator, self._epoch, self._at = self._begun(epoch, self._iterator), epoch, 0
+                self._iterator, self._epoch, self._at = self._begun(epoch), epoch, 0
             for example in self._iterator:
                 self._at += 1
                 if self._at > at:
@@ -214,19 +257,33 @@ class _Stream:
     def _next_own(self) -> Example:
         for _ in range(2):
             if self._own is None:
-                self._own = self._begun(self._epoch, None)
+                self._own = self._begun(self._epoch)
             for example in self._own:
                 return example
             self._own = None
         raise ConfigError("source", type(self._source).__name__, self._empty(0))
 
-    def _begun(self, epoch: int, before: Iterator[Example] | None) -> Iterator[Example]:
+    def _look(self) -> None:
+        """Reads the beginning twice, and warns if it differs; another process's order is not to be seen here."""
+        beginning = list(islice(self._begun(0), LOOKED_AT))
+        begun = self._begun(0)
+        again = list(islice(begun, LOOKED_AT))
+        self._iterator = chain(again, begun)
+        if not _alike(beginning, again):
+            detail = "its beginning, read twice, differs: unless examples are altered at random, it shuffles by itself,"
+            detail += " and islands train some examples twice and others never; have it read in one order, or give"
+            detail += " what has a length and examples by number, which is shuffled here"
+            log.warning("data.order_differs", source=type(self._source).__name__, detail=detail)
+
+    def _begun(self, epoch: int) -> Iterator[Example]:
         """Returns the stream from its beginning, in the order of an epoch where it knows of epochs."""
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
         begun = iter(self._source if isinstance(self._source, Iterable) else self._source())
-        if begun is before:
-            raise ConfigError("source", type(self._source).__name__, f"goes on and does not begin again: {_AGAIN}")
+        if begun is self._last:
+            cure = f"goes on and does not begin again: {_AGAIN}; of torch's DataLoader persistent_workers=False"
+            raise ConfigError("source", type(self._source).__name__, cure)
+        self._last = begun
         return begun
 
     def _empty(self, epoch: int) -> str:

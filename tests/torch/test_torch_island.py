@@ -2,15 +2,19 @@
 
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import islands.torch
 from broker.wire.errors import ConfigError
+from islands.protocol.data_shares import DataShare
 from islands.torch.copies import SMALL_BYTES
 from tests import training_loops
 from tests.hub import RUN, WAIT_S, Hub
@@ -312,3 +316,17 @@ def test_a_loop_without_an_optimizer_joins_too(tmp_path):
             island.step(tokens=TOKENS)
             time.sleep(0.002)
     assert np.array_equal(model[0].weight.detach().numpy(), stored(tmp_path / "store")["0.weight"])
+
+
+def test_workers_of_a_loader_load_the_numbers_that_are_dealt_and_one_that_shuffles_is_refused():
+    data, share = TensorDataset(torch.arange(64)), DataShare(index=0, count=1)
+    numbers = islands.batches(range(64), share, batch=8, collate=list)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of JAX, where it is loaded: workers are forked, and it has threads
+        loaded = [each for (each,) in islice(DataLoader(data, batch_sampler=numbers, num_workers=2), 8)]
+    assert sorted(torch.cat(loaded).tolist()) == list(range(64))
+    for shuffling in ({"shuffle": True}, {"batch_sampler": BatchSampler(RandomSampler(data), 8, drop_last=True)}):
+        with pytest.raises(ConfigError, match="shuffles by itself"):
+            islands.batches(DataLoader(data, **shuffling), share, batch=8)
+    plain = next(islands.batches(DataLoader(data), share, batch=8, collate=torch.utils.data.default_collate))
+    assert plain[0].shape == (8, 1)

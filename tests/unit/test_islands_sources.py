@@ -2,6 +2,7 @@
 
 import collections
 import logging
+import random
 from itertools import islice
 from types import SimpleNamespace
 
@@ -65,6 +66,33 @@ class Streaming:
         if self.shuffles:
             np.random.default_rng(self.epoch).shuffle(order)
         return iter(order)
+
+
+class RandomSampler:
+    """Has the name of torch's."""
+
+
+class Loader(SimpleNamespace):
+    """Stands for a ``DataLoader`` of torch."""
+
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Columnwise:
+    """Its length counts rows, and its [] takes names of columns."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, key):
+        raise KeyError(key)
+
+
+class Frame(Columnwise):
+    """Stands for a frame of pandas."""
+
+    iloc = None
 
 
 class OneIterator:
@@ -133,7 +161,7 @@ def test_a_stream_keeps_its_place_while_an_island_goes_through_a_pass_of_its_own
     assert next(taken).tolist() == [8, 9]
     share.cursor = OWN_PASS + 1_000_000
     assert next(taken).tolist() == [4, 5]
-    assert source.begun == 2
+    assert source.begun == 3
 
 
 def test_a_pass_of_ones_own_through_a_stream_begins_again_too():
@@ -209,6 +237,9 @@ def test_the_batches_of_an_island_end_with_its_run():
         ("train.txt", "open what it names"),
         (([1], [2]), r"list\(zip\(x, y\)\)"),
         ([], "holds no example"),
+        (Loader(sampler=RandomSampler()), r"shuffles by itself \(RandomSampler\).*batches\(loader.dataset"),
+        (Loader(batch_sampler=SimpleNamespace(sampler=RandomSampler())), "shuffles by itself"),
+        (Frame(), r"of pandas.*from_pandas\(frame\), or frame.to_numpy\(\)"),
     ],
 )
 def test_what_cannot_begin_again_or_is_no_source_is_refused_with_the_cure(source, cure):
@@ -217,7 +248,7 @@ def test_what_cannot_begin_again_or_is_no_source_is_refused_with_the_cure(source
 
 
 def shrinking(size):
-    sizes = iter([size, size - 1, size - 2])
+    sizes = iter([size, size, size - 1, size - 2])  # the first two show that it begins again
     return lambda: iter(range(next(sizes)))
 
 
@@ -228,6 +259,7 @@ def shrinking(size):
         (OneIterator(3).__iter__, "does not begin again.*lambda"),
         (lambda: iter([]), "holds no example"),
         (shrinking(3), "after 2 examples, and before after 3"),
+        (Frame.__base__(), r"3 examples by its length, and source\[\d\] is none of them \(KeyError: \d\)"),
         ([None] * 3, r"to_iter_dataset\(\)"),
         ([np.ones(2), np.ones(3)], "collate="),
         ([{"a": 1}, {"b": 1}], "collate="),
@@ -236,6 +268,19 @@ def shrinking(size):
 def test_a_source_that_proves_not_to_be_one_is_refused_when_that_shows(source, cure):
     with pytest.raises(ConfigError, match=cure):
         dealt(source, DataShare(index=0, count=1), 4, batch=2)
+
+
+def test_a_stream_that_shuffles_by_itself_is_told_once_and_one_with_an_order_is_not(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("islands"), "propagate", True)
+    draw = random.Random(1)
+    rows = [{"x": np.full(2, n, np.float32), "text": f"row {n}", "odd": object()} for n in range(64)]
+    sources = {lambda: iter(rows): 0, lambda: iter(draw.sample(rows, 64)): 1, lambda: (x for x in shared): 1}
+    shared = iter(rows)
+    for source, times in sources.items():
+        caplog.clear()
+        taken = islands.batches(source, DataShare(index=0, count=1), batch=8, collate=list)
+        assert all(len(next(taken)) == 8 for _ in range(3))
+        assert [record.getMessage().split()[0] for record in caplog.records] == ["data.order_differs"] * times
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 1.5}, {"batch": None, "collate": list}])
