@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from aggregator.copies.place import Place, place_of
+from broker.process.release import install
 from broker.wire.errors import ConfigError, Unavailable, cure_of
 
 #: A request that takes longer is given up, and repeated. A part of a large object is one request.
@@ -31,7 +32,6 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified (?:bucket|con
 _DENIED = re.compile(r"status code: 40[13]\b")
 #: Variables that say where a server listens.
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
-_INSTALL = "needs the library obstore: pip install 'atoll[objects]'"
 
 
 class AlreadyThere(Exception):
@@ -74,7 +74,7 @@ class Bucket:
             from obstore.exceptions import BaseError
             from obstore.store import LocalStore, from_url
         except ImportError as err:
-            raise ConfigError(name, text, _INSTALL) from err
+            raise ConfigError(name, text, f"needs a library: {install('obstore')}") from err
         backoff = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2}
         retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S), "backoff": backoff}
         client: Any = {"timeout": timedelta(seconds=REQUEST_S), "connect_timeout": timedelta(seconds=CONNECT_S)}

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from aggregator.tracing.round_spans import Span
 from broker.process import logs
+from broker.process.release import install
 from broker.wire.errors import ConfigError
 from broker.wire.masking import shown
 
@@ -31,6 +32,7 @@ LAST_WITHIN_S = 2.0
 #: Between two sendings.
 SEND_EVERY_S = 1.0
 _PATH = "/v1/traces"
+PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 
 class TraceExport:
@@ -54,7 +56,7 @@ class TraceExport:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as err:
-            cure = f"needs a package that is not installed ({err.name}): pip install 'atoll[otel]'"
+            cure = f"needs a package that is not installed ({err.name}): {install(*PACKAGES)}"
             raise ConfigError("otel_endpoint", shown(endpoint), cure) from err
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # noqa: TID251 (each attempt is a warning)
         resource = Resource.create({"service.name": "atoll-aggregator", "atoll.run": run_id, "atoll.shard": shard})

@@ -18,6 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from broker.metrics.family import Family, Kind
 from broker.process import logs
+from broker.process.release import install
 from broker.process.signals import in_children
 from broker.wire.errors import ConfigError, cure_of_listening
 
@@ -55,7 +56,7 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, ProcessCollector
             from prometheus_client.exposition import make_wsgi_app
         except ImportError as err:
-            cure = f"needs a package that is not installed ({err.name}): pip install 'atoll[metrics]'"
+            cure = f"needs a package that is not installed ({err.name}): {install('prometheus-client')}"
             raise ConfigError("metrics_port", port, cure) from err
         registry = CollectorRegistry()
         registry.register(_Collector(collect))

@@ -1,8 +1,12 @@
-"""The release of this program, and the cure where a peer speaks another version of the protocol."""
+"""The release of this program, and cures: for a peer of another version of the protocol, for a missing package."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.messages import PROTOCOL_VERSION, Reason
@@ -19,6 +23,18 @@ def release() -> str:
 def installed() -> str:
     """Returns the program's name and version; a checkout is named as such."""
     return f"atoll {release() or '(checkout)'}"
+
+
+def install(*packages: str) -> str:
+    """Returns the command that installs packages into the environment that runs this program.
+
+    Never an extra of our own: on an index the name ``atoll`` may be anybody's.
+    """
+    words, python = shlex.join(packages), shlex.quote(sys.executable)
+    if find_spec("pip") is not None:
+        return f"{python} -m pip install {words}"
+    uv = Path(sys.executable).with_name("uv")  # an environment that uv made has no pip
+    return f"{shlex.quote(str(uv)) if uv.exists() else 'uv'} pip install --python {python} {words}"
 
 
 def refusal_detail(error: RemoteProtocolError) -> str:

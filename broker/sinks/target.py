@@ -8,6 +8,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
+from broker.process.release import install
 from broker.process.values import expanded
 from broker.wire.errors import ConfigError
 
@@ -15,13 +16,15 @@ HELP = "tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), or mlflow:URI"
 
 
 class Kind(StrEnum):
-    """A library that keeps and shows figures; also the name of its module and of the extra."""
+    """A library that keeps and shows figures; also the name of its module."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
     MLFLOW = "mlflow"
 
 
+#: The package on an index.
+PACKAGES = {Kind.TENSORBOARD: "tensorboard", Kind.WANDB: "wandb", Kind.MLFLOW: "mlflow-skinny"}
 _CURES = {
     Kind.TENSORBOARD: "check that the directory can be written and has space",
     Kind.WANDB: "run `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later",
@@ -79,5 +82,5 @@ def check_installed(target: Target, *, field: str = "log_to") -> None:
         ConfigError: It is not installed.
     """
     if find_spec(str(target.kind)) is None:
-        cure = f"needs a package that is not installed: pip install 'atoll[{target.kind}]'"
+        cure = f"needs a package that is not installed: {install(PACKAGES[target.kind])}"
         raise ConfigError(field, str(target), cure)

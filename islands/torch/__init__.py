@@ -2,7 +2,7 @@
 
     import islands.torch
 
-Needs the extra ``atoll[torch]``. Of all packages only this one imports torch.
+Needs PyTorch. Of all packages only this one imports torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 try:
     import torch as _torch
 except ModuleNotFoundError as err:
-    raise ModuleNotFoundError("islands.torch needs PyTorch: pip install 'atoll[torch]'", name=err.name) from err
+    from broker.process.release import install
+
+    raise ModuleNotFoundError(f"islands.torch needs PyTorch: {install('torch')}", name=err.name) from err
 
 from islands.torch.island import TorchIsland
 from islands.torch.joining import join

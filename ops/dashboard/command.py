@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from broker.observing.client import ObservedRun
+from broker.process.release import install
 from broker.wire.errors import ConfigError, Unavailable, cure_of_listening
 from ops.dashboard.watched_run import WatchedRun
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, add_key_flags, observed_run
@@ -72,7 +73,7 @@ def check_packages(field: str, value: object) -> None:
     """
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        cure = f"needs packages that are not installed ({', '.join(missing)}): pip install 'atoll[dashboard]'"
+        cure = f"needs packages that are not installed ({', '.join(missing)}): {install(*missing)}"
         raise ConfigError(field, value, cure)
 
 

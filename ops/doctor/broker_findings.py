@@ -141,7 +141,7 @@ def _version(seen: BrokerSeen, own_release: str) -> Finding:
     text = f"protocol {PROTOCOL_VERSION} on both sides; release {own_release or '(checkout)'} here, {theirs} there"
     if seen.release and own_release and seen.release != own_release:
         newer = max_release(seen.release, own_release)
-        cure = f"install the same release everywhere before the next run: pip install atoll=={newer}"
+        cure = f"install the same release everywhere before the next run: {newer}"
         return warning("version", text, cure)
     return ok("version", text)
 

@@ -52,7 +52,7 @@ def python(seen: PythonSeen) -> Finding:
     if seen.system != "Linux":
         return failure("Python", where, "run it on Linux: daemons use what other systems do not have")
     if seen.missing:
-        cure = "pip install atoll, or start `python3 -m ops` in the checkout, which builds .venv"
+        cure = "install Atoll there (docs/quickstart.md), or start `python3 -m ops` in a checkout, which builds .venv"
         return failure("Python", f"{where}; missing: {', '.join(seen.missing)}", cure)
     if not seen.curve:
         return failure(
@@ -89,13 +89,14 @@ def jax(seen: JaxSeen) -> Finding:
     if seen.late:
         return warning("JAX", seen.error, "try python -c 'import jax; print(jax.devices())', and see what it waits for")
     if not seen.version:
-        cure = "pip install atoll (atoll[cuda12] for NVIDIA, atoll[tpu] for TPUs), or ask python -c 'import jax' itself"
+        cure = "pip install jax ('jax[cuda12]' for NVIDIA, 'jax[tpu]' for TPUs), or ask python -c 'import jax' itself"
         return failure("JAX", seen.error or "it cannot be started", cure)
     kinds = [f"{seen.devices.count(kind)} x {kind}" for kind in dict.fromkeys(seen.devices)]
     text = f"{seen.version} on {seen.platform}: {', '.join(kinds) or 'no devices'}"
     if seen.hardware and seen.platform == "cpu" and seen.chosen != "cpu":
         extra = "tpu" if "TPU" in seen.hardware else "cuda12"
-        cure = f"pip install 'atoll[{extra}]', check the driver; or JAX_PLATFORMS=cpu where islands shall use the CPU"
+        plugin = f"pip install 'jax[{extra}]=={seen.version}', and check the driver"
+        cure = f"{plugin}; or JAX_PLATFORMS=cpu where islands shall use the CPU"
         return warning("JAX", f"{text}, though the machine has a {seen.hardware}", cure)
     return ok("JAX", text)
 

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 
+from broker.process.release import install
 from broker.wire.errors import ConfigError
 from ops.processes.child_process import tied
 from ops.run.devices import Found, Platform
@@ -27,8 +28,8 @@ print(json.dumps([found[0].platform, len({tuple(getattr(each, "coords", (each.id
 """
 
 _CURES = {
-    Platform.GPU: "JAX finds no GPU here: it takes an NVIDIA driver and pip install 'atoll[cuda12]'; or leave it out",
-    Platform.TPU: "JAX finds no TPU here: it takes a TPU host and pip install 'atoll[tpu]'; or leave it out",
+    Platform.GPU: ("JAX finds no GPU here: it takes an NVIDIA driver", "cuda12"),
+    Platform.TPU: ("JAX finds no TPU here: it takes a TPU host", "tpu"),
 }
 
 
@@ -73,7 +74,10 @@ def has_plugin() -> bool:
 def _none_of(wanted: Platform, why: str) -> Found:
     if wanted is Platform.AUTO:
         return Found(platform=Platform.CPU, note=f"{why}: islands train on the CPU" if why else "")
-    raise ConfigError("platform", str(wanted), f"{_CURES[wanted]}{f' ({why})' if why else ''}")
+    cure, extra = _CURES[wanted]
+    jax = f"jax[{extra}]=={importlib.metadata.version('jax')}"  # the plugin of the JAX that is there
+    cure = f"{cure} and {install(jax)}; or leave it out{f' ({why})' if why else ''}"
+    raise ConfigError("platform", str(wanted), cure)
 
 
 def _names(platform: Platform, count: int) -> tuple[str, ...]:

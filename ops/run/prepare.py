@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from broker.process import user_files
+from broker.process.release import install
 from broker.registry import redis_address
 from broker.registry.registry import Registry
 from broker.transport.memory import memory_bytes
@@ -131,7 +132,7 @@ def _check_metrics_ports(plan: LocalPlan) -> None:
     try:
         import prometheus_client  # noqa: F401
     except ImportError as err:
-        raise ConfigError("metrics", plan.up.metrics, "needs a package: pip install 'atoll[metrics]'") from err
+        raise ConfigError("metrics", plan.up.metrics, f"needs a package: {install('prometheus-client')}") from err
     first, last = min(ports), max(ports)
     if last > 65_535:
         raise ConfigError("metrics", first, f"must be at most {65_536 - len(ports)}: {len(ports)} processes serve them")

@@ -36,7 +36,7 @@ It ends by itself after the last point of the run, or with Ctrl-C. Killed and st
 writes none twice: it asks the library what it has. The run never waits for it.
 The axis is tokens trained. Points are fleet/.., islands/NAME/.. and evaluation/..; one run in the library for one run.
 With --redis there are points from now on only, and of the islands that Redis knows.
-Each library is an extra: pip install 'atoll[tensorboard]', 'atoll[wandb]', 'atoll[mlflow]'."""
+Each library is a package of its own: tensorboard, wandb, mlflow-skinny."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -113,7 +113,7 @@ def test_the_older_side_is_named_where_the_protocols_differ(protocol, where):
 def test_releases_that_differ_are_a_warning_with_the_newer_one_in_the_cure():
     found = the("version", broker(release="0.9.10"))
     assert found.verdict is WARNING
-    assert "atoll==1.0" in found.cure
+    assert found.cure.endswith(": 1.0")
     assert broker_findings.max_release("0.10.0", "0.9.2") == "0.10.0"
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import ops
+from aggregator.tracing import export
+from broker.process import release
+from broker.sinks import target
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -81,3 +84,25 @@ def test_the_files_that_people_look_for_are_there():
     assert "Apache License Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
     assert PROJECT["project"]["license"] == "Apache-2.0"
+def test_no_cure_names_a_package_of_ours_on_an_index():
+    places = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    for package in ("broker", "islands", "aggregator", "ops"):
+        places += (ROOT / package).rglob("*.py")
+    said = re.compile(r"pip install [^\n]*?['\" ]atoll\b(?!\.)|pip install atoll\b")
+    assert [str(path) for path in places if said.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize("pip", [True, False])
+def test_a_missing_package_is_installed_into_the_environment_that_lacks_it(monkeypatch, pip):
+    monkeypatch.setattr(release, "find_spec", lambda name: pip or None)
+    monkeypatch.setattr(sys, "executable", "/an env/bin/python")
+    found = {True: "'/an env/bin/python' -m pip install", False: "uv pip install --python '/an env/bin/python'"}
+    assert release.install("tensorboard", "jax[tpu]==1") == f"{found[pip]} tensorboard 'jax[tpu]==1'"
+
+
+def test_the_packages_that_cures_name_are_those_of_the_extras():
+    wanted = [each for extra in PROJECT["project"]["optional-dependencies"].values() for each in extra]
+    named = {*target.PACKAGES.values(), *export.PACKAGES, "prometheus-client", "obstore", "torch", "starlette"}
+    assert named <= {re.split(r"[>=]", each)[0] for each in wanted}
+
+
