@@ -14,7 +14,10 @@ Loops of PyTorch join with :func:`islands.torch.join`; that package is loaded wh
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+import broker
 
 if TYPE_CHECKING:
     from broker.process.logs import log_to_stderr
@@ -57,6 +60,13 @@ _MODULE_OF = {
     "adamw": "islands.tasks.inner_optimizer",
     "warm_up_cosine": "islands.tasks.inner_optimizer",
 }
+
+
+if os.path.dirname(broker.__file__ or "") != os.path.join(os.path.dirname(os.path.dirname(__file__)), "broker"):
+    raise ImportError(
+        f"{broker.__file__ or list(broker.__path__)} has the name of a package of Atoll and hides it: rename yours",
+        name="broker",
+    )
 
 
 def __getattr__(name: str) -> Any:

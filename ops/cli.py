@@ -10,7 +10,6 @@ A command may document more (``up --help``).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import functools
 import importlib
@@ -26,6 +25,7 @@ from broker.process.flags import CommandParser
 from broker.process.release import installed
 from broker.process.settings import nearest
 from broker.wire.errors import ConfigError, Unavailable
+from ops.launcher import find_modules_here
 
 DESCRIPTION = """\
 Atoll trains one model on islands of machines that are far apart, unequal and unreliable
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
     """
     if argv is None:
         _speak_utf8()
-        _find_modules_here()
+        find_modules_here()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a file that no locale can write ends nothing
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -259,13 +259,6 @@ def _speak_utf8() -> None:
     """
     if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
-
-
-def _find_modules_here() -> None:
-    """Lets a task be in the current folder, behind all installed modules; ``-m`` lets it be there too."""
-    with contextlib.suppress(OSError):  # the folder was removed
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
 
 
 def as_called(text: str, prog: str) -> str:

@@ -95,6 +95,23 @@ def program(directory: str | os.PathLike[str] = ".") -> str:
     return f"python3 {shlex.quote(os.fspath(ROOT / 'ops'))}"
 
 
+def python_path() -> str:
+    """Returns the PYTHONPATH under which a child finds this program: the checkout, and what the user has named.
+
+    Not the current directory: there a user's file may have the name of a package of ours, or of one that we need. A
+    child is started with -P, and calls :func:`find_modules_here`.
+    """
+    places = [os.fspath(ROOT)] if (ROOT / "pyproject.toml").is_file() else []  # installed, it is found anyway
+    return os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def find_modules_here() -> None:
+    """Lets a task be in the folder where a command is started, behind all that is installed."""
+    with contextlib.suppress(OSError):  # the folder was removed
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+
+
 def torch_environment() -> Path:
     """Returns the folder of programs of an environment with PyTorch; builds a missing or outdated one.
 

@@ -23,6 +23,7 @@ from islands import daemon
 from islands.session import connections as wire
 from islands.session import session
 from ops.faults import MISBEHAVIORS, FaultKind, Rogue, TamperedTensors
+from ops.launcher import find_modules_here
 
 #: More messages than any manner sends in place of one.
 MOST_FOR_ONE = 8
@@ -73,4 +74,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    find_modules_here()
     sys.exit(main())

@@ -59,7 +59,7 @@ def look_at_jax(within_s: float) -> JaxSeen:
     chosen = os.environ.get("JAX_PLATFORMS", "")
     try:
         done = subprocess.run(
-            tied([sys.executable, "-c", _JAX]),
+            tied([sys.executable, "-P", "-c", _JAX]),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

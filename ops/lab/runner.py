@@ -135,7 +135,7 @@ class Runner:
                 job.write_text(json.dumps(what), encoding="utf-8")
             spec = ProcessSpec(
                 name=f"run-{slot}",
-                command=[sys.executable, "-m", "ops.lab.worker", str(job), str(result)],
+                command=[sys.executable, "-P", "-m", "ops.lab.worker", str(job), str(result)],
                 environment=_environment(self.accelerator),
                 cpus=() if self.accelerator else (processors[slot % len(processors)],),
             )
@@ -247,6 +247,6 @@ def _workspace(directory: Path, experiment: str) -> Iterator[Path]:
 
 def _environment(accelerator: bool) -> dict[str, str]:
     # A run imports what this process does, from wherever that was started.
-    path = os.pathsep.join(each for each in (os.getcwd(), *sys.path) if each)
+    path = os.pathsep.join(each for each in (*sys.path, os.getcwd()) if each)
     ours = {"PYTHONPATH": path} | compilation_cache() | heap_that_stays()
     return ours if accelerator else ours | one_thread_environment()

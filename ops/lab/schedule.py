@@ -121,7 +121,7 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 def _search() -> list[str]:
-    return [os.getcwd(), *sys.path]  # where runs look, too
+    return [*sys.path, os.getcwd()]  # where runs look, too
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------

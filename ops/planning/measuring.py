@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from broker.wire.errors import ConfigError
+from ops.launcher import python_path
 from ops.processes.child_process import tied
 
 #: Initial parameters of 10^10 elements take minutes on a CPU.
@@ -21,6 +22,8 @@ _CURE = "give a number"
 
 _SCRIPT = """
 import sys, pathlib
+from ops.launcher import find_modules_here
+find_modules_here()
 from ops.planning.sizing import read_model
 print(read_model(pathlib.Path(sys.argv[1])).parameters)
 """
@@ -41,8 +44,8 @@ def parameters_of(config: str) -> int:
         file.write_text(config, encoding="utf-8")
         try:
             done = subprocess.run(
-                tied([sys.executable, "-c", _SCRIPT, str(file)]),
-                env=dict(os.environ) | {"JAX_PLATFORMS": "cpu"},
+                tied([sys.executable, "-P", "-c", _SCRIPT, str(file)]),
+                env=dict(os.environ) | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 from aggregator.store.layout import ledger_path
 from ops.faults import Role
-from ops.launcher import ROOT
+from ops.launcher import python_path
 from ops.processes.child_process import ProcessSpec
 from ops.run.devices import Placement, Platform, merged
 from ops.run.local_plan import LocalPlan
@@ -157,15 +157,13 @@ def our_command(*arguments: str) -> list[str]:
 
 
 def our_environment(redis_url: str) -> dict[str, str]:
-    """Returns the variables with which :func:`our_command` finds this program and the user's modules."""
-    places = [os.fspath(ROOT)] if (ROOT / "pyproject.toml").is_file() else []  # installed, it is found anyway
-    places += [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Returns the variables under which :func:`our_command` finds this program."""
     return {
         "ATOLL_NO_VENV": "1",
         "ATOLL_BROKER": "",  # the file has the address
         "ATOLL_KEY": "",  # each has its own, or none
         "ATOLL_LOG": "text",  # into files that people read
-        "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "REDIS_URL": redis_url,
     }

@@ -25,6 +25,7 @@ from broker.process import logs, settings
 from broker.wire.errors import AtollError, ConfigError
 from islands.arrays.tree import flatten
 from islands.tasks.task import DataShare, Schedule, Task, endless_batches, load_task
+from ops.launcher import find_modules_here
 
 log = logs.get(__name__)
 
@@ -165,4 +166,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    find_modules_here()
     sys.exit(main(sys.argv[1:]))

@@ -48,7 +48,7 @@ def find(wanted: Platform) -> Found:
         environment["JAX_PLATFORMS"] = "cuda" if wanted is Platform.GPU else "tpu"
     try:
         done = subprocess.run(
-            tied([sys.executable, "-c", _SCRIPT]),
+            tied([sys.executable, "-P", "-c", _SCRIPT]),
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

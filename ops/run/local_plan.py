@@ -81,7 +81,7 @@ class UpConfig:
     )
     port: int = setting(0, "port of the broker; it uses the next one, too; 0 picks free ones")
     brokers: int = setting(1, "brokers to start; islands leave a silent one for the next")
-    redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
+    redis_port: int = setting(0, "port of the Redis that is started; 0 picks a free one")
     keys: bool = setting(False, "make a key for every process, in the run directory, and use them")
     metrics: int = setting(
         0, "serve metrics for Prometheus, each process at a port of its own from this one on; 0: none"
@@ -336,8 +336,8 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     for target in up.log_to:
         check_installed(target_of(target))
     for benchmark in up.benchmark:
-        check_findable(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
-        check_mentioned(benchmark, search=[os.getcwd(), *sys.path], field="benchmark")
+        check_findable(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
+        check_mentioned(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
     return plan
 
 
@@ -363,7 +363,7 @@ def _check_task(path: str, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: There is no such module or function, or it does not have these options.
     """
-    search = [os.getcwd(), *sys.path]  # where islands look
+    search = [*sys.path, os.getcwd()]  # where islands look
     check_findable(path, search=search)
     check_mentioned(path, search=search)
     signature = signature_in_source(path, search=search)

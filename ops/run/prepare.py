@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from broker.process import user_files
 from broker.process.release import install
 from broker.registry import redis_address
 from broker.registry.registry import Registry
@@ -29,9 +28,6 @@ from ops.planning.sharding import is_auto, shards_here
 from ops.processes.cluster import are_free, free_ports
 from ops.run import device_probe, devices, local_plan, resume
 from ops.run.local_plan import LocalPlan
-
-#: Where ``status`` looks first.
-DEFAULT_REDIS_PORT = 6379
 
 
 def prepare(args: argparse.Namespace) -> LocalPlan:
@@ -166,10 +162,13 @@ def _links(plan: LocalPlan, file: Path) -> Links:
 
 
 def _redis_port(wanted: int) -> int:
-    """The port asked for, or Redis' own, where ``status`` looks first, or any that is free."""
+    """The port asked for, or a free one.
+
+    Never Redis' own by itself: whoever names no address looks there, and would share the Redis of this run and lose it.
+    """
     if wanted and not are_free([wanted]):
         raise ConfigError("redis_port", wanted, "is in use; choose another, or 0, or name that Redis with --redis-url")
-    return wanted or (DEFAULT_REDIS_PORT if _claimed(DEFAULT_REDIS_PORT) else free_ports(1))
+    return wanted or free_ports(1)
 
 
 def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
@@ -196,15 +195,3 @@ def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
         cure = f"is the name of another run in Redis at {shown(redis_url)}: choose another with --run, or go on with"
         raise ConfigError("run_id", names[0], f"{cure} that run, up --resume RUN_DIR")
     return found
-
-
-def _claimed(port: int) -> bool:
-    """Takes a port for as long as this process lives; False if it is, or is about to be, in use.
-
-    Without this, two runs started in the same moment would both find it free.
-    """
-    try:
-        user_files.lock(f"redis-{port}")  # released by our end
-    except BlockingIOError:
-        return False
-    return are_free([port])

@@ -32,6 +32,5 @@ def test_a_run_needs_neither_a_home_nor_a_temporary_directory(tmp_path, monkeypa
     with Up(tmp_path / "run", *flags, PYTHONPATH=path) as up:
         assert up.wait() == 0, up.err
     check_report(up.report())
-    assert up.err.count("lock.unavailable lock=redis-6379") <= 1, up.err  # none where 6379 is taken anyway
     assert "Traceback" not in up.err
     assert list((tmp_path / "here").iterdir()) == []

@@ -13,7 +13,11 @@ import ops
 from aggregator.tracing import export
 from broker.process import release
 from broker.sinks import target
+from ops import launcher
+from ops.run import daemons
 
+#: In a child: the current folder is where modules are found, too.
+FIND = "from ops.launcher import find_modules_here; find_modules_here()"
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -32,6 +36,39 @@ def test_the_checkout_wins_over_an_unrelated_package_named_ops(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Atoll trains one model" in done.stdout
     assert Path(ops.__file__).parent == ROOT / "ops"
+
+
+@pytest.fixture
+def folder_of_homonyms(tmp_path, monkeypatch):
+    """A user's folder whose files have names of ours, and of what we need; and a PYTHONPATH as if we were installed."""
+    (tmp_path / "ops").mkdir()
+    for name in ("ops/__init__", "broker", "redis", "zmq"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user')\n")
+    (tmp_path / "users_own.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "ROOT", tmp_path / "site-packages")  # no checkout
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (daemons.our_command("--version"), ""),
+        ([sys.executable, "-P", "-c", f"{FIND}; import users_own, ops.cli, redis; print(redis.__file__)"], "packages"),
+    ],
+)
+def test_files_of_the_current_folder_hide_nothing_of_ours_and_are_found(folder_of_homonyms, command, said):
+    environment = os.environ | daemons.our_environment("")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+
+
+def test_a_loop_beside_a_file_that_hides_ours_is_told_which(folder_of_homonyms):
+    (folder_of_homonyms / "broker.py").write_text("")
+    done = subprocess.run([sys.executable, "-c", "import islands"], capture_output=True, text=True, timeout=30)
+    assert f"ImportError: {folder_of_homonyms / 'broker.py'} has the name of a package of Atoll" in done.stderr
 
 
 def test_every_dependency_and_tool_is_pinned():
@@ -66,24 +103,6 @@ def test_every_dependency_has_a_reason_beside_it():
         assert "#" in line, line
 
 
-def test_the_wheel_holds_all_packages_that_are_imported():
-    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert packages == ["broker", "islands", "aggregator", "ops"]
-    for package in packages:
-        assert (ROOT / package / "__init__.py").is_file(), package
-        assert (ROOT / package / "py.typed").is_file(), package
-    assert PROJECT["project"]["scripts"]["atoll"] == "ops.cli:main"
-
-
-def test_the_files_that_people_look_for_are_there():
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "docker-compose.yml"):
-        assert (ROOT / name).stat().st_size > 200, name
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True, timeout=10)
-    text = " ".join((ROOT / "LICENSE").read_text().split())
-    assert "Apache License Version 2.0, January 2004" in text
-    assert "END OF TERMS AND CONDITIONS" in text
-    assert PROJECT["project"]["license"] == "Apache-2.0"
 def test_no_cure_names_a_package_of_ours_on_an_index():
     places = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
     for package in ("broker", "islands", "aggregator", "ops"):
@@ -106,3 +125,21 @@ def test_the_packages_that_cures_name_are_those_of_the_extras():
     assert named <= {re.split(r"[>=]", each)[0] for each in wanted}
 
 
+def test_the_wheel_holds_all_packages_that_are_imported():
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages == ["broker", "islands", "aggregator", "ops"]
+    for package in packages:
+        assert (ROOT / package / "__init__.py").is_file(), package
+        assert (ROOT / package / "py.typed").is_file(), package
+    assert PROJECT["project"]["scripts"]["atoll"] == "ops.cli:main"
+
+
+def test_the_files_that_people_look_for_are_there():
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "docker-compose.yml"):
+        assert (ROOT / name).stat().st_size > 200, name
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True, timeout=10)
+    text = " ".join((ROOT / "LICENSE").read_text().split())
+    assert "Apache License Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert PROJECT["project"]["license"] == "Apache-2.0"

@@ -11,6 +11,7 @@ import pytest
 
 from broker.wire.errors import ConfigError, Unavailable
 from ops.run import local_plan, resume, up
+from ops.run import prepare as preparing
 from ops.run.prepare import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,13 @@ def in_a_process(run_dir, *words):
         assert process.stdout.readline() == "ready\n"
         yield process
         process.stdin.close()
+
+
+@pytest.mark.parametrize(("asked", "port"), [(0, 12_345), (6379, 6379)])
+def test_a_redis_of_the_run_takes_no_well_known_port_unless_it_is_asked_for(monkeypatch, asked, port):
+    monkeypatch.setattr(preparing, "are_free", lambda ports: True)
+    monkeypatch.setattr(preparing, "free_ports", lambda count: 12_345)
+    assert preparing._redis_port(asked) == port
 
 
 def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):

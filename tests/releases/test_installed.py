@@ -1,0 +1,32 @@
+"""A run from the installed wheel, in a folder whose files have the names of our packages."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.local_run import ROOT, check_report
+from tests.releases.wheels import built, copied_tree, installed
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.full("builds a wheel and trains with it")]
+pytest.importorskip("hatchling")
+
+
+def test_a_run_of_the_wheel_in_a_folder_with_files_of_our_names(tmp_path):
+    package = installed(built(copied_tree(tmp_path / "tree"))[0], tmp_path / "installed")
+    here = tmp_path / "here"
+    (here / "ops").mkdir(parents=True)
+    for name in ("ops/__init__", "broker", "aggregator", "islands"):
+        (here / f"{name}.py").write_text("raise SystemExit('a file of the user')\n")
+    shutil.copy(ROOT / "examples" / "numpy_task.py", here)
+    variables = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "ATOLL_NO_VENV")}
+    flags = ("--task", "numpy_task:task", "--islands", "2", "--tokens", "4000", "--pace", "0.005", "--json")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import sys; from ops.cli import main; sys.exit(main())", "up", *flags],
+        cwd=here, env=variables | {"PYTHONPATH": os.fspath(package)}, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check_report(json.loads(done.stdout))
