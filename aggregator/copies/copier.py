@@ -175,6 +175,8 @@ class Copier:
         self._clock = CopyClock(every_s, clocks.monotonic())
         self._wake = threading.Event()
         self._last = False  # one more, then no more
+        self._last_within_s = 0.0
+        self._unfinished = False  # the last one was given up
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
         self._thread.start()
@@ -198,19 +200,32 @@ class Copier:
 
     def troubles(self) -> tuple[str, ...]:
         """Returns what status is to say: nothing as long as copies come in time."""
+        url, detail = self._url, self._clock.detail
+        if self._last and not self._unfinished and self._thread.is_alive():
+            why = f" ({detail})" if detail else ""
+            return (f"for up to {self._last_within_s:.0f} s: the last copy to {url} is waited for{why}",)
+        if self._last and (detail or self._unfinished):
+            why = detail or f"it was not through within {self._last_within_s:.0f} s"
+            left = "what was merged since the one before, if there is one, is on this disk alone"
+            return (f"at the end: the last copy to {url} failed ({why}); {left}",)
         late_s = self._clock.late_s(clocks.monotonic())
         if not late_s:
             return ()
-        why = self._clock.detail or "the last one is not through yet"
-        return (f"the last complete copy in {self._url} is {late_s:.0f} s old ({why}); {CURE}",)
+        what = f"no newer copy to {url} was made" if self._clock.made else f"no copy to {url} was made yet"
+        return (f"for {late_s:.0f} s: {what} ({detail or 'one is under way'}); {CURE}",)
 
-    def finish(self, within_s: float) -> bool:
-        """Makes one last copy; returns whether it was through in time. Nothing is waited for after that."""
-        self._last = True
+    def begin_last(self, within_s: float) -> None:
+        """Begins one last copy, which :meth:`finish` waits for."""
+        self._last, self._last_within_s = True, within_s
         self._wake.set()
-        self._thread.join(within_s)
+
+    def finish(self) -> bool:
+        """Waits for the last copy; returns whether it was through in time. Nothing is waited for after that."""
+        self._thread.join(self._last_within_s)
         if self._thread.is_alive():
-            log.warning("copy.unfinished", to=self._url, after_s=within_s, cure="the copy before stands")
+            cure = "the copy before stands, if there is one"
+            log.warning("copy.unfinished", to=self._url, after_s=self._last_within_s, cure=cure)
+            self._unfinished = True
             self.abandon()
             return False
         return not self._clock.detail

@@ -124,7 +124,7 @@ def gap(sets: Sequence[CompleteSet], now_s: float) -> int:
 
 
 class CopyClock:
-    """Says when the next copy begins, and whether the last one is too long ago.
+    """Says when the next copy begins, and whether there was none for too long.
 
     Args:
         every_s: A complete copy is to be at most so old.
@@ -136,11 +136,12 @@ class CopyClock:
         self._since_s = now_s  # the state of the last complete copy, or the beginning
         self._next_s = now_s
         self._failures = self._again = 0
+        self.made = False  #: whether there was a complete copy since the beginning
         self.detail = ""  #: why the last attempt failed; empty: it did not
 
     def done(self, began_s: float, now_s: float) -> None:
         """A copy is complete; the next begins earlier by its duration, so that none gets older than it may."""
-        self._since_s, self._failures, self.detail = began_s, 0, ""
+        self._since_s, self._failures, self.detail, self.made = began_s, 0, "", True
         self._next_s = began_s + max(self._every_s / 2, self._every_s - (now_s - began_s))
 
     def again(self, now_s: float) -> None:
@@ -166,7 +167,7 @@ class CopyClock:
         return max(0.0, self._next_s - now_s)
 
     def late_s(self, now_s: float) -> float:
-        """Returns how old the last complete copy is, if that is too old; else 0."""
+        """Returns for how long there was no complete copy, if that is too long; else 0."""
         age_s = now_s - self._since_s
         return age_s if age_s > LATE_AFTER * self._every_s else 0.0
 

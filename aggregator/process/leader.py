@@ -166,12 +166,17 @@ class Leader:
                 # what a crash would have left as well.
                 for task in self._tasks:
                     task.cancel()
-        finally:
+        except BaseException:
             if self.deposed is None:
                 self._telemetry.write_report()
+            raise
+        if self.deposed is None:
+            await self.report()
         await self._telemetry.end_traces()
-        if self.deposed is not None:
-            return
+
+    async def report(self) -> None:
+        """Writes the report, and how the run ended to Redis; again where there is more to say after the end."""
+        self._telemetry.write_report()
         try:
             async with asyncio.timeout(LAST_REPORT_S):
                 if self._term is not None and self.core.run.phase is Phase.ENDED:

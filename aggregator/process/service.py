@@ -191,20 +191,17 @@ async def _lead(
     ready(leader.core)
     seen.leader = leader
     try:
-        await leader.run(stop)
-    except BaseException:
-        if copier is not None:
-            copier.abandon()
-        raise
+        try:
+            await leader.run(stop)
+        finally:
+            seen.leader = None
+            leader.close()
+        if copier is not None and leader.lineage is None and leader.deposed is None:
+            await _copy_last(copier, leader)
     finally:
-        seen.leader = None
-        leader.close()
+        if copier is not None:
+            copier.abandon()  # unless it has ended
         await registry.aclose()
-    if copier is not None and (leader.lineage is not None or leader.deposed is not None):
-        copier.abandon()
-    elif copier is not None:
-        over = leader.core.run.phase is Phase.ENDED
-        await asyncio.to_thread(copier.finish, LAST_AFTER_END_S if over else LAST_AFTER_STOP_S)
     if leader.lineage is not None:
         order = leader.lineage
         store.begin_lineage(order.above, order.epoch)
@@ -216,6 +213,14 @@ async def _lead(
         return Ending.OVER if leader.core.run.phase is Phase.ENDED else Ending.STOPPED
     log.warning("aggregator.deposed", epoch=epoch, by=leader.deposed.holder, their_epoch=leader.deposed.epoch)
     return Ending.DEPOSED
+
+
+async def _copy_last(copier: Copier, leader: Leader) -> None:
+    """Makes one last copy; report and status say that it is waited for, and then what came of it."""
+    copier.begin_last(LAST_AFTER_END_S if leader.core.run.phase is Phase.ENDED else LAST_AFTER_STOP_S)
+    await leader.report()
+    await asyncio.to_thread(copier.finish)
+    await leader.report()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -40,7 +40,7 @@ def report(run: Run, traffic: Traffic) -> dict[str, Any]:
     return {
         "tokens": books.tokens(),
         "books": asdict(books),
-        "versions": {str(p): version for p, version in enumerate(run.versions)},
+        "versions": {str(p): version for p, version in enumerate(run.versions) if version >= 0},
         "rounds": {str(n): count for n, count in sorted(run.ledger.participation().rounds.items())},
         "participation": run.ledger.participation().participation,
         "staleness_mean": run.ledger.participation().staleness,

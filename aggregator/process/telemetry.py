@@ -143,9 +143,12 @@ class Telemetry:
         return Snapshot(
             epoch=self._run.epoch,
             fragments=summary.fragments(self._run, self._committed_at_s, self._began_s, now_s),
-            totals=replace(totals, troubles=(*totals.troubles, *self.more_troubles())),
+            totals=replace(totals, troubles=self._troubles(now_s)),
             refusals=summary.refusals(self._run),
         )
+
+    def _troubles(self, now_s: float) -> tuple[str, ...]:
+        return (*self._run.troubles.sentences(now_s), *self.more_troubles())
 
     def leading(self, standbys: Mapping[str, bool] | None) -> Leading:
         """Returns the figures for metrics; ``standbys`` as in :class:`aggregator.process.metrics.Leading`."""
@@ -167,9 +170,8 @@ class Telemetry:
         temporary = path.with_name(path.name + ".tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(
-                json.dumps(summary.report(self._run, self._traffic), indent=1) + "\n", encoding="utf-8"
-            )
+            written = summary.report(self._run, self._traffic) | {"troubles": self._troubles(self._clock())}
+            temporary.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
             os.replace(temporary, path)
         except OSError as err:
             log.error("report.failed", path=str(path), detail=err.strerror, cure="the log and Redis have the same")

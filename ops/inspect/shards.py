@@ -38,6 +38,7 @@ def one_report(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "islands": islands,
         "versions": {p: v for each in reports for p, v in each["versions"].items() if v >= 0},
         "refusals": _sum(each["refusals"] for each in reports),
+        "troubles": _troubles(reports),
         **_over_versions(reports),
     }
 
@@ -56,7 +57,7 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "model_version": sum(each["model_version"] for each in totals),
         "interval": max((each.get("interval", {}) for each in totals), key=lambda each: each.get("steps", 0)),
         "quarantined": {name: how for each in reversed(totals) for name, how in each["quarantined"].items()},
-        "troubles": [_of_shard(n, text) for n, each in enumerate(totals) for text in each["troubles"]],
+        "troubles": _troubles(totals),
         **_over_versions(totals),
     }
 
@@ -93,6 +94,10 @@ def _over_versions(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return sum(value * n for value, n in known) / number if number else None
 
     return {"rounds": _sum(each["rounds"] for each in parts)} | {name: average(name) for name in _AVERAGES}
+
+
+def _troubles(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [_of_shard(n, text) for n, each in enumerate(parts) for text in each.get("troubles", ())]
 
 
 def _of_shard(shard: int, trouble: str) -> str:

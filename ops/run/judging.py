@@ -32,7 +32,7 @@ class GaveUp(Exception):
         self.misset = misset
 
 
-def in_short(err: Exception) -> str:
+def in_short(err: Exception | str) -> str:
     """Returns the error in a sentence, without the end of the log that tells more."""
     return str(err).partition("; the end of ")[0].partition("\n")[0]
 

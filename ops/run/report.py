@@ -1,4 +1,8 @@
-"""The final report of a run, from the aggregator's counts and two evaluations. Pure."""
+"""The final report of a run, from the aggregator's counts and two evaluations. Pure.
+
+Where an aggregator left no counts, the report has what Redis had last, as a lower bound, or says that nothing is known:
+no number stands for a missing file.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.wire.messages import recipe_line
+from broker.wire.messages import Reason, recipe_line
 from islands.tasks.task import LOSS
 from ops import curve
 from ops.curve import Point, figure
+from ops.inspect.run_status import Status
 from ops.text import age, size
 
 Report = dict[str, Any]
@@ -19,7 +24,7 @@ Metrics = Mapping[str, Mapping[str, Any]]
 
 #: What an aggregator that never wrote a report has counted.
 _NOTHING: Mapping[str, Any] = {
-    "tokens": {"trained": 0, "merged": 0, "in_flight": 0, "wasted": {}},
+    "tokens": {"trained": None, "merged": None, "in_flight": None, "wasted": {}},
     "versions": {},
     "rounds": {},
     "participation": None,
@@ -27,6 +32,7 @@ _NOTHING: Mapping[str, Any] = {
     "islands": {},
     "phase": "unknown",
     "refusals": {},
+    "troubles": [],
     "recipe": {},
 }
 
@@ -45,6 +51,8 @@ class RunFacts:
         note: Why the run ended, where it did not end by itself.
         loss_unit: Of the held-out loss; empty for a task of somebody's own.
         resume: The command that goes on with it; empty where there is nothing to go on with.
+        as_seen: The aggregator left no counts; those given are :func:`last_seen`.
+        undone: What was asked for beside training and not done, each in a sentence.
     """
 
     run_id: str
@@ -56,6 +64,33 @@ class RunFacts:
     note: str = ""
     loss_unit: str = ""
     resume: str = ""
+    as_seen: bool = False
+    undone: Sequence[str] = ()
+
+
+def last_seen(status: Status) -> dict[str, Any] | None:
+    """Returns what Redis last had of an aggregator's counts, as its report would have it; None if it had nothing."""
+    totals = status.totals
+    if "trained_tokens" not in totals:
+        return None
+    same = ("rounds", "participation", "staleness_mean", "phase", "refusals", "troubles", "recipe")
+    islands = {
+        name: {
+            "inner_steps": each.inner_step,
+            "tokens": each.tokens,
+            "sync_share": each.sync_share,
+            "bytes_up": each.bytes_up,
+            "bytes_down": each.bytes_down,
+            "incarnations": each.incarnation,
+        }
+        for name, each in status.islands.items()
+    }
+    return {
+        "tokens": {name: totals[f"{name}_tokens"] for name in _NOTHING["tokens"]},
+        "versions": {p: each.version for p, each in status.fragments.items()},
+        "islands": islands,
+        **{name: totals[name] for name in same},
+    }
 
 
 def build_report(
@@ -69,7 +104,7 @@ def build_report(
     """Returns the report, ready for ``json.dumps``.
 
     Args:
-        counted: What the aggregator wrote to its report file; None if it wrote nothing.
+        counted: What the aggregator wrote to its report file, or :func:`last_seen`; None if nothing is known.
         facts: What the supervisor saw.
         before: Held-out metrics of version 0; empty if it was not evaluated.
         after: The same of the newest model.
@@ -77,8 +112,10 @@ def build_report(
 
     Returns:
         ``run``, ``loss``, ``metrics`` (the loss among them), ``evaluations`` (:func:`ops.curve.summary`), ``tokens``,
-        ``versions``, ``rounds``, ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``,
-        ``phase``, ``recipe``, ``wall_s``, ``first_step_s``, ``exit``, ``note``, ``resume``.
+        ``counted`` (of these tokens: ``all``, ``at least``, or ``unknown``), ``versions``, ``rounds``,
+        ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``troubles`` (what
+        was wrong at the end, and what was asked for and not done), ``recipe``, ``wall_s``, ``first_step_s``, ``exit``,
+        ``note``, ``resume``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
@@ -97,6 +134,7 @@ def build_report(
             "in_flight": tokens["in_flight"],
             "wasted": dict(sorted(tokens["wasted"].items())),
         },
+        "counted": "unknown" if counted is None else _counted(facts, islands, tokens["wasted"]),
         "versions": _by_number(source["versions"]),
         "rounds": _by_number(source["rounds"]),
         "participation": source["participation"],
@@ -105,6 +143,7 @@ def build_report(
         "refusals": dict(sorted(source["refusals"].items())),
         "restarts": {name: n for name, n in sorted(facts.restarts.items()) if name not in islands},
         "phase": source["phase"],
+        "troubles": [*source["troubles"], *facts.undone],
         "recipe": dict(source["recipe"]),
         "wall_s": round(facts.wall_s, 3),
         "first_step_s": None if facts.first_step_s is None else round(facts.first_step_s, 3),
@@ -112,6 +151,12 @@ def build_report(
         "note": facts.note,
         "resume": facts.resume,
     }
+
+
+def _counted(facts: RunFacts, islands: Mapping[str, Mapping[str, Any]], wasted: Mapping[str, int]) -> str:
+    """Returns whether the tokens are all there are. What a life trained after its last heartbeat dies with it."""
+    killed = wasted.get(Reason.ISLAND_LOST) or any(each["restarts"] for each in islands.values())
+    return "at least" if facts.as_seen or killed else "all"
 
 
 def _value(metrics: Metrics, name: str) -> float | None:
@@ -137,8 +182,10 @@ def _by_number(table: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def is_balanced(report: Report) -> bool:
-    """Says whether trained = merged + wasted + in flight."""
+    """Says whether trained = merged + wasted + in flight, as far as these are known."""
     tokens = report["tokens"]
+    if tokens["trained"] is None:
+        return True
     return bool(tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"])
 
 
@@ -157,17 +204,11 @@ def render(report: Report) -> str:
 
 
 def _summary(report: Report) -> list[tuple[str, str]]:
-    tokens, versions = report["tokens"], report["versions"].values()
-    wasted = sum(tokens["wasted"].values())
-    causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
+    versions = report["versions"].values()
     rows = [
         *_metrics(report["metrics"], report["loss"]["unit"], evaluated=report["evaluations"].get("count", 0) > 0),
         *_curve(report["evaluations"]),
-        (
-            "tokens",
-            f"{tokens['trained']:,} trained = {tokens['merged']:,} merged{_part(tokens['merged'], tokens['trained'])}"
-            f" + {wasted:,} wasted{f' ({causes})' if causes else ''} + {tokens['in_flight']:,} in flight",
-        ),
+        ("tokens", _tokens(report["tokens"], report["counted"])),
     ]
     if not is_balanced(report):
         rows.append(("", "these do not add up: please report it, with the event tape"))
@@ -186,9 +227,22 @@ def _summary(report: Report) -> list[tuple[str, str]]:
         present = ", ".join(f"{name} {count}" for name, count in report[label].items() if count)
         if present:
             rows.append((label, present))
+    rows += [("trouble", text) for text in report["troubles"]]
     if report["first_step_s"] is not None:
         rows.append(("first step", f"after {report['first_step_s']:.1f} s"))
     return rows
+
+
+def _tokens(tokens: Mapping[str, Any], counted: str) -> str:
+    if tokens["trained"] is None:
+        return "not known: no count of them was left"
+    wasted = sum(tokens["wasted"].values())
+    causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
+    return (
+        f"{'at least ' if counted == 'at least' else ''}{tokens['trained']:,} trained"
+        f" = {tokens['merged']:,} merged{_part(tokens['merged'], tokens['trained'])}"
+        f" + {wasted:,} wasted{f' ({causes})' if causes else ''} + {tokens['in_flight']:,} in flight"
+    )
 
 
 def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:

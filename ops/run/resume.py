@@ -110,9 +110,13 @@ def has_ended(plan: LocalPlan) -> bool:
     Raises:
         ConfigError: Its report was written as well, so that there is nothing left to do at all.
     """
-    counted = _json(plan.aggregator.report)
-    trained = counted.get("tokens", {}).get("trained", 0)
-    if counted.get("phase") != "ended" or plan.aggregator.total_tokens == 0 or trained < plan.aggregator.total_tokens:
+    counted = [_json(path) for path in plan.reports]
+    trained = counted[0].get("tokens", {}).get("trained", 0)
+    if (
+        any(each.get("phase") != "ended" for each in counted)
+        or plan.aggregator.total_tokens == 0
+        or trained < plan.aggregator.total_tokens
+    ):
         return False
     if _json(plan.run_dir / "report.json").get("exit") == 0:
         cure = f"the run has trained {trained} and ended: to go on, give more, such as --tokens {2 * trained}"
@@ -121,13 +125,13 @@ def has_ended(plan: LocalPlan) -> bool:
 
 
 def put_away_reports(plan: LocalPlan) -> None:
-    """Keeps the previous report under a number, and removes the aggregator's previous report."""
+    """Keeps the previous report under a number, and removes what the aggregators counted for it."""
     report = plan.run_dir / "report.json"
     if report.exists():
         numbered = (plan.run_dir / f"report-{n}.json" for n in range(1, 10_000))
         report.rename(next(path for path in numbered if not path.exists()))
-    if plan.aggregator.report is not None:  # else a run that is killed would be taken for ended
-        plan.aggregator.report.unlink(missing_ok=True)
+    for path in plan.reports:  # else a run that is killed would be taken for ended
+        path.unlink(missing_ok=True)
 
 
 def _settings(plan: LocalPlan) -> Iterator[tuple[str, Any]]:
@@ -144,9 +148,9 @@ def _plain(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _json(path: Path | None) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

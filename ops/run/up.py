@@ -46,7 +46,7 @@ from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import MODEL, POLL_S, SEED, GaveUp, in_short, judge, keep, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.prepare import prepare
-from ops.run.report import Metrics, Report, RunFacts, build_report
+from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
 from ops.terminal import Screen
 
 #: Where the processes serve metrics, in the run directory.
@@ -181,6 +181,9 @@ class LocalRun:
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
 
+    seen: Status | None = None  #: the last status that there was
+    undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
+
     def train(self, display: Display, signals: Signals) -> int:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
         with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
@@ -260,7 +263,7 @@ class LocalRun:
         """
         registry = Registry(self.plan.redis_url, self.plan.run_id)
         rate = Rate()
-        next_status_s, silent_since_s, seen = 0.0, time.monotonic(), False
+        next_status_s, silent_since_s = 0.0, time.monotonic()
         try:
             while not self._happened(cluster, display):
                 signals.check()
@@ -269,10 +272,10 @@ class LocalRun:
                     next_status_s = now_s + STATUS_EVERY_S
                     status, missing = self._status(registry, loop)
                     if status is None and silent_since_s <= now_s - STATUS_LATE_S:
-                        display.note(f"{'no progress to show' if seen else 'starting'}: {missing}")
+                        display.note(f"{'no progress to show' if self.seen else 'starting'}: {missing}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
-                        seen, silent_since_s = True, now_s
+                        self.seen, silent_since_s = status, now_s
                         progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
                         if self.steps_before is None:
                             self.steps_before = progress.max_inner_step if self.resumed else 0
@@ -330,7 +333,7 @@ class LocalRun:
                 break
             time.sleep(POLL_S)
         for name in sorted(left | {name for name in before if cluster.restarts(name) > before[name]}):
-            display.note(f"{name} has not written the last figures; later: {self._log_again(name)}")
+            self._not_done(f"{name} has not written the last figures; later: {self._log_again(name)}", display)
 
     def _loggers(self) -> dict[str, str]:
         """Returns the process of each target of --log-to, and the target."""
@@ -339,16 +342,20 @@ class LocalRun:
     def _log_again(self, name: str) -> str:
         return self.as_called(shlex.join(("atoll", "log", str(self.plan.run_dir), "--to", self._loggers()[name])))
 
+    def _not_done(self, sentence: str, display: Display) -> None:
+        display.note(sentence)
+        self.undone.append(in_short(sentence))
+
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether every shard has ended the run."""
         shards = self.plan.shards
         for event in cluster.poll():
             match event.change:
                 case Change.GAVE_UP if event.process == daemons.FOLLOWER:
-                    display.note(event.detail)
+                    self._not_done(event.detail, display)
                     display.note("the run goes on, and is evaluated at its end")
                 case Change.GAVE_UP if event.process in self._loggers():
-                    display.note(f"{event.detail}; the run goes on; later: {self._log_again(event.process)}")
+                    self._not_done(f"{event.detail}; the run goes on; later: {self._log_again(event.process)}", display)
                 case Change.GAVE_UP if event.process == daemons.DASHBOARD:
                     display.note(f"{event.detail}; the run goes on without it")
                 case Change.GAVE_UP:
@@ -381,6 +388,10 @@ class LocalRun:
 
     def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:
         """Returns the report, from the aggregator's own file and what was seen here."""
+        counted = self._counted()
+        as_seen = counted is None
+        if as_seen and self.seen is not None:
+            counted = last_seen(self.seen)
         ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
         facts = RunFacts(
             run_id=self.plan.run_id,
@@ -391,10 +402,15 @@ class LocalRun:
             restarts=self.restarts,
             note=self.note,
             loss_unit=loss_unit(self.plan),
-            resume=self.as_called(f"atoll up --resume {shlex.quote(str(self.plan.run_dir))}") if status > 128 else "",
+            # Wrong settings would end it again; anything else may be over by then.
+            resume=self.as_called(f"atoll up --resume {shlex.quote(str(self.plan.run_dir))}")
+            if status not in (0, 2)
+            else "",
+            as_seen=as_seen,
+            undone=self.undone,
         )
         points = read_points(self.plan.run_dir)
-        return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)
+        return build_report(counted, facts, before=judged[0], after=judged[1], points=points)
 
     def _counted(self) -> dict[str, Any] | None:
         """Returns what the aggregators counted; without that of one shard the rest would not add up."""

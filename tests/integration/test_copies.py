@@ -245,7 +245,8 @@ def test_the_thread_copies_by_itself_and_once_more_at_the_end(hub):
     copier = Copier(hub.copies, 3600.0, "file:///somewhere")
     wait_for(lambda: any(key.startswith("complete/") for key in hub.there()), "complete copy")
     hub.commit(0)
-    assert copier.finish(within_s=20.0)
+    copier.begin_last(20.0)
+    assert copier.finish()
     assert [each.version for each in sets_there(hub.bucket)[0].versions] == [2, 0]
     assert copier.troubles() == ()
 
@@ -261,12 +262,32 @@ def test_copies_that_fail_are_a_trouble_that_ends_when_they_work_again(hub, monk
     assert copier.troubles() == ()
     now_s[0] += 31.0
     (said,) = copier.troubles()
-    assert "the last complete copy in file:///somewhere is 31 s old (cannot" in said
+    assert said.startswith("for 31 s: no copy to file:///somewhere was made yet (cannot")
     assert "give another --copy-to" in said
     hub.place.unlink()
     hub.place.mkdir()
-    assert copier.finish(within_s=20.0)
+    copier.begin_last(20.0)
+    assert copier.finish()
     assert copier.troubles() == ()
+
+
+def test_a_last_copy_is_waited_for_by_name_and_its_failure_is_told(hub, monkeypatch):
+    hub.commit(0)
+    answers, told = threading.Event(), []
+    monkeypatch.setattr(
+        hub.copies, "make", lambda: answers.wait(20.0) and None
+    )  # a store that accepts and says nothing
+    copier = Copier(hub.copies, 3600.0, "s3://slow/run")
+    copier.begin_last(0.01)
+    told += copier.troubles()
+    assert not copier.finish()
+    told += copier.troubles()
+    answers.set()
+    assert told == [
+        "for up to 0 s: the last copy to s3://slow/run is waited for",
+        "at the end: the last copy to s3://slow/run failed (it was not through within 0 s); "
+        "what was merged since the one before, if there is one, is on this disk alone",
+    ]
 
 
 @pytest.mark.parametrize(

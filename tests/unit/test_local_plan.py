@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import signal
 import tomllib
@@ -16,7 +17,7 @@ from broker.process import settings
 from broker.process.signals import Interrupted
 from broker.wire.errors import ConfigError
 from ops.links import placing
-from ops.run import daemons, display, local_plan, up
+from ops.run import daemons, display, local_plan, resume, up
 from ops.run.devices import Found, Platform, placements
 from ops.run.prepare import prepare
 
@@ -215,6 +216,25 @@ def test_an_interrupt_while_processes_are_started_starts_no_more_of_them(tmp_pat
     with pytest.raises(Interrupted), display.Display() as shown:
         run.start(cluster, shown, SimpleNamespace(check=interrupted_at_the_fourth))
     assert names == ["broker", "aggregator", "island-0"]
+
+
+@pytest.mark.parametrize(("status", "hint"), [(1, True), (130, True), (2, False), (0, False)])
+def test_a_run_that_gave_up_says_how_to_go_on_with_it(tmp_path, status, hint):
+    report = up.LocalRun(plan=resolved(run_dir=tmp_path), started_s=0.0).report(status)
+    assert report["resume"] == (f"atoll up --resume {tmp_path}" if hint else "")
+    assert report["tokens"]["trained"] is None  # nobody has written any count
+
+
+def test_a_run_of_two_shards_has_ended_when_both_have_and_what_both_counted_is_put_away(tmp_path):
+    plan = resolved("--shards", "2", "--tokens", "100", run_dir=tmp_path)
+    (tmp_path / "aggregator-1").mkdir()
+    for path, phase in zip(plan.reports, ("ended", "running"), strict=True):
+        path.write_text(json.dumps({"phase": phase, "tokens": {"trained": 100}}))
+    assert not resume.has_ended(plan)
+    plan.reports[1].write_text(plan.reports[0].read_text())
+    assert resume.has_ended(plan)
+    resume.put_away_reports(plan)
+    assert not any(path.exists() for path in plan.reports)
 
 
 def test_a_redis_that_runs_is_taken_from_flag_environment_or_file(tmp_path, monkeypatch):
