@@ -46,6 +46,7 @@ from broker.process.collecting import collect_seldom
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter
 from broker.routing.relay import (
+    AllowListChanged,
     Blocked,
     HangUp,
     LookUp,
@@ -343,6 +344,8 @@ class _Broker:
         """
         now_s, bulk = self._clock(), 0
         actions = deque(self._relay.handle(event, now_s))
+        if isinstance(event, AllowListChanged):
+            self._reporter.membership.allow(self._relay.anyone_may_be)
         while actions:
             match actions.popleft():
                 case Send() as send:

@@ -92,6 +92,13 @@ class MembersSeen:
             del self._noted[next(iter(self._noted))]
         self._noted[record.island_id] = _Noted(record=record, heard_s=now_s, sequence=envelope.sequence)
 
+    def allow(self, may_be: Callable[[str], bool]) -> None:
+        """Notes after a change of the allow list who has no key any more, and who has one again."""
+        for island_id, noted in self._noted.items():
+            revoked = not may_be(island_id)
+            if revoked is not noted.record.revoked:
+                noted.record, noted.written = dataclasses.replace(noted.record, revoked=revoked), False
+
     def due(self, now_s: float, *, everything: bool) -> list[MemberRecord]:
         """Returns what has changed since :meth:`written`, or everything, with ages as of now."""
         return [

@@ -175,6 +175,10 @@ class Relay:
         due = (self._deliveries.retry_at_s, self._presence.next_deadline_s())
         return min((each for each in due if each is not None), default=None)
 
+    def anyone_may_be(self, sender: str) -> bool:
+        """Whether there is a key that is good for ``sender``, or keys are not in use."""
+        return self._bindings.anyone_may_be(sender)
+
     @property
     def queued_bytes(self) -> int:
         """Bytes of contributions that wait for an aggregator."""

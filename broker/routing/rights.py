@@ -17,7 +17,7 @@ def improper(event: Received, *, run_id: str) -> Refusal | None:
     """Says why this sender may not send this kind over this channel in this run; None if it may."""
     envelope, kind = event.envelope, type(event.envelope.message)
     sender = envelope.sender
-    if envelope.run_id != run_id and kind is not m.Observe:  # whose answer says which run this is
+    if envelope.run_id != run_id and kind not in (m.Observe, m.Probe):  # whose answers say which run this is
         return Reason.WRONG_RUN, f"run is {envelope.run_id}, this broker serves {run_id}"
     if sender == BROKER:
         return Reason.WRONG_ROLE, f"sender is {BROKER}, a name that no peer may have"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import socket
 import threading
 import time
@@ -19,6 +20,12 @@ from broker.transport.address_rotation import AddressRotation
 from broker.transport.descriptors import forget_unsent
 from broker.wire.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
+#: What helps where a broker does not know a key, or not any more.
+NOT_ALLOWED_CURE = (
+    "its key was revoked, or never allowed: on the hub `keys list` shows who is let in, `keys allow` adds"
+)
 #: ZeroMQ says within a moment of a loss that it tries again. If it has not after this long, it never will.
 FORGOTTEN_AFTER_S = 1.0
 #: While a name's addresses are tried, whoever waits looks this often whether it is the next one's turn.
@@ -56,6 +63,7 @@ class Connection:
 
     Attributes:
         connections: How many there were, up to now.
+        shut_out: The broker did not take our key at the last attempt.
         reached: Something at the address has taken a connection since the last one that stood, be it in vain.
     """
 
@@ -78,9 +86,10 @@ class Connection:
         self._trying = True
         self._fd: int | None = None  # the descriptor of the connection
         self.connections = 0
-        self.reached = False
+        self.reached = self.shut_out = False
         watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._watcher = sock.get_monitor_socket(watched | zmq.EVENT_CONNECT_RETRIED)
+        watched |= zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        self._watcher = sock.get_monitor_socket(watched)
         # Read without asyncio: the monitor is asked, never waited for.
         self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
 
@@ -116,10 +125,14 @@ class Connection:
                 case zmq.EVENT_CONNECTED:
                     self._fd, self.reached = seen["value"], True
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._down_since_s = None
+                    self._down_since_s, self.shut_out = None, False
                     self.connections += 1
                     if rotation is not None:
                         rotation.stood()
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the end of the connection is told besides
+                    if not self.shut_out:
+                        log.warning("connection.not_allowed address=%s cure=%r", self._address, NOT_ALLOWED_CURE)
+                    self.shut_out = True
                 case zmq.EVENT_CONNECT_RETRIED:
                     if rotation is not None and self._trying:  # the first after a loss says that ZeroMQ begins to try
                         rotation.failed(now_s)

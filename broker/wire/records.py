@@ -33,6 +33,7 @@ class MemberRecord:
     bytes_down: int = 0
     stopped: bool = False
     left: bool = False
+    revoked: bool = False  # no key is good for its name any more
     optimizer: str = ""  # what its inner optimizer started from, as :class:`broker.wire.messages.StateSource` spells it
     heard_ago_s: float = 0.0
     link: Mapping[str, Any] | None = None  # as :class:`broker.wire.messages.LinkUse`

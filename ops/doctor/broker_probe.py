@@ -43,7 +43,7 @@ MEASURE_S = 2.0
 ROUND_TRIPS = 7
 #: Largest probes in each direction: a fast way, which others use as well, is not filled for longer.
 FULL_PROBES = 3
-#: The name that is asked for where the user names no run: its refusal says which one the broker serves.
+#: The name that is asked for where the user names no run: a probe is answered whatever it names.
 ANY_RUN = "atoll"
 #: What a ZMTP 3 peer says first: a signature, its version, and the mechanism in 20 bytes.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -181,7 +181,6 @@ class _Asking:
     sequence: int = 0
     protocol: int = 0
     refused: str = ""
-    other_run: str = ""
 
     def __post_init__(self) -> None:
         self._chunked = Chunked(self._put, DEFAULT_LIMITS)
@@ -233,10 +232,8 @@ class _Asking:
             return None
         match envelope.message:
             case m.Probed() as probed:
-                self.protocol = m.PROTOCOL_VERSION
+                self.protocol, self.run = m.PROTOCOL_VERSION, envelope.run_id
                 return probed
-            case m.Refused(reason=Reason.WRONG_RUN):
-                self.refused, self.other_run = "another run", envelope.run_id
             case m.Refused(reason=reason, detail=detail):
                 self.refused = f"{reason}: {detail}"
         return None
@@ -245,9 +242,6 @@ class _Asking:
 def _measured(sock: zmq.Socket[Any], seen: BrokerSeen) -> BrokerSeen:
     asking = _Asking(sock, seen.asked_run or ANY_RUN)
     _, answer = asking.ask(within_s=ANSWER_WITHIN_S)
-    if asking.other_run:
-        asking.run, asking.refused = asking.other_run, ""
-        _, answer = asking.ask(within_s=ANSWER_WITHIN_S)
     way = None if answer is None else _way(asking)
     return BrokerSeen(
         address=seen.address,

@@ -239,6 +239,8 @@ class Replay:
                 self._new_lineage(commit, durable)  # what was ordered never came to the disk
         elif version > durable:
             if version > 0 and not commit.contributions and why is PartReason.CRASH:
+                if known is not None and known.digest == commit.digest:
+                    self._witness(known)  # likewise: what goes on from it had it, as after a restore from a copy
                 self._new_lineage(commit, durable)
                 return None
             first = version if unknown else durable + 1

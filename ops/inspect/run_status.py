@@ -28,6 +28,7 @@ class IslandStatus:
         link: What it knows of its link and sends over it (:class:`broker.wire.messages.LinkUse`), once it has said so.
         optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
         refusals: Reason -> its messages that brokers and aggregator refused.
+        revoked: Its key was taken off the broker's allow list.
     """
 
     state: Liveness
@@ -44,6 +45,7 @@ class IslandStatus:
     broker: str = ""
     optimizer: str = ""
     link: Mapping[str, Any] | None = None
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,4 +237,5 @@ def _island(
         refusals=dict(sorted(refusals.items())),
         broker=str(member.get("broker", "")),
         link=member.get("link"),
+        revoked=bool(member.get("revoked")),
     )

@@ -13,7 +13,7 @@ from broker.routing.liveness import Liveness
 from broker.wire.messages import recipe_line
 from broker.wire.records import LEADER_WITHIN_S
 from ops.curve import sentence
-from ops.inspect.run_status import Status
+from ops.inspect.run_status import IslandStatus, Status
 from ops.terminal import Column, Fitted
 from ops.text import age, finite, ordinal, size
 
@@ -68,7 +68,7 @@ def render(status: Status) -> RenderableType:
             parts += [Text(), Text(text, "yellow")]
     if status.stopped:
         parts += [Text(), Text("No process of this run is alive: up --resume goes on with it.", "yellow")]
-    elif status.broker_is_silent:
+    elif status.broker_is_silent and status.totals.get("phase") != "ended":
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"
         parts += [Text(), Text(f"{who} {since}: it has ended or lost Redis, and islands may live on.", "yellow")]
@@ -119,7 +119,7 @@ def island_table(status: Status) -> Fitted:
         (
             (
                 name,
-                _state(each.state, status.stopped),
+                _state(each, status.stopped),
                 f"{each.inner_step:,}",
                 f"{each.tokens:,}",
                 "-" if each.loss is None else f"{each.loss:.4f}",
@@ -137,8 +137,11 @@ def island_table(status: Status) -> Fitted:
     )
 
 
-def _state(state: Liveness, stopped: bool) -> Text:
-    return Text("stopped", "dim") if stopped and state is not Liveness.LEFT else Text(state, _STYLES[state])
+def _state(island: IslandStatus, stopped: bool) -> Text:
+    if island.revoked:
+        return Text("revoked", "red")
+    gone = stopped and island.state is not Liveness.LEFT
+    return Text("stopped", "dim") if gone else Text(island.state, _STYLES[island.state])
 
 
 def _sent(link: Mapping[str, Any] | None) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 from aggregator.store.layout import ledger_path
+from ops import run_directory
 from ops.faults import Role
 from ops.launcher import python_path
 from ops.processes.child_process import ProcessSpec
@@ -18,6 +20,8 @@ from ops.run.local_plan import LocalPlan
 #: The process that evaluates the run while it trains, which no run needs.
 FOLLOWER = str(Role.EVALUATION)
 DASHBOARD = "dashboard"
+#: Where the processes serve metrics, in the run directory.
+TARGETS_FILE = "metrics.json"
 
 #: Of processes that leave the accelerators to the islands.
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
@@ -126,11 +130,16 @@ def dashboard(plan: LocalPlan, port: int, *, environment: Mapping[str, str]) -> 
     return ProcessSpec(name=DASHBOARD, command=command, environment=environment)
 
 
-def scrape_targets(plan: LocalPlan) -> list[dict[str, Any]]:
-    """Returns where the processes serve metrics, as Prometheus reads it from a file (``file_sd_configs``)."""
-    return [
-        {"targets": [f"127.0.0.1:{port}"], "labels": {"process": name}} for name, port in plan.metrics_ports.items()
-    ]
+def write_scrape_targets(plan: LocalPlan, *, live: bool = True) -> Path:
+    """Writes where the processes serve metrics, as Prometheus reads it (``file_sd_configs``); returns the file.
+
+    Of a run that is not live there are none: a process that has done its work is not one that is down.
+    """
+    ports = plan.metrics_ports.items() if live else ()
+    targets = [{"targets": [f"127.0.0.1:{port}"], "labels": {"process": name}} for name, port in ports]
+    file = plan.run_dir / TARGETS_FILE
+    run_directory.write(file, json.dumps(targets, indent=1) + "\n")
+    return file
 
 
 def loggers(plan: LocalPlan, *, environment: Mapping[str, str]) -> list[ProcessSpec]:

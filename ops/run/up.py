@@ -49,8 +49,6 @@ from ops.run.prepare import prepare
 from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
 from ops.terminal import Screen
 
-#: Where the processes serve metrics, in the run directory.
-TARGETS_FILE = "metrics.json"
 STATUS_EVERY_S = 1.0
 #: Silence of Redis after which the display says why it stands still.
 STATUS_LATE_S = 10.0
@@ -131,6 +129,9 @@ def run(args: argparse.Namespace) -> int:
     )
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
+        if plan.metrics_ports and status not in (1, 2):  # nobody is to look for what ended well, or was ended
+            with contextlib.suppress(Unavailable):
+                daemons.write_scrape_targets(plan, live=False)
         judged: tuple[Metrics, Metrics] = ({}, {})
         if status == 0:
             try:
@@ -180,7 +181,6 @@ class LocalRun:
     told_models: set[str] = field(default_factory=set)  #: digests of those whose evaluation was told, or stood there
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
-
     seen: Status | None = None  #: the last status that there was
     undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
 
@@ -245,8 +245,7 @@ class LocalRun:
             cluster.start([daemons.dashboard(plan, self.dashboard, environment=environment)])
             display.note(f"dashboard at http://{HOST}:{self.dashboard}")
         if plan.metrics_ports:
-            targets = plan.run_dir / TARGETS_FILE
-            run_directory.write(targets, json.dumps(daemons.scrape_targets(plan), indent=1) + "\n")
+            targets = daemons.write_scrape_targets(plan)
             for name, port in plan.metrics_ports.items():
                 display.note(f"metrics of {name} at http://127.0.0.1:{port}/metrics")
             display.note(f"all of them, for Prometheus' file_sd_configs: {targets}")

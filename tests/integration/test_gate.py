@@ -353,7 +353,7 @@ async def test_what_was_recorded_on_the_wire_is_worth_nothing_on_another_connect
 
 @pytest.mark.parametrize("carrier", ["tcp", "ipc"])
 @given_by("on_a_broker")
-async def test_a_revoked_key_is_shut_out_while_the_broker_runs(bench, carrier):
+async def test_a_revoked_key_is_shut_out_while_the_broker_runs(bench, carrier, caplog):
     if carrier == "ipc":
         bench.listening = replace(bench.listening, address=bench.listening.ipc)
     rome = await bench.client("island-rome", renew_after_s=0.5)
@@ -365,6 +365,7 @@ async def test_a_revoked_key_is_shut_out_while_the_broker_runs(bench, carrier):
     write_allow_list(path, {key: each for key, each in allowed.items() if each.name != "rome"})
     await bench.counted(Reason.WRONG_KEY)  # its connection was ended, and the next one was turned away
     assert not await rome.send(bench.envelope("rome", beat(1)))
+    assert sum("connection.not_allowed" in each and "revoked" in each for each in caplog.messages) == 1
     write_allow_list(path, allowed)
     assert await rome.ready(WAIT_S)
 

@@ -122,6 +122,7 @@ def test_status_of_a_run_that_was_interrupted_says_so(watched):
     assert status_of(watched.run_dir)["totals"]["phase"] == "stopped"
     assert watched.seen["report"]["islands"].keys() == ISLANDS
     assert watched.seen["report"]["resume"].endswith(f" up --resume {watched.run_dir}")
+    assert json.loads((watched.run_dir / "metrics.json").read_text()) == []  # nobody is to look for what has ended
 
 
 # --- once more --------------------------------------------------------------------------------------------------------

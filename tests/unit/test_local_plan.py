@@ -237,6 +237,15 @@ def test_a_run_of_two_shards_has_ended_when_both_have_and_what_both_counted_is_p
     assert not any(path.exists() for path in plan.reports)
 
 
+def test_nobody_is_asked_for_metrics_of_a_run_that_has_ended(tmp_path):
+    plan = resolved("--metrics", "9401", "--islands", "2", run_dir=tmp_path)
+    written = [json.loads(daemons.write_scrape_targets(plan, live=live).read_text()) for live in (True, False)]
+    named = {each["labels"]["process"]: each["targets"] for each in written[0]}
+    assert named["broker"] == ["127.0.0.1:9401"]
+    assert len(named) == 4  # with the aggregator and two islands
+    assert written[1] == []
+
+
 def test_a_redis_that_runs_is_taken_from_flag_environment_or_file(tmp_path, monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
     assert local_plan.given_redis_url(parsed()) is None

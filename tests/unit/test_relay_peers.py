@@ -331,6 +331,14 @@ def test_a_probe_is_answered_over_its_connection_with_as_many_buffers_and_makes_
     assert driver.relay.counters.refused == {}
 
 
+def test_a_probe_may_name_any_run_and_is_told_which_is_served():
+    driver = Driver()
+    driver.receive("join:n", probe(), run="any")
+    (send,) = driver.sends
+    assert (send.envelope.run_id, type(send.envelope.message)) == (CONFIG.run_id, m.Probed)
+    assert driver.relay.counters.refused == {}
+
+
 def test_an_answer_that_is_blocked_or_has_nowhere_to_go_is_dropped_and_counted(led):
     led.receive("join:n", probe())
     (send,) = led.sends

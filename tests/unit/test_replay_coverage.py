@@ -263,6 +263,15 @@ def test_a_version_that_was_being_written_before_a_new_lineage_is_checked_or_not
     assert (status, found["complete"], found["coverage"]["checked"]) == (0, True, checked)
 
 
+def test_a_lineage_that_goes_on_from_a_version_that_was_being_written_says_that_it_was_written(
+    recorded, tmp_path, capsys
+):
+    """As a restore leaves it, whose copy of the tape ended a moment before that of the store."""
+    tape, row = lineage(recorded, digest=recorded.ledger[2]["digest"], stopped=True, above=9)
+    status, found = replayed(capsys, recorded.write(tmp_path, tape=tape, ledger=[*recorded.ledger[:3], row]))
+    assert (status, found["same"], found["coverage"]["checked"]) == (0, True, 4)
+
+
 def test_a_new_lineage_of_bytes_that_nobody_made_is_not_checked(recorded, tmp_path, capsys):
     tape, row = lineage(recorded, digest="invented")
     status, found = replayed(capsys, recorded.write(tmp_path, tape=tape, ledger=[*recorded.ledger[:3], row]))

@@ -8,14 +8,17 @@ import os
 import pytest
 from rich.console import Console
 
+from broker.registry.reporter import MembersSeen
 from broker.routing.liveness import Liveness
 from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Envelope
 from broker.wire.records import LeaseView, Snapshot
 from ops.inspect import status as command
 from ops.inspect.run_status import status_of, stopped
 from ops.inspect.status_view import headline, render, to_json
 from ops.run_directory import claim, in_use
 from ops.text import PLAIN_WIDTH, size
+from tests.aggregator_hand import beat
 
 NOW_S = 1_000_000.0
 
@@ -223,6 +226,30 @@ def test_a_run_whose_processes_are_gone_is_stopped_and_not_running():
     assert to_json(status)["totals"]["phase"] == "stopped"
     ended = with_totals(phase="ended")
     assert stopped(ended) == ended
+
+
+def test_a_run_that_has_ended_lost_nothing_with_its_broker():
+    ended = status_of(snapshot(totals=[TOTALS | {"phase": "ended"}]), NOW_S + 3600)
+    assert ended.broker_is_silent
+    assert "lost Redis" not in shown(ended)
+
+
+def test_an_island_without_a_key_is_revoked_and_not_merely_dead():
+    members = {"c": {"revoked": True}}
+    rows = [line.split() for line in shown(status_of(snapshot(members=members), NOW_S)).splitlines()]
+    assert ["c", "revoked"] in [row[:2] for row in rows]
+
+
+def test_a_broker_reports_who_has_no_key_any_more_and_who_has_one_again():
+    seen = MembersSeen(max_islands=2)
+    seen.observe(Envelope(run_id="demo", sender="paris", incarnation=1, sequence=1, to="", message=beat(4)), 1.0)
+    seen.written(seen.due(1.0, everything=True), 1.0)
+    told = []
+    for allowed in ({"rome"}, {"rome"}, {"paris"}):
+        seen.allow(allowed.__contains__)
+        told.append([each.revoked for each in seen.due(2.0, everything=False)])
+        seen.written(seen.due(2.0, everything=False), 2.0)
+    assert told == [[True], [], [False]]
 
 
 def test_what_is_no_lease_under_its_name_is_said():
