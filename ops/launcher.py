@@ -96,7 +96,7 @@ def program(directory: str | os.PathLike[str] = ".") -> str:
 
 
 def python_path() -> str:
-    """Returns the PYTHONPATH under which a child finds this program: the checkout, and what the user has named.
+    """Returns the PYTHONPATH by which a child finds this program and what the user has named.
 
     Not the current directory: there a user's file may have the name of a package of ours, or of one that we need. A
     child is started with -P, and calls :func:`find_modules_here`.

@@ -1,4 +1,4 @@
-"""The release of this program, and cures: for a peer of another version of the protocol, for a missing package."""
+"""The release of this program, and cures for peers of another protocol and missing packages."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import logging
 import socket
 import threading
 import time
@@ -16,11 +15,12 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from broker.process import logs
 from broker.transport.address_rotation import AddressRotation
 from broker.transport.descriptors import forget_unsent
 from broker.wire.errors import ConfigError
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 #: What helps where a broker does not know a key, or not any more.
 NOT_ALLOWED_CURE = (
@@ -131,7 +131,7 @@ class Connection:
                         rotation.stood()
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the end of the connection is told besides
                     if not self.shut_out:
-                        log.warning("connection.not_allowed address=%s cure=%r", self._address, NOT_ALLOWED_CURE)
+                        log.warning("connection.not_allowed", address=self._address, cure=NOT_ALLOWED_CURE)
                     self.shut_out = True
                 case zmq.EVENT_CONNECT_RETRIED:
                     if rotation is not None and self._trying:  # the first after a loss says that ZeroMQ begins to try

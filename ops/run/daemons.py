@@ -131,7 +131,7 @@ def dashboard(plan: LocalPlan, port: int, *, environment: Mapping[str, str]) -> 
 
 
 def write_scrape_targets(plan: LocalPlan, *, live: bool = True) -> Path:
-    """Writes where the processes serve metrics, as Prometheus reads it (``file_sd_configs``); returns the file.
+    """Writes where processes serve metrics, for Prometheus' ``file_sd_configs``; returns the file.
 
     Of a run that is not live there are none: a process that has done its work is not one that is down.
     """

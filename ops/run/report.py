@@ -69,7 +69,7 @@ class RunFacts:
 
 
 def last_seen(status: Status) -> dict[str, Any] | None:
-    """Returns what Redis last had of an aggregator's counts, as its report would have it; None if it had nothing."""
+    """Returns an aggregator's counts as Redis had them last, in the form of its report, or None."""
     totals = status.totals
     if "trained_tokens" not in totals:
         return None
@@ -154,7 +154,7 @@ def build_report(
 
 
 def _counted(facts: RunFacts, islands: Mapping[str, Mapping[str, Any]], wasted: Mapping[str, int]) -> str:
-    """Returns whether the tokens are all there are. What a life trained after its last heartbeat dies with it."""
+    """Returns whether the tokens are all: what a life trained after its last heartbeat dies with it."""
     killed = wasted.get(Reason.ISLAND_LOST) or any(each["restarts"] for each in islands.values())
     return "at least" if facts.as_seen or killed else "all"
 

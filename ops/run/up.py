@@ -389,9 +389,10 @@ class LocalRun:
         """Returns the report, from the aggregator's own file and what was seen here."""
         counted = self._counted()
         as_seen = counted is None
-        if as_seen and self.seen is not None:
+        if counted is None and self.seen is not None:
             counted = last_seen(self.seen)
         ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
+        again = self.as_called(f"atoll up --resume {shlex.quote(os.fspath(self.plan.run_dir))}")
         facts = RunFacts(
             run_id=self.plan.run_id,
             run_dir=os.fspath(self.plan.run_dir),
@@ -401,10 +402,7 @@ class LocalRun:
             restarts=self.restarts,
             note=self.note,
             loss_unit=loss_unit(self.plan),
-            # Wrong settings would end it again; anything else may be over by then.
-            resume=self.as_called(f"atoll up --resume {shlex.quote(str(self.plan.run_dir))}")
-            if status not in (0, 2)
-            else "",
+            resume="" if status in (0, 2) else again,  # wrong settings would end it again
             as_seen=as_seen,
             undone=self.undone,
         )
@@ -448,7 +446,5 @@ def known(points: Sequence[Point], model: str) -> Metrics:
     """Returns what was measured of a model while the run trained; nothing if it, or a part of it, was not."""
     for point in reversed(points):
         if point.model == model and not point.failed:
-            return {
-                name: {"value": value, "better": point.better.get(name, "")} for name, value in point.metrics.items()
-            }
+            return {name: {"value": x, "better": point.better.get(name, "")} for name, x in point.metrics.items()}
     return {}
