@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aggregator.rounds.recovery import Lineage, lineages
+from aggregator.rounds.recovery import MOST_VERSION, Lineage, lineages
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import read_rows
@@ -61,6 +61,7 @@ def verify(run_dir: Path) -> list[Check]:
     walk = _Walk({_key(row) for ledger in ledgers.values() for row in ledger})
     for name, lines in tapes.items():
         walk.tape(name, lines)
+    walk.claimed()
     walk.published(published.keys() - given_up)
     walk.rows(rows)
     walk.merged(merged, begun)
@@ -176,6 +177,8 @@ class _Walk:
         self._newest: dict[int, int] = defaultdict(lambda: -1)
         for p, version in durable:
             self._newest[p] = max(self._newest[p], version)
+        self._heard: set[str] = set()
+        self._claims: dict[tuple[int, str], list[str]] = defaultdict(list)
         self._contents, self._in_epoch = Contents(), Contents()
         self._ranges, self._speakers = MergedRanges(), Epochs()
 
@@ -203,8 +206,7 @@ class _Walk:
             elif line.get("event") == "persisted":
                 durable[line["fragment_id"]] = max(line["fragment_version"], durable.get(line["fragment_id"], -1))
             elif line.get("kind") == "heartbeat":
-                for p, version in enumerate(line["body"]["versions"]):
-                    self.lost.fact(durable_before((p, version), self._newest[p], f"at {line['sender']}"), name)
+                self._hear(name, line["sender"], line["body"]["versions"])
             elif note == "aggregator.started":
                 self.epochs.fact("" if waits else grows("the epoch of a life", before, epoch), name)
                 before, epoch, lives, waits = max(before, epoch), fields["epoch"], lives + 1, False
@@ -220,6 +222,26 @@ class _Walk:
                 self.reasons.fact("" if fields.get("reason") else "a round closed for no reason", name)
             elif note.endswith((".refused", ".retry")):
                 self.reasons.fact(has_reason(note, fields.get("reason")), name)
+
+    def _hear(self, tape: str, island: str, versions: Sequence[int]) -> None:
+        self._heard.add(island)
+        for p, version in enumerate(versions):
+            said = durable_before((p, version), self._newest[p], f"at {island}")
+            if not said:
+                self.lost.fact("")
+            elif version <= MOST_VERSION:
+                self._claims[p, island].append(f"{tape}: {said}")
+
+    def claimed(self) -> None:
+        """Checks what islands claim to hold beyond all ledgers.
+
+        One island may lie: nobody is believed whom most islands contradict, as by an aggregator
+        (:class:`aggregator.rounds.recovery.Peers`).
+        """
+        claiming = Counter(p for p, _ in self._claims)
+        for (p, _), sentences in self._claims.items():
+            for said in sentences if 2 * claiming[p] >= len(self._heard) else ():
+                self.lost.fact(said)
 
     def published(self, keys: Iterable[Key]) -> None:
         """Checks that versions that were published, and not given up since, are in a ledger."""

@@ -150,6 +150,8 @@ DOCTORED = {
     "a weight is negative": (lambda run: run.ledger[-1]["contributions"][0].update(merge_weight=-0.1), {WEIGHTS}),
     "a published version is in no ledger": (lambda run: run.ledger.pop(), {LOST}),
     "an island has what no ledger has": (lambda run: run.tape.append(heartbeat("island-0", 3, 1)), {LOST}),
+    "an island of two lies beyond all reason": (lambda run: run.tape.append(heartbeat("island-0", 2**62, 1)), set()),
+    "one island of three lies": (lambda run: run.tape.extend([heartbeat("a", 2, 1), heartbeat("b", 3, 1)]), set()),
     "an epoch goes back": (lambda run: run.ledger.append(row(0, 3, epoch=1)), {EPOCHS}),
     "books do not balance": (lambda run: run.report["tokens"].update(merged=1999), {BALANCE}),
     "no island has trained it": (lambda run: run.report["islands"]["island-0"].update(tokens=1279), {BALANCE}),
