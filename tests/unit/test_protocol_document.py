@@ -103,7 +103,12 @@ def test_limits_queues_and_version_are_those_of_the_code():
         options = BULK_OPTIONS if name.endswith(Channel.BULK) else CONTROL_OPTIONS
         linger_s = LINGER_MS / 1000 if name.startswith("broker") else options.linger_s
         assert (int(marks), linger) == (options.high_water_mark, f"{linger_s:g} s")
-    assert f"The wire protocol, version {PROTOCOL_VERSION}" in DOCUMENT
+    assert f"The wire protocol, version {PROTOCOL_VERSION}\n" in DOCUMENT
+    assert f"| `v` | int | version of this protocol: {PROTOCOL_VERSION} |" in section(2)
+    releases, versions = (rows(table)[2:] for table in re.findall(r"(?:^\|.*\n)+", section(11), re.MULTILINE))
+    assert releases[-1][1:] == [str(PROTOCOL_VERSION)] * 2
+    assert [int(row[0]) for row in versions] == list(range(1, PROTOCOL_VERSION + 1))
+    assert {json.loads(written)["v"] for written, _ in EXAMPLES} == {PROTOCOL_VERSION}
 
 
 LENGTHS = {
