@@ -25,9 +25,9 @@ import zmq.asyncio
 from broker.chunks.receiving import SPARE_BYTES, Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.gateway.arrivals import event_of, refused, timed, verified
-from broker.gateway.connections import most_unread_bytes
+from broker.gateway.connections import LEAST_FILES_FOR_UNIX, Connections, most_unread_bytes
 from broker.gateway.flows import Flows, Put
-from broker.gateway.gate import LOOK_EVERY_S, Gate, GateEvent, draw_afresh
+from broker.gateway.gate import LOOK_EVERY_S, MORE_FILES, Gate, GateEvent, draw_afresh
 from broker.gateway.listening import (
     PORT_ATTEMPTS,
     cannot_listen,
@@ -63,7 +63,7 @@ from broker.transport.memory import memory_bytes
 from broker.transport.sockets import IN_A_ROW, configure_socket, failure_of
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
-from broker.wire.headers import Buffer, Limits, partial_room_bytes
+from broker.wire.headers import Buffer, Limits, partial_room_bytes, room_bytes
 from broker.wire.messages import Channel
 
 log = logs.get(__name__)
@@ -73,6 +73,8 @@ LINGER_MS = 200
 #: Pools of memory. ZeroMQ allocates frames in its threads, and they are freed elsewhere: with a pool for each thread
 #: their places were not used again (benchmarks/README.md).
 POOLS = 1
+#: How often it is looked whether much memory that was freed has stayed: it does beneath what is still in use.
+RETURN_EVERY_S = 10.0
 #: A bulk connection that took nothing is tried again after this.
 TRY_AGAIN_S = 0.005
 #: The last report to Redis may take so long.
@@ -105,9 +107,15 @@ def run(args: argparse.Namespace) -> int:
     config = settings.build(BrokerConfig, settings.of_a_run(BrokerConfig, args, "broker"))
     limits.keep_freed(SPARE_BYTES, arenas=POOLS)
     collect_seldom()
-    limits.raise_open_files()
     asyncio.run(_until_signalled(config))
     return 0
+
+
+async def _return_spare() -> None:
+    """Gives back what a flood has left of memory, until cancelled."""
+    while True:
+        await asyncio.sleep(RETURN_EVERY_S)
+        limits.return_spare(2 * SPARE_BYTES)
 
 
 async def _until_signalled(config: BrokerConfig) -> None:
@@ -131,6 +139,10 @@ async def serve(
     Raises:
         ConfigError: An address cannot be listened on, or ``redis_url`` is none.
     """
+    limit = limits.raise_open_files()
+    if config.ipc and limit < LEAST_FILES_FOR_UNIX:
+        cure = f"needs {LEAST_FILES_FOR_UNIX:,} open files, and this process may have {limit:,}: {MORE_FILES}, or leave"
+        raise ConfigError("ipc", config.ipc, f"{cure} --ipc out")
     url = config.redis_url or DEFAULT_REDIS_URL
     registry, shown = Registry(url, config.run_id), Registry(url, config.run_id)  # operations over one may not overlap
     context = zmq.asyncio.Context(io_threads=2)
@@ -144,6 +156,7 @@ async def serve(
         raise
     try:
         listening = broker.bind(context)
+        broker.share_files(limit)
         log.info(
             "broker.ready",
             run=config.run_id,
@@ -228,6 +241,10 @@ class _Broker:
                 )
         raise AssertionError("the last attempt returns or raises")
 
+    def share_files(self, limit: int) -> None:
+        """Bounds the connections by the limit of open files; raises ConfigError if too few are left."""
+        self._gate.share_files(limit, limits.open_files(), unix=bool(self._config.ipc))
+
     def _open(self, context: zmq.asyncio.Context, channel: Channel, host: str, port: int) -> zmq.asyncio.Socket:
         sock = self._sockets[channel] = context.socket(zmq.ROUTER)
         configure_socket(sock, channel, self._limits[channel])
@@ -243,7 +260,8 @@ class _Broker:
     def _watch(self, channel: Channel, names: frozenset[Name]) -> None:
         sock = self._sockets[channel]
         most_bytes = most_unread_bytes(channel, int(sock.get(zmq.MAXMSGSIZE)))
-        self._gate.watch(channel, sock, names, most_bytes=most_bytes)
+        connections = Connections(most_bytes=most_bytes, total_bytes=room_bytes(memory_bytes()))
+        self._gate.watch(channel, sock, names, connections)
 
     def close(self) -> None:
         """Closes the sockets; what is queued in them is sent for ``LINGER_MS`` at most."""
@@ -286,6 +304,7 @@ class _Broker:
                 group.create_task(self._gate.listen(Channel.BULK), name="bulk connections"),
                 group.create_task(self._gate.look_around(), name="gate"),
                 group.create_task(self._end_stalled(), name="stalled connections"),
+                group.create_task(_return_spare(), name="memory"),
             ]
             await stop.wait()
             for task in tasks:
@@ -303,6 +322,7 @@ class _Broker:
             most_frames=limits.max_buffers + 2,  # a header, and the head of a chunk
             in_a_row=IN_A_ROW[channel],
             flooded=lambda frame: self._gate.show_out(channel, frame, "a message of far too many frames"),
+            drained=lambda: self._gate.drained(channel),
         )
         while True:
             taken = await intake.take()

@@ -90,12 +90,15 @@ def descendants(pid: int) -> dict[int, str]:
 class Process:
     """A command of ours that runs: its output in files, nothing of it left when the ``with`` block ends."""
 
-    def __init__(self, folder: Path, *arguments: object, module: str = "ops", **variables: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: object, module: str = "ops", open_files: int = 0, **variables: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        limited = ["sh", "-c", 'ulimit -n $0; exec "$@"', str(open_files)] if open_files else []
         self.out_file, self.err_file = folder / "out", folder / "err"
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             self._process = subprocess.Popen(
-                command(*arguments, module=module),
+                [*limited, *command(*arguments, module=module)],
                 env=environment(**variables),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

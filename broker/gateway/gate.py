@@ -10,8 +10,9 @@ ZMTP 1.0 and 2.0, which know no ZAP, at the first bytes. TLS, HTTP and RDP read 
 *Strangers.* Whoever fails the handshake is seen by the socket's monitor, and counted by the relay. A peer that names
 its own routing id is shown out; one that names such an id as ZeroMQ draws cannot be told (:func:`draw_afresh`).
 
-*Floods.* A connection that brings in more than any message may hold, and delivers none, is ended, as is one whose
-message has far too many frames (:mod:`broker.gateway.connections`).
+*Floods.* A connection of which more waits than any message may hold, unread or not whole, is ended, as is one whose
+message has far too many frames (:mod:`broker.gateway.connections`). Where all connections together would take more
+open files than the process can spare, the oldest that has delivered nothing is ended.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import zmq.asyncio
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from broker.gateway.connections import Connections, Ending
+from broker.gateway.connections import Connections, Ending, files_for_connections
 from broker.gateway.receiving import Taken, said_of
 from broker.process import logs
 from broker.routing.events import AllowListChanged, TurnedAway
@@ -49,6 +50,11 @@ ZAP_DOMAIN = "atoll"
 DRAWN_BYTES = 5
 #: How often the allow list is looked at, and the connections are.
 LOOK_EVERY_S = 1.0
+#: A broker that can hold fewer connections does not begin: an aggregator and a few islands take so many.
+LEAST_CONNECTIONS = 16
+
+#: Cure for too few open files.
+MORE_FILES = "raise the limit (`ulimit -n`, `ulimit -Hn`; LimitNOFILE= of a systemd unit)"
 
 _WATCHED = (
     zmq.EVENT_ACCEPTED
@@ -110,6 +116,15 @@ class _Port:
         with copy:
             return received_bytes(copy.fileno())
 
+    def hang_up(self, fd: int) -> bool:
+        """Ends a connection and says whether there was one."""
+        copy = self.held.pop(fd, None)
+        if copy is None:
+            return hang_up(fd, self.names)
+        with copy, contextlib.suppress(OSError):  # the peer may have ended it
+            copy.shutdown(socket.SHUT_RDWR)  # by the copy: there may be no file left for another one
+        return True
+
 
 class Gate:
     """Keys, strangers and floods of one broker.
@@ -132,6 +147,7 @@ class Gate:
         ended: Callable[[Channel, int], None],
     ) -> None:
         self._tell, self._tell_ended = tell, ended
+        self._most_files = 0  # of connections and their copies; told by :meth:`share_files`
         self._ports: dict[Channel, _Port] = {}
         self._fds: dict[str, dict[tuple[Channel, int], None]] = {}  # by key: its connections, in order
         self._pair = None
@@ -161,10 +177,26 @@ class Gate:
         sock.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN.encode())
         sock.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
 
-    def watch(self, channel: Channel, sock: zmq.asyncio.Socket, names: frozenset[Name], *, most_bytes: int) -> None:
+    def watch(
+        self, channel: Channel, sock: zmq.asyncio.Socket, names: frozenset[Name], connections: Connections
+    ) -> None:
         """Begins to watch the connections of a bound socket, which come to one of these names."""
-        monitor = sock.get_monitor_socket(_WATCHED)
-        self._ports[channel] = _Port(names=names, monitor=monitor, connections=Connections(most_bytes=most_bytes))
+        sock.monitor(f"inproc://monitor-{channel}", _WATCHED)
+        monitor = sock.context.socket(zmq.PAIR)
+        monitor.rcvhwm = 1  # a flood must not outrun it by more than ZeroMQ's own queue (UNTOLD_FILES)
+        monitor.connect(f"inproc://monitor-{channel}")
+        self._ports[channel] = _Port(names=names, monitor=monitor, connections=connections)
+
+    def share_files(self, limit: int, in_use: int, *, unix: bool) -> None:
+        """Sets how many connections there may be; the arguments are those of :func:`files_for_connections`.
+
+        Raises:
+            ConfigError: There is room for hardly any.
+        """
+        self._most_files = files_for_connections(limit, in_use, unix=unix)
+        if self._most_files < LEAST_CONNECTIONS:
+            cure = f"leaves room for {self._most_files} connections beside {in_use} files: {MORE_FILES}"
+            raise ConfigError("open files", limit, cure)
 
     def close(self) -> None:
         """Ends the watch, before the sockets are closed."""
@@ -187,7 +219,7 @@ class Gate:
             fd, key = said_of(taken.frames[0], zmq.SRCFD), said_of(taken.frames[0], "User-Id")
         port = self._ports.get(channel)
         if port is not None and fd is not None:
-            port.connections.delivered(fd)
+            port.connections.delivered(fd, sum(map(len, taken.frames)), len(taken.frames))
             port.release(fd)
         named = not (len(taken.peer) == DRAWN_BYTES and taken.peer.startswith(b"\0"))
         if fd is None or key is None or named:
@@ -199,6 +231,12 @@ class Gate:
         if self._pair is not None:
             self._fds.setdefault(key, {})[channel, fd] = None
         return str(key)
+
+    def drained(self, channel: Channel) -> None:
+        """Notes that every message of a socket has been read."""
+        port = self._ports.get(channel)
+        if port is not None:
+            port.connections.drained()
 
     def show_out(self, channel: Channel, frame: zmq.Frame, why: str) -> None:
         """Ends the connection that a message came by."""
@@ -249,9 +287,16 @@ class Gate:
         if ending is not None:
             self._tell_end(channel, ending)
             return
-        copy = hold(fd, port.names)
+        copy = hold(fd, port.names) if self._files() < self._most_files else None
         if copy is not None:
             port.held[fd] = copy
+        if self._files() > self._most_files and (oldest := port.connections.give_up()) is not None:
+            port.hang_up(oldest)
+            why = f"there are open files for {self._most_files} connections, and no more: {MORE_FILES}"
+            self._turned_away(channel, Reason.QUEUE_FULL, why)
+
+    def _files(self) -> int:
+        return sum(len(port.connections) + len(port.held) for port in self._ports.values())
 
     def _ended(self, channel: Channel, port: _Port, fd: int) -> None:
         for fds in self._fds.values():
@@ -278,7 +323,7 @@ class Gate:
             self._look_at_list()
             for channel, port in self._ports.items():
                 for fd, nbytes in port.connections.overfull(received_bytes):
-                    self.end(channel, fd, f"{nbytes} bytes came, and no message")
+                    self.end(channel, fd, f"{nbytes} bytes of it wait unread, or are no whole message")
 
     def _look_at_list(self) -> None:
         if self._list is None or _stamp(self._list) == self._stamp:

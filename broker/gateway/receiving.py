@@ -56,6 +56,7 @@ class Intake:
         socket: Nobody else may receive from it.
         most_frames: Of a message, behind the routing id.
         in_a_row: After so many messages others have their turn.
+        drained: Called when there is no message to take.
         flooded: Called with a frame of a message that has far too many, while the rest is still coming.
     """
 
@@ -65,13 +66,14 @@ class Intake:
         *,
         most_frames: int,
         flooded: Callable[[zmq.Frame], None],
+        drained: Callable[[], None] = lambda: None,
         in_a_row: int = 1,
     ) -> None:
         self._socket = socket
         # Behind the first frame the others are there already: they are taken without a future for each.
         self._direct: zmq.Socket[Any] = zmq.Socket.shadow(socket.underlying)
         self._most_frames = most_frames
-        self._flooded = flooded
+        self._flooded, self._drained = flooded, drained
         self._in_a_row, self._taken = in_a_row, 0
 
     async def take(self) -> Taken:
@@ -81,7 +83,11 @@ class Intake:
         self._taken += 1
         if self._taken % self._in_a_row == 0:
             await asyncio.sleep(0)
-        route: zmq.Frame = await self._socket.recv(copy=False)
+        try:
+            route: zmq.Frame = self._direct.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._drained()
+            route = await self._socket.recv(copy=False)
         frames: list[zmq.Frame] = []
         more = route.more
         while more and len(frames) < self._most_frames:

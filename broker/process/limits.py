@@ -1,13 +1,15 @@
-"""Raises the limit of open files, and sets when memory that is freed goes back to the system. Shell.
+"""Raises the limit of open files, and decides where freed memory goes. Shell.
 
-The latter are settings of glibc, to be made while there is one thread; other C libraries have no such settings.
+What concerns memory is glibc's, and settings are made while there is one thread; other C libraries have none of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import resource
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 
@@ -28,6 +30,17 @@ def raise_open_files() -> int:
     except (OSError, ValueError):
         return soft
     return hard
+
+
+def most_open_files() -> int:
+    """Returns the limit of open files to which a daemon would raise its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if hard == resource.RLIM_INFINITY else hard
+
+
+def open_files() -> int:
+    """Returns how many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 def return_freed(least_bytes: int) -> None:
@@ -53,6 +66,26 @@ def keep_freed(most_bytes: int = (1 << 31) - 1, *, arenas: int = 0) -> None:
     _set(_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts
     if arenas:
         _set(_ARENA_MAX, arenas)
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [("numbers", ctypes.c_size_t * 10)]  # the fifth is hblkhd, the eighth uordblks: what is in use
+
+
+def return_spare(most_bytes: int) -> None:
+    """Gives memory that was freed back to the system, if glibc keeps more than that.
+
+    By itself it gives back what is free at the end of a pool (:func:`keep_freed`), and nothing beneath what is in use:
+    after a flood, of which 800 MB had waited at once, a broker kept those.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):  # other libraries have no such functions
+        libc = ctypes.CDLL(None)
+        libc.mallinfo2.restype = _Mallinfo2
+        numbers = libc.mallinfo2().numbers
+        resident, shared = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split()[1:3])
+        private_bytes = (resident - shared) * resource.getpagesize()
+        if private_bytes - numbers[4] - numbers[7] > most_bytes:
+            libc.malloc_trim(ctypes.c_size_t(0))
 
 
 def _set(option: int, value: int) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 import zmq
 from rich.text import Text
 
-from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL
+from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
 from broker.process import flags, settings
+from broker.process.limits import most_open_files
 from broker.process.release import release
 from broker.process.values import expanded
 from broker.registry import redis_address
@@ -36,7 +37,7 @@ JAX_S, DISK_S, REDIS_S, BROKER_S, OTHERS_S = 12.0, 5.0, 4.0, 13.0, 3.0
 #: With several brokers, all of them together.
 BROKERS_S = 16.0
 
-PROBES = ("python", "jax", "clock", "ports", "disk", "redis", "broker")
+PROBES = ("python", "jax", "clock", "ports", "files", "disk", "redis", "broker")
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
 
 
@@ -185,6 +186,12 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
             "ports",
             "ports",
             lambda: [machine_findings.ports(machine_probe.look_at_ports(asked.port, own_broker=own))],
+            OTHERS_S,
+        ),
+        (
+            "files",
+            "open files",
+            lambda: [machine_findings.open_files(most_open_files(), BrokerConfig().max_peers)],
             OTHERS_S,
         ),
         ("disk", "disk", lambda: [machine_findings.disk(machine_probe.look_at_disk(asked.directory))], DISK_S),

@@ -1,10 +1,11 @@
-"""Judges what was seen of this machine: Python, JAX, clock, ports and disk. Pure."""
+"""Judges what was seen of this machine: Python, JAX, clock, ports, open files and disk. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker.gateway.connections import files_for_connections
 from ops.doctor.finding import Finding, failure, ok, warning
 from ops.text import size
 
@@ -15,6 +16,10 @@ CLOCK_APART_S = 1.0
 #: Each version of a fragment is on disk before anybody gets it: a slower fsync is waited for in every round.
 SLOW_FSYNC_S = 0.05
 SLOW_DISK_BYTES_PER_S = 50e6
+#: An island has two connections to its broker; a broker has about so many files besides.
+ISLAND_FILES, BROKER_FILES = 2, 32
+#: A broker that has room for fewer islands is warned of.
+FEW_ISLANDS = 100
 LOW_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 2 << 30
 
 
@@ -153,6 +158,22 @@ def ports(seen: PortsSeen) -> Finding:
         return ok("ports", f"those of a broker, {names}, are {state}; `up` finds free ones")
     cure = f"if that is your broker, all is well; else start yours with another --port (`ss -ltnp sport = :{taken[0]}`)"
     return ok("ports", f"{' and '.join(map(str, taken))} in use, where a broker listens by default", cure)
+
+
+def open_files(limit: int, most_peers: int) -> Finding:
+    """Judges the limit of open files, to which a broker here would raise its own.
+
+    Args:
+        limit: Of a process.
+        most_peers: ``max_peers`` of a broker, if nothing else is set.
+    """
+    islands = files_for_connections(limit, BROKER_FILES, unix=False) // ISLAND_FILES
+    text = f"{limit:,} for a process: a broker here has room for about {min(islands, most_peers):,} islands"
+    if islands < FEW_ISLANDS:
+        cure = "raise it (`ulimit -Hn`; LimitNOFILE= of a systemd unit) where a broker is to run for more"
+        return warning("open files", text, cure)
+    by = "max_peers" if most_peers <= islands else f"max_peers ({most_peers:,}) is beyond that"
+    return ok("open files", f"{text} ({by})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from aggregator.store.layout import ledger_path
+from broker.gateway.connections import LEAST_FILES_FOR_UNIX
+from broker.process.limits import most_open_files
 from ops import run_directory
 from ops.faults import Role
 from ops.launcher import python_path
@@ -112,9 +114,10 @@ def _unix_sockets(plan: LocalPlan) -> dict[str, str]:
     """Returns the Unix socket on which each broker listens as well, without a file; Linux has such.
 
     They cost less than loopback TCP (benchmarks/README.md). Who reaches the port may use it, and nobody else: both are
-    of one network namespace.
+    of one network namespace. Where a process may have few open files there are none.
     """
-    named = plan.broker_ports.items() if sys.platform == "linux" else ()
+    some = sys.platform == "linux" and most_open_files() >= LEAST_FILES_FOR_UNIX
+    named = plan.broker_ports.items() if some else ()
     return {name: f"@atoll-{port}" for name, port in named}
 
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 from dataclasses import replace
 
 import pytest
+import zmq
 
 from broker.registry.registry import Registry
 from broker.wire import messages as m
@@ -145,3 +147,56 @@ def test_a_signal_ends_the_broker_cleanly_even_if_redis_hangs(number, redis, tmp
         assert broker.wait() == 0, broker.err
         assert "broker.ended" in broker.err
         assert "Traceback" not in broker.err
+
+
+NOWHERE = "redis://127.0.0.1:1"
+
+
+MANY = pytest.mark.full("thousands of connections")
+
+
+def flood(stack, broker, connections):
+    """Opens connections that say nothing, and asks the broker something at each of its addresses."""
+    address = re.search(r"address=tcp://([0-9.]+):(\d+)", broker.err).groups()
+    for _ in range(connections):
+        stack.enter_context(socket.create_connection(address))
+    for where in [f"tcp://{':'.join(address)}", *re.findall(r"ipc://[^ ]+", broker.err)]:
+        dealer = stack.enter_context(stack.enter_context(zmq.Context()).socket(zmq.DEALER))
+        dealer.linger, dealer.rcvtimeo = 0, 20_000
+        dealer.connect(where)
+        dealer.send(b"no message")
+        assert dealer.recv(), where  # that it is refused
+
+
+@pytest.mark.parametrize(
+    ("open_files", "connections", "ipc"), [(256, 300, False), pytest.param(4096, 2400, True, marks=MANY)]
+)
+def test_more_connections_than_open_files_end_no_broker_and_keep_nobody_out(tmp_path, open_files, connections, ipc):
+    at = ["--run", RUN, "--port", 0, *(["--ipc", tmp_path / "hub"] if ipc else [])]
+    with (
+        contextlib.ExitStack() as stack,
+        Process(tmp_path / "broker", "broker", *at, open_files=open_files, REDIS_URL=NOWHERE) as broker,
+    ):
+        wait_for(lambda: "broker.ready" in broker.err, "a broker that listens")
+        flood(stack, broker, connections)
+        wait_for(lambda: "there are open files for" in broker.err, "a connection that was ended")
+        broker.signal(signal.SIGTERM)
+        assert broker.wait() == 0, broker.err
+
+
+@pytest.mark.parametrize(
+    ("open_files", "flags", "complaint"),
+    [
+        (40, [], r"open files = 40: leaves room for \d+ connections"),
+        (
+            1024,
+            ["--ipc", "@atoll-test"],
+            "ipc = '@atoll-test': needs 4,096 open files, and this process may have 1,024",
+        ),
+    ],
+)
+def test_a_broker_that_has_too_few_open_files_does_not_begin(tmp_path, open_files, flags, complaint):
+    at = ("broker", "--run", RUN, "--port", 0, *flags)
+    with Process(tmp_path / "broker", *at, open_files=open_files, REDIS_URL=NOWHERE) as broker:
+        assert broker.wait() == 2
+        assert re.search(complaint, broker.err)

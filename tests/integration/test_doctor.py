@@ -52,7 +52,7 @@ def a_broker(*flags, protocol=None):
         yield f"tcp://127.0.0.1:{port}"
 
 
-def doctor(*flags, skip=("python", "jax", "clock", "ports", "disk", "redis"), **environment):
+def doctor(*flags, skip=("python", "jax", "clock", "ports", "files", "disk", "redis"), **environment):
     """Exit status, and (subject, verdict, seen) of each finding."""
     command = [sys.executable, "-m", "ops", "doctor", "--json", *flags, *(["--skip", *skip] if skip else [])]
     left_out = ("ATOLL_BROKER", "ATOLL_KEY", "REDIS_URL")
@@ -231,7 +231,16 @@ def test_this_machine_with_its_jax_and_redis_is_looked_at(tmp_path):
     server = redis_server.server(port=port, directory=tmp_path)
     with running(server.command, port):
         status, found = doctor("--redis", server.url, "--dir", str(tmp_path / "new" / "store"), skip=())
-    assert [subject for subject, *_ in found] == ["Python", "clock", "ports", "disk", "Redis", "clock", "JAX"]
+    assert [subject for subject, *_ in found] == [
+        "Python",
+        "clock",
+        "ports",
+        "open files",
+        "disk",
+        "Redis",
+        "clock",
+        "JAX",
+    ]
     assert {subject for subject, verdict, _ in found if verdict == "failure"} <= {"disk"}, found  # which may be full
     assert status == int(("disk", "failure") in verdicts(found))
     assert not (tmp_path / "new").exists()
@@ -240,7 +249,7 @@ def test_this_machine_with_its_jax_and_redis_is_looked_at(tmp_path):
 
 
 def test_a_redis_that_was_named_and_is_away_is_a_failure():
-    status, found = doctor("--redis", NOWHERE, skip=("python", "jax", "clock", "ports", "disk"))
+    status, found = doctor("--redis", NOWHERE, skip=("python", "jax", "clock", "ports", "files", "disk"))
     assert status == 1
     assert verdicts(found) == [("Redis", "failure")]
 

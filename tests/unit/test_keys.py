@@ -9,7 +9,7 @@ from zmq.utils import z85
 
 from broker.chunks.receiving import CREDIT_BYTES
 from broker.chunks.subflow import MOST_CHUNK_BYTES
-from broker.gateway.connections import Connections, Ending, most_unread_bytes
+from broker.gateway.connections import Connections, Ending, files_for_connections, most_unread_bytes
 from broker.gateway.gate import zap_answer
 from broker.gateway.receiving import said_of
 from broker.routing.bindings import Bindings
@@ -239,13 +239,49 @@ def test_a_connection_that_brings_in_more_than_a_message_and_delivers_none_is_fo
     assert connections.overfull(received.get) == []  # 5 has delivered: what came before counts no more
     received.update({3: 180, 4: 180, 5: 1101})
     assert connections.overfull(received.get) == [(4, 180), (5, 101)]
-    connections.delivered(4)
+    connections.delivered(4, 180)
     assert connections.overfull(received.get) == [(5, 101)]
     assert connections.closed(5, 1101) is Ending.DELIVERED
     assert connections.overfull(received.get) == []
     connections.accepted(5)  # the number is another connection's now
     assert connections.closed(5, 7) is Ending.STRANGER
     assert connections.overfull(lambda fd: None) == []
+
+
+def test_what_waits_unread_is_what_came_less_what_was_delivered_since_all_had_been_read():
+    connections, received = Connections(most_bytes=1000, total_bytes=1500), {3: 50_000, 4: 0}
+    for fd in (3, 4):
+        connections.accepted(fd)
+        connections.delivered(fd, received[fd], 1)
+    assert connections.overfull(received.get) == []
+    for came, read, found in [(900, 0, []), (2500, 1500, []), (3600, 1000, [(3, 1100)])]:  # always something to read
+        received[3] = 50_000 + came
+        connections.delivered(3, read)
+        assert connections.overfull(received.get) == found
+    received.update({3: 53_400, 4: 900})  # neither has too much, and both together have
+    assert connections.overfull(received.get) == [(3, 900)]
+    connections.drained()
+    connections.delivered(3)
+    assert connections.overfull(received.get) == []
+
+
+def test_where_there_are_too_many_the_oldest_ends_that_has_delivered_nothing():
+    connections = Connections(most_bytes=100)
+    for fd in (3, 4, 5):
+        connections.accepted(fd)
+    connections.delivered(3)
+    assert [connections.give_up(), len(connections)] == [4, 2]
+    connections.closed(4, 0)
+    assert len(connections) == 2
+    connections.accepted(4)  # the number is another connection's now
+    assert [connections.give_up(), connections.give_up(), connections.give_up(), len(connections)] == [5, 4, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "unix", "most"), [(40, False, 9), (256, False, 171), (4096, True, 1968), (1 << 20, True, 786_411)]
+)
+def test_some_of_the_open_files_that_are_left_are_no_connection_s(limit, unix, most):
+    assert files_for_connections(limit, 28, unix=unix) == most
 
 
 @pytest.mark.parametrize(

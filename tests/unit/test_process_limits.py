@@ -80,3 +80,26 @@ print(faults() - before)
 def test_memory_that_is_kept_is_used_again_whichever_thread_freed_it():
     assert int(said_by(FRAMES, "kept")) < 100, "new pages"
     assert int(said_by(FRAMES, "returned")) > 2000  # 16 frames of 384 pages, each too small for a huge one
+
+
+# What a flood leaves: many frames, with small things in between that outlive them.
+FLOOD = """
+import resource, sys
+from pathlib import Path
+from broker.process.limits import keep_freed, return_spare
+keep_freed(128 << 20, arenas=1)
+frames, kept = [], []
+for _ in range(400):
+    frames.append(bytearray(1 << 20))
+    frames[-1][::4096] = bytes(256)
+    kept.append(bytearray(600))
+frames.clear()
+return_spare(int(sys.argv[1]) << 20)
+print(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_what_a_flood_has_left_is_given_back_and_a_little_is_kept():
+    assert int(said_by(FLOOD, "256")) < 100, "MiB"
+    assert int(said_by(FLOOD, "800")) > 400
