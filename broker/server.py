@@ -70,8 +70,7 @@ log = logs.get(__name__)
 
 #: What is still queued for islands when the broker ends is sent for so long; all of it is repeated by its senders.
 LINGER_MS = 200
-#: Pools of memory. ZeroMQ allocates frames in its threads, and they are freed elsewhere: with a pool for each thread
-#: their places were not used again (benchmarks/README.md).
+#: ZeroMQ allocates frames in its threads, they are freed elsewhere, and pools by thread were not used again.
 POOLS = 1
 #: How often it is looked whether much memory that was freed has stayed: it does beneath what is still in use.
 RETURN_EVERY_S = 10.0
@@ -141,8 +140,8 @@ async def serve(
     """
     limit = limits.raise_open_files()
     if config.ipc and limit < LEAST_FILES_FOR_UNIX:
-        cure = f"needs {LEAST_FILES_FOR_UNIX:,} open files, and this process may have {limit:,}: {MORE_FILES}, or leave"
-        raise ConfigError("ipc", config.ipc, f"{cure} --ipc out")
+        cure = f"needs {LEAST_FILES_FOR_UNIX:,} open files, and may have {limit:,}: {MORE_FILES}, or leave --ipc out"
+        raise ConfigError("ipc", config.ipc, cure)
     url = config.redis_url or DEFAULT_REDIS_URL
     registry, shown = Registry(url, config.run_id), Registry(url, config.run_id)  # operations over one may not overlap
     context = zmq.asyncio.Context(io_threads=2)

@@ -89,7 +89,7 @@ class Fragment:
 
     @property
     def stands_still(self) -> bool:
-        """Whether the next version cannot be made, as the store has lost bytes of the newest."""
+        """True if the next version cannot be made, as the store has lost bytes of the newest."""
         return self.merge is not None and self.merge_again_at_s is not None
 
     def close(self, merge: Merge) -> None:

@@ -107,7 +107,7 @@ class Member:
 
     @property
     def responds(self) -> bool:
-        """Whether rounds wait for it, if it lives."""
+        """True if rounds wait for it while it lives."""
         return self.missed_rounds < MISSES_BEFORE_UNRESPONSIVE and not self.standing
 
     def begin(self, step: int, tokens: int) -> None:

@@ -90,7 +90,7 @@ class Round:
         self._owing.discard(island_id)
 
     def is_fresh(self, contribution: Admitted) -> bool:
-        """Whether a contribution answers this very round.
+        """Returns True if a contribution answers this very round.
 
         One that was handed over unasked is for the round that takes it in: its island has nothing else to say. Only in
         a flush everybody is asked what is left after it.

@@ -281,7 +281,7 @@ class Run:
 
     @property
     def deaf(self) -> bool:
-        """Whether no broker answers, or this process was held up: no silence says anything then."""
+        """True if no broker answers, or this process was held up: silence says nothing then."""
         return self.now_s - self.answered_at_s > SILENT_S
 
     @property

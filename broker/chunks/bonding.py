@@ -28,7 +28,7 @@ class Bonding:
 
     @property
     def wants_others(self) -> bool:
-        """Whether to make the other connections: the broker has answered over the first."""
+        """Returns True if the other connections are due: the broker has answered over the first."""
         return 0 in self._joined
 
     def due(self, standing: Mapping[int, int]) -> dict[int, Bond]:

@@ -176,7 +176,7 @@ class Relay:
         return min((each for each in due if each is not None), default=None)
 
     def anyone_may_be(self, sender: str) -> bool:
-        """Whether there is a key that is good for ``sender``, or keys are not in use."""
+        """Returns True if there is a key that is good for ``sender``, or keys are not in use."""
         return self._bindings.anyone_may_be(sender)
 
     @property
