@@ -191,7 +191,7 @@ def test_more_connections_than_open_files_end_no_broker_and_keep_nobody_out(tmp_
         (
             1024,
             ["--ipc", "@atoll-test"],
-            "ipc = '@atoll-test': needs 4,096 open files, and this process may have 1,024",
+            "ipc = '@atoll-test': needs 4,096 open files, and may have 1,024",
         ),
     ],
 )
