@@ -103,6 +103,7 @@ def draw_afresh() -> None:
 class _Port:
     """One of the broker's sockets, as the gate sees it."""
 
+    sock: Any
     names: frozenset[Name]  # of our ends of its connections
     monitor: Any
     connections: Connections
@@ -185,7 +186,7 @@ class Gate:
         monitor = sock.context.socket(zmq.PAIR)
         monitor.rcvhwm = 1  # a flood must not outrun it by more than ZeroMQ's own queue (UNTOLD_FILES)
         monitor.connect(f"inproc://monitor-{channel}")
-        self._ports[channel] = _Port(names=names, monitor=monitor, connections=connections)
+        self._ports[channel] = _Port(sock=sock, names=names, monitor=monitor, connections=connections)
 
     def share_files(self, limit: int, in_use: int, *, unix: bool) -> None:
         """Sets how many connections there may be; the arguments are those of :func:`files_for_connections`.
@@ -201,6 +202,13 @@ class Gate:
     def close(self) -> None:
         """Ends the watch, before the sockets are closed."""
         for port in self._ports.values():
+            # Disabled before it is closed, and emptied before that: ZeroMQ's thread may wait for room in it, and then
+            # would wait for ever.
+            emptied: zmq.Socket[bytes] = zmq.Socket.shadow(port.monitor.underlying)
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    emptied.recv_multipart(zmq.NOBLOCK)
+            port.sock.disable_monitor()
             port.monitor.close(linger=0)
             for fd in list(port.held):
                 port.release(fd)

@@ -112,8 +112,9 @@ def _connected(
         keys.apply(sock)
     monitor = sock.get_monitor_socket(_EVENTS)
     stack.callback(sock.close, linger=0)
-    stack.callback(sock.disable_monitor)
+    # Disabled first: with its other end closed, an event is waited for by ZeroMQ's thread for ever, and that by us.
     stack.callback(monitor.close, linger=0)
+    stack.callback(sock.disable_monitor)
     sock.connect(channel_address(address, channel))
     return sock, monitor
 
