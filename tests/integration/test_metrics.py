@@ -55,6 +55,6 @@ def test_a_daemon_whose_port_of_metrics_is_taken_ends_with_the_cure(tmp_path, pr
             "aggregator": ["--store", tmp_path / "store"],
             "island": ["--task", NUMPY_TASK],
         }
-        done = ops(process, *flags[process], "--metrics-port", port, within_s=50)
+        done = ops(process, "--run", "demo", *flags[process], "--metrics-port", port, within_s=50)
     assert done.returncode == 2
     assert f"metrics_port = {port}: cannot be listened on at 127.0.0.1 (Address already in use)" in done.stderr

@@ -1,6 +1,7 @@
 """Between the arguments of a join and the first version."""
 
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -37,8 +38,10 @@ def test_silence_is_measured_by_the_clock_that_says_when_the_run_was_heard(monke
 def test_a_thread_that_has_joined_the_run_before_is_told_of_the_island_that_it_left_behind(monkeypatch, caplog):
     here = threading.get_ident()
     places = [("first", "demo", here), ("of-another-run", "other", here), ("of-another-thread", "demo", here + 1)]
-    present = [(SimpleNamespace(id=name, inner_step=7), run, thread) for name, run, thread in places]
-    monkeypatch.setattr("islands.loop._present", present)
+    made = [SimpleNamespace(id=name, inner_step=7, left=False) for name, _, _ in places]
+    made.append(SimpleNamespace(id="gone", inner_step=7, left=True))
+    joined = [(weakref.ref(island), *by) for island, (_, *by) in zip(made, [*places, ("", "demo", here)], strict=True)]
+    monkeypatch.setattr("islands.joining._joined", joined)
     _name_others("demo")
     assert len(caplog.records) == 1
     assert "island.joined_before run=demo island=first" in caplog.text
