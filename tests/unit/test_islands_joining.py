@@ -1,7 +1,6 @@
 """Between the arguments of a join and the first version."""
 
 import threading
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -40,7 +39,8 @@ def test_a_thread_that_has_joined_the_run_before_is_told_of_the_island_that_it_l
     places = [("first", "demo", here), ("of-another-run", "other", here), ("of-another-thread", "demo", here + 1)]
     made = [SimpleNamespace(id=name, inner_step=7, left=False) for name, _, _ in places]
     made.append(SimpleNamespace(id="gone", inner_step=7, left=True))
-    joined = [(weakref.ref(island), *by) for island, (_, *by) in zip(made, [*places, ("", "demo", here)], strict=True)]
+    by = [(run, thread) for _, run, thread in [*places, ("", "demo", here)]]
+    joined = [(lambda island=island: island, *of) for island, of in zip(made, by, strict=True)]
     monkeypatch.setattr("islands.joining._joined", joined)
     _name_others("demo")
     assert len(caplog.records) == 1
