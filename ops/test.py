@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if not (ROOT / "tests").is_dir():
         raise ConfigError("tests", os.fspath(ROOT), "has no tests: run this in a checkout of the sources")
     if args.only_rest and not args.full:
-        raise ConfigError("--rest", "given", "goes with --full: test alone first, then test --full --rest")
+        raise ConfigError("rest", True, "needs --full: run test alone first, then test --full --rest")
     if args.rest:
         return _run(("-m", "pytest", *args.rest), _torch_python() if args.torch else sys.executable)
     if args.torch:
