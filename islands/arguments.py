@@ -91,7 +91,7 @@ def on_device(value: Any) -> bool:
 
 
 def is_real(dtype: Any) -> bool:
-    """Says whether a dtype's elements are real: integers, booleans and floats, also those of JAX alone."""
+    """Returns True if a dtype is real: integers, booleans and floats, also those of JAX alone."""
     try:
         known = np.dtype(dtype)
     except TypeError:  # a random key of JAX, or another library's

@@ -60,7 +60,7 @@ class BetweenSteps:
         self.recovered = False
 
     def due(self, step: int, state: Any) -> bool:
-        """Says whether the boundary after ``step`` has work; waits where hosts must agree first.
+        """Returns True if the boundary after ``step`` has work; waits where hosts must agree first.
 
         Args:
             step: Steps run so far.

@@ -150,7 +150,7 @@ def with_rows(leaf: InPlaceLeaf, sections: Sequence[tuple[int, InPlaceLeaf]]) ->
 
 
 def is_in_place(leaf: Any) -> TypeGuard[InPlaceLeaf]:
-    """Says whether a leaf is a tensor written to in place, as in PyTorch, not an array that is replaced."""
+    """Returns True if a leaf is written to in place, as in PyTorch, and is no array that is replaced."""
     return isinstance(leaf, InPlaceLeaf)
 
 

@@ -56,7 +56,7 @@ def site_of(leaf: Leaf) -> Site:
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Says whether a leaf is an array of numpy or JAX, or changes in place; other libraries' are none.
+    """Returns True if a leaf is an array of numpy or JAX, or changes in place; other libraries' are none.
 
     A subclass of numpy's is none: what replaces it would be a plain array, without its mask or whatever it adds.
     """

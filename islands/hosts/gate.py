@@ -85,7 +85,7 @@ class Gate(Generic[P]):
 
     @property
     def undecided(self) -> bool:
-        """Whether training must wait at its boundary: its plan is neither fixed nor abandoned yet."""
+        """True if training must wait at its boundary: its plan is neither fixed nor abandoned yet."""
         return self.step is not None and self.entered >= self.step and self._doing.stage is Stage.PROMISED
 
     def take(self) -> P | None:

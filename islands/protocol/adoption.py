@@ -41,7 +41,7 @@ class Adoption:
 
     @property
     def held_back(self) -> bool:
-        """Whether a newer version is not prepared yet, as memory for it comes free when others are installed."""
+        """True if a newer version waits to be prepared: its memory comes free as others are installed."""
         settings = self._training.settings
         adaptive = settings is not None and settings.recipe.pacing is Pacing.ADAPTIVE
         return adaptive and any(f.newer and f.stage is Stage.IDLE for f in self._training.fragments.values())

@@ -115,7 +115,7 @@ class Fragment:
 
     @property
     def awaited(self) -> bool:
-        """Whether a copy could be handed over: nothing is being encoded, nothing sent answers the next round.
+        """True if a copy could be handed over: none is being encoded, none sent answers the next round.
 
         What came too late for an earlier round does not: the open one waits for another contribution.
         """
@@ -125,7 +125,7 @@ class Fragment:
 
     @property
     def unasked(self) -> bool:
-        """Whether a contribution that was handed over unasked is not merged yet: it answers the next round."""
+        """True while a contribution handed over unasked is not merged: it answers the next round."""
         return UNASKED in self._rounds_sent
 
     @property
