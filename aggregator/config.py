@@ -12,7 +12,7 @@ from broker.process.settings import check_finite
 from broker.registry import redis_address
 from broker.routing.directory import MAX_SHARDS
 from broker.routing.liveness import LivenessConfig
-from broker.wire.addresses import broker_addresses, check_collector, check_exposure, check_metrics_address
+from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.errors import ConfigError
 from broker.wire.identity import KeyRole
 from broker.wire.messages import Recipe
@@ -57,12 +57,6 @@ class AggregatorConfig(Recipe):
 
     metrics_port: int = process(0, "port of metrics for Prometheus; 0: none are served", subject="observation")
     metrics_host: str = process("127.0.0.1", "address that metrics are served at; 0.0.0.0 shows them to everybody")
-    otel_endpoint: str = process(
-        "",
-        "OpenTelemetry collector that gets a trace of each round, such as http://localhost:4318",
-        flag="--otel",
-        secret=True,
-    )
 
     islands: int = fixed(4, "islands expected", subject="run")
     total_tokens: int = changeable(0, "tokens to train before the run ends; 0: no end", flag="--tokens")
@@ -123,7 +117,6 @@ class AggregatorConfig(Recipe):
         if self.new_lineage and self.shards > 1:
             cure = "is for a run of one shard: with several, restore the store of the shard that is behind from a copy"
             raise ConfigError("new_lineage", True, cure)
-        check_collector(self.otel_endpoint)
         check_metrics_address(self.metrics_host, self.metrics_port)
         if str(self.store).startswith(tuple(f"{each}:" for each in SCHEMES)):
             url = re.sub(":/*", "://", str(self.store), count=1)  # a path has lost a slash

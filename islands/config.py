@@ -50,9 +50,6 @@ class IslandConfig:
     )
     metrics_port: int = setting(0, "port of metrics for Prometheus; 0: none are served")
     metrics_host: str = setting("127.0.0.1", "address that metrics are served at; 0.0.0.0 shows them to everybody")
-    log_to: str | None = setting(
-        None, "where loss, rate and tokens/s of this island go: tensorboard:DIR, wandb:PROJECT or mlflow:URI"
-    )
     join_timeout_s: float = setting(
         120.0, "seconds of silence after which the island gives up joining, or waiting for the end", subject="limits"
     )

@@ -21,18 +21,18 @@ from typing import Any
 import islands
 from broker.process import flags, limits, logs, settings
 from broker.process.signals import Interrupted, Signals
-from broker.sinks.target import check_installed, target_of
 from broker.transport.keys import client_keys
 from broker.wire.errors import ConfigError, RunEnded, cure_of
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
 from islands.config import IslandConfig
-from islands.progress import Progress
 from islands.session.pulse import Pulse
 from islands.tasks.task import OptState, Params, Task, endless_batches, load_task
 
 log = logs.get(__name__)
 
+#: Between two log lines about progress.
+SAY_EVERY_S = 5.0
 #: A thousand steps in a second need not write to the file for health checks a thousand times.
 MARK_EVERY_S = 1.0
 #: Sleeping for the pace is cut into pieces, so that a signal is noticed.
@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
     """
     config = settings.build(IslandConfig, settings.of_a_run(IslandConfig, args, "island"))
     client_keys(config.key, KeyRole.ISLAND)  # before the seconds that it takes to load the task
-    if config.log_to is not None:
-        check_installed(target_of(config.log_to))
     if args.check:
         print(f"settings and key are right for run {config.run_id} at {config.broker}")
         return 0
@@ -105,7 +103,6 @@ def train(
     health = None if config.health is None else _Health(config.health)
     check()
     with (
-        contextlib.ExitStack() as after,
         islands.join(
             config.broker,
             params,
@@ -132,11 +129,8 @@ def train(
         ) as island,
     ):
         params, opt_state = island.restore(params, opt_state)
-        progress = Progress(island, task, config)
-        after.callback(progress.close)  # when the island has left: nobody waits for a library
-        progress.prepare(opt_state)
         gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
-        return _loop(island, task, params, opt_state, config.pace, check, pulse, health, progress)
+        return _loop(island, task, params, opt_state, config.pace, check, pulse, health)
 
 
 def _loop(
@@ -148,9 +142,8 @@ def _loop(
     check: Callable[[], None],
     pulse: Pulse | None,
     health: _Health | None,
-    progress: Progress,
 ) -> Params:
-    previous: Any = None
+    progress, previous = _Progress(island), None
     for batch in endless_batches(task, island.share):
         step_ends_s = time.monotonic() + pace_s
         params, opt_state, loss = task.train(params, opt_state, batch, island.schedule)
@@ -167,14 +160,14 @@ def _loop(
             opt_state = task.fresh_optimizer(params)
         if island.done:
             break
-        progress.say(loss, opt_state)
+        progress.say(loss)
         try:
             check()
             _sleep_until(step_ends_s, check)
         except Interrupted as err:  # the next process of this island goes on from here
             island.pause(params, (opt_state, island.inner_step), reason=str(err))
             raise
-    progress.say(previous, opt_state, now=True)
+    progress.say(previous, now=True)
     return island.close(params)
 
 
@@ -187,6 +180,30 @@ def _sleep_until(at_s: float, check: Callable[[], None]) -> None:
     while (left_s := at_s - time.monotonic()) > 0:
         time.sleep(min(left_s, LONGEST_NAP_S))
         check()
+
+
+class _Progress:
+    """Says in the log how far the island is, every few seconds."""
+
+    def __init__(self, island: islands.Island) -> None:
+        self._island, self._said_at_s, self._tokens = island, time.monotonic(), island.tokens
+
+    def say(self, loss: Any, *, now: bool = False) -> None:
+        """Says it, if it is time; reads the loss, and so waits for a device, only then."""
+        now_s, island = time.monotonic(), self._island
+        passed_s = now_s - self._said_at_s
+        if loss is None or not (now or passed_s >= SAY_EVERY_S):
+            return
+        log.info(
+            "island.progress",
+            step=island.inner_step,
+            loss=round(float(loss), 4),
+            tokens=island.tokens,
+            tokens_per_s=round((island.tokens - self._tokens) / max(passed_s, 1e-3)),
+            sync_share=round(island.sync_share, 5),
+            versions=island.versions,
+        )
+        self._said_at_s, self._tokens = now_s, island.tokens
 
 
 class _Health:

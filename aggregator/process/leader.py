@@ -172,7 +172,6 @@ class Leader:
             raise
         if self.deposed is None:
             await self.report()
-        await self._telemetry.end_traces()
 
     async def report(self) -> None:
         """Writes the report, and how the run ended to Redis; again where there is more to say after the end."""

@@ -23,8 +23,6 @@ from aggregator.process.reporter import Reporter, Snapshot
 from aggregator.process.summary import Traffic
 from aggregator.state.run import Run
 from aggregator.store.tape import Tape, event_line, note_line
-from aggregator.tracing.export import TraceExport
-from aggregator.tracing.round_spans import RoundSpans
 from broker.process import logs
 from broker.registry.registry import Registry
 
@@ -66,11 +64,6 @@ class Telemetry:
         self._notes = NoteLog()
         self._began_s = clock()  # what the store had then is at least so old
         self._committed_at_s: dict[int, float] = {}
-        self._rounds, self._traces = RoundSpans(), None
-        if config.otel_endpoint:
-            self._traces = TraceExport(
-                config.otel_endpoint, run_id=config.run_id, shard=config.shard, now_s=self._began_s
-            )
         self.more_troubles: Callable[[], tuple[str, ...]] = tuple  #: of this process, beside those of the core
         self._reporter = Reporter(
             registry, collect=self._snapshot, shard=config.shard, lease=lease, holder=holder, clock=clock
@@ -87,9 +80,6 @@ class Telemetry:
         """Takes down what the core is about to hear."""
         if self._tape is not None:
             self._tape.write(event_line(event, now_s))
-        if self._traces is not None:
-            self._rounds.heard(event, now_s)
-            self._traces.send(self._rounds.take())
         match event:
             case Received(envelope=envelope):
                 member = self._run.members.get(envelope.sender)
@@ -107,8 +97,6 @@ class Telemetry:
             self._tape.write(note_line(note, now_s))
         if note.name == "version.committed":
             self._reporter.committed(note.fields)
-        if self._traces is not None:
-            self._rounds.note(note, now_s)
         worth_reading = self._notes.write(note)
         if worth_reading is not None:
             self._reporter.note(note.name, worth_reading)
@@ -126,12 +114,6 @@ class Telemetry:
                     await self._tape_due.wait()
             self._tape_due.clear()
             await asyncio.to_thread(self._tape.flush)
-
-    async def end_traces(self) -> None:
-        """Sends the traces of the last rounds, if they are asked for and the collector takes them soon."""
-        if self._traces is not None:
-            self._traces.send(self._rounds.end(self._clock()))
-            await self._traces.close()
 
     async def report_now(self) -> None:
         """Writes to Redis what is due there."""

@@ -96,8 +96,7 @@ def start_line(
 ) -> dict[str, Any]:
     """Returns the first line of a life: all that its core is made from."""
     given = to_table(config)
-    for name in ("redis_url", "otel_endpoint"):  # no decision depends on them, and a tape is shown to others
-        given.pop(name, None)  # they may hold a password
+    given.pop("redis_url", None)  # no decision depends on it, and it may hold a password
     return {
         "tape": FORMAT,
         "now_s": now_s,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from broker.wire.errors import ConfigError
 from broker.wire.identity import KeyRole
-from broker.wire.masking import shown
 from broker.wire.messages import Channel
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]@?#]+):(?P<port>[0-9]{1,5})", re.ASCII)
@@ -133,17 +132,6 @@ def is_local(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def check_collector(endpoint: str) -> None:
-    """Checks the setting ``otel_endpoint``; empty is none.
-
-    Raises:
-        ConfigError: It is no address.
-    """
-    match = re.match(r"https?://([^/\s]+)", endpoint)
-    if endpoint and match is None:
-        raise ConfigError("otel_endpoint", shown(endpoint), "must be an address such as http://localhost:4318")
 
 
 def check_metrics_address(host: str, port: int) -> None:

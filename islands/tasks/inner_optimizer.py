@@ -222,15 +222,10 @@ def jax_task(
     devices = LocalDevices()
     jitted_start = devices.jit(start)
     jitted_train = devices.jit(train, donate_argnums=(0, 1))
-    jitted_rate = None if learning_rate is None else jax.jit(learning_rate)
 
     def dynamic(schedule: Schedule) -> Schedule:
         # Of one type whatever the caller counts with: an int here and a float there would compile the step twice.
         return Schedule(_dynamic(schedule.step), _dynamic(schedule.total_steps))
-
-    def rate(opt_state: OptState, schedule: Schedule) -> Any:
-        assert jitted_rate is not None
-        return jitted_rate(dynamic(schedule), opt_state.num_steps)
 
     def inner_step(params: Params, opt_state: OptState, batch: Batch, schedule: Schedule) -> tuple[Any, Any, Any]:
         return devices.settled(jitted_train(params, opt_state, devices.split(batch), dynamic(schedule)))  # type: ignore[no-any-return]
@@ -250,7 +245,6 @@ def jax_task(
         kinds=kinds or {},
         unit_axes=unit_axes or {},
         inner_optimizer=inner_optimizer or ("adamw" if optimizer is None else ""),
-        learning_rate=None if learning_rate is None else rate,
         describe=f"{num_parameters:,} parameters" + (f", {describe}" if describe else ""),
     )
 

@@ -83,8 +83,6 @@ class Task:
         metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
         inner_optimizer: Its name, ``adamw`` or ``muon``, by which a run chooses what its recipe leaves open.
-        learning_rate: (opt_state, schedule) -> rate of the next step, for reports: a number, or a scalar on a device,
-            which is read later. None when the task cannot say.
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -101,7 +99,6 @@ class Task:
     corpus: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
     inner_optimizer: str = ""
-    learning_rate: Callable[[OptState, Schedule], Any] | None = None
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.

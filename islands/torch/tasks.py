@@ -113,7 +113,6 @@ def task(
         describe=describe or f"{num_parameters:,} parameters, {tokens_per_step} tokens per step, on {where}",
         metrics=metrics or {},
         inner_optimizer=type(first.optimizer).__name__.lower(),
-        learning_rate=lambda state, _: state.optimizers[0].param_groups[0]["lr"],
     )
 
 

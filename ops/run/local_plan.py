@@ -25,7 +25,6 @@ from broker.process.declaring import setting
 from broker.process.toml import dump
 from broker.process.values import expanded, typed
 from broker.registry import redis_address
-from broker.sinks.target import check_installed, target_of
 from broker.wire.addresses import MAX_BROKERS
 from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
@@ -35,6 +34,7 @@ from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 from ops.links.placing import Links
 from ops.run.devices import Placement, Platform
+from ops.sinks.target import check_installed, target_of
 
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000

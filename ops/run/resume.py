@@ -24,7 +24,7 @@ from ops.run.local_plan import LocalPlan, resolve
 #: here.
 MAY_CHANGE = frozenset(
     {"total_tokens", "pace", "evaluate_every", "benchmark", "log_to", "record_payloads", "platform"}
-    | {"devices_per_island", "metrics", "otel_endpoint", "tape_segment_mb", "tape_segments", "copy_to", "copy_every_s"}
+    | {"devices_per_island", "metrics", "tape_segment_mb", "tape_segments", "copy_to", "copy_every_s"}
     | {"port", "redis_port", "redis_url"}
 )
 #: Places and parts, which follow from the directory, the ports and the other settings.
@@ -34,7 +34,7 @@ _PLACES = frozenset(
 
 CHANGES_HELP = (
     "--tokens, --pace, --evaluate-every, --benchmark, --log-to, --record-payloads, --tape-segment-mb, --tape-segments, "
-    "--copy-to, --copy-every-s, --platform, --devices-per-island, --metrics, --otel, --port, --redis-port and "
+    "--copy-to, --copy-every-s, --platform, --devices-per-island, --metrics, --port, --redis-port and "
     "--redis-url may differ"
 )
 

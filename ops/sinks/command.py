@@ -1,4 +1,4 @@
-"""``atoll log``: writes a run's figures to TensorBoard, Weights & Biases or MLflow, live or ended."""
+"""``atoll log``: sends figures and traces of a run, live or ended, to the tools that people have."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from pathlib import Path
 from broker.process import logs, user_files
 from broker.process.signals import Interrupted, Signals
 from broker.registry.registry import Registry
-from broker.sinks.opening import open_sink
-from broker.sinks.sink import Identity, Sink
-from broker.sinks.target import HELP, Target, check_installed, target_of
 from broker.wire.errors import ConfigError, Unavailable
 from ops.inspect.explain import tapes_in
 from ops.sinks.follower import Follower
+from ops.sinks.sink import Identity, Sink
 from ops.sinks.sources import DirectorySource, RedisSource, Source, key_of, run_id_of
+from ops.sinks.target import HELP, Kind, Target, check_installed, target_of
 
 log = logs.get(__name__)
 
@@ -36,7 +35,8 @@ It ends by itself after the last point of the run, or with Ctrl-C. Killed and st
 writes none twice: it asks the library what it has. The run never waits for it.
 The axis is tokens trained. Points are fleet/.., islands/NAME/.. and evaluation/..; one run in the library for one run.
 With --redis there are points from now on only, and of the islands that Redis knows.
-Each library is a package of its own: tensorboard, wandb, mlflow-skinny."""
+otlp:URL gets a trace of each round instead, with contributions, merge, write, publication and adoption.
+Each library is a package of its own: tensorboard, wandb, mlflow-skinny, opentelemetry-exporter-otlp-proto-http."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,15 +69,17 @@ def run(args: argparse.Namespace) -> int:
     if args.run_dir is not None and not args.run_dir.is_dir():
         cure = "must be the directory of a run that `up` started; any other run has an address: --redis"
         raise ConfigError("RUN_DIR", str(args.run_dir), cure)
+    if target.kind is Kind.OTLP and args.run_dir is None:
+        raise ConfigError("to", str(target), "needs the directory of the run: rounds are read from its event tape")
     with Signals() as signals:
         try:
-            identity, open_source = _followed(args, signals.check)
+            identity, open_source = _followed(args, target.kind, signals.check)
             held = claim(target, identity)
             logs.configure("log")
             with suppress(OSError):
                 os.nice(max(0, NICE - os.nice(0)))
             follower = Follower(
-                target, open_sink=_opener(target, identity), open_source=open_source, check=signals.check
+                target, open_sink=lambda: open_sink(target, identity), open_source=open_source, check=signals.check
             )
             log.info("log.begins", run=identity.group, to=str(target), as_=identity.key)
             follower.follow()
@@ -90,11 +92,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _opener(target: Target, identity: Identity) -> Callable[[], Sink]:
-    return lambda: open_sink(target, identity)
+def open_sink(target: Target, identity: Identity) -> Sink:
+    """Opens a run in a library, which is imported here; raises whatever that raises."""
+    match target.kind:
+        case Kind.TENSORBOARD:
+            from ops.sinks.tensorboard import TensorBoardSink
+
+            return TensorBoardSink(Path(target.place), identity)
+        case Kind.WANDB:
+            from ops.sinks.wandb import WandbSink
+
+            return WandbSink(target.place, identity)
+        case Kind.MLFLOW:
+            from ops.sinks.mlflow import MlflowSink
+
+            return MlflowSink(target.place, identity)
+        case Kind.OTLP:
+            from ops.sinks.traces import TraceSink
+
+            return TraceSink(target.place, identity)
 
 
-def _followed(args: argparse.Namespace, check: Callable[[], None]) -> tuple[Identity, Callable[[], Source]]:
+def _followed(args: argparse.Namespace, kind: Kind, check: Callable[[], None]) -> tuple[Identity, Callable[[], Source]]:
     """Returns what the run is called in the library, and what returns its rows from their beginning."""
     if args.run_dir is None:
         run_id = args.run or asyncio.run(_newest_run(args.redis))
@@ -104,7 +123,11 @@ def _followed(args: argparse.Namespace, check: Callable[[], None]) -> tuple[Iden
     run_id = args.run or run_id_of(run_dir)
     key = _key(run_dir, run_id, check)
     identity = Identity(key=key, name=run_id, group=run_id, folder=run_dir)
-    return identity, lambda: DirectorySource(run_dir, args.every)
+    if kind is not Kind.OTLP:
+        return identity, lambda: DirectorySource(run_dir, args.every)
+    from ops.sinks.traces import RoundsSource
+
+    return identity, lambda: RoundsSource(run_dir)
 
 
 def _key(run_dir: Path, run_id: str, check: Callable[[], None]) -> str:

@@ -117,7 +117,9 @@ class Figures:
             values |= {
                 f"islands/{name}/loss": each.loss,
                 f"islands/{name}/tokens_per_s": _ratio(max(0, trained), passed_s),
+                f"islands/{name}/step": each.step,
                 f"islands/{name}/step_time_s": each.step_time_s,
+                f"islands/{name}/sync_share": each.sync_share,
                 f"islands/{name}/staleness": each.staleness,
                 f"islands/{name}/refusals": sum(each.refusals.values()),
             }

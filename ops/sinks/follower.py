@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from broker.process import logs
 from broker.process.signals import Interrupted
-from broker.sinks.sink import NewRows, Sink, reason
-from broker.sinks.target import Target
 from broker.wire.errors import ConfigError, Unavailable
+from ops.sinks.sink import NewRows, Sink, reason
 from ops.sinks.sources import Source
+from ops.sinks.target import Target
 
 log = logs.get(__name__)
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from aggregator.store.segments import first_digest
 from aggregator.store.tape import read_lines
 from broker.registry.registry import Registry
-from broker.sinks.rows import Row, row
 from broker.wire.errors import ConfigError, Unavailable
 from ops import curve
 from ops.curve import Point
@@ -28,6 +27,7 @@ from ops.inspect.run_status import status_of
 from ops.inspect.status import address_in
 from ops.run_directory import in_use, is_locked
 from ops.sinks.figures import Figures, Sample, evaluation
+from ops.sinks.rows import Row, row
 
 #: Of a Redis, read at a time, and islands that it heard within so many seconds are heard.
 EVENTS, HEARD_WITHIN_S = 2000, 4.0
@@ -68,8 +68,12 @@ class DirectorySource:
         if self._closing and self._figures.history.phase != "ended":  # it was broken off
             last = self._figures.sample(now=True)
             samples += [] if last is None else [last]
-        began_at = _written_at(self._run_dir) - self._figures.history.now_s
-        return [_fleet_row(sample, began_at) for sample in samples] + self._evaluations()
+        return [_fleet_row(sample, self.began_at) for sample in samples] + self._evaluations()
+
+    @property
+    def began_at(self) -> float:
+        """When the run began, in seconds since 1970, as far as its tapes were read to their ends."""
+        return _written_at(self._run_dir) - self._figures.history.now_s
 
     def _lines(self) -> Iterator[Line]:
         """Yields what is new, to the end of each tape as it is now."""

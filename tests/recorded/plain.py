@@ -41,10 +41,10 @@ def plain(folder):
     page = free_ports(5)
     first = page + 1
     flags = ["--islands", 2, "--tokens", TOKENS, "--pace", 0.03, "--json", "--dashboard", page, "--metrics", first]
-    flags += ["--evaluate-every", 5000, "--benchmark", "mine:norm", "mine:broken"]
+    flags += ["--evaluate-every", 5000, "--benchmark", "mine:norm", "mine:broken", "--log-to"]
     with (
         Collector(folder / "traces") as collector,
-        Up(folder / "run", *flags, "--otel", collector.endpoint, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}") as up,
+        Up(folder / "run", *flags, f"otlp:{collector.endpoint}", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}") as up,
     ):
         wait_for((up.run_dir / "metrics.json").exists, "a run", evidence=lambda: up.err)
         seen = {"first": first, "ports": ports_of_metrics(up), "metrics": _growing(up), "statuses": []}

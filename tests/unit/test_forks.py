@@ -3,10 +3,8 @@
 import atexit
 import os
 import signal
-import subprocess
 import tempfile
 import threading
-import time
 from concurrent.futures import Future
 
 import pytest
@@ -14,9 +12,6 @@ import pytest
 from broker.metrics.serving import MetricsServer
 from broker.process import clocks
 from broker.process.signals import Signals
-from broker.sinks import process as sinks
-from broker.sinks.sink import Identity
-from broker.sinks.target import target_of
 from islands.hook import Hook
 from islands.host_identity import HostIdentity
 from islands.multihost import loss
@@ -70,18 +65,6 @@ def test_what_children_that_live_on_would_hold_is_their_parents_alone(monkeypatc
         assert again.name == seat.name
         again.release()
         MetricsServer("127.0.0.1", port, list).close()
-
-
-def test_a_librarys_process_ends_with_the_island_though_a_child_lives_on(monkeypatch, tmp_path):
-    popen = subprocess.Popen
-    monkeypatch.setattr(sinks.subprocess, "Popen", lambda command, **options: popen(["cat"], **options))
-    identity = Identity(key="k", name="n", group="g", folder=tmp_path)
-    sink = sinks.SinkProcess(target_of(f"tensorboard:{tmp_path}"), identity)
-    while sink.pid is None:
-        time.sleep(0.001)
-    with living_child():
-        sink.close(10.0)
-        assert sink._process.poll() == 0
 
 
 def test_a_child_waits_for_no_thread_and_no_lock_of_its_parent():

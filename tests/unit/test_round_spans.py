@@ -1,17 +1,13 @@
 """The spans of rounds, from the events and decisions of a core that is driven by hand."""
 
-import pytest
-
-from aggregator.config import AggregatorConfig
 from aggregator.events import Note, PersistFailed, Received
-from aggregator.tracing.round_spans import ADOPTED_WITHIN_S, RoundSpans
-from broker.wire.errors import ConfigError
 from broker.wire.messages import Attached, Envelope
+from ops.sinks.round_spans import ADOPTED_WITHIN_S, RoundSpans
 from tests.aggregator_hand import Desk, beat
 
 
 class Traced(Desk):
-    """A desk whose core is followed, as the leader's telemetry follows it."""
+    """A desk whose core is followed, as its tape would be."""
 
     def __init__(self, **settings):
         self.spans, self.over = RoundSpans(), []
@@ -25,7 +21,7 @@ class Traced(Desk):
     def _perform(self, actions):
         for action in actions:
             if isinstance(action, Note):
-                self.spans.note(action, self.now_s)
+                self.spans.note(action.name, action.fields, self.now_s)
         super()._perform(actions)
 
 
@@ -125,7 +121,8 @@ def test_a_write_that_failed_is_told_in_the_part_that_it_delayed():
     made.writing.clear()
     made.writes = True
     made.run_to(made.now_s + 5.0)
-    found = made.spans.end(made.now_s)[0]
+    made.spans.end(made.now_s)
+    found = made.spans.take()[0]
     (persisted,) = (part for part in found.parts if part.name == "persist")
     assert persisted.attributes == {"not_durable": "the disk is full"}
     assert persisted.ended_s > made.opened_s
@@ -133,21 +130,18 @@ def test_a_write_that_failed_is_told_in_the_part_that_it_delayed():
 
 def test_at_the_end_nothing_is_left_over():
     made = with_a_version()
-    ended = made.spans.end(made.now_s)
+    made.spans.end(made.now_s)
+    ended = made.spans.take()
     assert [each.name for each in ended] == ["round"] * len(ended)
     assert ended[0].attributes["not_adopted"] == ("a", "b")
-    assert made.spans.end(made.now_s) == []
+    made.spans.end(made.now_s)
+    assert made.spans.take() == []
 
 
-@pytest.mark.parametrize("endpoint", ["localhost:4318", "grpc://hub:4317", "http://"])
-def test_an_endpoint_that_is_no_address_is_refused_with_the_cure(endpoint):
-    with pytest.raises(ConfigError, match=r"otel_endpoint = .*must be an address such as http://localhost:4318"):
-        AggregatorConfig(otel_endpoint=endpoint)
-
-
-def test_a_password_in_an_endpoint_is_shown_nowhere():
-    config = AggregatorConfig(otel_endpoint="https://me:secret@collector:4318")
-    assert "secret" not in repr(config)
-    with pytest.raises(ConfigError) as caught:
-        AggregatorConfig(otel_endpoint="ftp://me:secret@collector")
-    assert "secret" not in str(caught.value)
+def test_another_life_ends_the_rounds_of_its_own_fragments_alone():
+    made = opened()
+    made.spans.end(made.now_s, lambda fragment: fragment != 0)
+    assert made.spans.take() == []
+    made.spans.end(made.now_s, lambda fragment: fragment == 0)
+    (found, *_) = made.spans.take()
+    assert found.failed == "the aggregator ended"

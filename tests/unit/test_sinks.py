@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.sinks import target as targets
-from broker.sinks.rows import Row, from_line, row, to_line
-from broker.sinks.sink import NewRows
-from broker.sinks.target import Kind, Target, check_installed, target_of
 from broker.wire.errors import ConfigError
 from ops import cli
 from ops.curve import Point
+from ops.sinks import target as targets
 from ops.sinks.figures import Figures, evaluation
+from ops.sinks.rows import Row, row
+from ops.sinks.sink import NewRows
+from ops.sinks.target import Kind, Target, check_installed, target_of
 
 CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 5.0, "total_tokens": 1000}
 
@@ -111,13 +111,10 @@ def test_an_evaluation_comes_to_its_metrics():
     assert evaluation(Point.of(line)) == {"evaluation/loss": 2.0, "evaluation/acc": None}
 
 
-def test_a_row_has_finite_values_and_its_marker_last_and_survives_the_pipe():
+def test_a_row_has_finite_values_and_its_marker_last():
     values = {"fleet/tokens": 1, "fleet/loss": math.nan, "fleet/x": math.inf, "fleet/y": 2, "z": None}
     made = row("fleet", 7, 12.5, values)
     assert list(made.values.items()) == [("fleet/y", 2.0), ("fleet/tokens", 7.0)]
-    assert from_line(to_line(made)) == made
-    with pytest.raises(ValueError, match=r".*"):
-        from_line(to_line(made)[:-9])
 
 
 def test_only_rows_that_the_library_lacks_are_written_each_stream_for_itself():
@@ -139,10 +136,16 @@ def test_a_target_is_a_library_and_a_place(tmp_path, monkeypatch):
     assert str(target_of("wandb:team/project")) == "wandb:team/project"
     assert target_of("mlflow:http://127.0.0.1:5000").place == "http://127.0.0.1:5000"
     assert target_of("mlflow:").place == "http://tracking:5000"
+    assert target_of("otlp:http://hub:4318").place == "http://hub:4318/v1/traces"
+    assert target_of("otlp:https://hub/own/path").place == "https://hub/own/path"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "tensorboard", "tensorboard:", "wandb:", "mlflow:", "neptune:x", "wandb:a,mlflow:b"]
+    "text",
+    [
+        *("", "tensorboard", "tensorboard:", "wandb:", "mlflow:", "neptune:x", "wandb:a,mlflow:b"),
+        *("otlp:", "otlp:localhost:4318", "otlp:grpc://hub:4317", "otlp:http://", "otlp:http://me:secret@hub:4318"),
+    ],
 )
 def test_what_is_no_target_is_refused_with_the_cure(text, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -150,12 +153,13 @@ def test_what_is_no_target_is_refused_with_the_cure(text, monkeypatch):
         target_of(text, field="log_to")
     assert refused.value.field == "log_to"
     assert len(refused.value.cure) > 10
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_library_that_is_not_installed_is_said_with_its_package(kind, monkeypatch):
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"pip install .*{targets.PACKAGES[kind]}$"):
+    with pytest.raises(ConfigError, match=rf"pip install .*{targets.PACKAGES[kind][-1]}$"):
         check_installed(Target(kind=kind, place="x"))
 
 
@@ -165,6 +169,7 @@ def test_a_library_that_is_not_installed_is_said_with_its_package(kind, monkeypa
         (["{tmp}", "--to", "tensorboard:{tmp}/board"], "has no event tape"),
         (["--to", "tensorboard:{tmp}/board"], "name the directory of a run, or --redis URL"),
         (["{tmp}", "--to", "neptune:x"], "must be tensorboard:DIR"),
+        (["--redis", "redis://127.0.0.1:1", "--to", "otlp:http://hub:4318"], "needs the directory of the run"),
         (["{tmp}", "--to", "tensorboard:x", "--every", "0"], "above 0"),
         (["{tmp}/none", "--to", "tensorboard:x"], "must be the directory of a run"),
     ],

@@ -1,7 +1,7 @@
 """Weights & Biases: one of its runs for each run or island, resumed by its id.
 
 What it has, its server says, by the summary of the run. Offline there is no server: there the files say it that
-earlier processes have left (:mod:`broker.sinks.wandb_file`), which may lack the last seconds of one that was killed.
+earlier processes have left (:mod:`ops.sinks.wandb_file`), which may lack the last seconds of one that was killed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 
 import wandb
 
-from broker.sinks.rows import Row, marker
-from broker.sinks.sink import Identity
-from broker.sinks.wandb_file import last_steps
+from ops.sinks.rows import Row, marker
+from ops.sinks.sink import Identity
+from ops.sinks.wandb_file import last_steps
 
 #: Of ids, by the limits of its server.
 _NOT_IN_IDS, _MAX_ID = re.compile(r"[^A-Za-z0-9_.-]"), 120
 
 
 class WandbSink:
-    """A run of a project, which :class:`broker.sinks.sink.Sink` describes."""
+    """A run of a project, which :class:`ops.sinks.sink.Sink` describes."""
 
     def __init__(self, project: str, identity: Identity) -> None:
         """Resumes the run, or begins it; where nobody is logged in, this fails instead of asking."""

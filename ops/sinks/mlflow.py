@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from broker.sinks.rows import Row, marker
-from broker.sinks.sink import Identity
+from ops.sinks.rows import Row, marker
+from ops.sinks.sink import Identity
 
 #: Names a run by our key; MLflow's own id of it is random.
 TAG = "atoll.key"
@@ -22,7 +22,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-./ ]")
 
 
 class MlflowSink:
-    """A run of an experiment, which :class:`broker.sinks.sink.Sink` describes."""
+    """A run of an experiment, which :class:`ops.sinks.sink.Sink` describes."""
 
     def __init__(self, uri: str, identity: Identity) -> None:
         """Finds the run, or makes it."""

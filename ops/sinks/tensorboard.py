@@ -13,8 +13,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from broker.sinks.rows import Row
-from broker.sinks.sink import Identity
+from ops.sinks.rows import Row
+from ops.sinks.sink import Identity
 
 FILES = "events.out.tfevents.*"
 #: Rows wait so long at most before they are in the file; a follower flushes earlier.
@@ -22,7 +22,7 @@ FLUSH_EVERY_S = 10
 
 
 class TensorBoardSink:
-    """A folder ``DIR/KEY``, which :class:`broker.sinks.sink.Sink` describes."""
+    """A folder ``DIR/KEY``, which :class:`ops.sinks.sink.Sink` describes."""
 
     def __init__(self, directory: Path, identity: Identity) -> None:
         """Reads what is there, and begins a file."""

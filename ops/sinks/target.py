@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from broker.process.release import install
 from broker.process.values import expanded
 from broker.wire.errors import ConfigError
+from broker.wire.masking import shown
 
-HELP = "tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), or mlflow:URI"
+HELP = "tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), mlflow:URI, or otlp:URL (traces of rounds)"
 
 
 class Kind(StrEnum):
-    """A library that keeps and shows figures; also the name of its module."""
+    """A library that keeps and shows figures or, for OTLP, a collector of traces."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
     MLFLOW = "mlflow"
+    OTLP = "otlp"
 
 
-#: The package on an index.
-PACKAGES = {Kind.TENSORBOARD: "tensorboard", Kind.WANDB: "wandb", Kind.MLFLOW: "mlflow-skinny"}
+#: The packages on an index, and the module of each kind.
+PACKAGES = {
+    Kind.TENSORBOARD: ("tensorboard",),
+    Kind.WANDB: ("wandb",),
+    Kind.MLFLOW: ("mlflow-skinny",),
+    Kind.OTLP: ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+}
+_MODULES = {Kind.OTLP: "opentelemetry"}
 _CURES = {
     Kind.TENSORBOARD: "check that the directory can be written and has space",
     Kind.WANDB: "run `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later",
     Kind.MLFLOW: "check that the tracking server answers, and its MLFLOW_TRACKING_USERNAME, _PASSWORD or _TOKEN",
+    Kind.OTLP: "check that the collector answers, and OTEL_EXPORTER_OTLP_HEADERS if it wants a token",
 }
 
 
@@ -62,6 +73,12 @@ def target_of(text: str, *, field: str = "log_to") -> Target:
     kind = Kind(name)
     if kind is Kind.MLFLOW:
         return Target(kind=kind, place=place or os.environ.get("MLFLOW_TRACKING_URI", "") or _nowhere(field, text))
+    if kind is Kind.OTLP:
+        if re.match(r"https?://[^/\s]+", place) is None:
+            raise ConfigError(field, shown(text), "must have an address, such as otlp:http://localhost:4318")
+        if "@" in place:
+            raise ConfigError(field, shown(text), "must hold no password: OTEL_EXPORTER_OTLP_HEADERS takes one")
+        return Target(kind=kind, place=place if urlsplit(place).path.strip("/") else f"{place.rstrip('/')}/v1/traces")
     if not place:
         what = "a directory: tensorboard:runs/board" if kind is Kind.TENSORBOARD else "a project: wandb:atoll"
         raise ConfigError(field, text, f"names no place; give {what}")
@@ -81,6 +98,6 @@ def check_installed(target: Target, *, field: str = "log_to") -> None:
     Raises:
         ConfigError: It is not installed.
     """
-    if find_spec(str(target.kind)) is None:
-        cure = f"needs a package that is not installed: {install(PACKAGES[target.kind])}"
+    if find_spec(_MODULES.get(target.kind, str(target.kind))) is None:
+        cure = f"needs a package that is not installed: {install(*PACKAGES[target.kind])}"
         raise ConfigError(field, str(target), cure)

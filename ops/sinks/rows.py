@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ class Row:
     """Points that belong to one step.
 
     Attributes:
-        stream: Rows of one stream come in the order of their steps, each step once: ``fleet``, ``evaluation``,
-            ``island``.
+        stream: Rows of one stream come in the order of their steps, each step once: ``fleet``,
+            ``evaluation``, ``rounds``.
         step: Tokens trained: the axis on which runs of unlike fleets compare.
         at: Seconds since 1970.
         values: Name of each point -> its value, without what is not finite. ``STREAM/tokens`` is among them, and
@@ -37,17 +36,3 @@ def row(stream: str, step: int, at: float, values: Mapping[str, float | None]) -
 def marker(stream: str) -> str:
     """Returns the name of the point that every row of a stream has."""
     return f"{stream}/tokens"
-
-
-def to_line(given: Row) -> bytes:
-    """Returns a row as one line of JSON."""
-    text = json.dumps({"stream": given.stream, "step": given.step, "at": given.at, "values": dict(given.values)})
-    return text.encode() + b"\n"
-
-
-def from_line(line: bytes) -> Row:
-    """Returns the row of a line; raises ValueError or KeyError if it is none."""
-    fields = json.loads(line)
-    return Row(
-        stream=str(fields["stream"]), step=int(fields["step"]), at=float(fields["at"]), values=dict(fields["values"])
-    )

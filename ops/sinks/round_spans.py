@@ -1,4 +1,4 @@
-"""The spans of a round, from what the core hears and decides. Pure.
+"""The spans of a round, from the events and notes on a tape. Pure.
 
     round                   from its opening to the last adoption
       open                  to its closing
@@ -14,11 +14,11 @@ What brokers and islands have is known from their answers and heartbeats: the la
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.events import Computed, Event, Note, Persisted, PersistFailed, Received
+from aggregator.events import Computed, Event, Persisted, PersistFailed, Received
 from broker.wire.messages import Attached, Heartbeat
 
 #: A trace is not held up for longer by who has not adopted its version.
@@ -31,7 +31,7 @@ Value = str | int | float | bool | Sequence[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One part of a round; times by the clock of the aggregator. ``failed`` says why, if it has."""
+    """One part of a round; times in seconds since the run began. ``failed`` says why, if it has."""
 
     name: str
     began_s: float
@@ -74,7 +74,7 @@ class RoundSpans:
         return done
 
     def heard(self, event: Event, now_s: float) -> None:
-        """Takes in what the core is about to hear."""
+        """Takes in an event that went into the core."""
         match event:
             case Computed(fragment_id=p) if p in self._rounds:
                 self._rounds[p].computed_s = now_s
@@ -96,12 +96,11 @@ class RoundSpans:
         for key in overdue:
             self._finish(self._versions.pop(key))
 
-    def note(self, note: Note, now_s: float) -> None:
-        """Takes in what the core has decided."""
-        facts = note.fields
-        match note.name:
+    def note(self, name: str, facts: Mapping[str, Any], now_s: float) -> None:
+        """Takes in a decision of the core."""
+        match name:
             case "round.opened":
-                attributes = {name: facts[name] for name in ("asked", "held", "flush")}
+                attributes = {key: facts[key] for key in ("asked", "held", "flush")}
                 self._rounds[facts["fragment"]] = _Round(
                     round_id=facts["round"], fragment=facts["fragment"], opened_s=now_s, attributes=attributes
                 )
@@ -118,15 +117,12 @@ class RoundSpans:
             case _:
                 pass
 
-    def end(self, now_s: float) -> list[Span]:
-        """Returns all that is left; rounds under way are said to have been broken off."""
-        for version in self._versions.values():
-            self._finish(version)
-        self._versions.clear()
-        for round_ in self._rounds.values():
-            self._done.append(_cancelled(round_, "the aggregator ended", now_s))
-        self._rounds.clear()
-        return self.take()
+    def end(self, now_s: float, owns: Callable[[int], bool] = lambda fragment: True) -> None:
+        """Ends all rounds of the fragments that an aggregator owns; those under way have failed."""
+        for key in [key for key in self._versions if owns(key[0])]:
+            self._finish(self._versions.pop(key))
+        for p in [p for p in self._rounds if owns(p)]:
+            self._done.append(_cancelled(self._rounds.pop(p), "the aggregator ended", now_s))
 
     # --- what happens to a round ----------------------------------------------------------------------------------
 

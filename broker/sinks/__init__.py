@@ -1,1 +1,0 @@
-"""Sinks: write a run's figures to TensorBoard, Weights & Biases or MLflow by their libraries. Shell."""
