@@ -107,6 +107,8 @@ def test_what_the_readme_of_the_chart_says_is_set_is_a_setting():
 
 # --- the chart by Helm's own code, where that is at hand ------------------------------------------------------------
 
+#: Where Prometheus runs, as a NetworkPolicy names it.
+SCRAPER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 CASES = {
     "default": {},
     "large": {
@@ -122,6 +124,19 @@ CASES = {
         },
     },
     "region": {"hub": {"enabled": False, "address": "tcp://hub.example.com:7001"}},
+    "watched": {
+        "metrics": {"enabled": True, "port": 9500, "from": [SCRAPER], "podMonitor": {"enabled": True}},
+        "broker": {"replicas": 2},
+    },
+    "copied": {
+        "aggregator": {
+            "shards": 2,
+            "copyTo": "s3://bucket/run?endpoint=http://minio:9000",
+            "copySecret": "bucket",
+            "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/atoll"}},
+            "podLabels": {"azure.workload.identity/use": "true"},
+        },
+    },
     "own-redis": {"redis": {"enabled": False, "url": "redis://here:6379"}, "aggregator": {"standbys": 0}},
 }
 
@@ -164,7 +179,90 @@ def test_what_helm_makes_of_the_chart_runs_commands_of_ours(case):
     except ImportError:
         return
     for each in documents:
-        kubernetes_validate.validate(each, "1.37.0", strict=True)
+        if not each["apiVersion"].startswith("monitoring.coreos.com/"):  # of the Prometheus operator
+            kubernetes_validate.validate(each, "1.37.0", strict=True)
+
+
+def workloads(documents):
+    """Component -> its pods' specifications."""
+    found = {}
+    for each in documents:
+        if each["kind"] in ("Job", "StatefulSet"):
+            component = each["metadata"]["labels"]["app.kubernetes.io/component"]
+            found.setdefault(component, []).append(each["spec"]["template"]["spec"])
+    return found
+
+
+def policies(documents):
+    """Component -> network policies that select it."""
+    found = {}
+    for each in documents:
+        if each["kind"] == "NetworkPolicy":
+            selector = each["spec"]["podSelector"]
+            named = [selector.get("matchLabels", {}).get("app.kubernetes.io/component")]
+            for rule in selector.get("matchExpressions", []):
+                named += rule["values"] if rule["key"] == "app.kubernetes.io/component" else []
+            for component in filter(None, named):
+                found.setdefault(component, []).append(each["spec"])
+    return found
+
+
+def test_metrics_are_off_unless_they_are_asked_for():
+    documents = rendered({})
+    assert "PodMonitor" not in {each["kind"] for each in documents}
+    assert "metrics" not in json.dumps(documents)
+
+
+@pytest.mark.parametrize("component", ["broker", "aggregator", "island"])
+def test_prometheus_reaches_the_metrics_of_every_process_and_nobody_else_does(component):
+    documents = rendered(CASES["watched"])
+    (pod,) = workloads(documents)[component]
+    (process,) = [each for each in pod["containers"] if each["name"] == component]
+    args = parse(process["args"])
+    assert (args.metrics_host, args.metrics_port) == ("0.0.0.0", "9500")
+    assert {"name": "metrics", "containerPort": 9500} in process["ports"]
+    (policy,) = policies(documents)[component]
+    rules = [rule for rule in policy["ingress"] if {"port": "metrics"} in rule["ports"]]
+    assert rules == [{"ports": [{"port": "metrics"}], "from": [SCRAPER]}]
+    assert len(policy["ingress"]) == 1 + (component == "broker")
+
+
+def test_the_pod_monitor_finds_the_port_under_the_job_name_of_the_alerts():
+    documents = rendered(CASES["watched"])
+    (monitor,) = [each["spec"] for each in documents if each["kind"] == "PodMonitor"]
+    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == ["metrics"]
+    for each in documents:
+        if each["kind"] in ("Job", "StatefulSet"):
+            labels = each["spec"]["template"]["metadata"]["labels"]
+            assert monitor["selector"]["matchLabels"].items() <= labels.items()
+            (jobs,) = re.findall(r'up\{job=~"([^"]+)"\}', (ROOT / "deploy/prometheus/alerts.yml").read_text())
+            assert re.fullmatch(jobs, labels[monitor["jobLabel"]])
+
+
+def test_aggregators_get_what_copies_need():
+    documents = rendered(CASES["copied"])
+    (account,) = [each for each in documents if each["kind"] == "ServiceAccount"]
+    assert account["metadata"]["annotations"] == CASES["copied"]["aggregator"]["serviceAccount"]["annotations"]
+    for pod in workloads(documents)["aggregator"]:
+        assert pod["serviceAccountName"] == account["metadata"]["name"] == "demo-aggregator"
+        for container in pod["containers"]:
+            assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+        args = parse(pod["containers"][0]["args"])
+        assert args.copy_to == CASES["copied"]["aggregator"]["copyTo"]
+        assert args.copy_every_s == "60"
+    # Nothing keeps them from an object store, wherever it is.
+    assert all(each["policyTypes"] == ["Ingress"] for each in policies(documents)["aggregator"])
+    for component in ("broker", "island"):
+        (pod,) = workloads(documents)[component]
+        assert "serviceAccountName" not in pod
+        assert "envFrom" not in json.dumps(pod)
+
+
+def test_the_container_for_commands_has_memory_for_them():
+    """Measured: 57 MiB for ``status``, 48 MiB and the model for ``export``."""
+    (pod,) = workloads(rendered({}))["aggregator"]
+    (resources,) = [each["resources"] for each in pod["containers"] if each["name"] == "shell"]
+    assert resources == {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
 
 
 @pytest.mark.parametrize(
@@ -174,11 +272,35 @@ def test_what_helm_makes_of_the_chart_runs_commands_of_ours(case):
         ({"redis": {"enabled": False}}, "redis.url"),
         ({"broker": {"replicas": 0}}, "minimum"),
         ({"unknown": 1}, "unknown"),
+        ({"metrics": {"enabled": True}}, "metrics.from"),
+        ({"metrics": {"enabled": True, "port": 7001, "from": [SCRAPER]}}, "port"),
+        ({"metrics": {"enabled": True, "from": ["monitoring"]}}, "from"),
+        ({"metrics": {"podMonitor": {"interval": "often"}}}, "interval"),
+        ({"aggregator": {"copyTo": "/mnt/copies"}}, "copyTo"),
+        ({"aggregator": {"copyTo": "s3://key:secret@bucket/run"}}, "copyTo"),
+        ({"aggregator": {"copyEveryS": 0}}, "copyEveryS"),
+        ({"aggregator": {"podLabels": {"azure.workload.identity/use": True}}}, "podLabels"),
     ],
 )
 def test_settings_of_the_chart_that_cannot_work_are_refused(values, words):
     with pytest.raises(Refusal, match=re.escape(words)):
         rendered(values)
+
+
+def test_the_example_of_a_scrape_configuration_finds_the_pods_of_the_chart():
+    text = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
+    block = text[text.index("  # - job_name: atoll-kubernetes") :]
+    (job,) = yaml.safe_load(re.sub("^  # ", "", block, flags=re.M))
+    (rule,) = [each for each in job["relabel_configs"] if each["action"] == "keep"]
+    assert rule["source_labels"] == [
+        "__meta_kubernetes_pod_label_app_kubernetes_io_name",
+        "__meta_kubernetes_pod_container_port_name",
+        "__meta_kubernetes_pod_phase",
+    ]
+    assert rule["regex"] == "atoll;metrics;Running"
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    assert "app.kubernetes.io/name: atoll" in helpers
+    assert "- { name: metrics, containerPort: {{ .Values.metrics.port | int }} }" in helpers
 
 
 # --- Slurm, SkyPilot and Ray ----------------------------------------------------------------------------------------

@@ -99,6 +99,40 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* Metrics are for everybody whom the network lets in, and listen under one name in every pod. */}}
+{{- define "atoll.metricsArgs" -}}
+{{- if .Values.metrics.enabled }}
+- --metrics-port
+- {{ .Values.metrics.port | int | quote }}
+- --metrics-host
+- 0.0.0.0
+{{- end }}
+{{- end -}}
+
+{{- define "atoll.metricsPort" -}}
+{{- if .Values.metrics.enabled }}
+- { name: metrics, containerPort: {{ .Values.metrics.port | int }} }
+{{- end }}
+{{- end -}}
+
+{{/* A rule of a NetworkPolicy that lets Prometheus in. */}}
+{{- define "atoll.scrapers" -}}
+{{- if .Values.metrics.enabled }}
+{{- if not .Values.metrics.from }}
+{{- fail "metrics.from = []: the network policies would keep Prometheus out; say where it runs, or set networkPolicy.enabled = false" }}
+{{- end }}
+- ports: [{ port: metrics }]
+  from:
+    {{- toYaml .Values.metrics.from | nindent 4 }}
+{{- end }}
+{{- end -}}
+
+{{/* The aggregators' own service account, if they have one. */}}
+{{- define "atoll.serviceAccount" -}}
+{{- $made := ternary (printf "%s-aggregator" (include "atoll.name" .)) "" (not (empty .Values.aggregator.serviceAccount.annotations)) -}}
+{{- .Values.aggregator.serviceAccount.name | default $made -}}
+{{- end -}}
+
 {{- define "atoll.configArgs" -}}
 {{- if .Values.config }}
 - --config
