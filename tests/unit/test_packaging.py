@@ -21,6 +21,7 @@ FIND = "from ops.launcher import find_modules_here; find_modules_here()"
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
+RUNTIME_LOCK = (ROOT / "requirements-runtime.lock").read_text()
 TORCH_LOCKS = [(ROOT / name).read_text() for name in ("requirements-torch.lock", "requirements-torch-cpu.lock")]
 
 
@@ -71,12 +72,15 @@ def test_a_loop_beside_a_file_that_hides_ours_is_told_which(folder_of_homonyms):
     assert f"ImportError: {folder_of_homonyms / 'broker.py'} has the name of a package of Atoll" in done.stderr
 
 
+def names_of(requirements):
+    names = [re.match(r"[A-Za-z0-9_.-]+", each) for each in requirements if isinstance(each, str)]
+    return {name.group().lower().replace("_", "-") for name in names}
+
+
 def test_every_dependency_and_tool_is_pinned():
     pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", LOCK, re.M))
     groups = PROJECT["dependency-groups"]
-    wanted = [*PROJECT["project"]["dependencies"], *groups["test"], *(d for d in groups["dev"] if isinstance(d, str))]
-    names = {re.match(r"[A-Za-z0-9_.-]+", each).group().lower().replace("_", "-") for each in wanted}
-    assert names <= pinned.keys()
+    assert names_of([*PROJECT["project"]["dependencies"], *groups["test"], *groups["dev"]]) <= pinned.keys()
 
 
 def test_the_environment_with_torch_has_the_same_versions_of_everything_else():
@@ -88,7 +92,22 @@ def test_the_environment_with_torch_has_the_same_versions_of_everything_else():
     assert [each for each in for_cpus if each.startswith("torch==")]
 
 
-@pytest.mark.parametrize("lock", [LOCK, *TORCH_LOCKS], ids=["main", "torch", "torch-cpu"])
+def test_the_lock_of_the_image_has_the_same_files_of_what_runs_need_and_no_tools():
+    def files(lock):
+        blocks = re.split(r"^(?=[a-z0-9-]+==)", lock, flags=re.M)[1:]
+        return {each.splitlines()[0]: frozenset(re.findall(r"sha256:\w+", each)) for each in blocks}
+
+    assert files(RUNTIME_LOCK).items() < files(LOCK).items()
+    extras = PROJECT["project"]["optional-dependencies"]
+    used = [extras[name] for name in ("dashboard", "images", "metrics", "objects", "otel")]
+    needed = names_of([*PROJECT["project"]["dependencies"], *(each for extra in used for each in extra)])
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", RUNTIME_LOCK, re.M))
+    assert needed <= pinned
+    groups = PROJECT["dependency-groups"]
+    assert pinned & names_of([*groups["test"], *groups["dev"]]) <= needed
+
+
+@pytest.mark.parametrize("lock", [LOCK, RUNTIME_LOCK, *TORCH_LOCKS], ids=["main", "image", "torch", "torch-cpu"])
 def test_a_lock_has_the_hashes_of_everything_and_names_no_address(lock):
     for block in re.split(r"^(?=[a-z0-9-]+==)", lock, flags=re.M)[1:]:
         assert "--hash=sha256:" in block, block.splitlines()[0]
