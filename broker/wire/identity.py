@@ -121,7 +121,11 @@ def parse_line(line: str, *, field: str) -> tuple[Identity, str]:
     role, name, key = words
     if role not in set(KeyRole):
         raise ConfigError(field, role, "must begin with a role: " + ", ".join(KeyRole))
-    return Identity(role=KeyRole(role), name=name), check_key(key, field=field)
+    try:
+        identity = Identity(role=KeyRole(role), name=name)
+    except ConfigError as err:  # which knows nothing of the line
+        raise ConfigError(field, name, err.cure) from err
+    return identity, check_key(key, field=field)
 
 
 def parse_allow_list(text: str, *, field: str = "allow") -> dict[str, Identity]:

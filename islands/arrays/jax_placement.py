@@ -88,7 +88,7 @@ def _copies(leaves: list[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]
 
 
 def _counted(leaf: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.abs(leaf.reshape(-1)[:2048]).astype(jnp.float32))
+    return jnp.sum((leaf.reshape(-1)[:2048] != 0).astype(jnp.float32))  # of any dtype, int2 and int4 too
 
 
 def _by_device(

@@ -83,7 +83,8 @@ def test_lines_and_lists_come_back_as_they_were_written():
     [
         ("island paris", "line 2 .*2 words"),
         (f"captain paris {KEY}", "line 2 .*must begin with a role"),
-        (f"island pa/ris {KEY}", "must be 1 to 64"),
+        (f"island pa/ris {KEY}", "line 2 .*'pa/ris'.*must be 1 to 64"),
+        (f"island broker {KEY}", "line 2 .*an address of others"),
         ("island paris short", "line 2 .*must be 40 characters of z85"),
         (f"island paris {KEY[:-1]}~", "line 2 .*must be 40 characters of z85"),
         (f"island rome {OTHER_KEY}", "line 2 .*one key, one identity"),

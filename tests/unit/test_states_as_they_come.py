@@ -96,6 +96,8 @@ STATES = {
     "times of numpy": lambda v: [np.datetime64(int(v), "s"), np.array([int(v)], "m8[s]")],
     "booleans": lambda v: {"mask": jnp.arange(3) < v, "host": np.arange(3) < v},
     "small floats and integers": lambda v: [jnp.full(3, v).astype(name) for name in (*FLOATS, "int4", "uint4", "int2")],
+    "integers of two bits": lambda v: {"q": jnp.full(3000, v).astype("int2"), "w": jnp.full(2, v)},
+    "integers of four bits": lambda v: {"q": jnp.full(3000, v).astype("int4"), "w": jnp.full(2, v)},
     "small ones of numpy": lambda v: [np.full(3, v).astype(t) for t in (ml_dtypes.int4, ml_dtypes.float8_e3m4)],
     "weakly typed arrays": lambda v: {"rate": jnp.asarray(v), "count": jnp.asarray(int(v)), "all": jnp.full((2, 2), v)},
     "arrays without elements": lambda v: [jnp.zeros((0, 3)), np.zeros((2, 0), np.int8), jnp.full(1, v)],
