@@ -14,10 +14,9 @@ Loops of PyTorch join with :func:`islands.torch.join`; that package is loaded wh
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
-import broker
+from islands.installation import explained
 
 if TYPE_CHECKING:
     from broker.process.logs import log_to_stderr
@@ -62,19 +61,13 @@ _MODULE_OF = {
 }
 
 
-if os.path.dirname(broker.__file__ or "") != os.path.join(os.path.dirname(os.path.dirname(__file__)), "broker"):
-    raise ImportError(
-        f"{broker.__file__ or list(broker.__path__)} has the name of a package of Atoll and hides it: rename yours",
-        name="broker",
-    )
-
-
 def __getattr__(name: str) -> Any:
     if name == "torch":
         return importlib.import_module("islands.torch")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'islands' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    with explained():
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -32,10 +32,9 @@ from islands import arguments
 from islands.arrays import placement
 from islands.arrays.ties import Ties
 from islands.arrays.tree import Tree
-from islands.between_steps import BetweenSteps
+from islands.between_steps import BetweenSteps, InitialValues
 from islands.config import IslandConfig
 from islands.host_identity import HostIdentity
-from islands.initial_values import InitialValues
 from islands.protocol.fleet import ScheduleTokens
 from islands.restoring import LOOK_EVERY_S, beginning
 from islands.session import checkpoint

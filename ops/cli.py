@@ -25,6 +25,7 @@ from broker.process.flags import CommandParser
 from broker.process.release import installed
 from broker.process.settings import nearest
 from broker.wire.errors import ConfigError, Unavailable
+from islands import installation
 from ops.launcher import find_modules_here
 
 DESCRIPTION = """\
@@ -236,20 +237,17 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
         if sys.stdout is not None:  # closed by whoever called
             sys.stdout.flush()
         return status
-    except ConfigError as err:
-        print(f"atoll: {as_called(str(err), prog)}", file=sys.stderr)
-        return 2
-    except Unavailable as err:
-        print(f"atoll: {as_called(str(err), prog)}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output went away, as in `atoll status | head`: what was found stands
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return status
-    except OSError as err:  # a path that is none, a file that nobody may read
-        print(f"atoll: {err}", file=sys.stderr)
-        return 1
+    except Exception as err:
+        installation.say_fault()
+        if not isinstance(err, ConfigError | Unavailable | OSError):  # the last: a path that is none, or unreadable
+            raise
+        print(f"atoll: {as_called(str(err), prog)}", file=sys.stderr)
+        return 2 if isinstance(err, ConfigError) else 1
 
 
 def _speak_utf8() -> None:
@@ -277,6 +275,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(installed())
+        installation.say_fault()
         return 0
     name = arguments[0]
     if name not in COMMANDS:

@@ -7,6 +7,8 @@ Needs PyTorch. Of all packages only this one imports torch.
 
 from __future__ import annotations
 
+from islands.installation import explained
+
 try:
     import torch as _torch
 except ModuleNotFoundError as err:
@@ -14,9 +16,10 @@ except ModuleNotFoundError as err:
 
     raise ModuleNotFoundError(f"islands.torch needs PyTorch: {install('torch')}", name=err.name) from err
 
-from islands.torch.island import TorchIsland
-from islands.torch.joining import join
-from islands.torch.tasks import task
+with explained():
+    from islands.torch.island import TorchIsland
+    from islands.torch.joining import join
+    from islands.torch.tasks import task
 
 del _torch
 

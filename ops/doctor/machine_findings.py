@@ -34,6 +34,7 @@ class PythonSeen:
         missing: Names of packages that cannot be imported.
         curve: Whether ZeroMQ was built with CurveZMQ.
         release: Of this package; empty: a checkout.
+        fault: What is wrong with the packages that were installed, and the cure; None: nothing.
     """
 
     version: tuple[int, int, int]
@@ -43,6 +44,7 @@ class PythonSeen:
     missing: tuple[str, ...]
     curve: bool
     release: str
+    fault: tuple[str, str] | None
 
 
 def python(seen: PythonSeen) -> Finding:
@@ -56,6 +58,8 @@ def python(seen: PythonSeen) -> Finding:
         return failure("Python", where, f"use Python {oldest} or newer")
     if seen.system != "Linux":
         return failure("Python", where, "run it on Linux: daemons use what other systems do not have")
+    if seen.fault:
+        return failure("Python", f"{where}; {seen.fault[0]}", seen.fault[1])
     if seen.missing:
         cure = "install Atoll there (docs/quickstart.md), or start `python3 -m ops` in a checkout, which builds .venv"
         return failure("Python", f"{where}; missing: {', '.join(seen.missing)}", cure)

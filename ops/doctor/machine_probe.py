@@ -18,6 +18,7 @@ import zmq
 
 from broker.process.release import release
 from broker.wire.errors import ConfigError, Unavailable
+from islands import installation
 from ops.doctor.machine_findings import DiskSeen, JaxSeen, PortsSeen, PythonSeen
 from ops.processes.child_process import error_in, tied
 from ops.processes.cluster import are_free, free_ports
@@ -50,6 +51,7 @@ def look_at_python() -> PythonSeen:
         missing=tuple(name for name in PACKAGES if importlib.util.find_spec(name) is None),
         curve=bool(zmq.has("curve")),
         release=release(),
+        fault=installation.fault(),
     )
 
 

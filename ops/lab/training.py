@@ -23,7 +23,7 @@ from islands.arrays.parameters import Parameters
 from islands.arrays.partition import tensor_specs
 from islands.arrays.placement import Placement
 from islands.arrays.reference import Reference, encode_seed
-from islands.initial_values import InitialValues
+from islands.between_steps import InitialValues
 from islands.protocol.core import Island
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot

@@ -17,7 +17,7 @@ OK, WARNING, FAILURE = Verdict.OK, Verdict.WARNING, Verdict.FAILURE
 
 def python(**changes):
     usual = {"version": (3, 12, 1), "system": "Linux", "machine": "x86_64", "processors": 4, "missing": ()}
-    return machine_findings.python(PythonSeen(**(usual | {"curve": True, "release": "1.0"} | changes)))
+    return machine_findings.python(PythonSeen(**(usual | {"curve": True, "release": "1.0", "fault": None} | changes)))
 
 
 def disk(**changes):
@@ -28,6 +28,7 @@ def disk(**changes):
 JUDGED = [
     (python(), OK),
     (python(version=(3, 10, 9)), FAILURE),
+    (python(fault=("ops has ops", "pip uninstall ops")), FAILURE),
     (python(system="Darwin"), FAILURE),
     (python(missing=("zmq",)), FAILURE),
     (python(curve=False), FAILURE),

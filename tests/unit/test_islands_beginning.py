@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from islands.initial_values import InitialValues
+from islands.between_steps import InitialValues
 
 
 def test_what_can_be_spoilt_comes_back_as_it_was_and_counters_and_keys_go_on():

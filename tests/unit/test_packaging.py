@@ -68,7 +68,8 @@ def test_files_of_the_current_folder_hide_nothing_of_ours_and_are_found(folder_o
 
 def test_a_loop_beside_a_file_that_hides_ours_is_told_which(folder_of_homonyms):
     (folder_of_homonyms / "broker.py").write_text("")
-    done = subprocess.run([sys.executable, "-c", "import islands"], capture_output=True, text=True, timeout=30)
+    command = [sys.executable, "-c", "import islands; islands.join"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert f"ImportError: {folder_of_homonyms / 'broker.py'} has the name of a package of Atoll" in done.stderr
 
 
@@ -150,7 +151,7 @@ def test_the_wheel_holds_all_packages_that_are_imported():
     for package in packages:
         assert (ROOT / package / "__init__.py").is_file(), package
         assert (ROOT / package / "py.typed").is_file(), package
-    assert PROJECT["project"]["scripts"]["atoll"] == "ops.cli:main"
+    assert PROJECT["project"]["scripts"]["atoll"] == "islands.installation:main"
 
 
 def test_the_files_that_people_look_for_are_there():

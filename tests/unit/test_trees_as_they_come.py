@@ -21,7 +21,7 @@ from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.placement import Placement, to_host
 from islands.arrays.reference import Reference, encode_seed
 from islands.arrays.tree import _plain_leaves
-from islands.initial_values import InitialValues
+from islands.between_steps import InitialValues
 from tests.unit.test_states_as_they_come import assert_same, bits, sharded
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
