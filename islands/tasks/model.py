@@ -77,7 +77,7 @@ class ModelConfig:
             raise ConfigError("capacity", self.capacity, "must be at least 1: every token needs a place on average")
 
 
-#: Sizes by name; what they cost on two cores stands in :mod:`islands.language`.
+#: Sizes by name; what they cost on two cores stands in :mod:`islands.tasks.language`.
 PRESETS: Final[dict[str, dict[str, int]]] = {
     "tiny": {"width": 64, "depth": 2, "heads": 2, "hidden": 192},
     "small": {"width": 128, "depth": 4, "heads": 4, "hidden": 384},

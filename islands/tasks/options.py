@@ -72,7 +72,7 @@ def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -
             raise ConfigError(f"task.{name}", None, f"{path} needs this option; it has: {', '.join(by_name)}")
 
 
-def signature_in_source(path: str, *, search: list[str] | None = None) -> Signature | None:
+def signature_in_source(path: str, *, search: list[str] | None = None, hops: int = 1) -> Signature | None:
     """Returns the signature of ``package.module:function`` as its source has it; nothing is imported.
 
     The defaults in it say only that there is one.
@@ -80,10 +80,12 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
     Args:
         path: What is to be read.
         search: Folders to look in; ``sys.path`` when they are not given.
+        hops: Times that ``from MODULE import FUNCTION`` is followed.
 
     Returns:
         None if the source does not tell: the module is not there or is not Python source, or the function is not
-        defined exactly once, plainly and undecorated, at the top of it. Loading the task will tell.
+        defined exactly once, plainly and undecorated, at the top of it or of the module that it is imported from.
+        Loading the task will tell.
 
     Raises:
         ConfigError: The path names no function, whatever is there.
@@ -100,6 +102,8 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
     match bindings:
         case [ast.FunctionDef(decorator_list=[]) as function]:
             return _signature(function.args)
+        case [ast.ImportFrom(module=str(other), level=0, names=[ast.alias(name=name)])] if hops:
+            return signature_in_source(f"{other}:{name}", search=search, hops=hops - 1)
         case _:
             return None
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from broker.wire.errors import ConfigError
-from islands import images
 from islands.protocol.data_shares import DataShare
+from islands.tasks import images
 from islands.tasks.task import Schedule, evaluated
 
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from broker.wire.errors import ConfigError
-from islands import language
+from islands.tasks import language
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 
 
@@ -27,9 +27,13 @@ def named(signature):
     return [(p.name, p.kind, p.default is not p.empty) for p in signature.parameters.values()]
 
 
-def test_the_source_of_the_default_task_says_what_its_signature_says():
-    source = signature_in_source("islands.language:task")
-    assert named(source) == named(inspect.signature(language.task))
+def test_the_source_of_the_default_task_says_what_its_signature_says_also_where_it_is_imported():
+    for path in ("islands.tasks.language:task", "islands.language:task"):
+        assert named(signature_in_source(path)) == named(inspect.signature(language.task))
+
+
+def test_a_module_that_imports_the_function_from_itself_says_nothing(read):
+    assert read("from package_of_a_test.sub import task\n") is None
 
 
 @pytest.mark.parametrize(

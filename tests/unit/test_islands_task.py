@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
-from islands import language
 from islands.arrays.partition import tensor_specs
 from islands.arrays.tree import flatten
+from islands.tasks import language
 from islands.tasks import model as transformer
 from islands.tasks.corpus import load_corpus
 from islands.tasks.data import Windows, evenly
