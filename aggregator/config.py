@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.copies.place import SCHEMES, place_of
-from broker.process.declaring import changeable, fixed, process
-from broker.process.settings import check_finite
+from broker.process.settings import changeable, check_finite, fixed, process
 from broker.registry import redis_address
 from broker.routing.directory import MAX_SHARDS
 from broker.routing.liveness import LivenessConfig

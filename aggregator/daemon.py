@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker.process import flags, limits, logs, settings
+from broker.process import limits, logs, sources
 from broker.process.collecting import collect_seldom
 
 #: Merges have threads of their own, which sleep between them (:mod:`aggregator.process.workers`). Those of numeric
@@ -31,8 +31,8 @@ LARGE_BYTES = 8 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll aggregator``."""
-    flags.add_config_flag(parser)
-    flags.add_flags(parser, AggregatorConfig, defaults={"run_id": None})
+    sources.add_config_flag(parser)
+    sources.add_flags(parser, AggregatorConfig, defaults={"run_id": None})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         Unavailable: The store cannot be used.
     """
     logs.configure("aggregator")
-    given = settings.of_a_run(AggregatorConfig, args, "aggregator")
+    given = sources.of_a_run(AggregatorConfig, args, "aggregator")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     limits.return_freed(LARGE_BYTES)

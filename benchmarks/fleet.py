@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
-from broker.process import settings, toml
+from broker.process import settings, sources
 from broker.routing.liveness import LivenessConfig
 from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
@@ -90,7 +90,7 @@ class Hub:
             **aggregator,
         )
         tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(self.config)}
-        self.config_file.write_text(toml.dump(tables, heading="Settings of a benchmark"), encoding="utf-8")
+        self.config_file.write_text(sources.to_toml(tables, heading="Settings of a benchmark"), encoding="utf-8")
         (directory / "logs").mkdir()
         self.cluster = LocalCluster(directory / "logs")
 

@@ -28,7 +28,7 @@ from aggregator.store.tape import read_lines
 from benchmarks import output
 from benchmarks.fleet import RUN, Hub
 from benchmarks.output import Column, Printer
-from broker.process import toml
+from broker.process import sources
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Codec
 from islands.session.pulse import CAPACITY
@@ -280,7 +280,7 @@ class Drill:
                 "pace": self._args.pace,
                 "pulse": os.fspath(pulse),
             }
-            config.write_text(toml.dump({"island": island, "task": options}), encoding="utf-8")
+            config.write_text(sources.to_toml({"island": island, "task": options}), encoding="utf-8")
             spec = ProcessSpec(
                 name=name,
                 command=our_command("island", "--config", os.fspath(config)),

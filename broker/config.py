@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.process.declaring import setting
 from broker.process.release import release
-from broker.process.settings import check_finite
+from broker.process.settings import check_finite, setting
 from broker.registry import redis_address
 from broker.routing.events import RelayConfig
 from broker.routing.liveness import LivenessConfig

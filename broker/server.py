@@ -41,7 +41,7 @@ from broker.gateway.receiving import Intake, Taken, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
-from broker.process import clocks, flags, limits, logs, settings
+from broker.process import clocks, limits, logs, settings, sources
 from broker.process.collecting import collect_seldom
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter
@@ -92,8 +92,8 @@ class Listening:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll broker``."""
-    flags.add_config_flag(parser)
-    flags.add_flags(parser, BrokerConfig, defaults={"run_id": None})
+    sources.add_config_flag(parser)
+    sources.add_flags(parser, BrokerConfig, defaults={"run_id": None})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A setting cannot work, such as a port that is taken.
     """
     logs.configure("broker")
-    config = settings.build(BrokerConfig, settings.of_a_run(BrokerConfig, args, "broker"))
+    config = settings.build(BrokerConfig, sources.of_a_run(BrokerConfig, args, "broker"))
     limits.keep_freed(SPARE_BYTES, arenas=POOLS)
     collect_seldom()
     asyncio.run(_until_signalled(config))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.chunks.subflow import MOST_SUBFLOWS
-from broker.process.declaring import setting
-from broker.process.settings import check_finite
+from broker.process.settings import check_finite, setting
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.errors import AtollError, ConfigError, RunEnded
 from broker.wire.fragments import FragmentManifest

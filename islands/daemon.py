@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import islands
-from broker.process import flags, limits, logs, settings
+from broker.process import limits, logs, settings, sources
 from broker.process.signals import Interrupted, Signals
 from broker.transport.keys import client_keys
 from broker.wire.errors import ConfigError, RunEnded, cure_of
@@ -41,8 +41,8 @@ LONGEST_NAP_S = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
-    flags.add_config_flag(parser)
-    flags.add_flags(parser, IslandConfig, defaults={"run_id": None})
+    sources.add_config_flag(parser)
+    sources.add_flags(parser, IslandConfig, defaults={"run_id": None})
     check_help = "only check settings and key; exit status 0, or 2 with the cure"
     parser.add_argument("--check", action="store_true", help=check_help)
 
@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A setting cannot work, or the run refuses this island.
         Unavailable: The run stayed silent.
     """
-    config = settings.build(IslandConfig, settings.of_a_run(IslandConfig, args, "island"))
+    config = settings.build(IslandConfig, sources.of_a_run(IslandConfig, args, "island"))
     client_keys(config.key, KeyRole.ISLAND)  # before the seconds that it takes to load the task
     if args.check:
         print(f"settings and key are right for run {config.run_id} at {config.broker}")
         return 0
     logs.configure(config.island_id or "island")
-    tables = settings.read_file(args.config) if args.config is not None else {}
+    tables = sources.read_file(args.config) if args.config is not None else {}
     # Each step frees its temporaries and allocates them again. Giving pages back takes milliseconds under the lock of
     # the allocator, which the training thread then waits for in the middle of a boundary: three quarters of one percent
     # of its time instead of one quarter, on two processors shared by four islands.

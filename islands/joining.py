@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.process import clocks, logs
 from broker.process.demands import demands_of
-from broker.process.values import expanded
+from broker.process.settings import expanded
 from broker.transport.keys import own_name
 from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable

@@ -21,9 +21,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from broker.process.flags import CommandParser
 from broker.process.release import installed
 from broker.process.settings import nearest
+from broker.process.sources import CommandParser
 from broker.wire.errors import ConfigError, Unavailable
 from islands import installation
 from ops.launcher import find_modules_here

@@ -17,9 +17,9 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
-from broker.process import flags
+from broker.process import sources
 from broker.process.settings import settings_of
-from broker.process.toml import dump
+from broker.process.sources import to_toml
 from broker.wire.addresses import check_address, is_local
 from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.identity import Identity, KeyRole
@@ -60,7 +60,7 @@ _EXAMPLES: dict[str, Any] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll init``."""
     parser.add_argument(
-        "dir", metavar="DIR", nargs="?", type=flags.path, default=Path(), help="where to write (default: here)"
+        "dir", metavar="DIR", nargs="?", type=sources.as_path, default=Path(), help="where to write (default: here)"
     )
     hub_help = f"name or address by which the regions reach the hub (default: {LOOPBACK}, for all on one machine)"
     parser.add_argument("--hub", metavar="HOST", default=LOOPBACK, help=hub_help)
@@ -242,14 +242,14 @@ def _door(fleet: Fleet, stem: str) -> dict[str, Any]:
 
 def _table(name: str, given: Mapping[str, Any], about: str, *, open_in: str = "", notes: Iterable[str] = ()) -> str:
     """Returns a table: what is given, then as comments what may be."""
-    lines = [_commented(about), dump({name: given}).rstrip("\n")]
+    lines = [_commented(about), to_toml({name: given}).rstrip("\n")]
     if open_in:
         cls, names = _OPEN[open_in]
         known = {each.name: each for each in settings_of(cls)}
         for setting in (known[each] for each in names if each not in given):
             default = setting.default
             value = _EXAMPLES.get(setting.name, default.value if isinstance(default, Enum) else default)
-            lines += [f"# {setting.help}", "# " + dump({"x": {setting.name: value}}).splitlines()[1]]
+            lines += [f"# {setting.help}", "# " + to_toml({"x": {setting.name: value}}).splitlines()[1]]
     lines += [f"# {each}" for each in notes]
     return "\n".join(lines) + "\n"
 

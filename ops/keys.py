@@ -13,7 +13,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from broker.process import flags
+from broker.process import sources
 from broker.transport.keys import (
     ALLOW_LIST,
     BROKER_PUBLIC,
@@ -56,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = commands.add_parser("list", help="show the allow list")
     for each in (new, init, allow, revoke, listing):
         each.add_argument(
-            "--dir", type=flags.path, default=Path("keys"), metavar="DIR", help="directory of the keys (default: keys)"
+            "--dir",
+            type=sources.as_path,
+            default=Path("keys"),
+            metavar="DIR",
+            help="directory of the keys (default: keys)",
         )
         each.add_argument("--json", action="store_true", help="print what is on the list as one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"

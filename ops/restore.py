@@ -17,7 +17,7 @@ from pathlib import Path
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.restoring import Restored, chosen, restore, sets_by_shard
 from aggregator.copies.sets import STORE, CompleteSet
-from broker.process import flags, logs
+from broker.process import logs, sources
 from ops.text import age
 
 
@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``atoll restore``."""
     parser.add_argument("place", metavar="PLACE", help="what --copy-to was, such as s3://bucket/run")
     parser.add_argument(
-        "directory", type=flags.path, nargs="?", metavar="RUN_DIR", help="new directory (left out: says what there is)"
+        "directory",
+        type=sources.as_path,
+        nargs="?",
+        metavar="RUN_DIR",
+        help="new directory (left out: says what there is)",
     )
     parser.add_argument(
         "--shard", type=int, metavar="N", help="only this one of several aggregator shards, since the others live"

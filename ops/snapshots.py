@@ -23,7 +23,7 @@ from aggregator.store.commit_file import Damaged
 from aggregator.store.snapshots import Snapshot
 from aggregator.store.store import Store
 from aggregator.store.tape import Tape
-from broker.process import clocks, flags
+from broker.process import clocks, sources
 from broker.wire.errors import ConfigError, Unavailable
 from ops import run_directory
 from ops.inspect import export
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             made.add_argument("name", metavar="NAME", help="of the snapshot")
         if action == "export":
             made.add_argument(
-                "--out", type=flags.path, metavar="FILE", help="file to write (default: NAME.safetensors)"
+                "--out", type=sources.as_path, metavar="FILE", help="file to write (default: NAME.safetensors)"
             )
             made.add_argument("--dtype", choices=sorted(export.DTYPES), default="f32", help="of the tensors (f32)")
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")

@@ -22,9 +22,7 @@ from typing import Any
 from aggregator.config import AggregatorConfig
 from aggregator.rules.recipes import begun_with
 from aggregator.state.records import manifest_from_rows
-from broker.process.declaring import Scope
-from broker.process.settings import Setting, build, settings_of
-from broker.process.values import typed
+from broker.process.settings import Scope, Setting, build, settings_of, typed
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
 from broker.wire.messages import RECIPE, MergeRule, Profile

@@ -53,7 +53,8 @@ from aggregator.state.records import commit_from_map, commit_to_map
 from aggregator.store.rotation import Rotation
 from aggregator.store.segments import TapeReader, is_tape
 from broker.process import logs
-from broker.process.settings import from_sources, to_table
+from broker.process.settings import to_table
+from broker.process.sources import from_sources
 from broker.routing.resending import Carried
 from broker.wire.errors import ConfigError, cure_of
 from broker.wire.messages import KINDS, Codec, Encoded, Envelope, Reason, kind_of

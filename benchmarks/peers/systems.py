@@ -17,7 +17,7 @@ from aggregator.config import AggregatorConfig
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, peak_bytes
 from benchmarks.regions.network import Network
 from broker.config import BrokerConfig
-from broker.process import settings, toml
+from broker.process import settings, sources
 from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import LocalCluster
@@ -225,7 +225,7 @@ def _coordinators(
     )
     config = directory / "hub.toml"
     tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(aggregator)}
-    config.write_text(toml.dump(tables), encoding="utf-8")
+    config.write_text(sources.to_toml(tables), encoding="utf-8")
     return address, {name: our_command(name, "--config", os.fspath(config)) for name in ("broker", "aggregator")}
 
 

@@ -23,7 +23,7 @@ from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, module_command
 from benchmarks.regions.meeting import meet
 from benchmarks.regions.network import Network, address
 from broker.config import BrokerConfig
-from broker.process import settings, toml
+from broker.process import settings, sources
 from broker.wire.errors import Unavailable
 from islands.tasks.task import Batch, DataShare, OptState, Params, Schedule, Task, load_task
 from ops.inspect.global_model import read_model, stores_of
@@ -126,7 +126,7 @@ def atoll(
     )
     hub = directory / "hub.toml"
     tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(aggregator)}
-    hub.write_text(toml.dump(tables), encoding="utf-8")
+    hub.write_text(sources.to_toml(tables), encoding="utf-8")
     environment = our_environment("") | one_thread_environment() | compilation_cache()
     specs = [
         ProcessSpec(
@@ -144,7 +144,7 @@ def atoll(
         island = {"run_id": RUN, "broker": broker_address, "insecure": True, "island_id": f"island-{i}"}
         task = {"inner": "islands.language:task", "out": os.fspath(said[i]), "number": i, "count": number, **options}
         tables = {"island": island | {"task": "benchmarks.regions.fleet:marked"}, "task": task}
-        config.write_text(toml.dump(tables), encoding="utf-8")
+        config.write_text(sources.to_toml(tables), encoding="utf-8")
         specs.append(
             ProcessSpec(
                 name=f"island-{i}",

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.process.settings import refuse_unknown, settings_of
-from broker.process.values import typed
+from broker.process.settings import refuse_unknown, settings_of, typed
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Demand, Recipe
 

@@ -1,10 +1,8 @@
-"""Settings as frozen dataclasses: one definition gives the TOML table, the flags and the help.
+"""Settings as frozen dataclasses: one declaration gives TOML key, flag, help and check.
 
-A process declares one frozen dataclass, with fields of :mod:`broker.process.declaring`. :mod:`broker.process.flags`
-turns it into command-line flags, :func:`load` fills it from (highest first) flags, the environment (addresses and
-secrets only, see ``ENVIRONMENT``), its own table of ``config.toml``, the table ``[run]`` and the defaults. Whatever is
-wrong (an unknown table or key, a value of the wrong type, a relation between two settings) is a :class:`ConfigError`
-that names the setting, the value and the cure.
+A process declares one frozen dataclass, with a :func:`setting` for each field. :mod:`broker.process.sources` fills it
+from files, the environment and flags. Whatever is wrong (an unknown key, a value of the wrong type, a relation between
+two settings) is a :class:`ConfigError` that names the setting, the value and the cure.
 
 A field may itself be such a dataclass (``liveness: LivenessConfig``): its settings then stand in the same table and
 among the same flags as the others, under their own names. Where the class inherits another one, the settings of that
@@ -13,41 +11,78 @@ may also stand in a table of its name: ``[recipe]``.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import difflib
 import math
 import os
+import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from broker.process import toml
-from broker.process.declaring import Scope
-from broker.process.values import describe, expanded, from_flag, typed, without_none
 from broker.wire.errors import ConfigError
 
 T = TypeVar("T")
 Table = Mapping[str, Any]
 
-#: Tables that ``config.toml`` may hold. A process reads [run], its own, and those of the settings that it inherits.
-TABLES = ("run", "recipe", "broker", "aggregator", "island", "task", "up")
+SEQUENCES = (tuple, list)
+MAPPINGS = (dict, Mapping)
+COLLECTIONS = (*SEQUENCES, *MAPPINGS)
 
-#: Keys of [run]: what several processes must agree on. Each process takes those that it has.
-RUN_KEYS = (
-    "run_id",
-    "broker",
-    "redis_url",
-    "heartbeat_interval_s",
-    "suspect_after_s",
-    "dead_after_s",
-    "max_message_bytes",
-)
+#: What messages and records hold.
+_INT_MAX = 2**63 - 1
+_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_WORDS: dict[Any, str] = {
+    str: "text in quotes",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path in quotes",
+}
 
-#: Settings that the environment may supply: addresses and secrets, nothing else.
-ENVIRONMENT = {"redis_url": "REDIS_URL", "broker": "ATOLL_BROKER", "key": "ATOLL_KEY"}
+
+# --- declaring --------------------------------------------------------------------------------------------------------
+
+
+class Scope(StrEnum):
+    """The scope of a setting's value: the whole run, or one process of it."""
+
+    FIXED = "for the whole run: a restart with another value is refused"
+    CHANGEABLE = "until a restart gives another: the change is logged"
+    PROCESS = "for one process: addresses, keys, paths and what is kept for study"
+
+
+def setting(
+    default: T,
+    help: str,
+    *,
+    flag: str | None = None,
+    scope: Scope | None = None,
+    secret: bool = False,
+    subject: str | None = None,
+) -> T:
+    """Declares one dataclass field.
+
+    Args:
+        default: Its default.
+        help: Its help, in one line.
+        flag: Its flag, where that differs from the name.
+        scope: How long its value holds; only the settings of processes that go on with a run have one.
+        secret: It may hold a password: no representation of the object shows it.
+        subject: Heading in the help for this setting and those after it, up to the next one that names a subject.
+    """
+    metadata: dict[str, Any] = {"help": help, "flag": flag, "scope": scope, "subject": subject}
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+#: The same with a scope, for the settings of a process that goes on with a run.
+fixed = partial(setting, scope=Scope.FIXED)
+changeable = partial(setting, scope=Scope.CHANGEABLE)
+process = partial(setting, scope=Scope.PROCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +122,12 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
     for each in dataclasses.fields(cls):
         annotation = hints[each.name]
         subject = each.metadata.get("subject") or subject
-        if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        if _is_nested(annotation):
             for inner in settings_of(annotation):
                 yield inner if inner.subject else dataclasses.replace(inner, subject=subject)
             continue
         default = each.default
-        if default is dataclasses.MISSING and each.default_factory is not dataclasses.MISSING:
+        if each.default_factory is not dataclasses.MISSING:
             default = each.default_factory()
         yield Setting(
             name=each.name,
@@ -105,129 +140,127 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
         )
 
 
-# --- reading ----------------------------------------------------------------------------------------------------
+def _is_nested(annotation: Any) -> bool:
+    return dataclasses.is_dataclass(annotation) and isinstance(annotation, type)
 
 
-def load(
-    cls: type[T],
-    args: argparse.Namespace | None,
-    table: str,
-    *,
-    environment: Mapping[str, str] | None = None,
-) -> T:
-    """Returns a process's settings, from its flags, the environment and the file ``args.config``.
-
-    Args:
-        cls: The settings class.
-        args: Parsed flags of :func:`broker.process.flags.add_flags`; without ``config`` only flags and defaults count.
-        table: The process's own table; its keys win over those of [run].
-        environment: ``os.environ`` if not given.
-
-    Raises:
-        ConfigError: Anything wrong, with the field, the value and the cure.
-    """
-    values = given(cls, args, table, environment=environment)
-    return build(cls, values, where="" if args is not None else table)
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
-def given(
-    cls: type[Any],
-    args: argparse.Namespace | None,
-    table: str,
-    *,
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Returns setting name -> value, of those in flags, environment or file; otherwise as :func:`load`."""
-    path = getattr(args, "config", None)
-    tables = read_file(path) if path is not None else {}
-    known = {each.name for each in settings_of(cls)}
-    merged = {key: value for key, value in tables.get("run", {}).items() if key in known}
-    merged |= own_table(cls, tables, table)
-    variables = os.environ if environment is None else environment
-    merged.update({name: variables[key] for name, key in ENVIRONMENT.items() if name in known and variables.get(key)})
-    return _values(cls, merged, args, where=table)
+def without_none(annotation: Any) -> tuple[Any, bool]:
+    """Splits ``X | None`` into X and whether None is allowed."""
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation, False
+    rest = [each for each in typing.get_args(annotation) if each is not type(None)]
+    if len(rest) != 1:
+        raise TypeError(f"a setting may be X or X | None, not {annotation}")
+    return rest[0], True
 
 
-def of_a_run(
-    cls: type[Any],
-    args: argparse.Namespace,
-    table: str,
-    *,
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Returns what :func:`given` does for a daemon, which must be told its run.
-
-    A name that all have by default would let two hubs of one Redis, or a command tried without flags, meet in one run.
-
-    Raises:
-        ConfigError: Neither flag nor file names the run; or as :func:`load`.
-    """
-    values = given(cls, args, table, environment=environment)
-    if "run_id" not in values:
-        cure = "is needed: give --run NAME, or --config with run_id in [run]; to see it all work here: atoll up"
-        raise ConfigError("run_id", None, cure)
-    return values
-
-
-def own_table(cls: type[Any], tables: Mapping[str, Table], table: str) -> dict[str, Any]:
-    """Returns a process's own table, joined with those of inherited settings classes: [recipe].
-
-    Raises:
-        ConfigError: Such a table has an unknown key, or a value that the own table has otherwise.
-    """
-    own = dict(tables.get(table, {}))
-    for base in cls.__mro__[1:]:
-        name = base.__name__.lower()
-        inherited = tables.get(name, {}) if dataclasses.is_dataclass(base) else {}
-        if inherited:
-            refuse_unknown(inherited, {each.name for each in settings_of(base)}, where=name)
-        for key, value in inherited.items():
-            if own.setdefault(key, value) != value:
-                raise ConfigError(key, own[key], f"stands in [{table}], and {value} in [{name}]: give it once")
-    return own
+def typed(name: str, value: Any, annotation: Any) -> Any:
+    """Returns a TOML value as the annotated type; nothing is guessed, but a whole number is also a float."""
+    base, optional = without_none(annotation)
+    origin = typing.get_origin(base)
+    if value is None and optional:
+        return None
+    if origin in SEQUENCES and isinstance(value, list | tuple):
+        item = typing.get_args(base)[0]
+        return origin(typed(name, each, item) for each in value)
+    if origin in MAPPINGS and isinstance(value, Mapping):
+        item = typing.get_args(base)[1]
+        return {str(key): typed(f"{name}.{key}", each, item) for key, each in value.items()}
+    if origin is None and base is Any:
+        return value
+    if isinstance(base, type) and issubclass(base, Enum):
+        try:
+            return base(value)
+        except ValueError:
+            raise ConfigError(name, value, f"must be {describe(base)}") from None
+    if base is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if base is Path and isinstance(value, str | Path):
+        return Path(value)
+    if origin is None and isinstance(base, type) and type(value) is base:
+        if isinstance(value, float) and math.isnan(value):
+            raise ConfigError(name, value, f"must be {describe(base)}")
+        if isinstance(value, int) and abs(value) > _INT_MAX:
+            raise ConfigError(name, value, "must be at most 2**63 - 1: no message and no record holds more")
+        return value
+    raise ConfigError(name, value, f"must be {describe(base)}")
 
 
-def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-    """Returns the tables of a ``config.toml``; tables and keys of [run] that do not exist are refused.
+def from_flag(name: str, given: Any, annotation: Any) -> Any:
+    """Reads the text of a flag as the annotated type, strictly."""
+    base, _ = without_none(annotation)
+    origin = typing.get_origin(base)
+    if origin in SEQUENCES:
+        item = typing.get_args(base)[0]
+        texts = [given] if isinstance(given, str) else list(given)
+        if item in (int, float):  # paths and texts may contain commas
+            texts = [part for text in texts for part in str(text).split(",") if part]
+        return origin(from_flag(name, text, item) for text in texts)
+    if origin in MAPPINGS:
+        item = typing.get_args(base)[1]
+        pairs = {}
+        for text in given:
+            key, equals, value = text.partition("=")
+            if not equals:
+                raise ConfigError(name, text, "must be KEY=VALUE")
+            pairs[key] = from_flag(f"{name}.{key}", value, str if item is Any else item)
+        return pairs
+    if base in (int, float) and isinstance(given, str):
+        try:
+            given = whole_number(given) if base is int else float(given)
+        except ValueError:
+            example = ", such as 5000 or 5K" if base is int else ""
+            raise ConfigError(name, given, f"must be {describe(base)}{example}") from None
+    return typed(name, given, base)
+
+
+def whole_number(text: str) -> int:
+    """Reads a whole number, also as 1.2e6 or 1.2M: K, M, B or G, and T are powers of a thousand.
 
     Raises:
-        ConfigError: The file is missing, unreadable, no TOML, or has an unknown table or an unknown key in [run].
+        ValueError: It is none.
     """
-    tables = toml.read(path, field="config")
-    for name, content in tables.items():
-        if not isinstance(content, dict):
-            cure = f"must stand in a table: write [run], or another of {', '.join(TABLES[1:])}, above it"
-            raise ConfigError(name, content, cure)
-        if name not in TABLES:
-            raise ConfigError(f"[{name}]", os.fspath(path), f"is no table of this file; {nearest(name, TABLES)}")
-    refuse_unknown(tables.get("run", {}), RUN_KEYS, where="run")
-    return tables
+    digits, unit = text.strip(), _UNITS.get(text.strip()[-1:].upper(), 1)
+    if unit > 1:
+        digits = digits[:-1]
+    try:
+        return int(digits) * unit
+    except ValueError:
+        number = float(digits) * unit
+        if not math.isfinite(number) or abs(number - round(number)) > 1e-12 * abs(number):  # 1.15M is a hair less
+            raise
+        return round(number)
 
 
-def from_sources(cls: type[T], table: Table, args: argparse.Namespace | None = None, *, where: str = "") -> T:
-    """Builds ``cls`` from a table of values (such as one of TOML) and flags, which win.
+def describe(base: Any) -> str:
+    """Returns the words for what a setting of this type takes."""
+    origin = typing.get_origin(base)
+    if origin in SEQUENCES:
+        return f"a list, each item {describe(typing.get_args(base)[0])}"
+    if origin in MAPPINGS:
+        return "a table of names and values"
+    if isinstance(base, type) and issubclass(base, Enum):
+        return f"one of {', '.join(str(member.value) for member in base)}"
+    return "text, a number, or true or false" if base is Any else _WORDS.get(base, str(base))
 
-    Args:
-        cls: A settings class; its ``__post_init__`` may check relations and raise ConfigError itself.
-        table: Setting name -> value of the type that TOML has for it.
-        args: Flags as :func:`broker.process.flags.add_flags` declares them; missing and None ones do not count.
-        where: The table's name, for messages.
+
+def expanded(field: str, path: str | os.PathLike[str]) -> Path:
+    """Returns a path with the home directory in place of ``~``; a folder of that name is never meant.
 
     Raises:
-        ConfigError: An unknown key, a value of the wrong type, or a required setting without a value.
+        ConfigError: There is no home directory.
     """
-    return build(cls, _values(cls, table, args, where=where), where="" if args is not None else where)
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as err:
+        cure = "begins in a home directory that is not known: set HOME, or write the path in full"
+        raise ConfigError(field, os.fspath(path), cure) from err
 
 
-def _values(cls: type[Any], table: Table, args: argparse.Namespace | None, *, where: str) -> dict[str, Any]:
-    known = {each.name: each for each in settings_of(cls)}
-    refuse_unknown(table, known, where=where)
-    values = {name: typed(name, value, known[name].type) for name, value in table.items()}
-    for name, each in known.items():
-        flag = getattr(args, name, None)
-        if flag is not None:
-            values[name] = from_flag(name, flag, each.type)
-    return values | {name: expanded(name, value) for name, value in values.items() if isinstance(value, Path)}
+# --- objects ----------------------------------------------------------------------------------------------------------
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
@@ -245,17 +278,14 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
     arguments: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
         annotation = hints[each.name]
-        if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        if _is_nested(annotation):
             arguments[each.name] = build(annotation, values, where=where)
         elif each.name in values:
             arguments[each.name] = values[each.name]
         elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
-            flag = each.metadata.get("flag") or "--" + each.name.replace("_", "-")
-            how = (
-                f" in [{where}]: {describe(without_none(annotation)[0])}"
-                if where
-                else f"; give {flag} or set it in the file"
-            )
+            (flag,) = [one.flag for one in settings_of(cls) if one.name == each.name]
+            words = describe(without_none(annotation)[0])
+            how = f" in [{where}]: {words}" if where else f"; give {flag} or set it in the file"
             raise ConfigError(each.name, None, f"is needed{how}")
     return cls(**arguments)
 
@@ -285,9 +315,6 @@ def nearest(name: str, known: Collection[str]) -> str:
     """Says what was probably meant by ``name``, or which names there are."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-
-
-# --- back to a table --------------------------------------------------------------------------------------------
 
 
 def to_table(config: Any) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from broker.wire.errors import ConfigError
-from broker.wire.masking import shown
+from broker.wire.errors import ConfigError, shown
 
 #: Option -> whether redis-py can do with a value. Our connections have time limits of their own.
 _OPTIONS: dict[str, Callable[[str], object]] = {
@@ -120,7 +119,7 @@ def check(url: str, *, field: str = "redis_url") -> None:
     """Refuses what is no address of a Redis server.
 
     Raises:
-        ConfigError: With the address as :func:`broker.wire.masking.shown` shows it.
+        ConfigError: With the address as :func:`broker.wire.errors.shown` shows it.
     """
     problem = _problem(url)
     if problem:

@@ -41,8 +41,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from broker.registry import redis_client, redis_errors, scripts
 from broker.routing.directory import MAX_SHARDS
-from broker.wire.errors import Unavailable
-from broker.wire.masking import shown
+from broker.wire.errors import Unavailable, shown
 from broker.wire.records import (
     BrokerRecord,
     EventNumber,

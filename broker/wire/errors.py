@@ -11,8 +11,7 @@ Expected outcomes, such as a stale contribution, are no errors: they are values 
 from __future__ import annotations
 
 import errno
-
-from broker.wire.masking import masked
+import re
 
 _NO_RIGHT = "give this user the right to it, or name another"
 _NOT_THERE = "it is on a file system that cannot do this (lock a file, flush a directory): name one on a local disk"
@@ -77,7 +76,7 @@ class ConfigError(AtollError):
 
     Attributes:
         field: The setting's name, as it stands in the file or on the command line.
-        value: What it was set to; of an address what :func:`broker.wire.masking.masked` shows.
+        value: What it was set to; of an address what :func:`masked` shows.
         cure: What would be right.
     """
 
@@ -122,3 +121,56 @@ def _short(value: object, limit: int = 80) -> str:
 def worth_repeating(times: int) -> bool:
     """Whether what has happened so many times is said again: the 1st, 10th, 100th, .. time."""
     return str(times).rstrip("0") == "1"
+
+
+# --- addresses without their passwords --------------------------------------------------------------------------------
+
+# They work on the text alone and not on what a parser makes of it, since a password must be hidden in what is no
+# address, too: a wrong address stands in the error that refuses it. Where a password might reach farther than it seems
+# to, as with an @ behind a question mark, nothing but the scheme is shown.
+
+HIDDEN = "***"
+
+#: A place without a password: a host, perhaps with a port or a database, or a path.
+_HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]*(?:%\w+)?\]?)(?::\d{0,5})?"
+_PLACE = re.compile(rf"(?:{_HOST})?(?:/[^@?#]*)?", re.ASCII)
+#: Several of them, behind Sentinel alone.
+_PLACES = re.compile(rf"(?:{_HOST})?(?:,{_HOST})*(?:/[^@?#]*)?", re.ASCII)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_OPTION = re.compile(
+    r"(?P<name>db|protocol|(?:sentinel_)?password_file|ssl_(?!password)\w+)=[^@#&]*|(?P<other>\w+)=.*",
+    re.ASCII | re.DOTALL,
+)
+_PASSWORD = re.compile(r"(password=).*", re.DOTALL)
+#: What tells that an address may have a password in it.
+_MAY_HIDE = re.compile(r"[@?]|^(?:rediss?(?:\+sentinel)?|unix)://")
+
+
+def shown(address: str) -> str:
+    """Returns an address without what may be a user or a password in it."""
+    match = _SCHEME.match(address)
+    scheme = match[0] if match else ""
+    head, mark, query = address[len(scheme) :].partition("?")
+    _, at, place = head.rpartition("@")
+    form = _PLACES if scheme.lower().endswith("+sentinel://") else _PLACE
+    if "@" in query or "#" in address or not form.fullmatch(place):
+        return scheme + HIDDEN
+    options = "&".join(map(_option, query.split("&")))
+    return f"{scheme}{HIDDEN + at if at else ''}{place}{mark}{options if mark else ''}"
+
+
+def masked(text: str) -> str:
+    """Returns a text with the address in it, if there is one, as :func:`shown` shows it."""
+    match = _SCHEME.search(text)
+    if match is None:  # a part of an address, perhaps
+        return _PASSWORD.sub(rf"\1{HIDDEN}", text)
+    if not _MAY_HIDE.search(text[match.start() :]):
+        return text
+    return text[: match.start()] + shown(text[match.start() :])
+
+
+def _option(text: str) -> str:
+    match = _OPTION.fullmatch(text)
+    if match is None:
+        return HIDDEN
+    return text if match["name"] else f"{match['other']}={HIDDEN}"

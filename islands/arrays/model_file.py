@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker.process import logs
-from broker.process.values import expanded
+from broker.process.settings import expanded
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
 from islands import arguments

@@ -16,7 +16,7 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
-from broker.process import flags, settings, toml
+from broker.process import settings, sources
 from broker.process.settings import nearest
 from broker.process.signals import Signals
 from broker.wire.errors import ConfigError
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="the report as one JSON object, on standard output's last line"
     )
-    flags.add_flags(parser, ChaosConfig)
+    sources.add_flags(parser, ChaosConfig)
     local_plan.add_arguments(parser)
     parser.set_defaults(resume=None)  # a flag of up: a run that is struck is a new one
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
         return _check(args.check, as_json=args.json)
     file = FaultFile()
     if args.faults is not None:
-        file = read_faults(toml.text(args.faults, field="faults"), name=str(args.faults))
-    config = settings.from_sources(ChaosConfig, file.chaos, args, where="chaos")
+        file = read_faults(sources.toml_text(args.faults, field="faults"), name=str(args.faults))
+    config = sources.from_sources(ChaosConfig, file.chaos, args, where="chaos")
     _take_cluster_settings(args, file.cluster)
     _place_links(args, config, file)
     possible = _possible(args)

@@ -15,9 +15,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from broker.process import toml
-from broker.process.declaring import setting
-from broker.process.settings import nearest
+from broker.process import sources
+from broker.process.settings import nearest, setting
 from broker.wire.errors import ConfigError
 from ops.faults import MISBEHAVIORS, Fault, FaultKind, Role, role_of
 
@@ -202,7 +201,7 @@ def read_faults(text: str, *, name: str) -> FaultFile:
     Raises:
         ConfigError: It is no TOML, or says something that cannot be; fault n of it is called ``fault[n]``.
     """
-    tables = toml.parse(text, field="faults", source=name)
+    tables = sources.parse_toml(text, field="faults", source=name)
     for table in tables:
         if table not in _TABLES:
             raise ConfigError(table, name, f"is no table of this file; {nearest(table, _TABLES)}")

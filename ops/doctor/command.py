@@ -20,10 +20,10 @@ import zmq
 from rich.text import Text
 
 from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
-from broker.process import flags, settings
+from broker.process import settings, sources
 from broker.process.limits import most_open_files
 from broker.process.release import release
-from broker.process.values import expanded
+from broker.process.settings import expanded
 from broker.registry import redis_address
 from broker.wire.addresses import broker_addresses, is_local, split_tcp
 from broker.wire.errors import ConfigError
@@ -46,20 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     broker_help = "address of the broker, or of several (default: ATOLL_BROKER, else that of the file, else none)"
     parser.add_argument("--broker", metavar="ADDRESS", help=broker_help)
     key_help = "secret key file of a process of this machine (default: ATOLL_KEY, else that of the file, else none)"
-    parser.add_argument("--key", metavar="FILE", type=flags.path, help=key_help)
+    parser.add_argument("--key", metavar="FILE", type=sources.as_path, help=key_help)
     parser.add_argument("--run", metavar="TEXT", help="run that the broker should serve (default: any)")
     parser.add_argument(
         "--redis",
         metavar="URL",
         help=f"address of Redis (default: REDIS_URL, else that of the file, else {DEFAULT_REDIS_URL})",
     )
-    parser.add_argument("--dir", metavar="DIR", type=flags.path, help="where a store would be (default: runs/)")
+    parser.add_argument("--dir", metavar="DIR", type=sources.as_path, help="where a store would be (default: runs/)")
     parser.add_argument(
         "--port", metavar="PORT", type=int, default=DEFAULT_PORT, help=f"of a broker here (default: {DEFAULT_PORT})"
     )
     parser.add_argument("--skip", metavar="PROBE", nargs="+", default=[], help=f"leave out some of {', '.join(PROBES)}")
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
-    flags.add_config_flag(parser)
+    sources.add_config_flag(parser)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def resolve(args: argparse.Namespace, environment: Mapping[str, str]) -> Asked:
     Raises:
         ConfigError: One of them is wrong.
     """
-    tables = settings.read_file(args.config) if args.config is not None else {}
+    tables = sources.read_file(args.config) if args.config is not None else {}
     of_file = {
         name: value
         for table in ("run", "broker", "aggregator", "island")

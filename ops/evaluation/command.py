@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import DEFAULT_REDIS_URL
-from broker.process import flags, settings
-from broker.process.values import from_flag
+from broker.process import sources
+from broker.process.settings import from_flag
 from broker.wire.errors import ConfigError, Unavailable
 from ops.processes.numeric import one_thread_environment
 
@@ -30,7 +30,7 @@ For a store by itself, such as that of an aggregator that `up` did not start, na
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``evaluate``."""
-    flags.add_config_flag(parser)
+    sources.add_config_flag(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--follow", type=Path, metavar="RUN_DIR", help="run to follow: its directory, or a store")
     what.add_argument("--model", type=Path, metavar="FILE", help="safetensors file of the one model to evaluate")
@@ -71,7 +71,7 @@ def _evaluate_file(args: argparse.Namespace) -> int:
     from islands.tasks.evaluate import load_file_of
     from islands.tasks.task import LOSS
 
-    tables = settings.read_file(args.config) if args.config is not None else {}
+    tables = sources.read_file(args.config) if args.config is not None else {}
     benchmarks = load_benchmarks(args.benchmark or ())
     task = _task_of(args, tables)
     found = judged(task, load_file_of(task, args.model), benchmarks)
@@ -86,7 +86,7 @@ def _task_of(args: argparse.Namespace, tables: Mapping[str, Mapping[str, Any]]) 
     from islands.config import IslandConfig
     from islands.tasks.task import load_task
 
-    return load_task(settings.load(IslandConfig, args, "island").task, tables.get("task", {}))
+    return load_task(sources.load(IslandConfig, args, "island").task, tables.get("task", {}))
 
 
 # --- following ------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _follow(args: argparse.Namespace) -> int:
     from ops.evaluation.followed_run import FollowedRun
     from ops.evaluation.follower import Follower
 
-    config = settings.load(AggregatorConfig, args, "aggregator") if args.config is not None else AggregatorConfig()
+    config = sources.load(AggregatorConfig, args, "aggregator") if args.config is not None else AggregatorConfig()
     followed = FollowedRun(args.follow, target_tokens=config.total_tokens)
     if args.config is None:
         cure = "name the task: --config FILE with the table [task], as islands read it"
@@ -120,7 +120,7 @@ def _follow(args: argparse.Namespace) -> int:
     benchmarks = load_benchmarks(args.benchmark or ())
     file = CurveFile(args.follow)
     try:
-        task = _task_of(args, settings.read_file(args.config))
+        task = _task_of(args, sources.read_file(args.config))
         follower = Follower(
             followed,
             file,

@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 
-from broker.process import flags, settings
-from broker.process.values import whole_number
+from broker.process import sources
+from broker.process.settings import whole_number
 from broker.wire.errors import ConfigError
 from ops.goodput import view
 from ops.goodput.fleet import FailureModel, Fleet, check_together, expected_failures
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``simulate``."""
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
     parser.add_argument("--table", action="store_true", help="table 1 of the paper, simulated, beside what it says")
-    parser.add_argument("--plot", type=flags.path, metavar="FILE", help="goodput over fleet size, as SVG")
-    flags.add_flags(parser, Fleet)
-    flags.add_flags(parser, FailureModel)
+    parser.add_argument("--plot", type=sources.as_path, metavar="FILE", help="goodput over fleet size, as SVG")
+    sources.add_flags(parser, Fleet)
+    sources.add_flags(parser, FailureModel)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
                 raise ConfigError(name, getattr(args, name), "is set by each cell of the table: leave it out")
         if args.plot is not None:
             raise ConfigError("plot", str(args.plot), "is of one fleet: leave out --table")
-    fleet = settings.from_sources(Fleet, {}, args)
+    fleet = sources.from_sources(Fleet, {}, args)
     check_together(fleet, model)
     if args.table:
         cells = table(fleet, model, _say_cell)
@@ -69,7 +69,7 @@ def _model(args: argparse.Namespace) -> FailureModel:
         no_room = args.sync_interval is not None and whole_number(str(args.sync_interval)) == 1
     except ValueError:
         no_room = False  # what is wrong with it is told below
-    return settings.from_sources(FailureModel, {"overlap": 0} if no_room else {}, args)
+    return sources.from_sources(FailureModel, {"overlap": 0} if no_room else {}, args)
 
 
 def _say_cell(done: int, of: int) -> None:

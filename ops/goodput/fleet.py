@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.process.declaring import setting
+from broker.process.settings import setting
 from broker.wire.errors import ConfigError
 
 YEAR_S = 365.25 * 86_400.0

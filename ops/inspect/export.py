@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from aggregator.store.layout import mapped
-from broker.process import flags
+from broker.process import sources
 from broker.wire.errors import ConfigError, Unavailable
 from ops.inspect.global_model import Which, read_model, stores_of
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll export``."""
     parser.add_argument("directory", type=Path, metavar="RUN_DIR", help="directory of a run, or a store by itself")
     parser.add_argument(
-        "--out", type=flags.path, metavar="FILE", help="file to write (default: model.safetensors in RUN_DIR)"
+        "--out", type=sources.as_path, metavar="FILE", help="file to write (default: model.safetensors in RUN_DIR)"
     )
     parser.add_argument(
         "--dtype", choices=sorted(DTYPES), default="f32", help="number format of the tensors (default: f32)"

@@ -28,7 +28,7 @@ from rich.text import Text
 
 from broker.config import DEFAULT_REDIS_URL
 from broker.observing.client import ObservedRun
-from broker.process import settings
+from broker.process import sources
 from broker.registry import redis_address
 from broker.registry.registry import RedisRefusal, Registry
 from broker.wire.errors import ConfigError, Unavailable
@@ -312,7 +312,7 @@ def address_in(run_dir: Path) -> Address:
     try:
         url, run_id = (run_dir / ADDRESS_FILE).read_text(encoding="utf-8").split()
     except (OSError, ValueError):
-        run = settings.read_file(config).get("run", {})
+        run = sources.read_file(config).get("run", {})
         return Address(url=run.get("redis_url", DEFAULT_REDIS_URL), run_id=run.get("run_id", ""), own=False)
     return Address(url=url, run_id=run_id, own=True)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.store.layout import mapped
-from broker.process import flags
+from broker.process import sources
 from broker.process.signals import Interrupted, Signals
 from broker.wire.errors import ConfigError
 from ops.lab import report
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("experiments", nargs="+", type=Path, metavar="FILE", help="such as examples/lab/parity.toml")
         each.add_argument(
             "--records",
-            type=flags.path,
+            type=sources.as_path,
             default=RECORDS,
             metavar="DIR",
             help=f"where records are kept (default: {RECORDS}); those behind the results page are {PUBLISHED}",
@@ -89,18 +89,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the accelerator that JAX finds; one run at a time unless --jobs says otherwise",
     )
     written.add_argument(
-        "--records", type=flags.path, default=PUBLISHED, metavar="PLACE", help=f"of the runs (default: {PUBLISHED})"
+        "--records",
+        type=sources.as_path,
+        default=PUBLISHED,
+        metavar="PLACE",
+        help=f"of the runs (default: {PUBLISHED})",
     )
     written.add_argument(
         "--out",
-        type=flags.path,
+        type=sources.as_path,
         metavar="FILE",
         help=f"the page; plots go to a folder of its name (default: {PAGE}, of other records a page beside them)",
     )
     written.add_argument(
         "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help=f"their files (default: {EXPERIMENTS})"
     )
-    written.add_argument("--pack", type=flags.path, metavar="FILE.xz", help="write the records that count there, too")
+    written.add_argument(
+        "--pack", type=sources.as_path, metavar="FILE.xz", help="write the records that count there, too"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

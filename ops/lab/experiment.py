@@ -22,9 +22,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker.process import toml
-from broker.process.declaring import setting
-from broker.process.settings import from_sources, refuse_unknown
+from broker.process import sources
+from broker.process.settings import refuse_unknown, setting
+from broker.process.sources import from_sources
 from broker.wire.errors import ConfigError
 from ops.lab.settings import CellSettings, cell_settings
 
@@ -273,7 +273,7 @@ def read(path: Path) -> Experiment:
         ConfigError: The file cannot be read, or a table is wrong: it names the field, the value and the cure.
     """
     try:
-        table = toml.read(path, field="experiment", cure="there are some in examples/lab")
+        table = sources.read_toml(path, field="experiment", cure="there are some in examples/lab")
     except ConfigError as err:
         if "overwrite" not in err.cure:
             raise

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from aggregator.store import replacing
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
-from broker.process.settings import from_sources
+from broker.process.sources import from_sources
 from broker.wire.errors import ConfigError
 from islands.tasks.task import Params
 from ops.text import finite

@@ -12,8 +12,8 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.rules.recipes import ADAMW, suited_to
-from broker.process import settings
-from broker.process.declaring import setting
+from broker.process import sources
+from broker.process.settings import setting
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec, MergeRule, Recipe
 from islands.config import LANGUAGE
@@ -205,7 +205,7 @@ def cell_settings(values: Mapping[str, Any]) -> CellSettings:
         rest = asdict(suited_to(str(options.get("optimizer", "")))) | rest
     if rest.get("mode") == Mode.DILOCO:
         rest["fragments"] = 1  # it has no others
-    return settings.from_sources(CellSettings, rest | {"options": options}, where="run")
+    return sources.from_sources(CellSettings, rest | {"options": options}, where="run")
 
 
 def resolved(cell: CellSettings) -> dict[str, Any]:

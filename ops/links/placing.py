@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.process import toml
+from broker.process import sources
 from broker.wire.addresses import split_tcp
 from ops.links import region
 from ops.links.control import SOCKET_NAME
@@ -85,7 +85,7 @@ def read(path: Path) -> region.Region:
         ConfigError: It cannot be read, or something in it cannot be.
     """
     cure = "give the path of a TOML file, such as examples/links/three_regions.toml"
-    return region.parse(toml.text(path, field="link", cure=cure), source=str(path))
+    return region.parse(sources.toml_text(path, field="link", cure=cure), source=str(path))
 
 
 def ways(

@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.process import toml
+from broker.process import sources
 from broker.process.settings import nearest
 from broker.wire.errors import ConfigError
 from ops.links.condition import FAULTLESS, LinkCondition
@@ -97,7 +97,7 @@ def parse(text: str, *, source: str) -> Region:
     Raises:
         ConfigError: It is no TOML, or something in it cannot be.
     """
-    read = toml.parse(text, field="link", source=source)
+    read = sources.parse_toml(text, field="link", source=source)
     for name in read:
         if name not in _TABLES:
             raise ConfigError(name, source, f"is nothing that this file has; {nearest(name, _TABLES)}")

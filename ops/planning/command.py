@@ -7,9 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.process import flags, settings, toml
-from broker.process.declaring import setting
-from broker.process.settings import refuse_unknown
+from broker.process import sources
+from broker.process.settings import refuse_unknown, setting
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec
 from ops.planning.fleet import MOST, Fleet, Site, check_overlap
@@ -90,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "safetensors (one of several files, or their index), or a run's config.toml"
     model.add_argument("--model", type=Path, metavar="FILE", help=about)
     model.add_argument("--fleet", type=Path, metavar="FILE", help="TOML file of unequal sites, in place of their flags")
-    flags.add_flags(parser, PlanSettings)
+    sources.add_flags(parser, PlanSettings)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
@@ -126,7 +125,7 @@ def fleet_of(args: argparse.Namespace, model: Model) -> tuple[Fleet, Mode]:
     """Returns the fleet that flags, ``--fleet`` and the model's file describe, and the mode; flags win."""
     auto = is_auto(args.shards)
     flags_given = argparse.Namespace(**{**vars(args), "shards": None if auto else args.shards})
-    asked = settings.from_sources(PlanSettings, model.defaults, flags_given)
+    asked = sources.from_sources(PlanSettings, model.defaults, flags_given)
     paper, interval = asked.assume is Assume.PAPER, asked.sync_interval
     if paper and args.version_codec not in (None, str(asked.codec)):
         cure = f"does not count with --assume paper, which has one codec for both ways ({asked.codec}): leave one out"
@@ -186,7 +185,7 @@ def read_fleet(path: Path, tokens_per_step: int) -> tuple[Site, ...]:
     Raises:
         ConfigError: The file cannot be read, or a value is missing, unknown or wrong.
     """
-    document = toml.read(path, field="fleet")
+    document = sources.read_toml(path, field="fleet")
     refuse_unknown(document, ("island",), where="fleet")
     tables = document.get("island", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -196,7 +195,7 @@ def read_fleet(path: Path, tokens_per_step: int) -> tuple[Site, ...]:
         for key, value in each.items():
             if isinstance(value, int) and abs(value) > MOST:
                 raise ConfigError(f"[island] {key}", value, f"must be at most {MOST:g}")
-        table = settings.from_sources(IslandTable, each, where="island")
+        table = sources.from_sources(IslandTable, each, where="island")
         if "step_time" not in each:
             raise ConfigError("[island] step_time", None, "is needed for each site, in seconds")
         if not 1 <= table.count <= MOST_SITES - len(sites):

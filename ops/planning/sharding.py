@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from broker.process.values import whole_number
+from broker.process.settings import whole_number
 from broker.routing.directory import MAX_SHARDS
 from broker.wire.errors import ConfigError
 from ops.planning.footprint import AGGREGATOR_BASE_BYTES

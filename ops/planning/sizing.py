@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
-from broker.process import settings
-from broker.process.values import whole_number
+from broker.process import sources
+from broker.process.settings import whole_number
 from broker.wire.errors import ConfigError, cure_of
 from broker.wire.fragments import Kind, TensorSpec
 from islands.arrays.partition import tensor_specs
@@ -148,10 +148,10 @@ def _of_run(path: Path) -> Model:
     """Returns the model of a run's configuration, from the shapes of its task's initial parameters."""
     from islands.tasks.task import load_task
 
-    tables = settings.read_file(path)
-    aggregator = settings.load(AggregatorConfig, _Config(path), "aggregator", environment={})  # type: ignore[arg-type]
-    island = settings.load(IslandConfig, _Config(path), "island", environment={})  # type: ignore[arg-type]
-    broker = settings.load(BrokerConfig, _Config(path), "broker", environment={})  # type: ignore[arg-type]
+    tables = sources.read_file(path)
+    aggregator = sources.load(AggregatorConfig, _Config(path), "aggregator", environment={})  # type: ignore[arg-type]
+    island = sources.load(IslandConfig, _Config(path), "island", environment={})  # type: ignore[arg-type]
+    broker = sources.load(BrokerConfig, _Config(path), "broker", environment={})  # type: ignore[arg-type]
     task = load_task(island.task, tables.get("task", {}))
     params, _ = task.init(aggregator.seed)
     defaults = {

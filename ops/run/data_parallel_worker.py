@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
-from broker.process import logs, settings
+from broker.process import logs, sources
 from broker.wire.errors import AtollError, ConfigError
 from islands.arrays.tree import flatten
 from islands.tasks.task import DataShare, Schedule, Task, endless_batches, load_task
@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> int:
     if args.count > 1:
         jax.distributed.initialize(args.coordinator, args.count, args.rank)
     try:
-        task = load_task(args.task, settings.read_file(args.config).get("task", {}))
+        task = load_task(args.task, sources.read_file(args.config).get("task", {}))
         counted = train(
             task,
             rank=args.rank,

@@ -20,10 +20,9 @@ from typing import Any
 from aggregator.config import AggregatorConfig
 from aggregator.rules.recipes import PROFILES
 from broker.config import BrokerConfig
-from broker.process import flags, settings
-from broker.process.declaring import setting
-from broker.process.toml import dump
-from broker.process.values import expanded, typed
+from broker.process import settings, sources
+from broker.process.settings import expanded, setting, typed
+from broker.process.sources import to_toml
 from broker.registry import redis_address
 from broker.wire.addresses import MAX_BROKERS
 from broker.wire.errors import ConfigError
@@ -253,10 +252,10 @@ class LocalPlan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``up``: its own, and those of the aggregator, the broker and the islands."""
-    flags.add_config_flag(parser)
-    taken = flags.add_flags(parser, UpConfig)
+    sources.add_config_flag(parser)
+    taken = sources.add_flags(parser, UpConfig)
     for cls in (AggregatorConfig, IslandConfig, BrokerConfig):
-        taken |= flags.add_flags(parser, cls, skip=taken | _DECIDED_HERE, defaults={"total_tokens": DEFAULT_TOKENS})
+        taken |= sources.add_flags(parser, cls, skip=taken | _DECIDED_HERE, defaults={"total_tokens": DEFAULT_TOKENS})
 
 
 def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> LocalPlan:
@@ -302,11 +301,11 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     def part(cls: Any, name: str) -> Any:
         known = {each.name for each in settings.settings_of(cls)}
         shared = {key: value for key, value in run.items() if key in known}
-        table = usual.get(name, {}) | shared | settings.own_table(cls, tables, name) | decided[name]
+        table = usual.get(name, {}) | shared | sources.own_table(cls, tables, name) | decided[name]
         if not up.keys:
             table.pop("key", None)  # those of a run whose file this was: islands would have none
         mine = argparse.Namespace(**{key: value for key, value in vars(from_line).items() if key not in _DECIDED_HERE})
-        return settings.from_sources(cls, table, mine, where=name)
+        return sources.from_sources(cls, table, mine, where=name)
 
     island = part(IslandConfig, "island")
     task = _task_options(tables.get("task", {}), up)
@@ -373,7 +372,7 @@ def _check_task(path: str, options: Mapping[str, Any]) -> None:
 
 def up_config(args: argparse.Namespace) -> UpConfig:
     """Returns the settings of ``up`` itself."""
-    up = settings.load(UpConfig, args, "up", environment={})
+    up = sources.load(UpConfig, args, "up", environment={})
     # Absolute paths: config.toml may be used elsewhere.
     log_to = tuple(str(target_of(each)) for each in up.log_to)
     return replace(up, log_to=log_to, link=None if up.link is None else up.link.absolute())
@@ -387,7 +386,7 @@ def given_redis_url(args: argparse.Namespace) -> str | None:
 
 
 def _tables(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    return settings.read_file(args.config) if args.config is not None else {}
+    return sources.read_file(args.config) if args.config is not None else {}
 
 
 def names_of(run_dir: Path) -> list[str]:
@@ -431,7 +430,7 @@ def config_toml(plan: LocalPlan) -> str:
         "island": settings.to_table(plan.island),
     }
     shared: dict[str, Any] = {}
-    for key in settings.RUN_KEYS:
+    for key in sources.RUN_KEYS:
         values = [table[key] for table in parts.values() if key in table]
         if values and all(value == values[0] for value in values):
             shared[key] = values[0]
@@ -445,4 +444,4 @@ def config_toml(plan: LocalPlan) -> str:
     elif "redis_url" in shared:
         shared["redis_url"] = redis_address.without_password(shared["redis_url"])
     heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
-    return dump({"run": shared, "recipe": recipe, **own, "task": plan.task, "up": up}, heading=heading)
+    return to_toml({"run": shared, "recipe": recipe, **own, "task": plan.task, "up": up}, heading=heading)

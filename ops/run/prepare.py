@@ -16,8 +16,7 @@ from broker.process.release import install
 from broker.registry import redis_address
 from broker.registry.registry import Registry
 from broker.transport.memory import memory_bytes
-from broker.wire.errors import ConfigError, Unavailable, cure_of
-from broker.wire.masking import shown
+from broker.wire.errors import ConfigError, Unavailable, cure_of, shown
 from broker.wire.messages import Profile
 from ops import run_directory
 from ops.keys import make_pairs

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from broker.process import settings
-from broker.process.values import expanded
+from broker.process import settings, sources
+from broker.process.settings import expanded
 from broker.wire.errors import ConfigError
 from ops.run.local_plan import LocalPlan, resolve
 
@@ -50,7 +50,7 @@ def directory_of(args: argparse.Namespace) -> Path:
     if not (run_dir / "config.toml").is_file():
         cure = "must be the directory of a run that `up` started (it has a config.toml)"
         raise ConfigError("resume", str(wanted), cure)
-    stored = settings.read_file(run_dir / "config.toml")
+    stored = sources.read_file(run_dir / "config.toml")
     if not {"run", "aggregator", "island", "task"} <= stored.keys() or "run_id" not in stored["run"]:
         cure = "has lost its settings, without which it would go on as another run: restore its config.toml"
         raise ConfigError("resume", str(wanted), cure)
@@ -83,7 +83,7 @@ def stored_plan(plan: LocalPlan) -> LocalPlan:
 
 def stored_port(run_dir: Path) -> int:
     """Returns the control port that the run's broker had; 0 if that is not known."""
-    port = settings.read_file(run_dir / "config.toml").get("broker", {}).get("port", 0)
+    port = sources.read_file(run_dir / "config.toml").get("broker", {}).get("port", 0)
     return port if isinstance(port, int) else 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.process.release import install
-from broker.process.values import expanded
+from broker.process.settings import expanded
 from broker.wire.errors import ConfigError
 from broker.wire.masking import shown
 

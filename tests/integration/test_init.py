@@ -13,7 +13,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
-from broker.process import settings
+from broker.process import sources
 from islands.config import IslandConfig
 from ops import cli
 from ops.init import HUB_FILE
@@ -78,7 +78,7 @@ def loads(name, file):
     parser = cli.parser_of(name)
     module, cls = DAEMONS[name]
     importlib.import_module(module).add_arguments(parser)
-    return settings.load(cls, parser.parse_args(["--config", str(file)]), name, environment={})
+    return sources.load(cls, parser.parse_args(["--config", str(file)]), name, environment={})
 
 
 @pytest.mark.parametrize("hub", ["127.0.0.1", "hub.example.com"])
@@ -104,7 +104,7 @@ def test_every_commented_setting_can_be_taken_in(tmp_path, capsys):
         (tmp_path / name).write_text(
             opened.replace("standby = false", "standby = true").replace("failover = false", "failover = true")
         )
-        assert set(tomllib.loads(opened)) == set(settings.read_file(tmp_path / name))
+        assert set(tomllib.loads(opened)) == set(sources.read_file(tmp_path / name))
         loads("island", tmp_path / name)
     for daemon in ("broker", "aggregator"):
         loads(daemon, tmp_path / HUB_FILE)

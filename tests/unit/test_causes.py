@@ -11,7 +11,7 @@ import pytest
 from aggregator.store import snapshots
 from aggregator.store.layout import commit_path
 from aggregator.store.store import Store
-from broker.process import toml
+from broker.process import sources
 from broker.registry.redis_client import read_password
 from broker.transport.keys import BROKER_PUBLIC, read_allow_list, read_public, read_secret
 from broker.wire.errors import ConfigError, Unavailable
@@ -96,7 +96,7 @@ READING = {
     "secret key": (read_secret, "atoll keys new"),
     "public key": (lambda path: read_public(path.with_name(BROKER_PUBLIC), setting="key"), "copy it from where"),
     "allow list": (read_allow_list, "atoll keys new"),
-    "settings": (lambda path: toml.read(path, field="config"), "give the path of a TOML file"),
+    "settings": (lambda path: sources.read_toml(path, field="config"), "give the path of a TOML file"),
     "password": (lambda path: read_password(str(path)), "check the path"),
 }
 

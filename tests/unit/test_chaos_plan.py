@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.process.settings import from_sources
+from broker.process.sources import from_sources
 from broker.wire.errors import ConfigError
 from ops import cli
 from ops.chaos.plan import (

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("islands.config")
 
-from broker.process import settings
+from broker.process import sources
 from broker.process.signals import Interrupted
 from broker.wire.errors import ConfigError
 from ops.links import placing
@@ -115,7 +115,7 @@ def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path)
     path.write_text(local_plan.config_toml(plan))
     args, environment = argparse.Namespace(config=path), {"REDIS_URL": plan.redis_url}
     for name, wanted in (("broker", plan.broker), ("aggregator", plan.aggregator), ("island", plan.island)):
-        assert settings.load(type(wanted), args, name, environment=environment) == wanted
+        assert sources.load(type(wanted), args, name, environment=environment) == wanted
     tables = tomllib.loads(path.read_text())
     assert tables["task"]["data"] == [os.path.abspath("here"), "python:numpy"]
     assert "run_dir" not in tables["up"]
@@ -134,7 +134,7 @@ def test_a_broker_that_the_shell_names_is_not_that_of_a_local_run(tmp_path, monk
     path = tmp_path / "config.toml"
     path.write_text(local_plan.config_toml(plan))
     environment = os.environ | daemons.our_environment(plan.redis_url)
-    island = settings.load(type(plan.island), argparse.Namespace(config=path), "island", environment=environment)
+    island = sources.load(type(plan.island), argparse.Namespace(config=path), "island", environment=environment)
     assert island.broker == plan.island.broker
 
 

@@ -11,7 +11,8 @@ from aggregator.rules.recipes import ADAMW, MUON, REASONS, begun_with, settle, s
 from aggregator.rules.round_times import RoundTimes
 from aggregator.state.run_settings import settled
 from broker.process.demands import contradicted, demands_of
-from broker.process.settings import own_table, settings_of
+from broker.process.settings import settings_of
+from broker.process.sources import own_table
 from broker.wire import messages as m
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind

@@ -19,12 +19,11 @@ from redis.exceptions import (
 from aggregator.config import AggregatorConfig
 from aggregator.store.tape import start_line
 from broker.config import BrokerConfig
-from broker.process.settings import from_sources, read_file
+from broker.process.sources import from_sources, read_file
 from broker.registry import redis_address, redis_errors
 from broker.registry.redis_address import Place
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError
-from broker.wire.masking import masked, shown
+from broker.wire.errors import ConfigError, masked, shown
 from ops.processes.child_process import ProcessSpec
 from ops.run import local_plan, up
 

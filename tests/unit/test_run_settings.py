@@ -6,8 +6,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.state.run_settings import Change, changes, recorded, settled
-from broker.process.declaring import Scope
-from broker.process.settings import settings_of
+from broker.process.settings import Scope, settings_of
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec, MergeRule, Pacing, Profile
 from tests.aggregator_hand import Desk

@@ -12,10 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.process.declaring import setting
-from broker.process.flags import CommandParser, add_config_flag, add_flags
-from broker.process.settings import from_sources, load, of_a_run, read_file, to_table
-from broker.process.toml import dump
+from broker.process.settings import setting, to_table
+from broker.process.sources import (
+    CommandParser,
+    add_config_flag,
+    add_flags,
+    from_sources,
+    load,
+    of_a_run,
+    read_file,
+    to_toml,
+)
 from broker.wire.errors import ConfigError
 
 
@@ -244,7 +251,7 @@ def test_a_dumped_config_reads_back_to_the_same_value():
         data=(Path("/a b"),),
         options={"model": "tiny", "deep": {"odd key": [1, True]}},
     )
-    text = dump({"broker": to_table(config)}, heading="Resolved.\nBy a test.")
+    text = to_toml({"broker": to_table(config)}, heading="Resolved.\nBy a test.")
     assert text.startswith("# Resolved.\n# By a test.\n\n[broker]\n")
     assert from_sources(Sample, tomllib.loads(text)["broker"]) == config
 
@@ -261,4 +268,4 @@ def test_a_dumped_config_reads_back_to_the_same_value():
     )
 )
 def test_whatever_is_dumped_is_toml_with_the_same_content(table):
-    assert tomllib.loads(dump({"task": table})) == {"task": table}
+    assert tomllib.loads(to_toml({"task": table})) == {"task": table}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import islands
-from broker.process import user_files, values
+from broker.process import settings, user_files
 from broker.wire.errors import ConfigError, Unavailable
 from islands.host_identity import HostIdentity
 from ops import run_directory
@@ -91,7 +91,7 @@ def test_a_tilde_is_the_home_directory_or_refused_and_never_a_folder(homeless, m
     with pytest.raises(ConfigError, match=r"state_dir = '~/x': .* set HOME"):
         islands.join("tcp://127.0.0.1:1", {}, state_dir="~/x")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert values.expanded("out", "~/x") == tmp_path / "home" / "x"
-    assert values.expanded("out", "x~") == Path("x~")
+    assert settings.expanded("out", "~/x") == tmp_path / "home" / "x"
+    assert settings.expanded("out", "x~") == Path("x~")
     assert list(tmp_path.iterdir()) == []
     assert run_directory.unused(None).parent == tmp_path / "runs"

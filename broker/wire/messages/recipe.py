@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
-from broker.process.declaring import changeable, fixed
+from broker.process.settings import changeable, fixed
 from broker.wire.errors import ConfigError
 from broker.wire.messages.values import Codec
 
