@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from broker.process.release import install
 from broker.process.settings import expanded
-from broker.wire.errors import ConfigError
-from broker.wire.masking import shown
+from broker.wire.errors import ConfigError, shown
 
 HELP = "tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), mlflow:URI, or otlp:URL (traces of rounds)"
 
