@@ -160,22 +160,22 @@ COMMANDS: dict[str, Command] = {
         example="run examples/lab/parity.toml",
     ),
     "simulate": Command(
-        module="ops.goodput.command",
+        module="ops.forecast.simulate",
         summary="computes goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
         example="--chips 1200000 --islands 8 --mode decoupled --days 30",
         everyday={
             "the fleet": ("--chips", "--islands", "--mode"),
             "the simulation": ("--days", "--seed", "--mtbi-years"),
-            "answers": ("--table", "--json"),
+            "answers": ("--json",),
         },
     ),
     "plan": Command(
-        module="ops.planning.command",
-        summary="computes what a fleet needs: bandwidth, memory, time, staleness, goodput, cost",
+        module="ops.forecast.plan",
+        summary="computes what a fleet needs: bandwidth, memory, time, staleness, cost",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
         everyday={
             "the model and the fleet": ("--params", "--sites", "--step-time", "--bandwidth", "--fleet"),
-            "how to train": ("--mode", "--codec", "--utilisation"),
+            "how to train": ("--codec", "--sync-interval", "--utilisation"),
             "answers": ("--price", "--json"),
         },
     ),

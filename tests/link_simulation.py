@@ -1,8 +1,8 @@
-"""A simulation of buckets on a link, event by event: the oracle of the closed forms in ``ops.planning.utilisation``."""
+"""A simulation of buckets on a link, event by event: the oracle of the closed forms in ``ops.forecast.utilisation``."""
 
 import numpy as np
 
-from ops.planning.utilisation import crossing_steps, released
+from ops.forecast.utilisation import crossing_steps, released
 
 #: Steps that a simulation runs for.
 STEPS = 2000

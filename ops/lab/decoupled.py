@@ -115,8 +115,8 @@ def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, flo
     """Returns, per island, when failures of its simulated chips pause it, and for how long."""
     if not cell.chips:
         return [()] * cell.islands
-    from ops.goodput.fleet import FailureModel  # here: runs without failures do not need the fleet's models
-    from ops.goodput.simulation import pauses
+    from ops.forecast.failures import FailureModel  # here: runs without failures do not need the fleet's models
+    from ops.forecast.goodput import pauses
 
     model = FailureModel(mtbi_years=cell.mtbi_years)
     # As long as the run may last: pauses make it longer than its steps.

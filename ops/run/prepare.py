@@ -19,11 +19,11 @@ from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable, cure_of, shown
 from broker.wire.messages import Profile
 from ops import run_directory
+from ops.forecast.footprint import is_auto, shards_here
+from ops.forecast.model_size import parameters_of
 from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links
-from ops.planning.measuring import parameters_of
-from ops.planning.sharding import is_auto, shards_here
 from ops.processes.cluster import are_free, free_ports
 from ops.run import device_probe, devices, local_plan, resume
 from ops.run.local_plan import LocalPlan

@@ -29,13 +29,13 @@ from ops.curve import Point, sentence
 from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import write_report
 from ops.evaluation.curve_file import read_points
+from ops.forecast.footprint import is_auto
 from ops.inspect.export import export
 from ops.inspect.global_model import Which
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.shards import one_report
 from ops.inspect.status import ADDRESS_FILE
 from ops.links import placing
-from ops.planning.sharding import is_auto
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from broker.wire.messages import Codec
-from ops.planning.fleet import Fleet, Site, load_of
-from ops.planning.forecast import forecast
-from ops.planning.links import Assume, Mode, required
-from ops.planning.planner import plan
-from ops.planning.utilisation import Traffic
+from ops.forecast.fleet import PLANNED, Assume, Fleet, Mode, Site
+from ops.forecast.links import load_of, required
+from ops.forecast.pace import forecast
+from ops.forecast.planner import plan
+from ops.forecast.utilisation import Traffic
 from tests.link_simulation import by_layer, required_on_grid
 
 
 def eight_data_centres(**changes):
-    site = Site(name="site", step_s=1.0, tokens_per_step=1)
+    site = Site(step_time=1.0, tokens_per_step=1)
     values = {
         "parameters": 5_000_000_000,
         "sites": (site,) * 8,
         "fragments": 24,
-        "sync_interval_steps": 24,
+        "sync_interval": 24,
         "codec": Codec.INT4,
         "assume": Assume.PAPER,
     }
@@ -29,7 +29,7 @@ def eight_data_centres(**changes):
 
 def test_198_against_084_gbps_for_eight_data_centres():
     """Decoupled DiLoCo, published pair: 5 B parameters, steps of 1 s, 95 % utilisation; bfloat16 against int4."""
-    planned = plan(eight_data_centres(), Mode.DECOUPLED)
+    planned = plan(eight_data_centres())
     assert round(planned.chosen.up_gbps, 2) == round(planned.chosen.down_gbps, 2) == 0.84
     assert round(planned.alternatives[Mode.DP].up_gbps) == 198
     assert planned.alternatives[Mode.DP].up_gbps / planned.chosen.up_gbps == pytest.approx(235, abs=1)
@@ -69,9 +69,9 @@ def test_values_recomputed_by_others_from_the_same_rules(mode, sites, codec, exp
 def test_everything_scales_with_parameters_over_step_time():
     """Decoupled DiLoCo, the rules behind figure 13."""
     fleet = eight_data_centres()
-    slower = replace(fleet, sites=tuple(replace(site, step_s=2.0) for site in fleet.sites))
+    slower = replace(fleet, sites=tuple(replace(site, step_time=2.0) for site in fleet.sites))
     larger = replace(slower, parameters=10_000_000_000)
-    for mode in Mode:
+    for mode in PLANNED:
         assert required(load_of(larger, mode), 0.9).exact_gbps == pytest.approx(
             required(load_of(fleet, mode), 0.9).exact_gbps, rel=1e-6
         )

@@ -17,7 +17,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.rounds.ending import LINGER_S
 from broker.routing.resending import RESEND_S
 from broker.wire import messages as m
-from ops.planning.forecast import arrival
+from ops.forecast.pace import arrival
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.network import Network, Process
 from ops.virtual.plan import IslandPlan, SimulationPlan

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from broker.wire.errors import ConfigError
-from ops.goodput.fleet import FailureModel, Fleet, Loss, Stream, domain_outages, generator, interruptions, outages
-from ops.goodput.timeline import Cause, elastic_line, not_handed_over_s, noticed_s, rigid_line, without
+from ops.forecast.failures import FailureModel, Loss, SimulatedFleet, interruptions
+from ops.forecast.fleet import Mode
+from ops.forecast.timeline import Cause, elastic_line, not_handed_over_s, noticed_s, rigid_line
 
 #: Easy to compute with by hand.
 PLAIN = FailureModel(
@@ -17,9 +18,13 @@ PLAIN = FailureModel(
 
 
 def losses(*hits):
-    """Losses at given times, each of one slice that is back after 1000 s, and none after them that matters."""
-    given = [hit if isinstance(hit, Loss) else Loss(hit, 1, hit + 1000.0, 0.99) for hit in hits]
-    return itertools.chain(given, (Loss(1e12 * k, 1, 1e12 * k + 1, 0.99) for k in itertools.count(1)))
+    """Losses of a slice at given times, and none after them that matters."""
+    given = [hit if isinstance(hit, Loss) else Loss(hit, 0.99) for hit in hits]
+    return itertools.chain(given, (Loss(1e12 * k, 0.99) for k in itertools.count(1)))
+
+
+def idle_s(line, cause):
+    return np.diff(line.idle[cause]).sum()
 
 
 def intervals(line):
@@ -30,7 +35,7 @@ def test_a_failure_pauses_once_to_scale_down_and_once_to_scale_up_with_fewer_sli
     line = elastic_line(losses(100.0), 10, PLAIN, 5000.0)
     assert intervals(line) == [(0, 100), (120, 1150), (1160, 5000)]
     assert line.share.tolist() == pytest.approx([1.0, 0.9, 1.0])
-    assert line.idle_s[Cause.PAUSED] == pytest.approx(30.0)
+    assert idle_s(line, Cause.PAUSED) == pytest.approx(30.0)
 
 
 def test_what_happens_in_a_pause_takes_no_other_one():
@@ -51,23 +56,17 @@ def test_interruptions_since_the_last_check_take_effect_together_at_the_next():
 
 
 def test_a_failure_that_hits_a_slice_which_is_away_changes_nothing():
-    hits_away = Loss(200.0, 1, 1200.0, 0.05)  # of ten slices the first is away
+    hits_away = Loss(200.0, 0.05)  # of ten slices the first is away
     assert intervals(elastic_line(losses(100.0, hits_away), 10, PLAIN, 1000.0)) == [(0, 100), (120, 1000)]
 
 
 def test_an_island_without_slices_is_down_until_one_is_back_and_restarts():
     line = elastic_line(losses(100.0), 1, PLAIN, 5000.0)
     assert intervals(line) == [(0, 100), (1180, 5000)]
-    assert line.idle_s[Cause.ISLAND_DOWN] == pytest.approx(1080.0)
-    assert line.idle_s[Cause.PAUSED] == 0.0
+    assert idle_s(line, Cause.ISLAND_DOWN) == pytest.approx(1080.0)
+    assert idle_s(line, Cause.PAUSED) == 0.0
     assert line.down_from_s.tolist() == [100.0]
     assert line.lost_s.tolist() == pytest.approx([12.0]), "half of the interval of 24 s is not handed over"
-
-
-def test_a_domain_that_fails_as_a_whole_stops_an_island_at_once_whatever_the_check():
-    model = FailureModel(check_s=50.0, restart_s=80.0)
-    line = elastic_line(losses(Loss(60.0, 10, 360.0, math.inf)), 10, model, 1000.0)
-    assert intervals(line) == [(0, 60), (440, 1000)]
 
 
 def test_what_is_not_handed_over_grows_to_half_an_interval():
@@ -76,11 +75,10 @@ def test_what_is_not_handed_over_grows_to_half_an_interval():
     assert not_handed_over_s(24.0, 24.0) == not_handed_over_s(1e6, 24.0) == pytest.approx(12.0)
 
 
-def test_a_rigid_job_restarts_whole_after_any_loss_and_waits_for_a_domain():
-    line = rigid_line(losses(100.0, 150.0, Loss(500.0, 5, 700.0, math.inf)), PLAIN, 2000.0)
-    assert intervals(line) == [(0, 100), (180, 500), (780, 2000)]
-    assert line.idle_s[Cause.PAUSED] == pytest.approx(80.0)
-    assert line.idle_s[Cause.ISLAND_DOWN] == pytest.approx(280.0)
+def test_a_rigid_job_restarts_whole_after_any_loss():
+    line = rigid_line(losses(100.0, 150.0, 500.0), PLAIN, 2000.0)
+    assert intervals(line) == [(0, 100), (180, 500), (580, 2000)]
+    assert idle_s(line, Cause.PAUSED) == pytest.approx(160.0)
     assert set(line.share.tolist()) == {1.0}, "a spare replaces what is away"
 
 
@@ -88,58 +86,37 @@ def test_a_life_ends_on_time_in_training_and_in_a_pause():
     assert intervals(elastic_line(losses(), 10, PLAIN, 50.0)) == [(0, 50)]
     line = elastic_line(losses(45.0), 10, PLAIN, 50.0)
     assert intervals(line) == [(0, 45)]
-    assert line.idle_s[Cause.PAUSED] == pytest.approx(5.0)
+    assert idle_s(line, Cause.PAUSED) == pytest.approx(5.0)
     assert line.gaps() == [(45.0, 5.0)]
-
-
-def test_cutting_windows_out_of_a_life_books_them_under_their_cause():
-    line = without(elastic_line(losses(100.0), 10, PLAIN, 1000.0), [(90.0, 110.0), (200.0, 300.0)], Cause.COORDINATOR)
-    assert sum(to - at for at, to in intervals(line)) == pytest.approx(1000 - 20 - 10 - 100)
-    assert line.idle_s[Cause.COORDINATOR] == pytest.approx(110.0)
-    assert line.idle_s[Cause.PAUSED] == pytest.approx(20.0)
-    assert all(not (at < 250.0 < to) for at, to in intervals(line))
 
 
 def test_interruptions_are_a_poisson_process_at_the_rate_of_all_chips():
     model = FailureModel(mtbi_years=1.0)
-    drawn = interruptions(1_200_000, model, generator(0, Stream.CHIPS))
+    drawn = interruptions(1_200_000, model, seed=0)
     gaps = np.diff([each.at_s for each in itertools.islice(drawn, 20_000)])
     assert np.mean(gaps) == pytest.approx(26.3, rel=0.03)  # paper, section 4.1: 26.3 s at 1.2 M chips
     assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.03)
 
 
-def test_the_same_seed_draws_the_same_and_each_island_and_purpose_draws_its_own():
-    first, again = generator(3, Stream.CHIPS, 1).random(4), generator(3, Stream.CHIPS, 1).random(4)
-    assert first.tolist() == again.tolist()
-    others = [generator(4, Stream.CHIPS, 1), generator(3, Stream.CHIPS, 2), generator(3, Stream.DOMAINS, 1)]
-    assert len({first[0], *(each.random() for each in others)}) == 4
-
-
-def test_outages_take_up_repair_over_repair_plus_time_between():
-    drawn = outages(1000.0, 250.0, 1e7, generator(0, Stream.DOMAINS))
-    assert sum(each.to_s - each.from_s for each in drawn) / 1e7 == pytest.approx(0.2, rel=0.05)
-    assert all(a.to_s <= b.from_s for a, b in itertools.pairwise(drawn))
-
-
-def test_a_domain_of_several_islands_fails_for_all_of_them_at_once_and_the_last_is_smaller():
-    fleet = Fleet(islands=5, days=400.0)
-    found = domain_outages(fleet, FailureModel(domain_mtbi_days=10.0, domain_islands=2))
-    assert found[0] == found[1] != found[2] == found[3] != found[4]
-    assert all(found)
-    assert domain_outages(fleet, FailureModel()) == [[]] * 5
+def test_the_same_seed_draws_the_same_and_each_island_draws_its_own():
+    first, again, other_seed, other_island = (
+        next(interruptions(1000, FailureModel(), seed, island)) for seed, island in ((3, 1), (3, 1), (4, 1), (3, 2))
+    )
+    assert first == again
+    assert len({first, other_seed, other_island}) == 3
 
 
 def test_chips_are_shared_out_completely():
-    fleet = Fleet(chips=1003, islands=4)
+    fleet = SimulatedFleet(chips=1003, islands=4)
     assert [fleet.chips_of(i) for i in range(4)] == [251, 251, 251, 250]
 
 
 @pytest.mark.parametrize(
     ("of", "settings"),
     [
-        (Fleet, {"chips": 0}),
-        (Fleet, {"islands": 0}),
-        (Fleet, {"days": math.inf}),
+        (SimulatedFleet, {"chips": 0}),
+        (SimulatedFleet, {"islands": 0}),
+        (SimulatedFleet, {"days": math.inf}),
         (FailureModel, {"mtbi_years": -1.0}),
         (FailureModel, {"mtbi_years": math.inf}),
         (FailureModel, {"slice_chips": 0}),
@@ -147,10 +124,8 @@ def test_chips_are_shared_out_completely():
         (FailureModel, {"scale_down_s": math.nan}),
         (FailureModel, {"sync_interval": 0}),
         (FailureModel, {"overlap": 24}),
-        (FailureModel, {"speed_spread": 18.0}),
-        (FailureModel, {"domain_mtbi_days": 0.0}),
-        (FailureModel, {"domain_islands": 0}),
-        (FailureModel, {"coordinator_mtbi_days": -2.0}),
+        (FailureModel, {"check_s": 1e-7}),
+        (SimulatedFleet, {"mode": Mode.STREAMING}),
     ],
     ids=str,
 )
@@ -158,4 +133,4 @@ def test_what_cannot_be_is_refused_by_field(of, settings):
     with pytest.raises(ConfigError) as refused:
         of(**settings)
     assert refused.value.field == next(iter(settings))
-    assert refused.value.cure.startswith("must")
+    assert refused.value.cure.startswith(("must", "is not simulated: take"))

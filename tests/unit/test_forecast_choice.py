@@ -10,11 +10,10 @@ from broker.config import BrokerConfig
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec
 from islands.config import IslandConfig
-from ops.planning.fleet import limits_to_raise, merging_per_cycle_s
-from ops.planning.forecast import forecast
-from ops.planning.links import Assume, Mode
-from ops.planning.notes import notes
-from ops.planning.planner import as_chosen, choose, plan
+from ops.forecast.fleet import PLANNED, Assume, Mode, limits_to_raise
+from ops.forecast.links import merging_steps
+from ops.forecast.pace import forecast
+from ops.forecast.planner import choose, notes, plan
 from tests.planned_fleets import fleet
 from tests.profiles import examples
 
@@ -30,14 +29,8 @@ from tests.profiles import examples
 )
 def test_narrow_links_get_a_smaller_codec_first_and_then_a_longer_interval(share, codec, interval):
     needed = forecast(fleet(), Mode.DECOUPLED).down_gbps
-    found = choose(fleet(), Mode.DECOUPLED, needed * share)
-    assert (found.codec, found.version_codec, found.sync_interval_steps) == (codec, codec, interval)
-
-
-def test_the_brokers_link_is_shared_by_the_sites_that_go_through_it():
-    shared = fleet(gbps=10.0, broker_gbps=2.0)
-    assert forecast(shared, Mode.DECOUPLED).link_gbps == 0.5
-    assert forecast(shared, Mode.DP) == forecast(fleet(gbps=10.0), Mode.DP)
+    found = choose(fleet(), needed * share).fleet
+    assert (found.codec, found.version_codec, found.sync_interval) == (codec, codec, interval)
 
 
 @pytest.mark.parametrize("codec", [Codec.F32, Codec.INT4])
@@ -51,43 +44,26 @@ def test_what_shards_get_leaves_the_brokers_host_again_and_their_versions_enter_
     assert (two.up_gbps, two.down_gbps) == (one.up_gbps, one.down_gbps)
     assert two.broker_up_gbps == pytest.approx(one.broker_up_gbps + 4 * one.up_gbps)
     assert two.broker_down_gbps == pytest.approx(one.broker_down_gbps + one.down_gbps)
-    links = {"gbps": 10.0, "shards": 2}
-    enough = found(broker_gbps=two.broker_up_gbps, **links)
-    assert (enough.fits, enough.sync_interval_steps) == (True, 24)
-    narrow = found(broker_gbps=0.98 * two.broker_up_gbps, **links)
-    assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(0.98 * narrow.exact_gbps))
-
-
-def test_a_broker_that_is_too_narrow_is_told_even_if_the_sites_links_are_not_known():
-    needed = forecast(fleet(), Mode.DECOUPLED)
-    narrow = forecast(fleet(broker_gbps=4 * needed.down_gbps / 2), Mode.DECOUPLED)
-    assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(needed.down_gbps / 2))
-    assert {round(each.received, 3) for each in narrow.arrivals} == {0.5}
-    asked = fleet(gbps=1.0, broker_gbps=4 * needed.down_gbps / 2)
-    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].startswith("A site's share of the broker has 0.00133 of")
-    wide = forecast(fleet(broker_gbps=1000.0), Mode.DECOUPLED)
-    assert (wide.fits, wide.link_gbps, wide.round_s) == (None, None, needed.round_s)
 
 
 def test_a_bandwidth_below_any_setting_is_refused_with_the_one_that_would_do():
     with pytest.raises(ConfigError, match=r"bandwidth = 1e-06: no codec, H up to 1000 or P is enough") as caught:
-        choose(fleet(), Mode.DECOUPLED, 1e-6)
+        choose(fleet(), 1e-6)
     least = float(caught.value.cure.split("at least ")[1].split()[0])
-    assert choose(fleet(), Mode.DECOUPLED, least).sync_interval_steps == 1000
+    assert choose(fleet(), least).fleet.sync_interval == 1000
 
 
 @pytest.mark.parametrize(("parameters", "step_s"), [(5 * 10**9, 1.0), (70 * 10**9, 10.0), (10**9, 60.0)])
 @pytest.mark.parametrize("gbps", [1.0, 7.0, 1000.0])
 def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message(parameters, step_s, gbps):
     asked = fleet(sites=8, parameters=parameters, step_s=step_s, gbps=gbps, held_bytes=1 << 40)
-    chosen = choose(asked, Mode.DECOUPLED, gbps)
-    settled = as_chosen(asked, chosen)
-    assert merging_per_cycle_s(settled) <= chosen.sync_interval_steps * step_s
+    settled = choose(asked, gbps).fleet
+    assert merging_steps(settled) <= settled.sync_interval
     assert limits_to_raise(settled) == {}
     assert settled.max_message_bytes == BrokerConfig().max_message_bytes == IslandConfig().max_message_bytes
-    planned = plan(settled, Mode.DECOUPLED)
+    planned = plan(settled)
     assert notes(settled, planned) == []
-    assert planned.chosen.sync_interval_steps == chosen.sync_interval_steps
+    assert planned.chosen.sync_interval_steps == settled.sync_interval
 
 
 @pytest.mark.parametrize(
@@ -99,15 +75,13 @@ def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message
         ({"shards": 0}, "shards = 0: must lie between 1 and 8"),
         ({"shards": 9}, "shards = 9: must lie between 1 and 8: each has at least one of the fragments"),
         ({"fragments": 0}, "fragments = 0: must lie between 1 and"),
-        ({"overlap_steps": -1}, "overlap = -1: must lie between 0 and"),
+        ({"overlap": -1}, "overlap = -1: must lie between 0 and"),
         ({"step_s": 0.0}, "step_time = 0.0: must lie between"),
         ({"gbps": -1.0}, "bandwidth = -1.0: must lie between"),
         ({"sites": 0}, "sites = 0: must be at least 1"),
         ({"parameters": 0}, "params = 0: must lie between"),
-        ({"broker_gbps": 0.0}, "broker_bandwidth = 0.0: must lie between 1e-09 and"),
-        ({"accelerator_gb": 0.0}, "memory_gb = 0.0: must lie between 1e-09 and"),
-        ({"host_gb": 0.0}, "host_memory_gb = 0.0: must lie between 1e-09 and"),
-        ({"price_per_hour": -1.0}, "price = -1.0: must lie between 0 and 1e+18"),
+        ({"host_memory_gb": 0.0}, "host_memory_gb = 0.0: must lie between 1e-09 and"),
+        ({"price": -1.0}, "price = -1.0: must lie between 0 and 1e+18"),
         ({"price_per_gb": 1e19}, "price_per_gb = 1e+19: must lie between 0 and 1e+18"),
     ],
 )
@@ -128,15 +102,13 @@ def test_impossible_settings_are_refused_with_a_cure(changes, words):
         ({"latency_s": 1.0}, Mode.DP, "dp reaches at most 7.7% here"),
         ({"latency_s": 1.0}, Mode.DILOCO, "diloco reaches at most 85.7% here"),
         ({"latency_s": 1.0}, Mode.STREAMING, "an overlap of 5 steps hides it"),
-        ({"price_per_hour": 1.0}, Mode.DECOUPLED, "give --accelerators as well"),
-        ({"accelerator_gb": 80.0}, Mode.DECOUPLED, "give --accelerators as well"),
-        ({"host_gb": 0.1}, Mode.DECOUPLED, "is too little for the aggregator beside the broker: it takes 0.2"),
-        ({"accelerators": 1, "accelerator_gb": 0.01}, Mode.DECOUPLED, "at least 2 a site"),
+        ({"price": 1.0}, Mode.DECOUPLED, "give --accelerators as well"),
+        ({"host_memory_gb": 0.1}, Mode.DECOUPLED, "is too little for the aggregator beside the broker: it takes 0.2"),
     ],
 )
 def test_fleets_that_cannot_work_are_refused_with_what_could(changes, mode, words):
     with pytest.raises(ConfigError) as caught:
-        plan(fleet(**changes), mode)
+        plan(fleet(**changes)) if mode is Mode.DECOUPLED else forecast(fleet(**changes), mode)
     assert words in str(caught.value)
 
 
@@ -149,15 +121,15 @@ def test_fleets_that_cannot_work_are_refused_with_what_could(changes, mode, word
             "step_s": st.floats(1e-4, 1e4),
             "gbps": st.none() | st.floats(1e-4, 1e6),
             "latency_s": st.floats(0, 2),
-            "sync_interval_steps": st.integers(1, 500),
+            "sync_interval": st.integers(1, 500),
             "fragments": st.integers(1, 100),
-            "overlap_steps": st.integers(0, 50),
+            "overlap": st.integers(0, 50),
             "utilisation": st.floats(0.01, 0.9999),
             "codec": st.sampled_from(Codec),
             "assume": st.sampled_from(Assume),
         }
     ),
-    st.sampled_from(Mode),
+    st.sampled_from(PLANNED),
 )
 @example(  # a median link that is too narrow, and one fragment
     {
@@ -165,9 +137,9 @@ def test_fleets_that_cannot_work_are_refused_with_what_could(changes, mode, word
         "sites": 40,
         "step_s": 1.0,
         "gbps": 1.0,
-        "sync_interval_steps": 1,
+        "sync_interval": 1,
         "fragments": 1,
-        "overlap_steps": 0,
+        "overlap": 0,
         "utilisation": 0.5,
         "codec": Codec.F32,
     },
@@ -189,15 +161,3 @@ def test_whatever_is_asked_gets_finite_figures_or_a_refusal(asked, mode):
         one_after_the_other = (found.round_s / asked["step_s"] + 2) / found.sync_interval_steps
         assert found.staleness <= max(1, one_after_the_other, *(each.age for each in found.arrivals))
         assert sum(found.open_shares) <= asked["fragments"] + 1e-6
-
-
-def test_decoupled_islands_beside_another_mode_are_refused_where_they_are_when_asked_about():
-    """Baselines wait on a link that is too narrow, and are told how long; decoupled ones would compute, unheard."""
-    narrow = fleet(parameters=5 * 10**9, sites=8, step_s=1.0, gbps=0.01)
-    with pytest.raises(ConfigError) as refused:
-        plan(narrow, Mode.DECOUPLED)
-    beside = plan(narrow, Mode.DP).alternatives
-    assert beside[Mode.DECOUPLED] == refused.value.cure
-    diloco = beside[Mode.DILOCO]
-    assert not isinstance(diloco, str)
-    assert diloco.utilisation < 0.01

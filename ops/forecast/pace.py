@@ -1,4 +1,4 @@
-"""The forecast of one mode: bandwidth, utilisation, time, staleness, tokens, goodput and cost. Pure.
+"""The forecast of one mode without failures: bandwidth, time, staleness, tokens and cost. Pure.
 
 A decoupled site on a link that is narrower than the pace of the others takes keeps it full. Up, each of P fragments
 waits for the others and is handed over again when it has arrived: a contribution covers as many times more steps as the
@@ -16,27 +16,13 @@ directions keeps ages even, and nothing is lost up to the limit itself.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from broker.wire.errors import ConfigError
-from ops.goodput import fleet as chips
-from ops.goodput import simulation
-from ops.goodput.caveats import bounds
-from ops.goodput.fleet import DAY_S, FailureModel
-from ops.goodput.simulation import expected_goodput
-from ops.planning.fleet import (
-    GIVE_ACCELERATORS,
-    Fleet,
-    apart,
-    check_overlap,
-    load_of,
-    lower_median,
-    merging_steps,
-    share_gbps,
-)
-from ops.planning.links import Assume, Load, Mode, achieved, carried_bytes, journeys_s, required
+from ops.forecast.failures import DAY_S
+from ops.forecast.fleet import GIVE_ACCELERATORS, Assume, Fleet, Mode, check_overlap, lower_median
+from ops.forecast.links import Load, achieved, carried_bytes, journeys_s, load_of, merging_steps, required
 
 #: So many versions more, beyond one below the limit, and 1 / e of the tokens are merged: ages scatter widely there.
 FADES = 2.4
@@ -47,9 +33,6 @@ MEAN_AGE = 0.7
 #: Boundaries a contribution and a version wait for, half a step each on average.
 BOUNDARY_STEPS = 1.0
 
-#: So many sizes of sites are simulated for as long as one would be, more for a shorter time, down to so many failures.
-SIZES, LEAST_EVENTS = 4, 5_000
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -59,16 +42,6 @@ class Arrival:
     received: float  # share of the versions that it gets
     age: float  # of its oldest steps when they are merged, in versions
     in_time: float  # share of what it trains that is not too stale by then
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Cost in the currency of the prices; ``per_billion_tokens`` is None where failures leave no tokens."""
-
-    accelerators_per_day: float | None
-    traffic_per_day: float | None
-    per_day: float
-    per_billion_tokens: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +56,7 @@ class Forecast:
     exact_gbps: float  # the larger one of a site before it was moved to a grid
     beyond: str  # why no bandwidth is enough for what was asked for, or empty; needs are for what links can give then
     fits: bool | None  # whether the links are wide enough; None where some are not known and the others are
-    link_gbps: float | None  # of the narrowest one, a share of the broker's if that is less; None where fits is
+    link_gbps: float | None  # of the narrowest one; None where fits is
     utilisation: float  # share of the time that accelerators compute: on known links, else as asked for
     round_s: float  # from the opening of a round of the largest fragment until its version has arrived
     rounds_apart_s: float  # between two rounds
@@ -94,9 +67,15 @@ class Forecast:
     round_up_bytes: float  # one site's whose link is wide enough, mean of a round (for dp of a step)
     round_down_bytes: float  # the same, into it
     traffic_gb_per_day: float  # bytes that leave a site, all sites and the broker together
-    tokens_per_day: float  # merged ones, failures included where goodput is known
-    goodput: float | None  # 0 to 1, None where it is not known
-    cost: Cost | None
+    tokens_per_day: float  # merged ones
+    cost_per_day: float | None  # in the currency of the prices; None: none was given
+
+    @property
+    def cost_per_billion_tokens(self) -> float | None:
+        """None without prices, or where no tokens are merged."""
+        if self.cost_per_day is None or self.tokens_per_day <= 0:
+            return None
+        return self.cost_per_day / self.tokens_per_day * 1e9
 
 
 def forecast(fleet: Fleet, mode: Mode) -> Forecast:
@@ -108,7 +87,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     if mode is Mode.STREAMING:
         check_overlap(fleet)
     load, islands, decoupled = load_of(fleet, mode), len(fleet.sites), mode is Mode.DECOUPLED
-    links = fleet.site_gbps(share=share_gbps(fleet, load))
+    links = fleet.links_gbps
     gbps = min(links) if math.isfinite(min(links)) else None
     beyond = ""
     try:
@@ -135,7 +114,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     if decoupled:
         interval, staleness = _stretched(fleet, load, paced, journeys, down_gbps)
         arrivals = tuple(
-            _arrival(load, interval, link, 2 * site.latency_s) for site, link in zip(fleet.sites, links, strict=True)
+            _arrival(fleet, load, interval, link, site.journey_s) for site, link in zip(fleet.sites, links, strict=True)
         )
         # Where what goes up stretches H, the way down is no part of a round: a fragment has one at a time.
         open_shares = tuple(min(1.0, each / (interval * load.step_s)) for each in journeys)
@@ -147,14 +126,13 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     up *= sum(each.participation for each in arrivals)
     down *= 0.0 if load.ring else sum(each.received for each in arrivals)
     traffic = (up + down) * DAY_S * waiting / load.step_s / 1e9
-    goodput = fleet.goodput.get(mode)
-    paces = [site.tokens_per_step / (site.step_s if decoupled else load.step_s) for site in fleet.sites]
+    paces = [site.tokens_per_step / (site.step_time if decoupled else load.step_s) for site in fleet.sites]
     counting = sum(pace * each.in_time for pace, each in zip(paces, arrivals, strict=True))
-    tokens = counting * DAY_S * waiting * (1.0 if goodput is None else goodput)
     per_round = load.sync_interval_steps / load.wire.rounds
     own_up, own_down = carried_bytes(load)
     broker_up, broker_down = (0.0, 0.0) if load.ring else (islands * need.down_gbps, islands * need.up_gbps)
-    if apart(fleet, mode):
+    if decoupled and fleet.shards > 1 and fleet.assume is Assume.ATOLL:
+        # Aggregators have hosts of their own: contributions go there, and versions come back.
         broker_up, broker_down = broker_up + broker_down, broker_down + need.down_gbps
     return Forecast(
         mode=mode,
@@ -176,9 +154,8 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         round_up_bytes=own_up * per_round,
         round_down_bytes=own_down * per_round,
         traffic_gb_per_day=traffic,
-        tokens_per_day=tokens,
-        goodput=goodput,
-        cost=_cost(fleet, traffic, tokens),
+        tokens_per_day=counting * DAY_S * waiting,
+        cost_per_day=_cost_per_day(fleet, traffic),
     )
 
 
@@ -186,10 +163,9 @@ def _computing_together(fleet: Fleet, mode: Mode) -> float:
     """Share of the time that accelerators compute while the slowest site sets the pace."""
     if mode is Mode.DECOUPLED:
         return 1.0
-    slowest_s = max(site.step_s for site in fleet.sites)
     counts = [site.accelerators if fleet.accelerators else 1 for site in fleet.sites]
-    busy = sum(count * site.step_s for count, site in zip(counts, fleet.sites, strict=True) if count)
-    return min(1.0, busy / slowest_s / sum(filter(None, counts)))
+    busy = sum(count * site.step_time for count, site in zip(counts, fleet.sites, strict=True) if count)
+    return min(1.0, busy / fleet.slowest_step_s / sum(filter(None, counts)))
 
 
 def _stretched(
@@ -214,10 +190,10 @@ def _stretched(
     flow_steps = carried_bytes(load)[0] * 8e-9 / paced / load.step_s * load.sync_interval_steps
     interval = max(float(least_steps), one_s / load.step_s, flow_steps)
     # What is known of narrow links has no aggregator that takes its time; journeys have.
-    return interval, max(MEAN_AGE * _arrival(load, interval, paced).age, behind_steps / interval)
+    return interval, max(MEAN_AGE * _arrival(fleet, load, interval, paced).age, behind_steps / interval)
 
 
-def _arrival(load: Load, interval_steps: float, gbps: float, latency_s: float = 0.0) -> Arrival:
+def _arrival(fleet: Fleet, load: Load, interval_steps: float, gbps: float, latency_s: float = 0.0) -> Arrival:
     """Returns what of the work of a site arrives over its link, where rounds come as often as they do.
 
     ``latency_s`` is its own, there and back; what it has more than the median site makes its steps older.
@@ -226,7 +202,7 @@ def _arrival(load: Load, interval_steps: float, gbps: float, latency_s: float = 
     later = farther_s / (interval_steps * load.step_s)
     gbps *= load.step_s * interval_steps / load.sync_interval_steps * (1 + 1e-9)
     up, down = (each * 8e-9 / gbps for each in carried_bytes(load))
-    return arrival(up, down, load.wire.rounds, max_staleness=load.max_staleness, later=later)
+    return arrival(up, down, load.wire.rounds, max_staleness=fleet.max_staleness, later=later)
 
 
 def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: int, later: float = 0.0) -> Arrival:
@@ -255,105 +231,10 @@ def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: 
     )
 
 
-def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:
-    if fleet.price_per_hour is None and fleet.price_per_gb is None:
+def _cost_per_day(fleet: Fleet, traffic_gb: float) -> float | None:
+    if fleet.price is None and fleet.price_per_gb is None:
         return None
-    accelerators = traffic = None
-    if fleet.price_per_hour is not None:
-        if fleet.accelerators is None:
-            raise ConfigError("price", fleet.price_per_hour, f"is for an accelerator-hour: {GIVE_ACCELERATORS}")
-        accelerators = fleet.accelerators * fleet.price_per_hour * 24
-    if fleet.price_per_gb is not None:
-        traffic = traffic_gb * fleet.price_per_gb
-    per_day = (accelerators or 0.0) + (traffic or 0.0)
-    return Cost(
-        accelerators_per_day=accelerators,
-        traffic_per_day=traffic,
-        per_day=per_day,
-        per_billion_tokens=per_day / tokens * 1e9 if tokens > 0 else None,
-    )
-
-
-# --- goodput ------------------------------------------------------------------------------------------------------
-
-
-def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
-    """Returns the fleet with each mode's expected goodput; unchanged without a number of accelerators.
-
-    Data-parallel is the elastic kind, the fairer comparison. ``mtbi_years`` is the mean time between interruptions of
-    an accelerator; None for the usual.
-
-    Raises:
-        ConfigError: The time is not above 0, or given without accelerators.
-    """
-    if fleet.accelerators is None:
-        if mtbi_years is not None:
-            raise ConfigError("mtbi_years", mtbi_years, f"says how often an accelerator fails: {GIVE_ACCELERATORS}")
-        return fleet
-    years = FailureModel().mtbi_years if mtbi_years is None else mtbi_years
-    if not 0 < years <= chips.MOST:
-        raise ConfigError("mtbi_years", years, f"must be above 0, and at most {chips.MOST:g}")
-    model = FailureModel(
-        mtbi_years=years,
-        step_s=max(site.step_s for site in fleet.sites),
-        sync_interval=fleet.sync_interval_steps,
-        overlap=min(FailureModel().overlap, fleet.sync_interval_steps - 1),
-    )
-    # What is not handed over is lost with an island, and a slow aggregator, or a narrow link, makes that more.
-    alone = replace(model, sync_interval=_interval_as_it_comes_out(fleet))
-    # Islands of Streaming DiLoCo wait for each other at every fragment, H / P steps apart, for a version that they need
-    # tau steps later: nobody is further ahead than both. Barriers as far apart as that cost a little more.
-    ahead = fleet.sync_interval_steps / fleet.fragments + fleet.overlap_steps
-    often = replace(model, sync_interval=max(1, min(round(ahead), fleet.sync_interval_steps)), overlap=0)
-    islands = len(fleet.sites)
-    asked = {
-        Mode.DECOUPLED: (chips.Mode.DECOUPLED, alone),
-        Mode.DILOCO: (chips.Mode.DILOCO, model),
-        Mode.DP: (chips.Mode.ELASTIC_DP, model),
-        Mode.STREAMING: (chips.Mode.DILOCO, often),
-    }
-    found = {mode: _expected(kind, fleet.accelerators, islands, each) for mode, (kind, each) in asked.items()}
-    sizes = {site.accelerators for site in fleet.sites if site.accelerators}
-    if len(sizes) > 1:
-        # Decoupled islands fail by themselves: each counts as one of a fleet of its like, by the tokens it brings.
-        # Of many sizes each is simulated for a shorter time: what one is off by hardly shows in all of them.
-        most = simulation.ESTIMATE_EVENTS
-        events = max(LEAST_EVENTS, min(most, SIZES * most // len(sizes)))
-        own = {size: _expected(chips.Mode.DECOUPLED, size * islands, islands, alone, events) for size in sizes}
-        paces = [site.tokens_per_step / site.step_s for site in fleet.sites]
-        goodputs = [own[site.accelerators] for site in fleet.sites if site.accelerators]
-        found[Mode.DECOUPLED] = sum(map(operator.mul, paces, goodputs)) / sum(paces)
-    sentences = [
-        f"An accelerator fails every {years:g} years and takes a slice of {model.slice_chips} with it, or its site "
-        f"where that is smaller, for {model.repair_s / 60:g} min."
-    ]
-    for mode in (Mode.DECOUPLED, Mode.DILOCO, Mode.DP):
-        kind, each = asked[mode]
-        # Decoupled islands are told of by the largest, which fails most often.
-        most = islands * max(sizes) if mode is Mode.DECOUPLED else fleet.accelerators
-        told = bounds(chips.Fleet(mode=kind, chips=most, islands=islands), each)
-        sentences += [f"Goodput of {kind}: {sentence}." for sentence in told]
-    return replace(fleet, goodput=found, goodput_caveats=tuple(sentences))
-
-
-def _interval_as_it_comes_out(fleet: Fleet) -> int:
-    """Returns H of decoupled islands in steps of the slowest site, as planned; else as asked for."""
-    try:
-        found = forecast(fleet, Mode.DECOUPLED)
-    except ConfigError:
-        return fleet.sync_interval_steps
-    step_s = load_of(fleet, Mode.DECOUPLED).step_s / max(site.step_s for site in fleet.sites)
-    return max(1, round(found.sync_interval_steps * step_s), fleet.sync_interval_steps)
-
-
-def _expected(
-    mode: chips.Mode, accelerators: int, islands: int, model: FailureModel, events: int | None = None
-) -> float:
-    try:
-        return expected_goodput(mode=mode, chips=accelerators, islands=islands, model=model, events=events)
-    except ConfigError as err:
-        if err.field != "mtbi_years":
-            raise
-        fails_s = model.chip_mtbi_s / accelerators
-        cure = f"has an accelerator fail every {fails_s:.2g} s, which is too often to be simulated: give a longer time"
-        raise ConfigError("mtbi_years", model.mtbi_years, cure) from err
+    if fleet.price is not None and fleet.accelerators is None:
+        raise ConfigError("price", fleet.price, f"is for an accelerator-hour: {GIVE_ACCELERATORS}")
+    hours = 24 * (fleet.accelerators or 0)
+    return hours * (fleet.price or 0.0) + traffic_gb * (fleet.price_per_gb or 0.0)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from broker.routing.directory import MAX_SHARDS
 from broker.wire.errors import ConfigError
 from ops import cli
-from ops.planning.measuring import parameters_of
-from ops.planning.sharding import shards_for, shards_here
+from ops.forecast.footprint import shards_for, shards_here
+from ops.forecast.model_size import parameters_of
 from ops.run import local_plan
 from ops.run.prepare import prepare
 

@@ -1,6 +1,6 @@
 r"""The time line of an island or a job: when it trains, with which share of slices, and why not. Pure.
 
-Two state machines, driven by drawn losses (:mod:`ops.goodput.fleet`)::
+Two state machines, driven by drawn losses (:mod:`ops.forecast.failures`)::
 
     elastic   TRAINING --a loss, at the next check--> SCALING DOWN --+--> TRAINING with what is there
                  |  \--slices are back and waited long--> SCALING UP --+
@@ -16,8 +16,8 @@ the moment they have done their steps; up to there its pause is hidden. The exch
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -25,7 +25,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ops.goodput.fleet import FailureModel, Loss, Outage
+from ops.forecast.failures import FailureModel, Loss
 
 Floats = NDArray[np.float64]
 
@@ -36,8 +36,7 @@ class Cause(StrEnum):
     PAUSED = "paused"  # scaling down, up, catching up; restarting where that is all a job can do
     CAPACITY_AWAY = "capacity_away"  # slices under repair while the rest trains
     ISLAND_DOWN = "island_down"  # no slice left, up to the end of the restart
-    WAITING = "waiting"  # for slower or paused islands
-    COORDINATOR = "coordinator"  # the coordinator was away, for longer than islands may go on alone
+    WAITING = "waiting"  # for paused islands
     ISLAND_LOST = "island_lost"  # trained, but gone with the island before it was handed over
     STALE = "stale"  # trained, but refused as too stale
 
@@ -55,16 +54,22 @@ class TimeLine:
     down_to_s: Floats  # when it trained again
     lost_s: Floats  # training of a whole island, in seconds, that was lost at each of these moments
 
-    @property
-    def idle_s(self) -> dict[Cause, float]:
-        """Seconds in which it does not train, by cause."""
-        return {cause: float(np.sum(spans[:, 1] - spans[:, 0])) for cause, spans in self.idle.items()}
-
     def gaps(self) -> list[tuple[float, float]]:
         """Returns (start, length) of the times in which it does not train, in seconds."""
         starts = np.concatenate([[0.0], self.to_s])
         ends = np.concatenate([self.from_s, [self.duration_s]])
         return [(at, to - at) for at, to in zip(starts.tolist(), ends.tolist(), strict=True) if to > at]
+
+    def trained(self, *, whole: bool = False) -> tuple[Floats, Floats]:
+        """Returns the knots of a piecewise linear function: times, and seconds trained up to each.
+
+        Seconds of the whole island: one with half of its slices earns half a second per second; with ``whole``, a full
+        one.
+        """
+        gains = self.to_s - self.from_s if whole else (self.to_s - self.from_s) * self.share
+        knots = np.stack([self.from_s, self.to_s], axis=1).ravel()
+        earned = np.cumsum(np.stack([np.zeros_like(gains), gains], axis=1).ravel())
+        return np.concatenate([[0.0], knots]), np.concatenate([[0.0], earned])
 
 
 @dataclass(slots=True)
@@ -97,50 +102,45 @@ class _Record:
 
 
 def elastic_line(
-    losses: Iterator[Loss],
-    slices: int,
-    model: FailureModel,
-    end_s: float,
-    *,
-    catch_up_s: float = 0.0,
+    losses: Iterator[Loss], slices: int, model: FailureModel, end_s: float, *, catch_up_s: float = 0.0
 ) -> TimeLine:
     """Returns the life up to ``end_s`` of an island or job of ``slices`` that goes on with those it has.
 
     ``losses`` are in order of time, without end; ``catch_up_s`` is added to each pause.
     """
     record = _Record(end_s)
-    returns: list[tuple[float, int]] = []  # heap of (when, how many) for the slices that are away
-    away, now_s, since_restart_s = 0, 0.0, 0.0
+    returns_s: deque[float] = deque()  # when each slice that is away is repaired
+    now_s, since_restart_s, earned_s = 0.0, 0.0, 0.0
     loss = next(losses)
     while now_s < end_s:
-        share = 1.0 - away / slices
-        stop_s = returns[0][0] + model.rejoin_wait_s if returns else math.inf
-        while loss.at_s < stop_s and loss.draw * slices < away:  # it hits a slice that is away already
+        share = 1.0 - len(returns_s) / slices
+        stop_s = returns_s[0] + model.rejoin_wait_s if returns_s else math.inf
+        while loss.at_s < stop_s and loss.draw * slices < len(returns_s):  # it hits a slice that is away already
             loss = next(losses)
         pause_s = model.scale_up_s
         if loss.at_s < stop_s:
-            stop_s = min(stop_s, loss.at_s if loss.slices >= slices else noticed_s(loss.at_s, now_s, model.check_s))
+            stop_s = min(stop_s, loss.at_s if slices == 1 else noticed_s(loss.at_s, now_s, model.check_s))
             pause_s = model.scale_down_s
         record.training.append((now_s, stop_s, share))
-        since_restart_s += stop_s - now_s
+        since_restart_s, earned_s = since_restart_s + stop_s - now_s, earned_s + share * (stop_s - now_s)
 
         resume_s, down = stop_s + pause_s + catch_up_s, False
         while True:
             while loss.at_s <= min(resume_s, end_s):
-                if loss.draw * slices >= away:
-                    away += loss.slices
-                    heapq.heappush(returns, (loss.back_s, loss.slices))
+                if loss.draw * slices >= len(returns_s):
+                    returns_s.append(loss.at_s + model.repair_s)
                 loss = next(losses)
-            while returns and returns[0][0] <= resume_s:
-                away -= heapq.heappop(returns)[1]
-            if away < slices:
+            while returns_s and returns_s[0] <= resume_s:
+                returns_s.popleft()
+            if len(returns_s) < slices:
                 break
             down = True
-            resume_s = returns[0][0] + model.restart_s
+            resume_s = returns_s[0] + model.restart_s
         record.idle[Cause.ISLAND_DOWN if down else Cause.PAUSED].append((stop_s, resume_s))
         if down:
-            record.down.append((stop_s, resume_s, share * not_handed_over_s(since_restart_s, model.interval_s)))
-            since_restart_s = 0.0
+            lost_s = min(earned_s, share * not_handed_over_s(since_restart_s, model.interval_s))
+            record.down.append((stop_s, resume_s, lost_s))
+            since_restart_s = earned_s = 0.0
         now_s = resume_s
     return record.line()
 
@@ -148,20 +148,18 @@ def elastic_line(
 def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> TimeLine:
     """Returns the life of a job that any loss stops until it has restarted with all its slices.
 
-    A single slice is replaced by a spare, so that the restart is all it costs; a domain is waited for.
+    What is lost is replaced by a spare, so that the restart is all it costs.
     """
     record = _Record(end_s)
     now_s = 0.0
     loss = next(losses)
     while now_s < end_s:
-        stop_s = loss.at_s if math.isinf(loss.draw) else noticed_s(loss.at_s, now_s, model.check_s)
+        stop_s = noticed_s(loss.at_s, now_s, model.check_s)
+        resume_s = stop_s + model.restart_s
         record.training.append((now_s, stop_s, 1.0))
-        resume_s, down = stop_s + model.restart_s, False
+        record.idle[Cause.PAUSED].append((stop_s, resume_s))
         while loss.at_s <= min(resume_s, end_s):
-            if math.isinf(loss.draw):
-                resume_s, down = max(resume_s, loss.back_s + model.restart_s), True
             loss = next(losses)
-        record.idle[Cause.ISLAND_DOWN if down else Cause.PAUSED].append((stop_s, resume_s))
         now_s = resume_s
     return record.line()
 
@@ -184,26 +182,7 @@ def not_handed_over_s(trained_s: float, interval_s: float) -> float:
     return trained_s - trained_s**2 / (2.0 * interval_s)
 
 
-def without(line: TimeLine, windows: Sequence[tuple[float, float]] | Floats, cause: Cause) -> TimeLine:
-    """Returns a time line that does not train in ``windows``, ascending (from, to) that do not overlap."""
-    cut = np.asarray(windows, dtype=np.float64).reshape(-1, 2)
-    if not len(cut) or not len(line.from_s):
-        return line
-    edges = np.unique(np.concatenate([line.from_s, line.to_s, np.clip(cut.ravel(), 0.0, line.duration_s)]))
-    middles = (edges[:-1] + edges[1:]) / 2.0
-    interval = np.searchsorted(line.from_s, middles, side="right") - 1
-    window = np.searchsorted(cut[:, 0], middles, side="right") - 1
-    trains = (interval >= 0) & (middles < line.to_s[interval])
-    keeps = trains & ~((window >= 0) & (middles < cut[window, 1]))
-    shorter = replace(line, from_s=edges[:-1][keeps], to_s=edges[1:][keeps], share=line.share[interval[keeps]])
-    lost = trains & ~keeps
-    spans = np.stack([edges[:-1][lost], edges[1:][lost]], axis=1)
-    return replace(shorter, idle={**line.idle, cause: np.concatenate([line.idle[cause], spans])})
-
-
 # --- barriers -----------------------------------------------------------------------------------------------------
-
-_CHUNK = 1024
 
 
 @dataclass(slots=True)
@@ -222,89 +201,70 @@ class _Island:
 
     def finish_s(self, start_s: float, work_s: float) -> float:
         """Returns when ``work_s`` of training from ``start_s`` on are done; infinite if that is after the end."""
-        i, count = self.index, len(self.from_s)
-        while i < count:
-            begin_s = max(self.from_s[i], start_s)
-            available_s = self.to_s[i] - begin_s
+        while self.index < len(self.from_s):
+            begin_s = max(self.from_s[self.index], start_s)
+            available_s = self.to_s[self.index] - begin_s
             if available_s >= work_s:
-                self.index = i
                 return begin_s + work_s
             work_s -= max(0.0, available_s)
-            i += 1
-        self.index = i
+            self.index += 1
         return math.inf
 
 
-def coupled(
-    lines: Sequence[TimeLine],
-    paces: Sequence[float],
-    model: FailureModel,
-    coordinator: Sequence[Outage],
-    rng: np.random.Generator,
-) -> list[TimeLine]:
-    """Returns the lives of islands that wait for each other, from their ``lines`` if nobody waited.
+def coupled(lines: Sequence[TimeLine], interval_s: float) -> list[TimeLine]:
+    """Returns the lives of islands that meet at barriers, from their ``lines`` if nobody waited.
 
-    ``paces`` are their lasting step times, relative to ``model.step_s``; ``rng`` draws the jitter. No barrier
-    opens while the ``coordinator`` is away.
+    They are equally fast. A barrier opens when each has trained for ``interval_s`` since the last one.
     """
-    end_s = lines[0].duration_s
+    end_s, start_s = lines[0].duration_s, 0.0
     islands = [_Island(from_s=line.from_s.tolist(), to_s=line.to_s.tolist()) for line in lines]
-    steps_s = np.array([pace * model.interval_s for pace in paces])
-    # Steps of one interval add up, so that their jitter averages out.
-    jitter = model.step_jitter / math.sqrt(model.sync_interval)
-    waits: list[Floats] = []  # barrier -> when each island was there, and the barrier itself
-    stuck: list[tuple[float, float]] = []
-    outage, start_s, used = 0, 0.0, _CHUNK
-    barriers = [np.zeros(1)]
-    work_s, through_s = np.empty((0, len(lines))), np.zeros(1)
+    there_s: list[
+        list[float]
+    ] = []  # of barriers before which somebody paused: when each island was there, and when all
+    barriers_s = [0.0]
     while start_s < end_s:
-        if used == _CHUNK:
-            factors = np.maximum(0.1, 1.0 + jitter * rng.standard_normal((_CHUNK, len(lines))))
-            work_s, used = steps_s * factors, 0
-            through_s = np.concatenate([[0.0], np.cumsum(work_s.max(axis=1))])
-        # While nobody pauses, and that is nearly always where failures are rare, one barrier follows from another.
+        # While nobody pauses, and that is nearly always where failures are rare, nobody waits.
         until_s = min(end_s, *(island.trains_until_s(start_s) for island in islands))
-        if outage < len(coordinator):
-            until_s = min(until_s, coordinator[outage].from_s)
-        free = int(np.searchsorted(through_s, through_s[used] + until_s - start_s)) - 1 - used
+        free = math.floor((until_s - start_s) / interval_s)
         if free > 0:
-            ends_s = start_s + through_s[used : used + free + 1] - through_s[used]
-            there_s = ends_s[:-1, np.newaxis] + work_s[used : used + free]
-            waits.append(np.column_stack([there_s, ends_s[1:]]))
-            barriers.append(ends_s[1:])
-            start_s, used = float(ends_s[-1]), used + free
-            continue
-        finishes = [island.finish_s(start_s, each) for island, each in zip(islands, work_s[used].tolist(), strict=True)]
-        used += 1
-        barrier_s = min(max(finishes), end_s)
-        waits.append(np.array([[*finishes, barrier_s]]))
-        while outage < len(coordinator) and coordinator[outage].to_s <= barrier_s:
-            outage += 1
-        start_s = barrier_s
-        if outage < len(coordinator) and coordinator[outage].from_s < barrier_s < end_s:
-            start_s = min(coordinator[outage].to_s, end_s)
-            stuck.append((barrier_s, start_s))
-        barriers.append(np.array([start_s]))
-    there = np.concatenate(waits)
+            start_s += free * interval_s
+        else:
+            finishes_s = [island.finish_s(start_s, interval_s) for island in islands]
+            start_s = min(max(finishes_s), end_s)
+            there_s.append([*finishes_s, start_s])
+        barriers_s.append(start_s)
+    there = np.array(there_s).reshape(-1, len(lines) + 1)
     result = []
     for k, line in enumerate(lines):
-        waited = there[there[:, k] < there[:, -1]][:, [k, -1]]
-        together = without(without(line, stuck, Cause.COORDINATOR), waited, Cause.WAITING)
-        result.append(replace(together, lost_s=_lost_since_barrier_s(together, np.concatenate(barriers))))
+        together = waiting(line, there[there[:, k] < there[:, -1]][:, [k, -1]])
+        result.append(replace(together, lost_s=_lost_since_barrier_s(together, np.array(barriers_s))))
     return result
 
 
-def _lost_since_barrier_s(line: TimeLine, barriers_s: np.ndarray) -> np.ndarray:
+def waiting(line: TimeLine, windows: Floats) -> TimeLine:
+    """Returns a time line that waits in ``windows``: ascending (from, to) that do not overlap, [k, 2]."""
+    if not len(windows) or not len(line.from_s):
+        return line
+    edges = np.unique(np.concatenate([line.from_s, line.to_s, windows.ravel()]))
+    middles = (edges[:-1] + edges[1:]) / 2.0
+    interval = np.searchsorted(line.from_s, middles, side="right") - 1
+    window = np.searchsorted(windows[:, 0], middles, side="right") - 1
+    trains = (interval >= 0) & (middles < line.to_s[interval])
+    keeps = trains & ~((window >= 0) & (middles < windows[window, 1]))
+    shorter = replace(line, from_s=edges[:-1][keeps], to_s=edges[1:][keeps], share=line.share[interval[keeps]])
+    waits = trains & ~keeps
+    spans = np.stack([edges[:-1][waits], edges[1:][waits]], axis=1)
+    return replace(shorter, idle={**line.idle, Cause.WAITING: spans})
+
+
+def _lost_since_barrier_s(line: TimeLine, barriers_s: Floats) -> Floats:
     """Returns the seconds that an island had trained since the last barrier when it went down.
 
     At a barrier everything is handed over. Training lost earlier in the same interval is not counted again.
     """
-    knots = np.stack([line.from_s, line.to_s], axis=1).ravel()
-    seconds = np.stack([np.zeros_like(line.share), (line.to_s - line.from_s) * line.share], axis=1).ravel()
-    if not len(knots) or not len(line.down_from_s):
-        return np.zeros_like(line.down_from_s)
+    if not len(line.down_from_s):
+        return line.lost_s
     barrier_s = barriers_s[np.searchsorted(barriers_s, line.down_from_s, side="right") - 1]
     since_s = np.maximum(barrier_s, np.concatenate([[0.0], line.down_to_s[:-1]]))
-    trained_s = np.cumsum(seconds)
-    lost_s: np.ndarray = np.interp(line.down_from_s, knots, trained_s) - np.interp(since_s, knots, trained_s)
+    lost_s: Floats = np.interp(line.down_from_s, *line.trained()) - np.interp(since_s, *line.trained())
     return lost_s

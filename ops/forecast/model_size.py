@@ -1,13 +1,18 @@
 """The size of a model, from safetensors or from a run's config.toml.
 
-Shell: reads files, and for a config.toml builds the task's initial parameters. Of a safetensors file only the header
-is read; of a model in several of them, named by one or by their index, those of all.
+Shell: reads files, and for a config.toml builds the task's initial parameters, also in a short child process. Of a
+safetensors file only the header is read; of a model in several of them, named by their index, those of all.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +30,8 @@ from broker.wire.errors import ConfigError, cure_of
 from broker.wire.fragments import Kind, TensorSpec
 from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
+from ops.launcher import python_path
+from ops.processes.child_process import tied
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
@@ -37,7 +44,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 #: The name of a part of a model that is too large for one file.
-_PART = re.compile(r"(?P<before>.+-)(?P<part>\d{5})-of-(?P<parts>\d{5})\.safetensors")
+_PART = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +54,10 @@ class Model:
     parameters: int  # elements that are synchronised
     tensors: tuple[TensorSpec, ...] = ()  # empty if only their number is known
     source: str  # a sentence for the assumptions
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of the run that the file describes, by flag
-    limits: Mapping[str, Any] = field(default_factory=dict)  # of the same run, by field of ops.planning.fleet.Fleet
+    islands: int = 2  # of the run that the file describes, as is the rest
+    site: Mapping[str, Any] = field(default_factory=dict)  # by field of ops.forecast.fleet.Site
+    training: Mapping[str, Any] = field(default_factory=dict)  # by field of Training there
+    limits: Mapping[str, Any] = field(default_factory=dict)  # by field of Fleet there
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +100,14 @@ def read_model(path: Path) -> Model:
 
 
 def _of_safetensors(path: Path) -> Model:
-    found = _PART.fullmatch(path.name)
-    if found is None:
-        return _of_files([path], path)
-    parts = int(found["parts"])
-    names = [f"{found['before']}{part:05}-of-{parts:05}.safetensors" for part in range(1, parts + 1)]
-    return _of_files([path.with_name(name) for name in names], path)
+    if _PART.fullmatch(path.name):
+        cure = "is one of several files; give their index, model.safetensors.index.json, which names all of them"
+        raise ConfigError("model", str(path), cure)
+    return _with_tensors(tensor_specs(_leaves_of(path)), path, f"header of {path.name}")
 
 
 def _of_index(path: Path) -> Model:
-    """The index of a model in several files, which stand beside it."""
+    """Returns the model of an index: it is in several files, which stand beside that."""
     try:
         names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
@@ -108,17 +115,12 @@ def _of_index(path: Path) -> Model:
         raise ConfigError("model", str(path), cure) from err
     if not names or any(Path(name).name != name for name in names):
         raise ConfigError("model", str(path), "must name files that stand beside it in its weight_map")
-    return _of_files([path.with_name(name) for name in names], path)
-
-
-def _of_files(files: Sequence[Path], path: Path) -> Model:
-    missing = [file.name for file in files if not file.exists()]
-    if missing and (len(files) > 1 or path not in files):
-        cure = f"belongs to a model in {len(files)} files, and {', '.join(missing[:3])} is not beside it"
+    missing = [name for name in names if not path.with_name(name).exists()]
+    if missing:
+        cure = f"belongs to a model in {len(names)} files, and {', '.join(missing[:3])} is not beside it"
         raise ConfigError("model", str(path), f"{cure}; bring all of them, or give --params")
-    leaves = {name: leaf for file in files for name, leaf in _leaves_of(file).items()}
-    source = f"header of {path.name}" if len(files) == 1 else f"headers of {len(files)} files"
-    return _with_tensors(tensor_specs(leaves), path, source)
+    leaves = {name: leaf for file in names for name, leaf in _leaves_of(path.with_name(file)).items()}
+    return _with_tensors(tensor_specs(leaves), path, f"headers of {len(names)} files")
 
 
 def _leaves_of(path: Path) -> dict[str, _Leaf]:
@@ -135,7 +137,7 @@ def _leaves_of(path: Path) -> dict[str, _Leaf]:
     return {name.replace(".", "/"): _Leaf(shape, _DTYPES[dtype]) for name, (dtype, shape) in found.items()}
 
 
-def _with_tensors(specs: Sequence[TensorSpec], path: Path, source: str, **of_run: Mapping[str, Any]) -> Model:
+def _with_tensors(specs: Sequence[TensorSpec], path: Path, source: str, **of_run: Any) -> Model:
     tensors = tuple(spec for spec in specs if spec.kind in (Kind.RDA, Kind.MEAN))
     if not tensors:
         raise ConfigError("model", str(path), "has no floating-point tensor; name a file with a model in it")
@@ -149,20 +151,19 @@ def _of_run(path: Path) -> Model:
     from islands.tasks.task import load_task
 
     tables = sources.read_file(path)
-    aggregator = sources.load(AggregatorConfig, _Config(path), "aggregator", environment={})  # type: ignore[arg-type]
-    island = sources.load(IslandConfig, _Config(path), "island", environment={})  # type: ignore[arg-type]
-    broker = sources.load(BrokerConfig, _Config(path), "broker", environment={})  # type: ignore[arg-type]
+    only = argparse.Namespace(config=path)
+    aggregator = sources.load(AggregatorConfig, only, "aggregator", environment={})
+    island = sources.load(IslandConfig, only, "island", environment={})
+    broker = sources.load(BrokerConfig, only, "broker", environment={})
     task = load_task(island.task, tables.get("task", {}))
     params, _ = task.init(aggregator.seed)
-    defaults = {
-        "sites": aggregator.islands,
+    training = {
         "sync_interval": aggregator.sync_interval,
         "fragments": aggregator.fragments,
         "overlap": aggregator.overlap,
         "shards": aggregator.shards,
         "codec": str(aggregator.codec),
         "version_codec": str(aggregator.codec_of_versions),
-        "tokens_per_step": task.tokens_per_step,
     }
     limits = {
         "max_message_bytes": min(
@@ -172,12 +173,63 @@ def _of_run(path: Path) -> Model:
         "max_tokens_per_step": aggregator.max_tokens_per_step,
         "max_staleness": aggregator.max_staleness,
     }
-    specs = tensor_specs(params, task.kinds, task.unit_axes)
-    return _with_tensors(specs, path, f"task {island.task} of {path.name}", defaults=defaults, limits=limits)
+    return _with_tensors(
+        tensor_specs(params, task.kinds, task.unit_axes),
+        path,
+        f"task {island.task} of {path.name}",
+        islands=aggregator.islands,
+        site={"tokens_per_step": task.tokens_per_step},
+        training=training,
+        limits=limits,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """Stands for parsed flags of which only ``--config`` was given."""
+# --- in a child process -------------------------------------------------------------------------------------------
 
-    config: Path
+#: Initial parameters of 10^10 elements take minutes on a CPU.
+WITHIN_S = 900.0
+
+_CURE = "give a number"
+
+_SCRIPT = """
+import sys, pathlib
+from ops.launcher import find_modules_here
+find_modules_here()
+from ops.forecast.model_size import read_model
+print(read_model(pathlib.Path(sys.argv[1])).parameters)
+"""
+
+
+def parameters_of(config: str) -> int:
+    """Returns the parameters that are synchronised in a run, counted in a child process.
+
+    ``up`` itself never loads the libraries of a task: it would hold a GPU for as long as the run lasts.
+
+    Args:
+        config: Its configuration, as ``config.toml`` has it.
+
+    Raises:
+        ConfigError: The task does not say, with what it said instead.
+    """
+    with tempfile.TemporaryDirectory(prefix="atoll-size-") as folder:
+        file = Path(folder) / "config.toml"
+        file.touch(mode=0o600)  # options of the task may be secret
+        file.write_text(config, encoding="utf-8")
+        try:
+            done = subprocess.run(
+                tied([sys.executable, "-P", "-c", _SCRIPT, str(file)]),
+                env=dict(os.environ) | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=WITHIN_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                "shards", "auto", f"needs the size of the model, which took {WITHIN_S:g} s: {_CURE}"
+            ) from None
+    try:
+        return int(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise ConfigError("shards", "auto", f"needs the size of the model ({said[0]}): {_CURE}") from None

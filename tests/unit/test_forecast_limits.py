@@ -11,12 +11,11 @@ from aggregator.state.model_limits import misfit
 from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.messages import Codec
 from ops import cli
-from ops.planning import command, forecast
-from ops.planning.footprint import cut
-from ops.planning.links import Assume, Mode
-from ops.planning.notes import notes
-from ops.planning.planner import plan
-from ops.planning.sizing import parse_parameters, read_model
+from ops.forecast import plan as command
+from ops.forecast.fleet import Assume
+from ops.forecast.footprint import cut
+from ops.forecast.model_size import parse_parameters, read_model
+from ops.forecast.planner import notes, plan
 from tests.planned_fleets import fleet
 
 PARAMETERS = 4 * 10**9
@@ -30,7 +29,7 @@ def large_fleet(sites=4, parameters=PARAMETERS, **changes):
 
 def note_on(setting, asked):
     """Returns what the notes say of a setting; at most one of them does."""
-    found = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if setting in each]
+    found = [each for each in notes(asked, plan(asked)) if setting in each]
     assert len(found) <= 1
     return "".join(found)
 
@@ -44,7 +43,7 @@ def refusal(asked, **settings):
     """Returns what an aggregator says of the fleet's model, with the settings of the fleet or others."""
     model = asked.tensors or tensors_of(sum(each) for each in cut(asked.parameters, (), asked.fragments))
     values = {"islands": len(asked.sites), "fragments": asked.fragments, "held_bytes": 1 << 50}
-    config = AggregatorConfig(**(values | {"sync_interval": asked.sync_interval_steps} | settings))
+    config = AggregatorConfig(**(values | {"sync_interval": asked.sync_interval} | settings))
     found = misfit(partition(model, asked.fragments), config)
     return "" if found is None else str(found)
 
@@ -54,7 +53,7 @@ def refusal(asked, **settings):
 def test_messages_that_are_too_large_are_told_with_what_the_aggregator_asks_for(large, interval, version_codec):
     """Whatever the codecs: what an island supplies of version 0 is float32."""
     sizes = () if large is None else (large, *[(PARAMETERS - large) // 100] * 100)
-    asked = large_fleet(sync_interval_steps=interval, tensors=tensors_of(sizes), version_codec=version_codec)
+    asked = large_fleet(sync_interval=interval, tensors=tensors_of(sizes), version_codec=version_codec)
     assert note_on("max_message_bytes", replace(asked, max_message_bytes=0)) == ""
     needed = int(note_on("max_message_bytes", asked).split("the islands need ")[1].split(":")[0])
     assert f"must be at least {needed}" in refusal(asked, max_message_bytes=1 << 30)
@@ -72,7 +71,6 @@ def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_t
         assert bool(refusal(asked, held_bytes=held_bytes)) is told
         assert bool(note_on("held_bytes", replace(asked, held_bytes=held_bytes))) is told
     assert note_on("held_bytes", replace(asked, assume=Assume.PAPER)) == ""
-    assert not any("held_bytes" in each for each in notes(asked, plan(asked, Mode.DP)))
 
 
 @pytest.mark.parametrize(
@@ -83,9 +81,8 @@ def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_t
         (("--params", "1M"), " --fragments 8"),
     ],
 )
-def test_what_to_try_next_raises_the_limits_that_would_be_in_the_way(capsys, monkeypatch, flags, raised):
-    monkeypatch.setattr(forecast, "expected_goodput", lambda **asked: 0.9)
-    links = ("--step-time", 2, "--bandwidth", 10, "--accelerators", 8)
+def test_what_to_try_next_raises_the_limits_that_would_be_in_the_way(capsys, flags, raised):
+    links = ("--step-time", 2, "--bandwidth", 10)
     assert cli.main(["plan", *map(str, (*flags, *links))]) == 0
     following = capsys.readouterr().out.splitlines()[-1]
     assert following.startswith("next: atoll up --codec bf16 --version-codec bf16 --sync-interval 24 --fragments 8")
@@ -117,6 +114,6 @@ def test_the_limit_of_staleness_of_a_run_is_that_of_its_file(tmp_path):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     args = parser.parse_args(["--step-time", "1"])
-    assert command.fleet_of(args, read_model(path))[0].max_staleness == 2
-    usual, _ = command.fleet_of(args, parse_parameters("1M"))
+    assert command.fleet_of(args, read_model(path)).max_staleness == 2
+    usual = command.fleet_of(args, parse_parameters("1M"))
     assert usual.max_staleness == AggregatorConfig().max_staleness

@@ -1,19 +1,16 @@
 """Goodput, uptime, waste by cause and staleness of time lines, with confidence intervals. Pure.
 
-Goodput is the share of the allocated time of all slices that trains what counts; each island is measured at its own
-speed, so that being slow is no waste, but waiting for the slow is. Uptime is the share of time in which at least one
-island trains. Goodput and all waste add up to 1.
+Goodput is the share of the allocated time of all slices that trains what counts. Uptime is the share of time in which
+at least one island trains. Goodput and all waste add up to 1.
 
 Confidence intervals are of the mean over a long run, by batch means: :data:`BATCHES` equal parts of the time line are
-taken as independent. Where islands wait for the slowest, whose speed is drawn once for a run, the effect of other draws
-is added. They tell how far another seed may lie, not how well the model fits the world.
+taken as independent. They tell how far another seed may lie, not how well the model fits the world.
 
 Staleness: each fragment is merged once per sync interval of the fleet's clock, which advances at the mean rate of the
-islands that are not down, and not at all while the coordinator is away. An island that trains at that moment hands over
-its training since the last hand-over; one that pauses misses the round and hands over more at the next. It adopts the
-new version ``overlap`` steps later. Staleness is the mean over the steps of a contribution of (version it is merged
-into - version the step was trained on), as the aggregator computes it (design, section 4.4). One with a step older than
-``max_staleness`` is refused.
+islands that are not down. An island that trains at that moment hands over its training since the last hand-over; one
+that pauses misses the round and hands over more at the next. It adopts the new version ``overlap`` steps later.
+Staleness is the mean over the steps of a contribution of (version it is merged into - version the step was trained on),
+as the aggregator computes it (design, section 4.4). One with a step older than ``max_staleness`` is refused.
 """
 
 from __future__ import annotations
@@ -21,13 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ops.goodput.fleet import FailureModel, Outage, beyond_hold
-from ops.goodput.timeline import Cause, Floats, TimeLine, without
+from ops.forecast.failures import BATCHES, FailureModel
+from ops.forecast.timeline import Cause, Floats, TimeLine
 
-BATCHES = 20
 CONFIDENCE = 0.95
 
 #: Two-sided 95 % quantile of Student's t with BATCHES - 1 = 19 degrees of freedom.
@@ -49,12 +47,7 @@ class Account:
 
     goodput: Estimate
     uptime: Estimate
-    wasted: Mapping[Cause, Estimate]
-
-    @property
-    def waste(self) -> dict[Cause, float]:
-        """The same without intervals; with goodput they add up to 1."""
-        return {cause: each.value for cause, each in self.wasted.items()}
+    wasted: Mapping[Cause, Estimate]  # with goodput they add up to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,72 +59,42 @@ class Dropped:
     lost_s: Floats  # how much, in seconds of the whole island, [k]
 
 
-def account(
-    lines: Sequence[TimeLine], dropped: Sequence[Dropped] = (), *, in_step: float = 1.0, deviation: float = 0.0
-) -> Account:
-    """Returns where the time of equally large islands went, or of a job; ``dropped``: wasted training.
-
-    ``in_step`` is the part of the training time that steps need on average; in a job whose groups keep in step the rest
-    is waiting. ``deviation`` is the relative standard deviation of goodput between seeds that one run does not show.
-    """
+def account(lines: Sequence[TimeLine], dropped: Sequence[Dropped] = ()) -> Account:
+    """Returns where the time of equally large islands went, or of a job; ``dropped``: wasted training."""
     duration_s, count = lines[0].duration_s, len(lines)
     edges_s = np.linspace(0.0, duration_s, BATCHES + 1)
     useful_s = np.zeros(BATCHES)
     wasted_s = {cause: np.zeros(BATCHES) for cause in Cause}
     for line in lines:
-        present_s = np.diff(np.interp(edges_s, *trained_by(line)))
-        useful_s += in_step * present_s
-        wasted_s[Cause.CAPACITY_AWAY] += np.diff(np.interp(edges_s, *trained_by(line, whole=True))) - present_s
-        wasted_s[Cause.WAITING] += (1.0 - in_step) * present_s
+        present_s = np.diff(np.interp(edges_s, *line.trained()))
+        useful_s += present_s
+        wasted_s[Cause.CAPACITY_AWAY] += np.diff(np.interp(edges_s, *line.trained(whole=True))) - present_s
         for cause, spans in line.idle.items():
-            idle = running_total(*steps_of(spans[:, 0], spans[:, 1]))
-            wasted_s[cause] += np.diff(np.interp(edges_s, *idle))
+            wasted_s[cause] += np.diff(np.interp(edges_s, *_running_total(*_steps_of([(spans[:, 0], spans[:, 1])]))))
     for each in dropped:
         lost_s = np.histogram(np.clip(each.at_s, 0.0, duration_s), edges_s, weights=each.lost_s)[0]
         wasted_s[each.cause] += lost_s
         useful_s -= lost_s
     batch_s = duration_s / BATCHES
-    stepping_s = np.diff(np.interp(edges_s, *stepping_by(lines)))
-    useful = useful_s / (batch_s * count)
-    unseen = deviation * float(np.mean(useful))
+    times_s, training = _steps_of([(line.from_s, line.to_s) for line in lines])
+    stepping_s = np.diff(np.interp(edges_s, *_running_total(times_s, training > 0)))
     return Account(
-        goodput=batch_means(useful, unseen=unseen),
+        goodput=batch_means(useful_s / (batch_s * count)),
         uptime=batch_means(stepping_s / batch_s),
-        wasted={
-            cause: batch_means(seconds / (batch_s * count), unseen=unseen if cause is Cause.WAITING else 0.0)
-            for cause, seconds in wasted_s.items()
-        },
+        wasted={cause: batch_means(seconds / (batch_s * count)) for cause, seconds in wasted_s.items()},
     )
 
 
-def trained_by(line: TimeLine, *, whole: bool = False) -> tuple[Floats, Floats]:
-    """Returns the knots of a piecewise linear function: times, and seconds trained up to each.
-
-    Seconds of the whole island: one with half of its slices earns half a second per second; with ``whole``, a full one.
-    """
-    gains = line.to_s - line.from_s if whole else (line.to_s - line.from_s) * line.share
-    knots = np.stack([line.from_s, line.to_s], axis=1).ravel()
-    earned = np.cumsum(np.stack([np.zeros_like(gains), gains], axis=1).ravel())
-    return np.concatenate([[0.0], knots]), np.concatenate([[0.0], earned])
-
-
-def stepping_by(lines: Sequence[TimeLine]) -> tuple[Floats, Floats]:
-    """Returns the knots of the time in which any of the islands trained, as :func:`trained_by` does."""
-    starts = np.concatenate([line.from_s for line in lines])
-    ends = np.concatenate([line.to_s for line in lines])
-    times_s, training = steps_of(starts, ends)
-    return running_total(times_s, (training > 0).astype(np.float64))
-
-
-def steps_of(starts_s: Floats, ends_s: Floats) -> tuple[Floats, Floats]:
+def _steps_of(intervals: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     """Returns how many of some intervals hold at each time: ascending edges, and the count from each on."""
+    starts_s, ends_s = (np.concatenate(column) for column in zip(*intervals, strict=True))
     times_s = np.concatenate([[0.0], starts_s, ends_s])
     changes = np.concatenate([[0.0], np.ones_like(starts_s), -np.ones_like(ends_s)])
     order = np.argsort(times_s, kind="stable")
     return times_s[order], np.cumsum(changes[order])
 
 
-def running_total(times_s: Floats, rates: Floats) -> tuple[Floats, Floats]:
+def _running_total(times_s: Floats, rates: NDArray[Any]) -> tuple[Floats, Floats]:
     """Returns the integral of a step function at its edges; the last rate is not used."""
     return times_s, np.concatenate([[0.0], np.cumsum(np.diff(times_s) * rates[:-1])])
 
@@ -141,14 +104,9 @@ def half_width(samples: Floats) -> float:
     return _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
 
 
-def batch_means(samples: Floats, *, unseen: float = 0.0) -> Estimate:
-    """Returns the mean of equally long batches and its confidence interval, cut to 0..1.
-
-    ``unseen`` is the standard deviation of what all batches share, and so do not show.
-    """
-    mean = float(np.mean(samples))
-    half = math.hypot(half_width(samples), _T_QUANTILE * unseen)
-    mean = min(1.0, max(0.0, mean))  # the last bit of a sum
+def batch_means(samples: Floats) -> Estimate:
+    """Returns the mean of equally long batches and its confidence interval, cut to 0..1."""
+    mean, half = min(1.0, max(0.0, float(np.mean(samples)))), half_width(samples)  # cut: the last bit of a sum
     return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
 
 
@@ -193,15 +151,11 @@ def distribution(values: Floats) -> Staleness | None:
     )
 
 
-def contributions(
-    lines: Sequence[TimeLine], model: FailureModel, coordinator: Sequence[Outage]
-) -> tuple[Staleness | None, list[Dropped]]:
+def contributions(lines: Sequence[TimeLine], model: FailureModel) -> tuple[Staleness | None, list[Dropped]]:
     """Returns the distribution of staleness, and for each island the training refused as too stale."""
-    times_s, clock_s = fleet_clock(lines, coordinator)
+    times_s, clock_s = fleet_clock(lines)
     rounds = int(clock_s[-1] / model.interval_s)
     phases = min(model.sync_interval, max(1, _SAMPLE // max(1, rounds * len(lines))))
-    alone = beyond_hold(coordinator, model)  # wasted already
-    counting = [trained_by(without(line, alone, Cause.COORDINATOR)) for line in lines]
     every = max(1, rounds * phases * len(lines) // _MOST)  # of so many, some tell as much and fit into memory
     merged: list[Floats] = []
     sums, counts = np.zeros(BATCHES), np.zeros(BATCHES)
@@ -209,8 +163,8 @@ def contributions(
     for phase in range(phases):
         targets_s = (np.arange(rounds) + (phase + 0.5) / phases) * model.interval_s
         due_s = np.interp(targets_s, clock_s, times_s)
-        for line, counted, of_island in zip(lines, counting, refused, strict=True):
-            at_s, staleness, oldest, seconds = _of_island(line, due_s, model, counted)
+        for line, of_island in zip(lines, refused, strict=True):
+            at_s, staleness, oldest, seconds = _of_island(line, due_s, model)
             fresh = oldest <= model.max_staleness
             merged.append(staleness[fresh][::every])
             batch = np.minimum((at_s[fresh] / line.duration_s * BATCHES).astype(np.intp), BATCHES - 1)
@@ -228,41 +182,23 @@ def contributions(
     return found, dropped
 
 
-def fleet_clock(lines: Sequence[TimeLine], coordinator: Sequence[Outage]) -> tuple[Floats, Floats]:
+def fleet_clock(lines: Sequence[TimeLine]) -> tuple[Floats, Floats]:
     """Returns the knots of the fleet's clock: times, and training that counts towards the sync interval."""
-    trains = _count([(line.from_s, line.to_s) for line in lines])
-    down = _count([(line.down_from_s, line.down_to_s) for line in lines])
-    away = _count([(np.array([each.from_s for each in coordinator]), np.array([each.to_s for each in coordinator]))])
-    end_s = lines[0].duration_s
-    times_s = np.unique(np.concatenate([trains[0], down[0], away[0], [end_s]]))
-    times_s = times_s[times_s <= end_s]
-    training, missing, closed = (_at(times_s, *each) for each in (trains, down, away))
-    present = np.maximum(len(lines) - missing, 1.0)
-    return running_total(times_s, np.where(closed > 0, 0.0, training / present))
+    trains = _steps_of([(line.from_s, line.to_s) for line in lines])
+    down = _steps_of([(line.down_from_s, line.down_to_s) for line in lines])
+    times_s = np.unique(np.concatenate([trains[0], down[0], [lines[0].duration_s]]))
+    training, missing = (count[np.searchsorted(at_s, times_s, side="right") - 1] for at_s, count in (trains, down))
+    return _running_total(times_s, training / np.maximum(len(lines) - missing, 1.0))
 
 
-def _count(intervals: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    starts, ends = (np.concatenate(column) for column in zip(*intervals, strict=True))
-    return steps_of(starts, ends)
-
-
-def _at(times_s: Floats, edges_s: Floats, values: Floats) -> Floats:
-    found: Floats = values[np.searchsorted(edges_s, times_s, side="right") - 1]
-    return found
-
-
-def _of_island(
-    line: TimeLine, due_s: Floats, model: FailureModel, counted: tuple[Floats, Floats]
-) -> tuple[Floats, Floats, Floats, Floats]:
+def _of_island(line: TimeLine, due_s: Floats, model: FailureModel) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns time, staleness, oldest staleness and training of each contribution of an island.
 
-    Training is in seconds of the whole island, as ``counted`` has it: the knots of :func:`trained_by` of a line without
-    what is wasted anyway.
-
-    Round j closes at ``due_s[j]`` while version j is the newest. ``work`` below is training time; versions change along
-    it where the island adopts, so that the integral of the version over it is linear in between.
+    Training is in seconds of the whole island. Round j closes at ``due_s[j]`` while version j is the newest. ``begin``
+    and ``end`` below are training time; versions change along it where the island adopts, so that the integral of the
+    version over it is linear in between.
     """
-    knots_s, earned_s = trained_by(line, whole=True)
+    knots_s, earned_s = line.trained(whole=True)
     adopts = np.interp(due_s + model.overlap * model.step_s, knots_s, earned_s)  # version j + 1, by work
     corners = np.concatenate([[0.0], adopts, [earned_s[-1]]])
     integral = np.concatenate([[0.0], np.cumsum(np.diff(corners) * np.arange(len(corners) - 1))])
@@ -280,5 +216,5 @@ def _of_island(
     of_versions = np.interp(end, corners, integral) - np.interp(begin, corners, integral)
     staleness = np.maximum(0.0, j - of_versions / (end - begin))
     oldest = j - np.searchsorted(adopts, begin + 1e-9, side="right")
-    seconds = np.interp(due_s[j], *counted) - np.interp(start_s, *counted)
+    seconds = np.interp(due_s[j], *line.trained()) - np.interp(start_s, *line.trained())
     return due_s[j], staleness, oldest.astype(np.float64), seconds

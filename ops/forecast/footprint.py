@@ -1,4 +1,4 @@
-"""Bytes on the wire and in memory, from the shapes of a model and the settings of a run. Pure.
+"""Bytes on the wire and in memory, and how many aggregators share a model. Pure.
 
 The wire. A round moves one fragment: up from each island as a contribution in ``codec``, down to each island as a
 version in ``version_codec``. Besides the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
@@ -11,10 +11,14 @@ in sockets; *expected* is what was measured (``benchmarks/README.md``), or for t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.chunks.receiving import SPARE_BYTES
+from broker.process.settings import whole_number
+from broker.routing.directory import MAX_SHARDS
+from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.lengths import MERGED_BYTES, encoded_bytes
 from broker.wire.messages import Codec
@@ -99,9 +103,7 @@ class Memory:
     bound: float | None
 
 
-def aggregator_memory(
-    wire: FragmentBytes, *, islands: int, open_shares: Sequence[float], differences: bool = False
-) -> Memory:
+def aggregator_memory(wire: FragmentBytes, islands: int, open_shares: Sequence[float], differences: bool) -> Memory:
     """Returns an aggregator's memory for these fragments, whose rounds are open for a share of the time.
 
     The model's state lies in files: parameters, momentum, and where versions are ``differences`` a residual. Expected:
@@ -120,9 +122,7 @@ def aggregator_memory(
     )
 
 
-def broker_memory(
-    wire: FragmentBytes, *, islands: int, open_shares: Sequence[float], differences: bool = False
-) -> Memory:
+def broker_memory(wire: FragmentBytes, islands: int, open_shares: Sequence[float], differences: bool) -> Memory:
     """Returns the memory of the broker.
 
     Expected: the newest version of each fragment (1 model; where versions are ``differences``, half a model of these,
@@ -137,7 +137,7 @@ def broker_memory(
     return Memory(expected=kept + passing, bound=kept + whole + max(pools, passing))
 
 
-def island_host_memory(wire: FragmentBytes, *, open_shares: Sequence[float], differences: bool = False) -> Memory:
+def island_host_memory(wire: FragmentBytes, open_shares: Sequence[float], differences: bool) -> Memory:
     """Returns what taking part costs an island's host, beside its trainer.
 
     Expected: the reference value (1 model in f32), where versions are ``differences`` also the newest versions
@@ -155,10 +155,59 @@ def _open(sizes: Sequence[float], open_shares: Sequence[float]) -> float:
     return max(sum(size * share for size, share in zip(sizes, open_shares, strict=True)), *sizes)
 
 
-def trainer_memory(parameters: int) -> Memory:
-    """Returns what training takes on an island's accelerators together, before activations.
+# --- aggregators that share a model -------------------------------------------------------------------------------
 
-    Expected: parameters, gradients and Adam's moments in float32; 16-bit parameters and gradients save a quarter.
-    There is no bound: activations are the trainer's own affair.
+#: The word for a number that follows from model and machine.
+AUTO = "auto"
+#: What one aggregator merges of eight islands in 24 s on one core (:mod:`ops.forecast.links`): in H steps of a second.
+PARAMETERS_EACH = 10**9
+#: Parameters, momentum and what versions leave over, in float32: they lie in files, for which the machine should have
+#: room in memory, or each round reads its disk. And as much of the fragment that an aggregator merges, with the version
+#: that it makes of it.
+BYTES_PER_PARAMETER, BYTES_PER_MERGED = 12, 16
+
+
+def is_auto(shards: object) -> bool:
+    """Returns whether a number of aggregators, as a flag or a file gives it, is left to us.
+
+    Raises:
+        ConfigError: It is another word.
     """
-    return Memory(expected=float(TRAINER_BYTES_PER_PARAMETER * parameters), bound=None)
+    if shards == AUTO:
+        return True
+    if isinstance(shards, str):
+        try:
+            whole_number(shards)
+        except ValueError:
+            raise ConfigError("shards", shards, f"must be a whole number, or {AUTO}: by the model") from None
+    return False
+
+
+def shards_for(parameters: int, *, fragments: int, host_bytes: float | None = None) -> int:
+    """Returns the number of aggregators, each on a host of its own: one for each 10^9 parameters.
+
+    More where the part of one would take more than half of its host's memory (None: not known); never more than
+    fragments. ``parameters`` are those that are synchronised.
+    """
+    wanted = math.ceil(parameters / PARAMETERS_EACH)
+    if host_bytes is not None:
+        room = host_bytes / 2 - _merging_bytes(parameters, fragments)
+        wanted = max(wanted, math.ceil(BYTES_PER_PARAMETER * parameters / room)) if room > 0 else MAX_SHARDS
+    return max(1, min(wanted, fragments, MAX_SHARDS))
+
+
+def shards_here(parameters: int, *, fragments: int, memory_bytes: int, cores: int) -> int:
+    """Returns the number of aggregators that all run on one machine, beside broker and islands.
+
+    One for each 10^9 parameters, but at most one for each two ``cores`` of the run, and as many as half of the memory
+    holds (0: not known): they share the model, and each also makes a version of a fragment.
+    """
+    most = max(1, cores // 2)
+    if memory_bytes:
+        room = memory_bytes / 2 - BYTES_PER_PARAMETER * parameters
+        most = min(most, math.floor(room / _merging_bytes(parameters, fragments)))
+    return max(1, min(shards_for(parameters, fragments=fragments), most))
+
+
+def _merging_bytes(parameters: int, fragments: int) -> float:
+    return AGGREGATOR_BASE_BYTES + BYTES_PER_MERGED * parameters / fragments

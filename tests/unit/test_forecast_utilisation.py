@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.planning.utilisation import Traffic, closed_form, crossing_steps, released, required_gbps
+from ops.forecast.utilisation import Traffic, closed_form, crossing_steps, released, required_gbps
 from tests.link_simulation import by_layer, simulate
 
 GRID = np.logspace(-1, 3, 50)

@@ -12,7 +12,7 @@ it. A round's journey is up + down + twice the latency + the aggregator's time.
     streaming   the same fragments, but whoever has no version tau steps after the capture waits for it.
     diloco      all parameters every H steps, and everybody waits for the journey.
     dp          a ring all-reduce of bfloat16 gradients among the sites in every step, in 128 buckets, the first of
-                which travel while the backward pass goes on (:mod:`ops.planning.utilisation`).
+                which travel while the backward pass goes on (:mod:`ops.forecast.utilisation`).
 
 *paper*: what published figures assume. No headers, latency or merging; int4 is 4 bits an element; a fragment goes both
 ways at the same time; DiLoCo and data-parallel by ring; bandwidths on a grid of 0.1 to 1000 Gbit/s in 200 steps.
@@ -22,34 +22,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from broker.wire.errors import ConfigError
+from broker.wire.fragments import shard_of
 from broker.wire.messages import Codec
-from ops.planning.footprint import FragmentBytes
-from ops.planning.utilisation import Float64Array, Traffic, closed_form, released, required_gbps
+from ops.forecast.fleet import PLANNED, Assume, Fleet, Mode, lower_median
+from ops.forecast.footprint import FragmentBytes
+from ops.forecast.utilisation import Float64Array, Traffic, closed_form, released, required_gbps
+
+#: The aggregator's time for a round, measured (benchmarks/README.md, "Outer round latency") on two shared cores.
+ROUND_S, ROUND_PER_ISLAND_S = 6e-3, 3e-3
+MERGE_AND_PERSIST_S, MERGE_PER_ISLAND_S = 13e-9, 1.3e-9  # per parameter of the fragment
 
 PAPER_GRID: Float64Array = np.logspace(-1, 3, 200)
 GRADIENT_BITS = 16
 _NOMINAL_BITS = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4: 4}
-
-
-class Mode(StrEnum):
-    """Ways of training one model on several sites."""
-
-    DECOUPLED = "decoupled"
-    STREAMING = "streaming"
-    DILOCO = "diloco"
-    DP = "dp"
-
-
-class Assume(StrEnum):
-    """Assumptions: what our programs send, or what published figures rest on."""
-
-    ATOLL = "atoll"
-    PAPER = "paper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +53,6 @@ class Load:
     codec: Codec  # of contributions; wire has it already, the paper's assumptions count nominal bits
     sync_interval_steps: int  # H
     overlap_steps: int  # tau
-    max_staleness: int  # versions that a step may be behind when it is merged
     latency_s: float  # of a journey, there and back; for dp of a whole ring
     mergings_s: tuple[float, ...]  # what the aggregator takes of a journey, for each fragment
 
@@ -91,6 +79,56 @@ class Load:
         """
         spacing_s = self.interval_s / self.wire.rounds
         return spacing_s * max(1, math.ceil(self.overlap_steps * self.step_s / spacing_s - 1e-9))
+
+
+def load_of(fleet: Fleet, mode: Mode) -> Load:
+    """Returns what has to travel when ``fleet`` trains in this mode, one of those that are planned."""
+    assert mode in PLANNED
+    wire, decoupled = fleet.wire(mode), mode is Mode.DECOUPLED
+    return Load(
+        mode=mode,
+        assume=fleet.assume,
+        sites=len(fleet.sites),
+        # Synchronous ways follow the slowest site.
+        step_s=-lower_median([-site.step_time for site in fleet.sites]) if decoupled else fleet.slowest_step_s,
+        wire=wire,
+        codec=fleet.codec,
+        sync_interval_steps=1 if mode is Mode.DP else fleet.sync_interval,
+        overlap_steps=0 if mode in (Mode.DILOCO, Mode.DP) else fleet.overlap,
+        latency_s=_latency_s(fleet, mode),
+        # The baselines are granted an aggregator that takes no time.
+        mergings_s=tuple(_merging_s(fleet, elements) if decoupled else 0.0 for elements in wire.elements),
+    )
+
+
+def _latency_s(fleet: Fleet, mode: Mode) -> float:
+    if fleet.assume is Assume.PAPER:
+        return 0.0
+    journeys_s = [site.journey_s for site in fleet.sites]
+    if mode is Mode.DECOUPLED:  # rounds wait for the median site; who is farther away is merged later
+        return -lower_median([-each for each in journeys_s])
+    return max(journeys_s) * (len(fleet.sites) - 1 if mode is Mode.DP else 1)
+
+
+def _merging_s(fleet: Fleet, elements: int) -> float:
+    """Seconds that the aggregator takes for a round of a fragment of so many parameters."""
+    if fleet.assume is Assume.PAPER:
+        return 0.0
+    islands = len(fleet.sites)
+    per_element_s = MERGE_AND_PERSIST_S + islands * MERGE_PER_ISLAND_S
+    return ROUND_S + islands * ROUND_PER_ISLAND_S + elements * per_element_s
+
+
+def merging_steps(fleet: Fleet) -> int:
+    """Returns the least H: inner steps of decoupled rounds in which every fragment is merged once.
+
+    One fragment after the other, shards side by side.
+    """
+    load = load_of(fleet, Mode.DECOUPLED)
+    of_shards_s = [0.0] * fleet.shards
+    for p, merging_s in enumerate(load.mergings_s):
+        of_shards_s[shard_of(p, fleet.shards)] += merging_s
+    return math.ceil(max(of_shards_s) / load.step_s * (1 - 1e-9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +245,6 @@ def carried_bytes(load: Load) -> tuple[float, float]:
         each = _traffic(load).payload_gbit / load.sync_interval_steps / 8e-9
         return each, each
     return sum(load.wire.ups) / load.sync_interval_steps, sum(load.wire.downs) / load.sync_interval_steps
-
-
-# --- paper --------------------------------------------------------------------------------------------------------
 
 
 def _required_by_paper(load: Load, utilisation: float) -> Need:

@@ -1,1 +1,0 @@
-"""Goodput and uptime of fleets of up to millions of chips: ``atoll simulate``."""
