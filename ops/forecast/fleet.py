@@ -142,11 +142,6 @@ class Fleet(Training):
         return self.codec_of_versions is not Codec.F32
 
     @property
-    def links_known(self) -> bool:
-        """Whether the bandwidth of every site is known."""
-        return all(site.bandwidth is not None for site in self.sites)
-
-    @property
     def slowest_step_s(self) -> float:
         """Seconds of a step at the slowest site, for which synchronous ways wait."""
         return max(site.step_time for site in self.sites)

@@ -103,38 +103,33 @@ class Memory:
     bound: float | None
 
 
-def aggregator_memory(wire: FragmentBytes, islands: int, open_shares: Sequence[float], differences: bool) -> Memory:
-    """Returns an aggregator's memory for these fragments, whose rounds are open for a share of the time.
+def hub_memory(
+    wire: FragmentBytes, islands: int, open_shares: Sequence[float], differences: bool
+) -> tuple[Memory, Memory]:
+    """Returns the memory of an aggregator, and of a broker, for some fragments.
 
-    The model's state lies in files: parameters, momentum, and where versions are ``differences`` a residual. Expected:
-    memory of chunks, and version 0 as it comes (1 model), or later the state of one fragment before and after a merge,
-    what is sent of it, and the contributions of the rounds that are open, whichever is more. Measured: 1.2 to 1.3
-    models beside the round, with P = 8 and 100 M parameters.
+    ``open_shares`` has the share of the time in which each one's round is open.
+
+    The aggregator. The model's state lies in files: parameters, momentum, and where versions are ``differences`` a
+    residual. Expected: memory of chunks, and version 0 as it comes (1 model), or later the state of one fragment before
+    and after a merge, what is sent of it, and the contributions of the rounds that are open, whichever is more.
+    Measured: 1.2 to 1.3 models beside the round, with P = 8 and 100 M parameters.
+
+    The broker. Expected: the newest version of each fragment (1 model; where versions are ``differences``, half a model
+    of these, and in the bound the whole versions that they build on), the contributions that pass, and memory of
+    chunks. What waits inside ZeroMQ varies: measured were 3.2 to 3.7 models with 16 islands, as many parameters.
     """
-    arrays = 3 if differences else 2
-    model, making = 4.0 * sum(wire.elements), 2 * arrays * 4.0 * max(wire.elements) + max(wire.downs)
-    pools = (islands + MESSAGES_IN_SOCKETS) * wire.largest_message
-    rounds = islands * _open(wire.ups, open_shares)
+    model, downs = 4.0 * sum(wire.elements), float(sum(wire.downs))
     chunks = min(SPARE_BYTES, model)
-    return Memory(
-        expected=AGGREGATOR_BASE_BYTES + chunks + max(model, making + rounds),
-        bound=AGGREGATOR_BASE_BYTES + chunks + max(model, making) + max(pools, rounds),
-    )
-
-
-def broker_memory(wire: FragmentBytes, islands: int, open_shares: Sequence[float], differences: bool) -> Memory:
-    """Returns the memory of the broker.
-
-    Expected: the newest version of each fragment (1 model; where versions are ``differences``, half a model of these,
-    and in the bound the whole versions that they build on), the contributions that pass, and memory of chunks. What
-    waits inside ZeroMQ varies: measured were 3.2 to 3.7 models with 16 islands, P = 8 and 100 M parameters.
-    """
-    model = 4.0 * sum(wire.elements)
-    kept = BROKER_BASE_BYTES + min(SPARE_BYTES, model) + (model / 2 if differences else float(sum(wire.downs)))
     passing = islands * _open(wire.ups, open_shares)
-    pools = (islands + MESSAGES_IN_SOCKETS) * wire.largest_message
-    whole = model if differences else 0.0
-    return Memory(expected=kept + passing, bound=kept + whole + max(pools, passing))
+    most_passing = max((islands + MESSAGES_IN_SOCKETS) * wire.largest_message, passing)
+    making = 2 * (3 if differences else 2) * 4.0 * max(wire.elements) + max(wire.downs)
+    kept = BROKER_BASE_BYTES + chunks + (model / 2 if differences else downs)
+    aggregator = Memory(
+        expected=AGGREGATOR_BASE_BYTES + chunks + max(model, making + passing),
+        bound=AGGREGATOR_BASE_BYTES + chunks + max(model, making) + most_passing,
+    )
+    return aggregator, Memory(expected=kept + passing, bound=kept + (model if differences else 0.0) + most_passing)
 
 
 def island_host_memory(wire: FragmentBytes, open_shares: Sequence[float], differences: bool) -> Memory:

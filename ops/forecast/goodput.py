@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from ops.forecast.failures import (
     interruptions,
 )
 from ops.forecast.fleet import Mode
-from ops.forecast.timeline import Cause, TimeLine, coupled, elastic_line, rigid_line
+from ops.forecast.timeline import Cause, Pause, TimeLine, coupled, elastic_line, rigid_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +71,6 @@ def island_lines(fleet: SimulatedFleet, model: FailureModel) -> list[TimeLine]:
     return lines
 
 
-class Pause(NamedTuple):
-    """A time in which an island does not train, in virtual seconds from the start of the run."""
-
-    at_s: float
-    for_s: float
-
-
 def pauses(model: FailureModel, *, chips: int, islands: int, duration_s: float, seed: int) -> list[list[Pause]]:
     """Returns the pauses of each island of a large fleet, to be played to a small one that really trains.
 
@@ -87,7 +79,7 @@ def pauses(model: FailureModel, *, chips: int, islands: int, duration_s: float, 
     """
     fleet = SimulatedFleet(chips=chips, islands=islands, days=duration_s / DAY_S, seed=seed)
     check_together(fleet, model)
-    return [[Pause(*gap) for gap in line.gaps()] for line in island_lines(fleet, model)]
+    return [line.gaps() for line in island_lines(fleet, model)]
 
 
 # --- closed forms -------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         beyond = err.cure
         need = required(load, achieved(load, gbps) * (1 - 1e-9))
     fits = None if gbps is None else not beyond and gbps >= need.exact_gbps * (1 - 1e-9)
-    if fits and not fleet.links_known:
+    if fits and math.inf in links:
         gbps = fits = None
     utilisation = fleet.utilisation if gbps is None else achieved(load, gbps)
     if decoupled or load.alone:

@@ -14,8 +14,7 @@ from ops.forecast.footprint import (
     TRAINER_BYTES_PER_PARAMETER,
     FragmentBytes,
     Memory,
-    aggregator_memory,
-    broker_memory,
+    hub_memory,
     island_host_memory,
 )
 from ops.forecast.links import journeys_s, load_of, merging_steps, required
@@ -85,7 +84,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     islands, wire, shares = len(fleet.sites), fleet.wire(), chosen.open_shares
     hosts = {
         "aggregator": _fullest_shard(fleet, wire, shares),
-        "broker": broker_memory(wire, islands, shares, fleet.differences),
+        "broker": hub_memory(wire, islands, shares, fleet.differences)[1],
         "island_host": island_host_memory(wire, shares, fleet.differences),
     }
     if fleet.host_memory_gb is not None:
@@ -107,7 +106,7 @@ def _fullest_shard(fleet: Fleet, wire: FragmentBytes, open_shares: Sequence[floa
     for shard in range(min(fleet.shards, wire.rounds)):
         own = [p for p in range(wire.rounds) if shard_of(p, fleet.shards) == shard]
         shares = [open_shares[p] for p in own]
-        memories.append(aggregator_memory(wire.of(own), len(fleet.sites), shares, fleet.differences))
+        memories.append(hub_memory(wire.of(own), len(fleet.sites), shares, fleet.differences)[0])
     return max(memories, key=lambda each: each.expected)
 
 

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,13 @@ class Cause(StrEnum):
     STALE = "stale"  # trained, but refused as too stale
 
 
+class Pause(NamedTuple):
+    """A time in which an island does not train, in seconds from the start of its line."""
+
+    at_s: float
+    for_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
     """The life of an island or a job."""
@@ -54,11 +62,11 @@ class TimeLine:
     down_to_s: Floats  # when it trained again
     lost_s: Floats  # training of a whole island, in seconds, that was lost at each of these moments
 
-    def gaps(self) -> list[tuple[float, float]]:
-        """Returns (start, length) of the times in which it does not train, in seconds."""
+    def gaps(self) -> list[Pause]:
+        """Returns the times in which it does not train, in order."""
         starts = np.concatenate([[0.0], self.to_s])
         ends = np.concatenate([self.from_s, [self.duration_s]])
-        return [(at, to - at) for at, to in zip(starts.tolist(), ends.tolist(), strict=True) if to > at]
+        return [Pause(at, to - at) for at, to in zip(starts.tolist(), ends.tolist(), strict=True) if to > at]
 
     def trained(self, *, whole: bool = False) -> tuple[Floats, Floats]:
         """Returns the knots of a piecewise linear function: times, and seconds trained up to each.
@@ -76,29 +84,30 @@ class TimeLine:
 class _Record:
     """A time line under way: rows may end after its end."""
 
-    end_s: float
     training: list[tuple[float, float, float]] = field(default_factory=list)  # from, to, share
     idle: dict[Cause, list[tuple[float, float]]] = field(default_factory=lambda: {cause: [] for cause in Cause})
     down: list[tuple[float, float, float]] = field(default_factory=list)  # from, to, lost
 
-    def line(self) -> TimeLine:
+    def line(self, end_s: float) -> TimeLine:
         """Returns the time line, cut off at its end."""
-        training, down = self._cut(self.training, 3), self._cut(self.down, 3)
-        return TimeLine(
-            duration_s=self.end_s,
-            from_s=training[:, 0],
-            to_s=training[:, 1],
-            share=training[:, 2],
-            idle={cause: self._cut(spans, 2) for cause, spans in self.idle.items()},
-            down_from_s=down[:, 0],
-            down_to_s=down[:, 1],
-            lost_s=down[:, 2],
-        )
 
-    def _cut(self, rows: Sequence[tuple[float, ...]], columns: int) -> Floats:
-        found = np.array(rows, dtype=np.float64).reshape(-1, columns)
-        found[:, 1] = np.minimum(found[:, 1], self.end_s)
-        return found[found[:, 0] < found[:, 1]]
+        def cut(rows: Sequence[tuple[float, ...]], columns: int) -> Floats:
+            found = np.array(rows, dtype=np.float64).reshape(-1, columns)
+            found[:, 1] = np.minimum(found[:, 1], end_s)
+            return found[found[:, 0] < found[:, 1]]
+
+        from_s, to_s, share = cut(self.training, 3).T
+        down_from_s, down_to_s, lost_s = cut(self.down, 3).T
+        return TimeLine(
+            duration_s=end_s,
+            from_s=from_s,
+            to_s=to_s,
+            share=share,
+            idle={cause: cut(spans, 2) for cause, spans in self.idle.items()},
+            down_from_s=down_from_s,
+            down_to_s=down_to_s,
+            lost_s=lost_s,
+        )
 
 
 def elastic_line(
@@ -108,7 +117,7 @@ def elastic_line(
 
     ``losses`` are in order of time, without end; ``catch_up_s`` is added to each pause.
     """
-    record = _Record(end_s)
+    record = _Record()
     returns_s: deque[float] = deque()  # when each slice that is away is repaired
     now_s, since_restart_s, earned_s = 0.0, 0.0, 0.0
     loss = next(losses)
@@ -142,7 +151,7 @@ def elastic_line(
             record.down.append((stop_s, resume_s, lost_s))
             since_restart_s = earned_s = 0.0
         now_s = resume_s
-    return record.line()
+    return record.line(end_s)
 
 
 def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> TimeLine:
@@ -150,7 +159,7 @@ def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> Tim
 
     What is lost is replaced by a spare, so that the restart is all it costs.
     """
-    record = _Record(end_s)
+    record = _Record()
     now_s = 0.0
     loss = next(losses)
     while now_s < end_s:
@@ -161,7 +170,7 @@ def rigid_line(losses: Iterator[Loss], model: FailureModel, end_s: float) -> Tim
         while loss.at_s <= min(resume_s, end_s):
             loss = next(losses)
         now_s = resume_s
-    return record.line()
+    return record.line(end_s)
 
 
 def noticed_s(at_s: float, since_s: float, check_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -244,7 +245,7 @@ def _flags(fleet: Fleet) -> str:
 def following(fleet: Fleet, planned: FleetPlan) -> str:
     """Returns what to try next."""
     choice = planned.choice
-    if planned.chosen.link_gbps is None or (choice is None and not fleet.links_known):
+    if planned.chosen.link_gbps is None or (choice is None and math.inf in fleet.links_gbps):
         return f"{GIVE_BANDWIDTH} to see what your links allow"
     if choice is None:
         return "no settings tried here are within what the aggregator and a message can take: see above"

@@ -1,6 +1,5 @@
 """What a plan says of the limits of a run: those that aggregator and islands ask about when somebody joins."""
 
-import argparse
 import json
 from dataclasses import replace
 
@@ -11,10 +10,8 @@ from aggregator.state.model_limits import misfit
 from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.messages import Codec
 from ops import cli
-from ops.forecast import plan as command
 from ops.forecast.fleet import Assume
 from ops.forecast.footprint import cut
-from ops.forecast.model_size import parse_parameters, read_model
 from ops.forecast.planner import notes, plan
 from tests.planned_fleets import fleet
 
@@ -106,14 +103,3 @@ def test_the_limits_of_a_run_are_those_of_its_file(capsys, tmp_path):
         "max_tokens_per_step is 9",
     ]
     assert noted("[broker]\nmax_message_bytes = 5000000\n") == ["max_message_bytes is 5000000"]
-
-
-def test_the_limit_of_staleness_of_a_run_is_that_of_its_file(tmp_path):
-    path = tmp_path / "config.toml"
-    path.write_text('[island]\ntask = "examples.numpy_task:task"\n[aggregator]\nmax_staleness = 2\n')
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    args = parser.parse_args(["--step-time", "1"])
-    assert command.fleet_of(args, read_model(path)).max_staleness == 2
-    usual = command.fleet_of(args, parse_parameters("1M"))
-    assert usual.max_staleness == AggregatorConfig().max_staleness

@@ -112,7 +112,6 @@ def test_unequal_sites_come_from_a_file(planned, fleet_file):
         ("--params 5B --step-time 1 --overlap 24", "overlap = 24: must be below sync_interval = 24"),
         ("--params 5B --step-time 1 --codec int5", "codec = 'int5': must be one of f32, bf16"),
         ("--params 5B --step-time 1 --fragments 48", "fragments = 48: must lie between 1 and 24"),
-        ("--params 5B --step-time 1 --bandwidth 0.0001", "needs at least"),
         ("--params 5B --step-time 1 --price 1", "give --accelerators as well, or with --fleet"),
         (
             "--params 5B --step-time 1 --assume paper --codec int4 --version-codec f32",

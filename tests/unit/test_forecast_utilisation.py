@@ -75,18 +75,12 @@ def test_an_even_flow_needs_the_utilisation_times_its_rate():
     assert simulate(load, 1e6)[0] == closed_form(load, 1e6)[0] == 1.0
 
 
-def test_layers_are_released_from_the_last_to_the_first_and_strided_over_fragments():
-    releases = by_layer(6, 2)
-    assert len(releases) == 2
-    # Fragment 1 has layers 1, 3, 5: it starts with the last layer, and is done one layer before fragment 0.
-    assert releases[1] == pytest.approx([1 / 3 + 2 / 3 * k / 6 for k in (1, 3, 5)])
-    assert releases[0] == pytest.approx([1 / 3 + 2 / 3 * k / 6 for k in (2, 4, 6)])
-    # Buckets of a whole gradient are cut anywhere: each counts as released in the middle of its part.
-    assert released(3) == pytest.approx([1 / 3 + 2 / 3 * k / 3 for k in (0.5, 1.5, 2.5)])
-
-
 def test_buckets_cross_one_after_the_other():
     # Released at 0.6, 0.8 and 1.0, each 0.5 on the link: the last is through at 0.6 + 1.5.
     load = traffic(payload_gbit=1.5, releases=((0.6, 0.8, 1.0),))
     (crossed,) = crossing_steps(load, np.array([1.0, 1e9]))
     assert crossed == pytest.approx([2.1, 1.0], abs=1e-6)
+
+
+def test_buckets_of_a_whole_gradient_are_released_in_the_middle_of_their_part_of_the_backward_pass():
+    assert released(3) == pytest.approx([1 / 3 + 2 / 3 * k / 3 for k in (0.5, 1.5, 2.5)])
