@@ -69,6 +69,27 @@ COMMANDS: dict[str, Command] = {
             "where": ("--run-dir", "--resume", "--config", "--dashboard"),
         },
     ),
+    "hub": Command(
+        module="ops.run.hub",
+        summary="starts and supervises the hub of a run: Redis, broker, aggregator, standbys and keys",
+        example="--run demo --host 0.0.0.0 --islands 4 --standbys 1",
+        everyday={
+            "which run, and where": ("--run", "--host", "--port", "--address", "--run-dir", "--config"),
+            "the run": ("--islands", "--tokens"),
+            "what is kept, and who takes over": ("--standbys", "--store", "--copy-to"),
+            "who may connect": ("--keys",),
+        },
+        elsewhere=dict.fromkeys(
+            ("--task", "--task-option", "--data", "--model", "--pace"),
+            "is a flag of up, or of islands: a hub trains nothing",
+        )
+        | {
+            "--key": "is no flag here: --key-dir DIR is the directory of the keys, which are made if they are missing",
+            "--insecure": "is no flag here: --no-keys lets anybody take part who reaches the ports",
+            "--broker": "is no flag here: --host and --port are where it listens, --address is what islands dial",
+            "--failover": "is no flag here: --standbys 1 starts a second aggregator, and both with it",
+        },
+    ),
     "test": Command(
         module="ops.test",
         summary="checks this checkout: lint, types, and the fast tests, or with --full all of them",

@@ -26,7 +26,7 @@ from broker.wire.identity import Identity, KeyRole
 from broker.wire.names import check_name
 from islands.config import IslandConfig
 from ops import launcher
-from ops.run.local_plan import UpConfig
+from ops.run.settings import UpConfig
 
 HUB_FILE = "atoll.toml"
 KEYS = "keys"

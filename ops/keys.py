@@ -80,9 +80,8 @@ def run(args: argparse.Namespace) -> int:
         case "init":
             names = [str(KeyRole.BROKER), *args.who]
             identities = [_identity(role, name or None) for role, _, name in (each.partition(":") for each in names)]
-            missing = [each for each in identities if not (directory / f"{each.stem}.secret").exists()]
-            said = [line for each in missing for line in _new(directory, each)] or ["all of them are there already"]
-            said += _not_allowed(directory, [each for each in identities if each not in missing])
+            said = make_missing(directory, identities) or ["all of them are there already"]
+            said += _not_allowed(directory, identities)
         case "allow":
             said = _allow(directory, [read_public(path, setting="file") for path in args.files])
         case "revoke":
@@ -112,6 +111,41 @@ def make_pairs(directory: Path, identities: list[Identity]) -> None:
     for pair in pairs:
         write_pair(directory, pair)
     write_allow_list(directory / ALLOW_LIST, {pair.public: pair.identity for pair in pairs})
+
+
+def make_missing(directory: Path, identities: list[Identity]) -> list[str]:
+    """Makes the pairs that are not there yet, and allows them; returns a line for each file.
+
+    Raises:
+        ConfigError: The allow list is damaged.
+        Unavailable: The directory cannot be written.
+    """
+    missing = [each for each in identities if not (directory / f"{each.stem}.secret").exists()]
+    return [line for each in missing for line in _new(directory, each)]
+
+
+def make_hub_keys(directory: Path, *, first: bool) -> list[str]:
+    """Makes and allows the keys that a hub lacks; returns a line for each file and key.
+
+    Where islands have keys of their own already, a group of them gets none.
+
+    Args:
+        directory: Of the keys, which may be there already.
+        first: The hub has never started: a start that was cut off may have left a pair that is not allowed yet.
+
+    Raises:
+        ConfigError: The allow list is damaged.
+        Unavailable: The directory cannot be written.
+    """
+    hub = [Identity(role=role, name=str(role)) for role in (KeyRole.BROKER, KeyRole.AGGREGATOR)]
+    group = Identity(role=KeyRole.ISLAND, name=ANY)
+    named = any(each.role is KeyRole.ISLAND for each in _allowed(directory).values())
+    said = make_missing(directory, hub if named else [*hub, group])
+    for each in (hub[1], group) if first else ():
+        public = directory / f"{each.stem}.public"
+        if each not in _allowed(directory).values() and public.exists():
+            said += _allow(directory, [read_public(public, setting="key_dir")])
+    return said
 
 
 def _identity(role: str, name: str | None) -> Identity:

@@ -1,8 +1,8 @@
 """The directory of a run: locked while in use, and written whole files at a time.
 
-One ``up`` at a time works in a run directory; it holds the file ``lock`` for as long as its process lives, so that
-neither a crash nor a reboot leaves a directory that looks used. The aggregator's store in it has a lock of its own: a
-store may also be used without ``up``.
+One ``up`` or ``hub`` at a time works in a run directory; it holds the file ``lock`` for as long as its process lives,
+so that neither a crash nor a reboot leaves a directory that looks used. The aggregator's store in it has a lock of its
+own: a store may also be used without them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def claim(run_dir: Path) -> int:
     except BlockingIOError as err:
         holder = os.pread(lock, 100, 0).decode(errors="replace") or "another process"
         os.close(lock)
-        cure = f"is in use by {holder}: one `up` at a time; end that one first (Ctrl-C)"
+        cure = f"is in use by {holder}: one `up` or `hub` at a time; end that one first (Ctrl-C)"
         raise ConfigError("run_dir", str(run_dir), cure) from err
     except OSError as err:
         os.close(lock)

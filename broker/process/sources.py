@@ -47,7 +47,7 @@ T = TypeVar("T")
 _TOML_CURE = "give the path of a TOML file"
 
 #: Tables that ``config.toml`` may hold. A process reads [run], its own, and those of the settings that it inherits.
-TABLES = ("run", "recipe", "broker", "aggregator", "island", "task", "up")
+TABLES = ("run", "recipe", "broker", "aggregator", "island", "task", "up", "hub")
 
 #: Keys of [run]: what several processes must agree on. Each process takes those that it has.
 RUN_KEYS = (

@@ -31,8 +31,9 @@ from ops.links.region import TO_REDIS
 from ops.run import local_plan
 from ops.run import report as reporting
 from ops.run.display import Display
-from ops.run.local_plan import LocalPlan, UpConfig
+from ops.run.local_plan import LocalPlan
 from ops.run.prepare import prepare
+from ops.run.settings import UpConfig, up_config
 from ops.text import finite
 
 _EPILOG = """
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     _take_cluster_settings(args, file.cluster)
     _place_links(args, config, file)
     possible = _possible(args)
-    faults = all_faults(config, file, possible, standbys=local_plan.up_config(args).standbys > 0)
+    faults = all_faults(config, file, possible, standbys=up_config(args).standbys > 0)
     if args.total_tokens is None:
         args.total_tokens = "0"  # it ends with the faults
     plan = prepare(args)
@@ -133,7 +134,7 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
     """Gives every process a faultless link, if a fault of the plan may need one and none is placed yet."""
     asked = config.kinds if config.kinds is not None else frozenset(FaultKind if config.fault_every_s else ())
     wanted = asked | {each.kind for each in file.faults}
-    if (link := local_plan.up_config(args).link) is not None:  # that of a file as well
+    if (link := up_config(args).link) is not None:  # that of a file as well
         args.link = str(link)
         return
     needs = {NATURES[kind].needs for kind in wanted}

@@ -26,7 +26,7 @@ from ops.processes.told import Told
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import GaveUp
 from ops.run.local_plan import LocalPlan
-from ops.run.up import LocalRun
+from ops.run.local_run import LocalRun
 
 TICK_S = 0.05
 SHOW_EVERY_S = 1.0

@@ -1,4 +1,4 @@
-"""The plan of a local run: every setting resolved, with names and paths. Starts nothing.
+"""The plan of a local run or a hub: every setting resolved, with names and paths. Starts nothing.
 
 One file, ``config.toml`` in the run directory, then says everything: each daemon is started with ``--config`` on it,
 and whoever wants to repeat the run uses it with another ``--run-dir``. Only the address of a Redis that ``up`` starts
@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import socket
 import sys
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from aggregator.config import AggregatorConfig
 from aggregator.rules.recipes import PROFILES
 from broker.config import BrokerConfig
 from broker.process import settings, sources
-from broker.process.settings import expanded, setting, typed
+from broker.process.settings import expanded, typed
 from broker.process.sources import to_toml
 from broker.registry import redis_address
-from broker.wire.addresses import MAX_BROKERS
+from broker.wire.addresses import is_local
 from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import RECIPE, Profile
@@ -32,11 +33,14 @@ from islands.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 from ops.links.placing import Links
-from ops.run.devices import Placement, Platform
+from ops.run.devices import Placement
+from ops.run.settings import HubConfig, SupervisorConfig, UpConfig, up_config
 from ops.sinks.target import check_installed, target_of
 
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
+
+LOOPBACK = "127.0.0.1"
 
 #: Processes of islands that one machine may be asked for; a number beyond this is a slip of the finger.
 MAX_LOCAL_ISLANDS = 1000
@@ -48,7 +52,6 @@ REPORT = "aggregator-report.json"
 _DECIDED_HERE = frozenset(
     {
         "broker",
-        "host",
         "port",
         "ipc",
         "store",
@@ -69,78 +72,8 @@ _DECIDED_HERE = frozenset(
         "metrics_host",
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpConfig:
-    """The settings of ``up`` alone; every field is a flag of it and a key of the table ``[up]``."""
-
-    run_dir: Path | None = setting(
-        None, "directory of the run, new or empty (default: a new one in runs/)", subject="this machine"
-    )
-    port: int = setting(0, "port of the broker; it uses the next one, too; 0 picks free ones")
-    brokers: int = setting(1, "brokers to start; islands leave a silent one for the next")
-    redis_port: int = setting(0, "port of the Redis that is started; 0 picks a free one")
-    keys: bool = setting(False, "make a key for every process, in the run directory, and use them")
-    metrics: int = setting(
-        0, "serve metrics for Prometheus, each process at a port of its own from this one on; 0: none"
-    )
-    pace: tuple[float, ...] = setting(
-        (), "least seconds for an inner step: one number for all islands, or one for each"
-    )
-    standbys: int = setting(0, "standby aggregators, which take over when the leading one fails; of each shard")
-    evaluate_every: int = setting(
-        0,
-        "tokens between two evaluations of the global model while it trains; 0: only before and after",
-        subject="evaluation",
-    )
-    benchmark: tuple[str, ...] = setting(
-        (), "functions to evaluate it by besides: package.module:function, which takes the parameters"
-    )
-    log_to: tuple[str, ...] = setting(
-        (),
-        "where its figures go: tensorboard:DIR, wandb:PROJECT, mlflow:URI; one or several",
-        subject="evaluation",
-    )
-    model: str | None = setting(
-        None, "size of the built-in model: tiny, small, medium or large (default: small)", subject="training"
-    )
-    data: tuple[str, ...] = setting(
-        (), "text to train on: files, folders, .npy or .bin token arrays, python:PACKAGE (default: Python's sources)"
-    )
-    platform: Platform = setting(Platform.AUTO, "what islands train on; auto: what JAX finds", subject="this machine")
-    devices_per_island: int = setting(
-        0, "devices of each island, over which it splits its batch; 0: one, shared where islands outnumber GPUs"
-    )
-    link: Path | None = setting(
-        None, "TOML file of delays, rates and faults between the processes: a wide-area network", subject="this machine"
-    )
-    task_options: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "help": "option of the task; also in [task] of --config",
-            "flag": "--task-option",
-            "subject": "training",
-        },
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("port", "redis_port"):
-            if not 0 <= getattr(self, name) <= 65_534:
-                raise ConfigError(name, getattr(self, name), "must be from 1 to 65534, or 0 to pick a free one")
-        if not 0 <= self.metrics <= 65_535:
-            raise ConfigError("metrics", self.metrics, "must be a port from 1 to 65535, such as 9401, or 0 for none")
-        if not 0 <= self.standbys <= 9:
-            raise ConfigError("standbys", self.standbys, "must be from 0 to 9; one survives any single failure")
-        if self.evaluate_every < 0:
-            raise ConfigError("evaluate_every", self.evaluate_every, "must be a number of tokens, such as 200K, or 0")
-        if not 1 <= self.brokers <= MAX_BROKERS:
-            raise ConfigError("brokers", self.brokers, f"must be from 1 to {MAX_BROKERS}; 2 or 3 are plenty")
-        if self.devices_per_island < 0:
-            raise ConfigError("devices_per_island", self.devices_per_island, "must be at least 1, or 0: one, or shared")
-        for seconds in self.pace:
-            if seconds < 0:
-                raise ConfigError("pace", seconds, "must be a finite number of seconds, 0 or more")
+#: Addresses on which a broker listens to other machines: those of this one reach it on loopback.
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::", "*"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +84,7 @@ class LocalPlan:
         run_dir: Absolute; holds everything that the run writes.
         redis_url: Where Redis listens, or will.
         redis_port: Of the Redis to be started; None: it runs already.
+        hub: The settings of ``hub``, which starts no islands; None: those of ``up``, which does.
         task: Options of the task.
         links: What lies between clients and broker; None: nothing.
         devices: Those of each island; empty: not decided, which is the CPU.
@@ -165,6 +99,7 @@ class LocalPlan:
     task: Mapping[str, Any]
     redis_url: str = field(repr=False)  # it may hold a password
     redis_port: int | None
+    hub: HubConfig | None = None
     links: Links | None = None
     devices: tuple[Placement, ...] = ()
     devices_note: str = ""
@@ -185,7 +120,9 @@ class LocalPlan:
 
     @property
     def island_ids(self) -> tuple[str, ...]:
-        """Names of the islands that ``up`` starts."""
+        """Names of the islands that are started here."""
+        if self.hub is not None:
+            return ()
         width = len(str(self.aggregator.islands - 1))
         return tuple(f"island-{i:0{width}}" for i in range(self.aggregator.islands))
 
@@ -236,7 +173,16 @@ class LocalPlan:
     @property
     def keys_dir(self) -> Path:
         """The folder of the keys of all processes, if they have any."""
-        return self.run_dir / "keys"
+        return _keys_dir(self.run_dir, self.hub)
+
+    @property
+    def address(self) -> str:
+        """What islands elsewhere dial: the address of each broker."""
+        assert self.hub is not None
+        host = self.broker.host
+        if host in _EVERY_ADDRESS:
+            host = socket.gethostname() if is_local(socket.getfqdn()) else socket.getfqdn()
+        return self.hub.address or _addresses(host, self.broker_ports.values())
 
     @property
     def identities(self) -> list[Identity]:
@@ -253,12 +199,28 @@ class LocalPlan:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``up``: its own, and those of the aggregator, the broker and the islands."""
     sources.add_config_flag(parser)
-    taken = sources.add_flags(parser, UpConfig)
+    taken = sources.add_flags(parser, UpConfig) | {"host"}
     for cls in (AggregatorConfig, IslandConfig, BrokerConfig):
         taken |= sources.add_flags(parser, cls, skip=taken | _DECIDED_HERE, defaults={"total_tokens": DEFAULT_TOKENS})
 
 
-def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> LocalPlan:
+def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``hub``: its own, and those of the aggregator and the broker."""
+    sources.add_config_flag(parser)
+    taken = sources.add_flags(parser, HubConfig)
+    for cls in (AggregatorConfig, BrokerConfig):
+        taken |= sources.add_flags(parser, cls, skip=taken | _DECIDED_HERE, defaults={"run_id": None})
+
+
+def resolve(
+    args: argparse.Namespace,
+    *,
+    run_dir: Path,
+    port: int,
+    redis_url: str,
+    redis_port: int | None,
+    hub: HubConfig | None = None,
+) -> LocalPlan:
     """Returns the plan of a run; flags win over the file, the file over defaults.
 
     Args:
@@ -267,22 +229,28 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         port: The first broker's control port; it and the next one are free, and two for each further broker.
         redis_url: Where Redis listens, or will.
         redis_port: Of the Redis to be started; None: it runs already.
+        hub: The settings of ``hub``, for a plan without islands; None: those of ``up`` are read, too.
 
     Raises:
         ConfigError: A setting cannot work, in the words of whichever part it belongs to.
     """
     tables = _tables(args)
-    up = up_config(args)
+    if hub is None:
+        up = up_config(args)
+    else:
+        up = UpConfig(**{each.name: getattr(hub, each.name) for each in fields(SupervisorConfig)})
     run = {"run_id": names_of(run_dir)[0]} | tables.get("run", {})
     before = None if args.config is None else args.config.absolute().parent
-    if before is not None and before != run_dir and run["run_id"] in names_of(before):
+    if hub is None and before is not None and before != run_dir and run["run_id"] in names_of(before):
         # The file is that of an earlier run, named after its directory. Its repetition is a run of its own: in a Redis
         # that both use, older versions under one name would never replace the earlier run's.
         run["run_id"] = names_of(run_dir)[0]
-    run["broker"] = ",".join(f"tcp://127.0.0.1:{port + 2 * k}" for k in range(up.brokers))
+    host = LOOPBACK if hub is None else getattr(args, "host", None) or tables.get("broker", {}).get("host", LOOPBACK)
+    reached = LOOPBACK if host in _EVERY_ADDRESS else host
+    run["broker"] = _addresses(reached, [port + 2 * k for k in range(up.brokers)])
     run["redis_url"] = redis_url
     decided: dict[str, dict[str, Any]] = {
-        "broker": {"host": "127.0.0.1", "port": port},
+        "broker": {"host": host, "port": port},
         "aggregator": {
             "store": run_dir / "store",
             "tape": run_dir / "events.jsonl",
@@ -291,10 +259,13 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         },
         "island": {},
     }
-    if up.keys:
-        for name in ("broker", "aggregator"):
-            decided[name]["key"] = run_dir / "keys" / f"{name}.secret"
-    usual: dict[str, dict[str, Any]] = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
+    for name in decided if hub is not None else ("broker", "aggregator"):
+        if up.keys:
+            key = "islands" if name == "island" else name
+            decided[name]["key"] = _keys_dir(run_dir, hub) / f"{key}.secret"
+        elif hub is not None and not is_local(host):  # asked for by --no-keys
+            decided[name]["insecure"] = True
+    usual: dict[str, dict[str, Any]] = {"aggregator": {"total_tokens": DEFAULT_TOKENS} if hub is None else {}}
     # The address of Redis is settled: neither the flag nor the environment may change it any more.
     from_line = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
 
@@ -322,7 +293,24 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         task=task,
         redis_url=redis_url,
         redis_port=redis_port,
+        hub=hub,
     )
+    if hub is None:
+        _check_islands(plan)
+    elif plan.aggregator.profile is Profile.DATA_PARALLEL:
+        raise ConfigError("profile", Profile.DATA_PARALLEL, "has no hub: it is for `atoll up`, on one machine")
+    for target in up.log_to:
+        check_installed(target_of(target))
+    return plan
+
+
+def _check_islands(plan: LocalPlan) -> None:
+    """Checks what islands of this machine will do, before anything is started.
+
+    Raises:
+        ConfigError: They are too many, or a setting of theirs cannot work.
+    """
+    up = plan.up
     if plan.aggregator.islands > MAX_LOCAL_ISLANDS:
         limit = f"must be at most {MAX_LOCAL_ISLANDS} here, as each is a process of this machine"
         raise ConfigError("islands", plan.aggregator.islands, f"{limit}; simulate plays larger fleets")
@@ -332,12 +320,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     _check_task(plan.island.task, plan.task)
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
         _check_data_parallel(up)
-    for target in up.log_to:
-        check_installed(target_of(target))
     for benchmark in up.benchmark:
         check_findable(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
         check_mentioned(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
-    return plan
 
 
 def _check_data_parallel(up: UpConfig) -> None:
@@ -370,12 +355,12 @@ def _check_task(path: str, options: Mapping[str, Any]) -> None:
         check_options(path, signature, options)
 
 
-def up_config(args: argparse.Namespace) -> UpConfig:
-    """Returns the settings of ``up`` itself."""
-    up = sources.load(UpConfig, args, "up", environment={})
-    # Absolute paths: config.toml may be used elsewhere.
-    log_to = tuple(str(target_of(each)) for each in up.log_to)
-    return replace(up, log_to=log_to, link=None if up.link is None else up.link.absolute())
+def _keys_dir(run_dir: Path, hub: HubConfig | None) -> Path:
+    return run_dir / "keys" if hub is None or hub.key_dir is None else hub.key_dir
+
+
+def _addresses(host: str, ports: Iterable[int]) -> str:
+    return ",".join(f"tcp://{f'[{host}]' if ':' in host else host}:{port}" for port in ports)
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -436,12 +421,13 @@ def config_toml(plan: LocalPlan) -> str:
             shared[key] = values[0]
     own = {name: {k: v for k, v in table.items() if k not in shared} for name, table in parts.items()}
     recipe = {name: own["aggregator"].pop(name) for name in RECIPE if name in own["aggregator"]}
-    up = settings.to_table(plan.up)
+    supervisor = settings.to_table(plan.hub or plan.up)
     for name in ("run_dir", "model", "data", "task_options"):  # the place of this file, and what stands in [task]
-        up.pop(name, None)
+        supervisor.pop(name, None)
     if plan.redis_port is not None:
         shared.pop("redis_url", None)
     elif "redis_url" in shared:
         shared["redis_url"] = redis_address.without_password(shared["redis_url"])
-    heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
-    return to_toml({"run": shared, "recipe": recipe, **own, "task": plan.task, "up": up}, heading=heading)
+    name = "up" if plan.hub is None else "hub"
+    heading = f"The resolved configuration of this run: every process reads it.\nTo repeat it: {name} --config THIS"
+    return to_toml({"run": shared, "recipe": recipe, **own, "task": plan.task, name: supervisor}, heading=heading)

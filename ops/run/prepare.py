@@ -1,6 +1,7 @@
-"""Prepares a local run: settles settings, takes ports and a directory. Starts nothing.
+"""Prepares a local run or a hub: settles settings, takes ports and a directory. Starts nothing.
 
-``up`` and ``chaos`` begin here, with flags; what they run is the :class:`ops.run.local_plan.LocalPlan` that comes out.
+``up``, ``chaos`` and ``hub`` begin here, with flags; what they run is the :class:`ops.run.local_plan.LocalPlan` that
+comes out.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from aggregator.config import AggregatorConfig
 from broker.process.release import install
+from broker.process.settings import expanded
 from broker.registry import redis_address
 from broker.registry.registry import Registry
 from broker.transport.memory import memory_bytes
@@ -21,12 +25,17 @@ from broker.wire.messages import Profile
 from ops import run_directory
 from ops.forecast.footprint import is_auto, shards_here
 from ops.forecast.model_size import parameters_of
-from ops.keys import make_pairs
+from ops.keys import make_hub_keys, make_pairs
 from ops.links import placing
 from ops.links.placing import Links
 from ops.processes.cluster import are_free, free_ports
+from ops.processes.redis_server import find_server
 from ops.run import device_probe, devices, local_plan, resume
 from ops.run.local_plan import LocalPlan
+from ops.run.settings import HubConfig, SupervisorConfig, hub_config, up_config
+
+#: What the processes of a killed hub have to give its ports back.
+PORTS_WITHIN_S = 5.0
 
 
 def prepare(args: argparse.Namespace) -> LocalPlan:
@@ -38,15 +47,13 @@ def prepare(args: argparse.Namespace) -> LocalPlan:
     """
     if args.resume is not None:
         return _prepare_again(args)
-    run_dir = run_directory.unused(local_plan.up_config(args).run_dir)
-    plan = _settled(args, run_dir)
+    up = up_config(args)
+    run_dir = run_directory.unused(up.run_dir)
+    plan = _settled(args, run_dir, up)
     if plan.redis_port is None:
         chosen = getattr(args, "run_id", None) is not None or plan.run_id != local_plan.names_of(run_dir)[0]
         plan = plan.named(_claimed_name(plan.redis_url, [plan.run_id] if chosen else local_plan.names_of(run_dir)))
-    try:
-        (run_dir / "logs").mkdir(parents=True)
-    except OSError as err:
-        raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure_of(err)}", definite=True) from err
+    _make(run_dir)
     if plan.up.keys:
         make_pairs(plan.keys_dir, plan.identities)
     run_directory.claim(run_dir)
@@ -59,7 +66,8 @@ def _prepare_again(args: argparse.Namespace) -> LocalPlan:
     run_dir = resume.directory_of(args)
     lock = run_directory.claim(run_dir)
     try:
-        plan = _settled(resume.with_stored_settings(args, run_dir), run_dir, last_port=resume.stored_port(run_dir))
+        args = resume.with_stored_settings(args, run_dir)
+        plan = _settled(args, run_dir, up_config(args), last_port=resume.stored_port(run_dir))
         resume.refuse_contradictions(resume.stored_plan(plan), plan)
         (run_dir / "logs").mkdir(exist_ok=True)  # which no copy has that a run was restored from
         if not resume.has_ended(plan):
@@ -71,14 +79,90 @@ def _prepare_again(args: argparse.Namespace) -> LocalPlan:
     return plan
 
 
+def prepare_hub(args: argparse.Namespace) -> tuple[LocalPlan, bool]:
+    """Settles every setting of a hub in its directory, and makes the keys that are missing.
+
+    Returns:
+        The plan, and whether the hub goes on with a run that it had before.
+
+    Raises:
+        ConfigError: A setting cannot work or contradicts those of the run, a port is in use, or the directory is.
+        Unavailable: A directory cannot be written.
+    """
+    run_dir, goes_on = resume.directory_of_hub(args, hub_config(args).run_dir)
+    plan = None if goes_on else _settled_hub(args, run_dir)  # which is refused before anything is written
+    _make(run_dir)
+    lock = run_directory.claim(run_dir)
+    try:
+        if plan is None:
+            args = args if args.config is not None else resume.with_stored_settings(args, run_dir)
+            plan = _settled_hub(args, run_dir, last_port=resume.stored_port(run_dir))
+            resume.refuse_contradictions(resume.stored_plan(plan), plan)
+            resume.put_away_reports(plan)
+        _place_store(plan.aggregator.store, args.store)
+        if plan.up.keys:
+            make_hub_keys(plan.keys_dir, first=not goes_on)
+        _write_config(plan)
+        if plan.redis_port is None and not goes_on:
+            _claim_of_hub(plan)
+    except BaseException:
+        os.close(lock)
+        raise
+    return plan, goes_on
+
+
+def _settled_hub(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:
+    hub = hub_config(args)
+    plan = _settled(args, run_dir, hub, last_port=last_port)
+    if args.store is not None:
+        AggregatorConfig(store=args.store)  # refuses what is no directory, such as an address of an object store
+    if plan.redis_port is not None and hub.standbys and find_server() is None:
+        cure = "needs Redis, and no server was found on this machine: install one, or name one with --redis-url"
+        raise ConfigError("standbys", hub.standbys, cure)
+    return plan
+
+
+def _place_store(store: Path, wanted: Path | None) -> None:
+    """Makes the store a link to the directory that is wanted, for all that read the run directory."""
+    if wanted is None:
+        return
+    place = expanded("store", wanted).absolute()
+    if store.is_symlink() or store.exists():
+        if store.resolve() != place.resolve():
+            cure = f"the versions of this run are in {store.resolve()}: leave --store out"
+            raise ConfigError("store", str(wanted), cure)
+        return
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        store.symlink_to(place)
+    except OSError as err:
+        raise Unavailable(f"cannot make {place} ({err.strerror}); {cure_of(err)}", definite=True) from err
+
+
+def _claim_of_hub(plan: LocalPlan) -> None:
+    """Takes the run's name in a shared Redis; a hub that is killed meanwhile goes on as one that has it."""
+    try:
+        _claimed_name(plan.redis_url, [plan.run_id])
+    except ConfigError:
+        plan.config_file.unlink()
+        raise
+
+
+def _make(run_dir: Path) -> None:
+    try:
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure_of(err)}", definite=True) from err
+
+
 def _write_config(plan: LocalPlan) -> None:
     """Writes ``config.toml``, for nobody else to read: options of the task may be secret."""
     run_directory.write(plan.config_file, local_plan.config_toml(plan), mode=0o600)
 
 
-def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:
+def _settled(args: argparse.Namespace, run_dir: Path, up: SupervisorConfig, *, last_port: int = 0) -> LocalPlan:
     """Resolves the settings, with addresses that are free now: ``last_port`` if it is one of them."""
-    up = local_plan.up_config(args)
+    hub = up if isinstance(up, HubConfig) else None
     redis_url, redis_port = local_plan.given_redis_url(args), None
     if redis_url is not None:
         redis_address.check(redis_url)  # before anything is started
@@ -88,6 +172,8 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
     ports = 2 * up.brokers
     if up.port + ports > 65_536:
         raise ConfigError("port", up.port, f"must be at most {65_536 - ports}: {ports} ports from it on are needed")
+    if hub is not None and last_port:
+        _wait_for_ports(range(last_port, last_port + ports))
     if up.port and not are_free(range(up.port, up.port + ports)):
         which = f"it or {up.port + 1}" if ports == 2 else f"one of it to {up.port + ports - 1}"
         raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
@@ -96,16 +182,31 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
 
     def resolved(shards: int | None) -> LocalPlan:
         asked = argparse.Namespace(**{**vars(args), "shards": shards})
-        return local_plan.resolve(asked, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+        return local_plan.resolve(
+            asked, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port, hub=hub
+        )
 
     shards = getattr(args, "shards", None)
     auto = is_auto(shards)
+    if auto and hub is not None:
+        raise ConfigError(
+            "shards", "auto", "must be a number here, for a hub has no model: `plan --shards auto` has it"
+        )
     plan = resolved(None if auto else shards)
     if auto:
         plan = resolved(_shards(plan))
     _check_metrics_ports(plan)
+    if hub is not None:
+        return plan
     plan = _with_devices(plan)
-    return plan if up.link is None else replace(plan, links=_links(plan, up.link))
+    return plan if plan.up.link is None else replace(plan, links=_links(plan, plan.up.link))
+
+
+def _wait_for_ports(ports: range) -> None:
+    """Returns when nobody listens there, or after a while: processes of a killed hub are about to end."""
+    ends_s = time.monotonic() + PORTS_WITHIN_S
+    while not are_free(ports) and time.monotonic() < ends_s:
+        time.sleep(0.1)
 
 
 def _shards(plan: LocalPlan) -> int:
@@ -192,5 +293,5 @@ def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
     found = asyncio.run(claim())
     if found is None:
         cure = f"is the name of another run in Redis at {shown(redis_url)}: choose another with --run, or go on with"
-        raise ConfigError("run_id", names[0], f"{cure} that run, up --resume RUN_DIR")
+        raise ConfigError("run_id", names[0], f"{cure} that run in its own directory")
     return found

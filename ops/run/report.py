@@ -51,6 +51,7 @@ class RunFacts:
         note: Why the run ended, where it did not end by itself.
         loss_unit: Of the held-out loss; empty for a task of somebody's own.
         resume: The command that goes on with it; empty where there is nothing to go on with.
+        export: The command that writes the model; empty where the model was evaluated and written.
         as_seen: The aggregator left no counts; those given are :func:`last_seen`.
         undone: What was asked for beside training and not done, each in a sentence.
     """
@@ -64,6 +65,7 @@ class RunFacts:
     note: str = ""
     loss_unit: str = ""
     resume: str = ""
+    export: str = ""
     as_seen: bool = False
     undone: Sequence[str] = ()
 
@@ -115,7 +117,7 @@ def build_report(
         ``counted`` (of these tokens: ``all``, ``at least``, or ``unknown``), ``versions``, ``rounds``,
         ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``troubles`` (what
         was wrong at the end, and what was asked for and not done), ``recipe``, ``wall_s``, ``first_step_s``, ``exit``,
-        ``note``, ``resume``.
+        ``note``, ``resume``, ``export``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
@@ -150,6 +152,7 @@ def build_report(
         "exit": facts.exit,
         "note": facts.note,
         "resume": facts.resume,
+        "export": facts.export,
     }
 
 
@@ -197,6 +200,8 @@ def render(report: Report) -> str:
     if report["islands"]:
         lines += ["", *_island_table(report["islands"])]
     lines += ["", f"everything is in {report['run']['dir']}"]
+    if report["export"] and report["versions"]:
+        lines.append(f"its model: {report['export']}")
     if report["resume"]:
         also = ", and merge what is in flight" if report["tokens"]["in_flight"] else ""
         lines += [f"to go on with it{also}: {report['resume']}"]
@@ -205,8 +210,9 @@ def render(report: Report) -> str:
 
 def _summary(report: Report) -> list[tuple[str, str]]:
     versions = report["versions"].values()
+    evaluated = report["evaluations"].get("count", 0) > 0
     rows = [
-        *_metrics(report["metrics"], report["loss"]["unit"], evaluated=report["evaluations"].get("count", 0) > 0),
+        *([] if report["export"] else _metrics(report["metrics"], report["loss"]["unit"], evaluated=evaluated)),
         *_curve(report["evaluations"]),
         ("tokens", _tokens(report["tokens"], report["counted"])),
     ]

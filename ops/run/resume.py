@@ -1,4 +1,4 @@
-"""``up --resume RUN_DIR``: continues a run from its directory.
+"""``up --resume RUN_DIR``, and ``hub`` on its directory: continues a run from its directory.
 
 Everything that matters is on disk already: the store (parameters, momentum, books), the islands' checkpoints, and
 ``config.toml``, which says every setting. So resuming is starting the same processes on the same directory under the
@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aggregator.config import AggregatorConfig
 from broker.process import settings, sources
-from broker.process.settings import expanded
+from broker.process.settings import Scope, expanded
 from broker.wire.errors import ConfigError
+from broker.wire.names import check_name
 from ops.run.local_plan import LocalPlan, resolve
+from ops.run.settings import hub_config
 
 #: What a resumed run may change: its end, its pace, what it is evaluated by and keeps for study, devices and addresses
 #: here.
@@ -31,6 +34,9 @@ MAY_CHANGE = frozenset(
 _PLACES = frozenset(
     {"run_dir", "host", "broker", "store", "tape", "report", "model", "data", "task_options", "failover", "standby"}
 )
+
+#: What lies in the directory of a hub before its first start is over: keys may be brought, and so may a store.
+OF_NEW_HUBS = frozenset({"keys", "store", "islands", "logs", "lock"})
 
 CHANGES_HELP = (
     "--tokens, --pace, --evaluate-every, --benchmark, --log-to, --record-payloads, --tape-segment-mb, --tape-segments, "
@@ -50,16 +56,61 @@ def directory_of(args: argparse.Namespace) -> Path:
     if not (run_dir / "config.toml").is_file():
         cure = "must be the directory of a run that `up` started (it has a config.toml)"
         raise ConfigError("resume", str(wanted), cure)
-    stored = sources.read_file(run_dir / "config.toml")
-    if not {"run", "aggregator", "island", "task"} <= stored.keys() or "run_id" not in stored["run"]:
-        cure = "has lost its settings, without which it would go on as another run: restore its config.toml"
-        raise ConfigError("resume", str(wanted), cure)
+    if "hub" in _stored(run_dir, "resume", wanted):
+        raise ConfigError("resume", str(wanted), "is the directory of a hub: go on with `atoll hub --run-dir` there")
     for name in ("config", "run_dir"):
         value = getattr(args, name, None)
         if value is not None:
             cure = f"does not go with --resume, which goes on in {wanted} with the settings there: leave it out"
             raise ConfigError(name, str(value), cure)
     return run_dir
+
+
+def _stored(run_dir: Path, field: str, wanted: Path) -> dict[str, dict[str, Any]]:
+    """Returns the tables of a run's ``config.toml``; raises ConfigError if it has lost some."""
+    stored = sources.read_file(run_dir / "config.toml")
+    if not {"run", "aggregator", "island", "task"} <= stored.keys() or "run_id" not in stored["run"]:
+        cure = "has lost its settings, without which it would go on as another run: restore its config.toml"
+        raise ConfigError(field, str(wanted), cure)
+    return stored
+
+
+def directory_of_hub(args: argparse.Namespace, wanted: Path | None) -> tuple[Path, bool]:
+    """Returns the absolute directory of a hub, and whether it has a run already.
+
+    Args:
+        args: Flags of ``hub``.
+        wanted: The directory, by flags or file; None: that of the run's name in runs/.
+
+    Raises:
+        ConfigError: Neither directory nor run is named, or the directory is of something else.
+    """
+    run_id = getattr(args, "run_id", None)
+    if run_id is None and args.config is not None:
+        run_id = sources.read_file(args.config).get("run", {}).get("run_id")
+    if run_id is None and wanted is None:
+        raise ConfigError(
+            "run_id", None, "is needed: give --run NAME for a new run, or --run-dir DIR to go on with one"
+        )
+    if run_id is not None:
+        check_name("run_id", run_id)
+    run_dir = (wanted or Path("runs", str(run_id))).absolute()
+    if not (run_dir / "config.toml").exists():
+        strange = {each.name for each in run_dir.iterdir()} - OF_NEW_HUBS if run_dir.is_dir() else set()
+        if strange or run_dir.is_file():
+            cure = f"has {sorted(strange)[0]} in it" if strange else "is a file"
+            raise ConfigError("run_dir", str(run_dir), f"{cure}, and no run of a hub: name a new directory")
+        return run_dir, False
+    stored = _stored(run_dir, "run_dir", run_dir)
+    if "hub" not in stored:
+        cure = f"is the directory of a run of `up`: go on with `atoll up --resume {shlex.quote(str(run_dir))}`"
+        raise ConfigError("run_dir", str(run_dir), f"{cure}, or name another one")
+    if run_id not in (None, stored["run"]["run_id"]):
+        cure = (
+            f"is not the run in {run_dir}, which is {stored['run']['run_id']}: leave --run out, or name a new --run-dir"
+        )
+        raise ConfigError("run_id", run_id, cure)
+    return run_dir, True
 
 
 def with_stored_settings(args: argparse.Namespace, run_dir: Path) -> argparse.Namespace:
@@ -78,6 +129,7 @@ def stored_plan(plan: LocalPlan) -> LocalPlan:
         port=plan.broker.port,
         redis_url=plan.redis_url,
         redis_port=plan.redis_port,
+        hub=None if plan.hub is None else hub_config(nothing_said),
     )
 
 
@@ -97,10 +149,11 @@ def refuse_contradictions(stored: LocalPlan, wanted: LocalPlan) -> None:
     for name, value in _settings(wanted):
         if value != before.get(name):
             had = "no such setting" if name not in before else _plain(before[name])
-            cure = (
-                f"the run in {stored.run_dir} has {had}: leave it out (only {CHANGES_HELP}), or start another run with "
-                f"up --config {shlex.quote(str(stored.config_file))}"
-            )
+            cure = f"the run in {stored.run_dir} has {had}: leave it out"
+            if wanted.hub is None:
+                cure += f" (only {CHANGES_HELP})"
+            other = "up --config" if wanted.hub is None else "hub --run NAME --config"
+            cure += f", or start another run with {other} {shlex.quote(str(stored.config_file))}"
             raise ConfigError(name, _plain(value), cure)
 
 
@@ -136,6 +189,11 @@ def put_away_reports(plan: LocalPlan) -> None:
 
 def _settings(plan: LocalPlan) -> Iterator[tuple[str, Any]]:
     """Yields every setting that a resumed run must share with its past, by the name that its flag has."""
+    if plan.hub is not None:  # the aggregator notes what changes of the rest
+        fixed = {each.name for each in settings.settings_of(AggregatorConfig) if each.scope is Scope.FIXED}
+        yield from ((name, value) for name, value in settings.to_table(plan.aggregator).items() if name in fixed)
+        yield "standbys", plan.hub.standbys
+        return
     for part in (plan.aggregator, plan.broker, plan.island, plan.up):
         for name, value in settings.to_table(part).items():
             if name not in MAY_CHANGE | _PLACES:

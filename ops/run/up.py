@@ -1,63 +1,36 @@
 """``up``: a whole run on this machine, in one command.
 
-Starts Redis (unless one is named), a broker, an aggregator and the islands; restarts what dies; shows how the run goes;
-ends when the aggregator has flushed and ended; evaluates the model before and after; reports. All of it happens on one
-thread, on which the lives of all processes hang (:mod:`ops.processes.child`).
+Settles the settings, has the run trained (:mod:`ops.run.local_run`), evaluates the model before and after, and reports.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
-import math
-import os
-import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from broker.process.signals import Interrupted, Signals
-from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Profile
-from ops import run_directory
-from ops.curve import Point, sentence
+from ops.curve import Point
 from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import write_report
+from ops.data_parallel import launching
 from ops.evaluation.curve_file import read_points
 from ops.forecast.footprint import is_auto
 from ops.inspect.export import export
 from ops.inspect.global_model import Which
-from ops.inspect.run_status import Status, status_of
-from ops.inspect.shards import one_report
-from ops.inspect.status import ADDRESS_FILE
-from ops.links import placing
-from ops.processes.child_process import ProcessSpec
-from ops.processes.cluster import Change, LocalCluster
-from ops.processes.numeric import compilation_cache, one_thread_environment
-from ops.processes.redis_server import server
-from ops.processes.told import Told
-from ops.run import daemons, data_parallel, devices, explained, local_plan, resume
-from ops.run.display import Display, Rate, progress_of, trained_tokens
-from ops.run.judging import MODEL, POLL_S, SEED, GaveUp, in_short, judge, keep, loss_unit
+from ops.run import daemons, explained, local_plan, resume
+from ops.run.display import Display
+from ops.run.judging import MODEL, SEED, GaveUp, in_short, judge, keep
 from ops.run.local_plan import LocalPlan
+from ops.run.local_run import LocalRun
 from ops.run.prepare import prepare
-from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
+from ops.run.report import Metrics
 from ops.terminal import Screen
-
-STATUS_EVERY_S = 1.0
-#: Silence of Redis after which the display says why it stands still.
-STATUS_LATE_S = 10.0
-#: Islands hear of the end of the run from the broker, and leave by themselves within this.
-LEAVE_WITHIN_S = 3.0
-#: Deaths of the follower after the end of training, after which it is not waited for: `up` can evaluate the last model.
-FOLLOWER_DEATHS = 2
-#: What libraries of --log-to get to take the last points, once the run has ended.
-LOG_WITHIN_S = 20.0
 
 _EPILOG = """
 --resume RUN_DIR continues a run that was stopped, killed or cut off by a power failure. It keeps the settings, the run
@@ -119,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         if args.resume is not None:
             cure = "is a data-parallel run, which keeps nothing to go on from: start another one"
             raise ConfigError("resume", str(args.resume), cure)
-        return data_parallel.run(plan, started_s, as_json=args.json)
+        return launching.run(plan, started_s, as_json=args.json)
     run_ = LocalRun(
         plan=plan,
         started_s=started_s,
@@ -159,263 +132,6 @@ def _explain(args: argparse.Namespace) -> int:
     else:
         Screen().print(explained.render(plan.aggregator.profile, rows))
     return 0
-
-
-# --- during -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, kw_only=True)
-class LocalRun:
-    """A run in progress: what the supervisor sees of it."""
-
-    plan: LocalPlan
-    started_s: float
-    resumed: bool = False
-    dashboard: int | None = None  #: port of its page
-    as_called: Callable[[str], str] = str  #: names our commands as they are called here
-    steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
-    note: str = ""
-    troubles: tuple[str, ...] = ()
-    first_step_s: float | None = None
-    ended_s: float | None = None
-    told_models: set[str] = field(default_factory=set)  #: digests of those whose evaluation was told, or stood there
-    restarts: dict[str, int] = field(default_factory=dict)
-    ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
-    seen: Status | None = None  #: the last status that there was
-    undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
-
-    def train(self, display: Display, signals: Signals) -> int:
-        """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
-        with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
-            try:
-                self.start(cluster, display, signals)
-                self._watch(cluster, loop, display, signals)
-                self.ended_s = time.monotonic()
-                self._await_follower(cluster, display, signals)
-                self._await_loggers(cluster, display, signals)
-            except (GaveUp, Unavailable) as err:
-                self.note = in_short(err)
-                display.note(str(err))
-                return 2 if isinstance(err, GaveUp) and err.misset else 1
-            except Interrupted as err:
-                self.note = str(err)
-                display.note(f"{err}; ending every process")
-                return 128 + err.number
-            finally:
-                self.ended_s = self.ended_s or time.monotonic()
-                cluster.stop()
-                self.restarts = {name: cluster.restarts(name) for name in self._names()}
-        return 0
-
-    def _names(self) -> list[str]:
-        links = [placing.PROCESS_NAME] if self.plan.links is not None else []
-        follower = [daemons.FOLLOWER] if self.plan.up.evaluate_every else []
-        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients, *follower]
-
-    def start(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
-        """Starts Redis, if it is ours to start, and then everything else.
-
-        Raises:
-            Interrupted: A signal came.
-        """
-        plan = self.plan
-        display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
-        if plan.devices:
-            if plan.devices_note:
-                display.note(plan.devices_note)
-            display.note(devices.sentence(plan.island_ids, plan.devices))
-        (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
-        if plan.redis_port is not None:
-            run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")
-            command = server(port=plan.redis_port, directory=plan.run_dir).command
-            cluster.start([ProcessSpec(name="redis", command=command, stop_order=2)])
-            cluster.wait_for_port("redis", plan.redis_port)
-        if plan.links is not None:
-            run_directory.write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
-        environment = daemons.our_environment(plan.redis_url)
-        numeric = one_thread_environment() | compilation_cache()
-        for spec in daemons.processes(plan, environment=environment, island_environment=numeric):
-            signals.check()  # many islands take a while
-            cluster.start([spec])
-        if plan.up.evaluate_every:
-            self.told_models = {point.model for point in read_points(plan.run_dir)}
-            cluster.start([daemons.follower(plan, environment=environment | numeric | daemons.ON_CPU)])
-        cluster.start(daemons.loggers(plan, environment=environment))
-        if self.dashboard is not None:
-            cluster.start([daemons.dashboard(plan, self.dashboard, environment=environment)])
-            display.note(f"dashboard at http://{HOST}:{self.dashboard}")
-        if plan.metrics_ports:
-            targets = daemons.write_scrape_targets(plan)
-            for name, port in plan.metrics_ports.items():
-                display.note(f"metrics of {name} at http://127.0.0.1:{port}/metrics")
-            display.note(f"all of them, for Prometheus' file_sd_configs: {targets}")
-        display.note(
-            self.as_called(f"status from elsewhere, now and later: atoll status {shlex.quote(str(plan.run_dir))}")
-        )
-
-    def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
-        """Returns when the aggregator has ended the run.
-
-        Raises:
-            GaveUp: A process could not be kept alive.
-            Interrupted: A signal came.
-        """
-        registry = Registry(self.plan.redis_url, self.plan.run_id)
-        rate = Rate()
-        next_status_s, silent_since_s = 0.0, time.monotonic()
-        try:
-            while not self._happened(cluster, display):
-                signals.check()
-                now_s = time.monotonic()
-                if now_s >= next_status_s:
-                    next_status_s = now_s + STATUS_EVERY_S
-                    status, missing = self._status(registry, loop)
-                    if status is None and silent_since_s <= now_s - STATUS_LATE_S:
-                        display.note(f"{'no progress to show' if self.seen else 'starting'}: {missing}")
-                        silent_since_s = math.inf  # said once
-                    if status is not None:
-                        self.seen, silent_since_s = status, now_s
-                        progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
-                        if self.steps_before is None:
-                            self.steps_before = progress.max_inner_step if self.resumed else 0
-                        if self.first_step_s is None and progress.max_inner_step > self.steps_before:
-                            self.first_step_s = now_s - self.started_s
-                        display.show(status, progress, now_s)
-                        self._tell_troubles(status, display)
-                        self._tell_evaluation(status.evaluation, display)
-                time.sleep(POLL_S)
-            leave_by_s = time.monotonic() + LEAVE_WITHIN_S
-            while cluster.running() & set(self.plan.island_ids) and time.monotonic() < leave_by_s:
-                self._happened(cluster, display)
-                signals.check()
-                time.sleep(POLL_S)
-        finally:
-            loop.run(registry.aclose())
-
-    def _tell_troubles(self, status: Status, display: Display) -> None:
-        """Says what the aggregator cannot put right by itself, when it begins and when it is over."""
-        troubles = tuple(each.partition(": ")[2] for each in status.totals.get("troubles", ()))  # without for how long
-        for trouble in troubles:
-            if trouble not in self.troubles:
-                display.note(trouble)
-        if self.troubles and not troubles:
-            display.note("the aggregator can go on")
-        self.troubles = troubles
-
-    def _tell_evaluation(self, newest: Point | None, display: Display) -> None:
-        """Tells the newest evaluation, once."""
-        if newest is not None and newest.model not in self.told_models:
-            self.told_models.add(newest.model)
-            display.note(sentence(newest))
-
-    def _await_follower(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
-        """Returns when the follower has evaluated the last model, or will not do so."""
-        if daemons.FOLLOWER not in cluster.running():
-            return
-        display.note("evaluating the last model")
-        before = cluster.restarts(daemons.FOLLOWER)
-        while daemons.FOLLOWER in cluster.running():
-            self._happened(cluster, display)
-            if cluster.restarts(daemons.FOLLOWER) - before >= FOLLOWER_DEATHS:
-                return
-            signals.check()
-            time.sleep(POLL_S)
-
-    def _await_loggers(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
-        """Returns when the last figures are where --log-to wants them, or will not come there in time."""
-        ends_s = time.monotonic() + LOG_WITHIN_S
-        before = {name: cluster.restarts(name) for name in self._loggers()}
-        while left := {name for name in cluster.running() if cluster.restarts(name) == before.get(name)}:
-            self._happened(cluster, display)
-            signals.check()
-            if time.monotonic() > ends_s:
-                break
-            time.sleep(POLL_S)
-        for name in sorted(left | {name for name in before if cluster.restarts(name) > before[name]}):
-            self._not_done(f"{name} has not written the last figures; later: {self._log_again(name)}", display)
-
-    def _loggers(self) -> dict[str, str]:
-        """Returns the process of each target of --log-to, and the target."""
-        return {f"log-{number}": target for number, target in enumerate(self.plan.up.log_to, start=1)}
-
-    def _log_again(self, name: str) -> str:
-        return self.as_called(shlex.join(("atoll", "log", str(self.plan.run_dir), "--to", self._loggers()[name])))
-
-    def _not_done(self, sentence: str, display: Display) -> None:
-        display.note(sentence)
-        self.undone.append(in_short(sentence))
-
-    def _happened(self, cluster: LocalCluster, display: Display) -> bool:
-        """Tells what became of the processes; returns whether every shard has ended the run."""
-        shards = self.plan.shards
-        for event in cluster.poll():
-            match event.change:
-                case Change.GAVE_UP if event.process == daemons.FOLLOWER:
-                    self._not_done(event.detail, display)
-                    display.note("the run goes on, and is evaluated at its end")
-                case Change.GAVE_UP if event.process in self._loggers():
-                    self._not_done(f"{event.detail}; the run goes on; later: {self._log_again(event.process)}", display)
-                case Change.GAVE_UP if event.process == daemons.DASHBOARD:
-                    display.note(f"{event.detail}; the run goes on without it")
-                case Change.GAVE_UP:
-                    raise GaveUp(event.detail, misset=event.misset)
-                case Change.DIED | Change.STARTED:
-                    display.note(event.detail)
-                    Told(self.plan.run_dir).write(event.process, event.detail.partition("\n")[0])
-                case Change.ENDED:
-                    if event.process in shards:
-                        self.ended_by.setdefault(shards[event.process], event.process)
-        return len(self.ended_by) == self.plan.aggregator.shards
-
-    def last_stores(self) -> list[Path]:
-        """Returns the stores that have the last version of every fragment, one of each shard."""
-        led_by: dict[int, str] = {}
-        for name, shard in self.plan.shards.items():
-            led_by.setdefault(shard, self.ended_by.get(shard, name))
-        return [self.plan.store_of(name) for _, name in sorted(led_by.items())]
-
-    @staticmethod
-    def _status(registry: Registry, loop: asyncio.Runner) -> tuple[Status | None, str]:
-        """The status by Redis; None while there is none, which stops nothing but this display, and why."""
-        try:
-            snapshot = loop.run(registry.read())
-        except Unavailable as err:
-            return None, str(err)
-        if snapshot.empty:
-            return None, "waiting for the aggregator's first report"
-        return status_of(snapshot, snapshot.now_s), ""
-
-    def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:
-        """Returns the report, from the aggregator's own file and what was seen here."""
-        counted = self._counted()
-        as_seen = counted is None
-        if counted is None and self.seen is not None:
-            counted = last_seen(self.seen)
-        ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
-        again = self.as_called(f"atoll up --resume {shlex.quote(os.fspath(self.plan.run_dir))}")
-        facts = RunFacts(
-            run_id=self.plan.run_id,
-            run_dir=os.fspath(self.plan.run_dir),
-            exit=status,
-            wall_s=ended_s - self.started_s,
-            first_step_s=self.first_step_s,
-            restarts=self.restarts,
-            note=self.note,
-            loss_unit=loss_unit(self.plan),
-            resume="" if status in (0, 2) else again,  # wrong settings would end it again
-            as_seen=as_seen,
-            undone=self.undone,
-        )
-        points = read_points(self.plan.run_dir)
-        return build_report(counted, facts, before=judged[0], after=judged[1], points=points)
-
-    def _counted(self) -> dict[str, Any] | None:
-        """Returns what the aggregators counted; without that of one shard the rest would not add up."""
-        try:
-            counted = [json.loads(path.read_text(encoding="utf-8")) for path in self.plan.reports]
-        except (OSError, ValueError):
-            return None
-        return one_report(counted) if all(isinstance(each, dict) for each in counted) else None
 
 
 # --- after --------------------------------------------------------------------------------------------------------

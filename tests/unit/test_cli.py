@@ -90,7 +90,7 @@ def test_a_bug_keeps_its_traceback(command):
     ("argv", "words"),
     [
         (["statsu"], "command = 'statsu': is none; did you mean status?"),
-        (["xyzzy"], "is none; there are up, test, broker"),
+        (["xyzzy"], "is none; there are up, hub, test"),
         (["probe", "--cuont", "2"], "argument = '--cuont': is no flag; did you mean --count?"),
         (["probe", "stray"], "argument = 'stray': is not understood; see atoll probe --help"),
         (["probe", "--host", "hub"], "argument = '--host': is not understood; see atoll probe --help"),

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from broker.wire.errors import ConfigError
 from examples import numpy_task
 from islands.tasks.inner_optimizer import jax_task
-from ops.run.data_parallel_worker import train
+from ops.data_parallel.worker import train
 
 RATE, STEPS, TOKENS = 0.1, 12, 8
 

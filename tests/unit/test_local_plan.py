@@ -17,8 +17,9 @@ from broker.process import sources
 from broker.process.signals import Interrupted
 from broker.wire.errors import ConfigError
 from ops.links import placing
-from ops.run import daemons, display, local_plan, resume, up
+from ops.run import daemons, display, local_plan, resume
 from ops.run.devices import Found, Platform, placements
+from ops.run.local_run import LocalRun
 from ops.run.prepare import prepare
 
 
@@ -212,7 +213,7 @@ def test_an_interrupt_while_processes_are_started_starts_no_more_of_them(tmp_pat
             raise Interrupted(signal.SIGINT)
 
     cluster = SimpleNamespace(start=lambda specs: names.extend(spec.name for spec in specs))
-    run = up.LocalRun(plan=resolved(redis_port=None, run_dir=tmp_path), started_s=0.0)
+    run = LocalRun(plan=resolved(redis_port=None, run_dir=tmp_path), started_s=0.0)
     with pytest.raises(Interrupted), display.Display() as shown:
         run.start(cluster, shown, SimpleNamespace(check=interrupted_at_the_fourth))
     assert names == ["broker", "aggregator", "island-0"]
@@ -220,7 +221,7 @@ def test_an_interrupt_while_processes_are_started_starts_no_more_of_them(tmp_pat
 
 @pytest.mark.parametrize(("status", "hint"), [(1, True), (130, True), (2, False), (0, False)])
 def test_a_run_that_gave_up_says_how_to_go_on_with_it(tmp_path, status, hint):
-    report = up.LocalRun(plan=resolved(run_dir=tmp_path), started_s=0.0).report(status)
+    report = LocalRun(plan=resolved(run_dir=tmp_path), started_s=0.0).report(status)
     assert report["resume"] == (f"atoll up --resume {tmp_path}" if hint else "")
     assert report["tokens"]["trained"] is None  # nobody has written any count
 

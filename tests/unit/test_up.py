@@ -10,7 +10,7 @@ import pytest
 from broker.process import release
 from broker.wire.errors import Unavailable
 from ops import cli
-from ops.run.up import LocalRun
+from ops.run.local_run import LocalRun
 
 
 @pytest.mark.parametrize(

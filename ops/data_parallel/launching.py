@@ -121,7 +121,7 @@ def _processes(plan: LocalPlan) -> list[ProcessSpec]:
         ProcessSpec(
             name=island_id,
             command=[
-                *(sys.executable, "-P", "-m", "ops.run.data_parallel_worker"),
+                *(sys.executable, "-P", "-m", "ops.data_parallel.worker"),
                 *("--rank", str(rank), "--pace", str(pace[rank % len(pace)]), *flags),
             ],
             environment=environment,

@@ -1,0 +1,1 @@
+"""The synchronous baseline: ``up --profile data-parallel``."""
