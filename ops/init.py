@@ -26,7 +26,7 @@ from broker.wire.identity import Identity, KeyRole
 from broker.wire.names import check_name
 from islands.config import IslandConfig
 from ops import launcher
-from ops.run.settings import UpConfig
+from ops.run.settings import HubConfig, UpConfig
 
 HUB_FILE = "atoll.toml"
 KEYS = "keys"
@@ -41,6 +41,7 @@ _OPEN: dict[str, tuple[type[Any], Sequence[str]]] = {
     "broker": (BrokerConfig, ("name", "max_peers")),
     "aggregator": (AggregatorConfig, ("total_tokens", "tape", "failover", "standby", "shards")),
     "island": (IslandConfig, ("island_id", "state_dir", "health", "pace")),
+    "hub": (HubConfig, ("standbys", "run_dir")),
     "up": (UpConfig, ("brokers", "standbys", "evaluate_every", "platform")),
 }
 _DATA = ('data = ["corpus.txt"]',)
@@ -53,6 +54,7 @@ _EXAMPLES: dict[str, Any] = {
     "health": "health",
     "total_tokens": 1_000_000_000,
     "island_id": "paris",
+    "run_dir": "runs/demo",
     "state_dir": "state",
 }
 
@@ -145,8 +147,7 @@ def next_commands(fleet: Fleet, directory: Path, program: str) -> list[str]:
     lines = [f"cd {shlex.quote(os.fspath(directory))}"] if os.fspath(directory) != "." else []
     if fleet.keys:
         lines.append(f"{program} keys init aggregator {' '.join(f'island:{each}' for each in fleet.regions)}")
-    redis = "    # status and standbys need a Redis here: docs/regions.md"
-    lines += [f"{program} broker --config {HUB_FILE}{redis}", f"{program} aggregator --config {HUB_FILE}"]
+    lines.append(f"{program} hub --config {HUB_FILE}")
     for region in fleet.regions:
         brings = f"{region}.toml" + (f", {KEYS}/island-{region}.secret, {KEYS}/broker.public" if fleet.keys else "")
         where = "" if fleet.local else f"    # in {region}, in a folder with {brings}"
@@ -164,9 +165,10 @@ def files(fleet: Fleet) -> dict[str, str]:
 
 def _hub_file(fleet: Fleet) -> str:
     heading = f"""\
-The settings of run {fleet.run_id}, for its hub: broker and aggregator read this file, and `up --config {HUB_FILE}`
-tries the same settings on one machine. A flag wins over the environment, and that over this file. Lines with a # in
-front are defaults or examples; `aggregator --help-all` tells of all that may be set.
+The settings of run {fleet.run_id}, for its hub: `hub --config {HUB_FILE}` reads this file, as broker and aggregator
+do by themselves, and `up --config {HUB_FILE}` tries the same settings on one machine. A flag wins over the
+environment, and that over this file. Lines with a # in front are defaults or examples; `hub --help-all` tells of all
+that may be set.
 Paths are seen from the directory in which a command is started."""
     blocks = [
         _commented(heading),
@@ -200,6 +202,7 @@ Paths are seen from the directory in which a command is started."""
             open_in="island",
         ),
         _table("task", {}, "Options of the task.", notes=_DATA),
+        _table("hub", {"key_dir": KEYS} if fleet.keys else {"keys": False}, "For `hub` alone.", open_in="hub"),
         _table("up", {}, "For `up` alone.", open_in="up"),
     ]
     return "\n".join(blocks)

@@ -101,7 +101,11 @@ def _sentence(whole: CompleteSet, now_s: float) -> str:
 def _lines(directory: Path, restored: Sequence[Restored], now_s: float) -> list[str]:
     lines = [line for each in restored for line in _lines_of(directory, each, now_s)]
     shards = restored[0].whole.shard[1]
-    if (directory / "config.toml").exists():
+    config = directory / "config.toml"
+    if config.exists() and "hub" in sources.read_file(config):
+        how = f"to go on: hub --run-dir {shlex.quote(str(directory))}, with the keys of before in {directory / 'keys'}"
+        return [*lines, how]
+    if config.exists():
         return [*lines, f"to go on: up --resume {shlex.quote(str(directory))}"]
     for each in restored:
         words = ["aggregator", "--run", each.whole.run_id, "--store", str(directory / each.folder / STORE)]

@@ -25,7 +25,7 @@ END_WITHIN_S = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll dashboard``."""
     parser.add_argument(
-        "run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="directory of a run of `up`, live or ended"
+        "run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="directory of a run of `up` or `hub`, live or ended"
     )
     parser.add_argument("--redis", metavar="URL", help="address of Redis, for a run that has no directory here")
     parser.add_argument("--broker", metavar=BROKER_METAVAR, help=BROKER_HELP)

@@ -16,7 +16,9 @@ FILE = "report.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll plot``."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a run of `up`, live or ended")
+    parser.add_argument(
+        "run_dir", metavar="RUN_DIR", type=Path, help="directory of a run of `up` or `hub`, live or ended"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help=f"where to (default: {FILE} in RUN_DIR)")
 
 

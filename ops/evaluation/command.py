@@ -98,7 +98,9 @@ def _follow(args: argparse.Namespace) -> int:
         raise ConfigError("every", every, "must be at least 1 token, such as 500K")
     own = args.follow / "config.toml"
     if own.is_file() and args.config is not None:
-        raise ConfigError("config", str(args.config), f"does not go with a run of `up`, which has {own}: leave it out")
+        raise ConfigError(
+            "config", str(args.config), f"does not go with the directory of a run, which has {own}: leave it out"
+        )
     args.config = own if own.is_file() else args.config
     # Before anything is imported that computes: training has the processors, and one of them at most is shared.
     os.environ.update(one_thread_environment())

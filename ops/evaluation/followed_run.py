@@ -32,9 +32,7 @@ class FollowedRun:
     def __init__(self, directory: Path, *, target_tokens: int) -> None:
         self._own = (directory / "config.toml").is_file()
         if not self._own and not (directory / "fragments").is_dir():
-            cure = (
-                "must be the directory of a run that `up` started, or a store with fragments in it (and its --config)"
-            )
+            cure = "must be the directory of a run of `up` or `hub`, or a store with fragments in it (and its --config)"
             raise ConfigError("follow", str(directory), cure)
         self._directory = directory
         self._target_tokens = target_tokens

@@ -49,7 +49,7 @@ ADDRESS_FILE = "redis-url"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll status``."""
-    directory_help = "directory of a run of `up`, live or finished (default: ask --redis)"
+    directory_help = "directory of a run of `up` or `hub`, live or finished (default: ask --redis)"
     parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help=directory_help)
     parser.add_argument("--run", metavar="TEXT", help="name of the run (default: the one that was written to last)")
     url_help = f"address of Redis (default: REDIS_URL, else {DEFAULT_REDIS_URL})"
@@ -307,7 +307,7 @@ def address_in(run_dir: Path) -> Address:
     """
     config = run_dir / "config.toml"
     if not config.is_file():
-        cure = "must be the directory of a run that `up` started; any other run has an address: --redis or --broker"
+        cure = "must be the directory of a run of `up` or `hub`; any other run has an address: --redis or --broker"
         raise ConfigError("RUN_DIR", str(run_dir), cure)
     try:
         url, run_id = (run_dir / ADDRESS_FILE).read_text(encoding="utf-8").split()

@@ -67,7 +67,10 @@ def render(status: Status) -> RenderableType:
             text = f"{whose} ({each.leader}) last renewed its lease {age(each.age_s)} ago: it has ended or lost Redis."
             parts += [Text(), Text(text, "yellow")]
     if status.stopped:
-        parts += [Text(), Text("No process of this run is alive: up --resume goes on with it.", "yellow")]
+        parts += [
+            Text(),
+            Text("No process of this run is alive: up --resume goes on with it, or hub --run-dir.", "yellow"),
+        ]
     elif status.broker_is_silent and status.totals.get("phase") != "ended":
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"

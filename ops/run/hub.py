@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
     """
     started_s = time.monotonic()
     with Signals() as signals, Display(every_s=LINE_EVERY_S) as display:
-        plan, goes_on = prepare_hub(args)
+        plan, goes_on, made = prepare_hub(args)
+        if goes_on and made:
+            display.note(f"keys were missing in {plan.keys_dir}, and new ones were made: islands need these instead")
         run_ = LocalRun(plan=plan, started_s=started_s, resumed=goes_on, as_called=args.as_called)
         status = run_.train(display, signals)
     keep(plan, run_.report(status), as_json=args.json)

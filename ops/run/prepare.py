@@ -79,11 +79,11 @@ def _prepare_again(args: argparse.Namespace) -> LocalPlan:
     return plan
 
 
-def prepare_hub(args: argparse.Namespace) -> tuple[LocalPlan, bool]:
+def prepare_hub(args: argparse.Namespace) -> tuple[LocalPlan, bool, list[str]]:
     """Settles every setting of a hub in its directory, and makes the keys that are missing.
 
     Returns:
-        The plan, and whether the hub goes on with a run that it had before.
+        The plan; whether the hub goes on with a run that it had before; a line for each key that was made.
 
     Raises:
         ConfigError: A setting cannot work or contradicts those of the run, a port is in use, or the directory is.
@@ -100,15 +100,14 @@ def prepare_hub(args: argparse.Namespace) -> tuple[LocalPlan, bool]:
             resume.refuse_contradictions(resume.stored_plan(plan), plan)
             resume.put_away_reports(plan)
         _place_store(plan.aggregator.store, args.store)
-        if plan.up.keys:
-            make_hub_keys(plan.keys_dir, first=not goes_on)
+        made = make_hub_keys(plan.keys_dir, first=not goes_on) if plan.up.keys else []
         _write_config(plan)
         if plan.redis_port is None and not goes_on:
             _claim_of_hub(plan)
     except BaseException:
         os.close(lock)
         raise
-    return plan, goes_on
+    return plan, goes_on, made
 
 
 def _settled_hub(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from broker.config import DEFAULT_PORT
-from broker.process import sources
+from broker.process import settings, sources
 from broker.process.settings import setting
 from broker.wire.addresses import MAX_BROKERS, broker_addresses
 from broker.wire.errors import ConfigError
@@ -134,7 +134,13 @@ def up_config(args: argparse.Namespace) -> UpConfig:
 
 def hub_config(args: argparse.Namespace) -> HubConfig:
     """Returns the settings of ``hub`` itself, by flags and file; raises ConfigError for a wrong one."""
-    hub = _with_whole_targets(sources.load(HubConfig, args, "hub", environment={}))
+    given = sources.given(HubConfig, args, "hub", environment={})
+    tables = sources.read_file(args.config) if args.config is not None else {}
+    # A file for single daemons has these elsewhere.
+    for name, table, key in (("port", "broker", "port"), ("address", "run", "broker")):
+        if key in tables.get(table, {}):
+            given.setdefault(name, tables[table][key])
+    hub = _with_whole_targets(settings.build(HubConfig, given))
     return replace(hub, key_dir=None if hub.key_dir is None else hub.key_dir.absolute())
 
 

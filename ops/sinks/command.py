@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             "RUN_DIR", str(args.run_dir or ""), "name the directory of a run, or --redis URL: one of them"
         )
     if args.run_dir is not None and not args.run_dir.is_dir():
-        cure = "must be the directory of a run that `up` started; any other run has an address: --redis"
+        cure = "must be the directory of a run of `up` or `hub`; any other run has an address: --redis"
         raise ConfigError("RUN_DIR", str(args.run_dir), cure)
     if target.kind is Kind.OTLP and args.run_dir is None:
         raise ConfigError("to", str(target), "needs the directory of the run: rounds are read from its event tape")

@@ -177,7 +177,7 @@ def test_up_brings_a_hub_and_four_islands_that_train(hub):
 
 
 def test_eight_islands_are_a_matter_of_scale(hub):
-    hub("up", "--detach", "--no-build", "--no-recreate", "--scale", "island=8")
+    hub("up", "--detach", "--no-build", "--scale", "island=8")
     hub.trains(8)
 
 

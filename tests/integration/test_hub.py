@@ -3,16 +3,22 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
+from ops.processes.cluster import free_ports
 from tests.local_run import (
     NUMPY_TASK,
+    PATIENCE_S,
+    ROOT,
     Process,
     RunFiles,
     check_ranges,
     check_report,
     descendants,
+    environment,
     is_alive,
     json_lines,
     ops,
@@ -150,3 +156,40 @@ def test_what_looks_at_a_run_looks_at_that_of_a_hub(hub):
     assert "2 islands" in said("explain", "0:1", run_dir)
     assert "the replay agrees with the tape" in said("replay", run_dir)
     assert said("plot", run_dir)
+
+
+def test_the_job_of_slurm_ends_its_hub_and_is_queued_again_when_it_is_told_to_end(tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, script in (("squeue", "echo RUNNING"), ("scontrol", f'echo "$@" >> {tmp_path}/asked')):
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    home = tmp_path / "home"
+    variables = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "ATOLL_CHECKOUT": str(ROOT),
+        "ATOLL_HOME": str(home),
+        "ATOLL_PORT": str(free_ports(2)),
+        "ATOLL_PYTHON": sys.executable,
+        "ATOLL_FLAGS": "--quorum 2",
+    }
+    script = ROOT / "deploy" / "slurm" / "hub.sbatch"
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(["bash", script], env=environment(**variables), stdout=log, stderr=log) as job,
+    ):
+        try:
+            wait_for((home / "events.jsonl").exists, "aggregator", evidence=(tmp_path / "log").read_text)
+            below = descendants(job.pid)
+            job.send_signal(signal.SIGTERM)
+            assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        finally:
+            for pid in descendants(job.pid):
+                os.kill(pid, signal.SIGKILL)
+            job.kill()
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    assert [line for pid, line in below.items() if is_alive(pid)] == []
+    assert (home / "keys" / "islands.secret").exists()
+    assert (home / "hub.address").read_text().endswith(f":{variables['ATOLL_PORT']}\n")

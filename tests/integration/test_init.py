@@ -53,15 +53,14 @@ def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
             return process
 
         logs = []
-        keys, broker, aggregator, *regions = said
-        assert [each[0] for each in said] == ["keys", "broker", "aggregator", "island", "island"]
+        keys, hub, *regions = said
+        assert [each[0] for each in said] == ["keys", "hub", "island", "island"]
         assert start(*keys).wait(WAIT_S) == 0
-        start(*broker)
-        hub = start(*aggregator, "--tokens", "4000")
+        hub = start(*hub, "--tokens", "4000")
         islands = [start(*island, "--task", NUMPY_TASK) for island in regions]
         ends = [each.wait(WAIT_S) for each in (*islands, hub)]
         assert ends == [0, 0, 0], "\n".join(Path(each).read_text(encoding="utf-8")[-2000:] for each in logs)
-    assert (fleet / "store").is_dir()
+    assert (fleet / "runs" / "fleet" / "store").is_dir()
     assert {each.name for each in fleet.iterdir()} >= {"state-paris", "state-rome"}
 
 

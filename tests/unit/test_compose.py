@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 REGION = (ROOT / "examples" / "compose.region.yml").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-UNIT = (ROOT / "examples" / "atoll-island.service").read_text()
+UNITS = {name: (ROOT / "examples" / f"atoll-{name}.service").read_text() for name in ("island", "hub")}
 
 
 def services(text):
@@ -184,10 +185,15 @@ def test_every_service_is_checked_for_health_and_shut_in(text):
             assert wanted in block or ("<<: *atoll" in block and wanted in shared), (name, wanted)
 
 
-def test_services_wait_for_what_they_need():
-    needs = {"broker": "redis", "aggregator": "broker", "island": "broker"}
+def test_no_service_waits_for_the_health_of_another_one_which_would_leave_it_unstarted():
+    assert "service_healthy" not in COMPOSE
+    needs = {"broker": "redis", "aggregator": "broker", "island": "aggregator"}  # so they are stopped in that order
     for name, needed in needs.items():
-        assert f"{needed}: {{ condition: service_healthy }}" in services(COMPOSE)[name]
+        assert f"{needed}: {{ condition: service_started }}" in services(COMPOSE)[name]
+
+
+def test_how_many_islands_there_are_changes_the_command_of_no_service():
+    assert re.findall(r"^# +(.*docker compose up --scale \S+)", COMPOSE, re.M) == ["docker compose up --scale island=8"]
 
 
 @each_file
@@ -235,15 +241,26 @@ def test_the_image_needs_no_special_builder_and_runs_as_nobody_special():
         assert f"!{copied}" in ignore
 
 
-def test_the_systemd_unit_starts_an_island_of_ours_and_does_not_retry_wrong_settings():
+@pytest.mark.parametrize("name", UNITS)
+def test_a_systemd_unit_starts_a_command_of_ours_and_does_not_retry_wrong_settings(name, tmp_path):
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str
-    unit.read_string(UNIT)
-    words = shlex.split(unit["Service"]["ExecStart"])
+    unit.read_string(UNITS[name])
+    service = unit["Service"]
+    words = shlex.split(service["ExecStart"])
     assert Path(words[0]).name == "atoll"
+    assert words[1] == name
     args = parse(words[1:])
-    assert str(args.state_dir) == "%S/atoll"
-    assert str(args.key) == "%d/island.secret"
-    assert unit["Service"]["StateDirectory"] == "atoll"  # %S/atoll belongs to its user
-    assert unit["Service"]["RestartPreventExitStatus"] == "2"
-    assert unit["Service"]["DynamicUser"] == "yes"
+    if name == "island":
+        assert str(args.key) == "%d/island.secret"
+    else:
+        assert service["KillMode"] == "mixed"  # else all processes are told to end at once
+    kept = args.state_dir if name == "island" else args.run_dir
+    assert str(kept) == f"%S/{service['StateDirectory']}"  # which belongs to its user
+    assert service["RestartPreventExitStatus"] == "2"
+    assert service["DynamicUser"] == "yes"
+    if shutil.which("systemd-analyze"):
+        file = tmp_path / f"atoll-{name}.service"
+        file.write_text(UNITS[name].replace("/opt/atoll/bin/atoll", "/bin/true"))
+        checked = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, timeout=60)
+        assert [line for line in checked.stderr.splitlines() if file.name in line] == []

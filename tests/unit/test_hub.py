@@ -38,7 +38,7 @@ def prepared(*words):
     parser = argparse.ArgumentParser(epilog="")
     hub.add_arguments(parser)
     words = [str(word) for word in words]
-    plan, goes_on = prepare.prepare_hub(parser.parse_args(words if "--port" in words else [*words, "--port", "0"]))
+    plan, goes_on, _ = prepare.prepare_hub(parser.parse_args(words if "--port" in words else [*words, "--port", "0"]))
     for descriptor in os.listdir("/proc/self/fd"):
         if os.path.realpath(f"/proc/self/fd/{descriptor}") == str(plan.run_dir / "lock"):
             os.close(int(descriptor))

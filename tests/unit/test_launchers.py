@@ -307,8 +307,8 @@ def test_the_example_of_a_scrape_configuration_finds_the_pods_of_the_chart():
 
 SLURM = {path.name: path.read_text() for path in sorted(ROOT.glob("deploy/slurm/*.sbatch"))}
 SKY = {path.name: yaml.safe_load(path.read_text()) for path in sorted(ROOT.glob("deploy/skypilot/*.yaml"))}
-#: Commands of the scripts, behind the program; in Slurm's hub a function stands for that.
-CALL = re.compile(r"^.*?(?:-m ops|\batoll) (?=(?:broker|aggregator|island|keys|status) )(.*)$", re.M)
+#: Commands of the scripts, behind the program.
+CALL = re.compile(r"^.*?(?:-m ops|\batoll) (?=(?:hub|broker|aggregator|island|keys|status) )(.*)$", re.M)
 
 
 def script_commands(script):
@@ -325,9 +325,9 @@ def script_commands(script):
 @pytest.mark.parametrize(
     ("script", "commands"),
     [
-        (SLURM["hub.sbatch"], ["keys", "broker", "aggregator"]),
+        (SLURM["hub.sbatch"], ["hub"]),
         (SLURM["islands.sbatch"], ["island"]),
-        (SKY["hub.yaml"]["run"], ["broker", "aggregator"]),
+        (SKY["hub.yaml"]["run"], ["hub"]),
         (SKY["island.yaml"]["run"], ["island"]),
     ],
     ids=["slurm hub", "slurm islands", "sky hub", "sky island"],

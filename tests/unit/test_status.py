@@ -220,7 +220,7 @@ def test_a_run_whose_processes_are_gone_is_stopped_and_not_running():
     status = stopped(status_of(snapshot(), NOW_S + 3600))
     text = shown(status)
     assert headline(status).startswith("run demo: 4 islands; stopped 50% of 40,960 tokens")
-    assert "No process of this run is alive: up --resume goes on with it." in text
+    assert "No process of this run is alive: up --resume goes on with it, or hub --run-dir." in text
     assert "dead" not in text
     assert "lost Redis" not in text
     assert to_json(status)["totals"]["phase"] == "stopped"
