@@ -233,7 +233,12 @@ def _started(
 ) -> Island:
     """Starts a session; returns the island once version 0 of every fragment is here."""
     session.start()
-    _wait_until_startable(exchange, config, check)
+    try:
+        _wait_until_startable(exchange, config, check)
+    except ConfigError as err:
+        if exchange.plans is not None:
+            exchange.plans.refused(err)
+        raise
     return Island(
         config=config,
         session=session,

@@ -81,6 +81,7 @@ def train(spec: dict) -> None:
         checkpoint_interval_s=spec.get("checkpoint_interval_s", 60.0),
         donor_wait_s=spec.get("donor_wait_s", 0.0),
         timeout_s=60.0,
+        recipe=spec.get("recipe"),
     )
     params, opt_state = island.restore(params, opt_state)
     say(event="restored", source=island.restored, step=island.inner_step, cursor=island.restored_cursor)
@@ -90,7 +91,9 @@ def train(spec: dict) -> None:
         params, opt_state, loss = train_step(params, opt_state, spread(tokens, rows))
         jax.block_until_ready(params)
         time.sleep(max(0.0, spec.get("pace_s", 0.0) - (time.perf_counter() - at_s)))
-        params = island.step(params, tokens=batch * context, loss=loss, state=(opt_state, island.share.cursor))
+        lost = number >= 3 and spec.get("loses_a_leaf") == spec["process"]
+        handed = dict(list(params.items())[1:]) if lost else params
+        params |= island.step(handed, tokens=batch * context, loss=loss, state=(opt_state, island.share.cursor))
         say(
             event="step",
             step=island.inner_step,

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgpack
 
+from broker.wire.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, RunSettings, Share, StateSource
@@ -148,11 +149,20 @@ class Alive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistaken:
-    """A host cannot take part: the field, the value and the cure of the error that each of them ends with."""
+    """A setting is wrong: the field, the value and the cure of the error that every host ends with."""
 
     field: str
     value: str
     cure: str
+
+    @classmethod
+    def of(cls, error: ConfigError) -> Mistaken:
+        """Returns an error as what is said of it."""
+        return cls(field=error.field, value=str(error.value), cure=error.cure)
+
+    def error(self) -> ConfigError:
+        """Returns the error."""
+        return ConfigError(self.field, self.value, self.cure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

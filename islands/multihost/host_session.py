@@ -25,14 +25,14 @@ from islands.hosts import messages as m
 from islands.hosts.speaker import LOST_S
 from islands.multihost import state
 from islands.multihost.link import HostLink
-from islands.multihost.loss import lost
+from islands.multihost.loss import MISTAKEN, end_soon, lost
 from islands.multihost.plans import Plans
 from islands.multihost.rendezvous import Team
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections
 from islands.session.exchange import Exchange, Install, JoinedRun, Moment, StateFound
-from islands.session.thread import CommunicationThread, cancel_all
+from islands.session.thread import CommunicationThread, cancel_all, first_of
 from islands.session.training_state import Position, Snapshot
 from islands.session.workers import Workers
 
@@ -103,7 +103,20 @@ class HostSession(CommunicationThread):
 
     async def _serve(self) -> None:
         self._open()
-        async with self._link, self._wire, asyncio.TaskGroup() as self._tasks:
+        async with self._link:
+            try:
+                await self._work()
+            except* ConfigError as group:
+                mistake = first_of(group)
+                assert isinstance(mistake, ConfigError)
+                if not self._speaker_left:
+                    await self._link.send(m.Mistaken.of(mistake))
+                if self._exchange.startable:  # training has begun, and may wait in a collective
+                    end_soon(MISTAKEN, str(mistake))
+                raise
+
+    async def _work(self) -> None:
+        async with self._wire, asyncio.TaskGroup() as self._tasks:
             await self._link.send(self._hello)
             for work in (self._hear(), self._beat(), self._wire.run()):
                 self._spawn(work)
@@ -111,7 +124,9 @@ class HostSession(CommunicationThread):
                 await self._leaving.wait()
             if not self._speaker_left:
                 reason = (self._leave_reason or "ended")[:500]
-                await self._link.send(m.Goodbye(reason=reason, ended=not self._plans.broken_off))
+                mistake, ended = self._plans.mistake, not self._plans.broken_off
+                said = m.Mistaken.of(mistake) if mistake else m.Goodbye(reason=reason, ended=ended)
+                await self._link.send(said)
             self._workers.close()
             cancel_all()
 
@@ -178,7 +193,8 @@ class HostSession(CommunicationThread):
     async def _at_once(self, message: Any, buffers: Sequence[Buffer]) -> None:
         match message:
             case m.Mistaken():
-                raise ConfigError(message.field, message.value, message.cure)
+                self._speaker_left = True
+                raise message.error()
             case m.Terms():
                 self._joined(message)
             case m.Proposal():

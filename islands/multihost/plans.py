@@ -6,13 +6,15 @@ first step and after the last one, there is nothing to agree about: plans are ca
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 
+from broker.wire.errors import ConfigError
 from islands.hosts.gate import Gate
 from islands.hosts.messages import Plan
-from islands.multihost.loss import end_at_exit
+from islands.multihost.loss import end_at_exit, end_if_uncaught, uncaught
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Exchange, Install
 
@@ -36,11 +38,13 @@ class Plans:
         stopped: It has stopped.
         carried: The number of the last proposal that was carried out.
         broken_off: This host falls out in the middle of training.
+        mistake: The error that made it, where a setting is wrong.
     """
 
     def __init__(self, exchange: Exchange, *, speaks: bool) -> None:
         self.speaks = speaks
         self.passed, self.carried, self.stopped, self.broken_off = 0, 0, False, False
+        self.mistake: ConfigError | None = None
         self._exchange = exchange
         self._gate: Gate[Plan] = Gate(0)
         self._placed: dict[tuple[int, int], Install] = {}
@@ -121,11 +125,17 @@ class Plans:
         self.stopped = True
         self._gate.enter(NEVER)
 
+    def refused(self, error: ConfigError) -> None:
+        """See :class:`islands.session.exchange.Agreed`."""
+        end_if_uncaught(error, last=self.speaks)
+
     def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:
         """See :class:`islands.session.exchange.Agreed`."""
-        self.broken_off = True
+        error = uncaught() if ending else sys.exception()
+        self.broken_off, self.mistake = True, error if isinstance(error, ConfigError) else None
         leave()
-        end_at_exit(ending=ending)
+        # What another host's mistake has done here may be an error of a collective.
+        end_at_exit(self.mistake or self._exchange.error, last=self.speaks, ending=ending)
 
     def _show(self, plan: Plan) -> None:
         due = self._exchange.due

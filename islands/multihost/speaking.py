@@ -27,7 +27,7 @@ from islands.hosts.speaker import LOST_S, Vote
 from islands.multihost import state
 from islands.multihost.alone import Alone, Keys
 from islands.multihost.link import SpeakerLink
-from islands.multihost.loss import lost
+from islands.multihost.loss import MISTAKEN, end_soon, lost
 from islands.multihost.planner import Planner
 from islands.multihost.plans import Plans
 from islands.multihost.rendezvous import Team
@@ -107,6 +107,10 @@ class Speaking(Alone):
         if not self._said_goodbye:
             self._failed = True
             why = first_of(exc) if isinstance(exc, BaseExceptionGroup) else exc
+            if isinstance(why, ConfigError):
+                self._plans.mistake = why
+                if self._exchange.startable:  # training has begun, and may wait in a collective
+                    end_soon(MISTAKEN, str(why))
             await self.goodbye(f"the speaker failed: {why or 'it ends'}")
         self._workers.close()
         await self._link.__aexit__(exc_type, exc, trace)
@@ -173,8 +177,10 @@ class Speaking(Alone):
         self._said_goodbye = True
         while not self._sends.empty():
             await self._link.send(*self._sends.get_nowait())
+        mistake = self._plans.mistake
+        said = m.Mistaken.of(mistake) if mistake else m.Goodbye(reason=reason[:500], ended=ended)
         for host in range(1, self.num_hosts):
-            await self._link.send(host, m.Goodbye(reason=reason[:500], ended=ended))
+            await self._link.send(host, said)
 
     # --- orders -----------------------------------------------------------------------------------------------
 
@@ -341,6 +347,8 @@ class Speaking(Alone):
             case m.Needs():
                 self._needs[number] = message
                 self._give(number)
+            case m.Mistaken():
+                raise message.error()
             case m.Goodbye():
                 host.left = True
                 if not message.ended:
@@ -352,15 +360,11 @@ class Speaking(Alone):
         """Takes note of a host; raises ConfigError if those that are there cannot make one island."""
         self._hosts[number] = Host(hello.tensors)
         self._planner.heard(number, self._hosts[number].at)
-        try:
-            check_alike(self._tensors, self._tokens_per_step, number, hello)
-            if len(self._hosts) == self.num_hosts - 1:
-                tensors = {0: self._tensors, **{host: each.tensors for host, each in self._hosts.items()}}
-                self._owners = owners_of(tensors)
-                self._all_here.set()
-        except ConfigError as err:
-            self._to_all(m.Mistaken(field=err.field, value=str(err.value), cure=err.cure))
-            raise
+        check_alike(self._tensors, self._tokens_per_step, number, hello)
+        if len(self._hosts) == self.num_hosts - 1:
+            tensors = {0: self._tensors, **{host: each.tensors for host, each in self._hosts.items()}}
+            self._owners = owners_of(tensors)
+            self._all_here.set()
 
     def _give(self, number: int) -> None:
         """Gives a host the state to begin with, if both are known."""

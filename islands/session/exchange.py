@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from broker.process import logs
-from broker.wire.errors import LocalProtocolError
+from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, Share, StateSource
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fleet import Progress
@@ -117,6 +117,7 @@ class Returned:
         installed: In its place.
         following: After the caller's next step.
         later: After the one after it.
+        names: Of the sampled tensors.
     """
 
     fragment_id: int
@@ -126,6 +127,7 @@ class Returned:
     installed: tuple[Leaf, ...]
     following: tuple[Leaf, ...] = ()
     later: tuple[Leaf, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +214,10 @@ class Agreed(Protocol):
 
     def stop(self) -> None:
         """No further step will be run."""
+        ...
+
+    def refused(self, error: ConfigError) -> None:
+        """The island cannot join: where nobody catches this error, the process ends with its status."""
         ...
 
     def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:

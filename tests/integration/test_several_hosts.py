@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from aggregator.events import Pieced
-from islands.multihost.loss import STATUS
+from broker.wire.messages import Codec
+from islands.multihost.loss import MISTAKEN, STATUS
 from ops.processes.cluster import free_ports
 from tests.hub import Hub
 from tests.local_run import wait_for
@@ -68,6 +69,26 @@ def test_a_host_that_stands_still_ends_the_island_within_seconds(tmp_path):
         assert speaker.process.wait(30) == STATUS
         assert time.monotonic() - began_s < 20  # 5 s of silence, and 3 s to end by itself
     assert "host 1 of 2 has said nothing for 5 s" in speaker.err.read_text()
+
+
+@pytest.mark.full("three islands of two hosts each compile")
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ({"recipe": {"codec": "bf16"}}, "codec is bf16 at the island"),
+        ({"loses_a_leaf": 0}, "10 leaves, without embed"),
+        ({"loses_a_leaf": 1}, "10 leaves, without embed"),
+    ],
+    ids=["refused", "speaker", "other"],
+)
+def test_a_wrong_setting_ends_every_host_with_the_status_that_no_launcher_starts_again(tmp_path, mistake, says):
+    with Hub(tmp_path / "store", islands=1, codec=Codec.F32) as hub, islands_in(tmp_path, hub) as start:
+        hosts = start("a", 2, **mistake)
+        statuses = [host.process.wait(PATIENCE_S) for host in hosts]
+        errors = [host.err.read_text() for host in hosts]
+    assert statuses == [MISTAKEN, MISTAKEN], errors
+    for each in errors:
+        assert says in each
 
 
 PROGRAM = """

@@ -91,7 +91,7 @@ def test_a_child_waits_for_no_thread_and_no_lock_of_its_parent():
 def test_a_child_of_a_host_that_ends_has_an_exit_status_of_its_own():
     def host():
         atexit._clear()  # of the runner of the tests
-        loss.end_at_exit(ending=False)
+        loss.end_at_exit(None)
         return said(lambda: atexit._run_exitfuncs() or "its own")
 
     assert said(host) == "its own"
