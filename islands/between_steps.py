@@ -182,7 +182,7 @@ class BetweenSteps:
         if installed:
             params = parameters.replace(params, installed)
             if looks and not recovered:
-                self.samples.take(at.step, adopted, first=first)
+                self.samples.take(at.step, adopted, parameters, first=first)
         if recovered:
             self.recovered = True
             params = parameters.replace_local(params, self.initial.restored(parameters.of_none(params)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -85,6 +85,11 @@ class Parameters:
     def of_fragment(self, params: Tree, fragment_id: int) -> list[Leaf]:
         """Returns the leaves of one fragment, in manifest order."""
         return self._read(params, self._fragments[fragment_id])
+
+    def names(self, fragment_id: int, numbers: Iterable[int]) -> tuple[str, ...]:
+        """Returns the names of some leaves of one fragment, by their numbers in the manifest."""
+        names = [self._fragments[fragment_id][i] for i in numbers]
+        return tuple(name if name not in self._rows else self._rows[name].tensor for name in names)
 
     def of_none(self, params: Tree) -> list[Leaf]:
         """Returns the leaves that are in no fragment, in the order of ``local``."""

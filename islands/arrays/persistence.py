@@ -38,6 +38,8 @@ KEPT, UNDONE = 0.5, 0.15
 LONGEST_STEP, LONGEST_FIRST_STEP = 0.5, 0.1
 #: Adoptions in a row, at different steps, that were undone.
 IN_A_ROW = 5
+#: What was written over is told from a step by its length: in steps, and beside the values themselves.
+JUMP_STEPS, JUMP_SHARE = 30, 0.01
 
 
 class Verdict(StrEnum):
@@ -106,6 +108,22 @@ def verdict(
         return Verdict.PULLED if length <= np.sqrt(square) else Verdict.UNCLEAR
     small = max(length, usual) <= longest_step * np.sqrt(square)
     return Verdict.UNDONE if small and abs(share) <= UNDONE else Verdict.UNCLEAR
+
+
+def jumped(installed: Array, following: Array, later: Array) -> bool:
+    """Returns whether a tensor was written over between an adoption and the next step.
+
+    It has then moved many times as far as by the step after that one. As long as steps are alike, training does not.
+
+    Args:
+        installed: Elements of the version that was adopted.
+        following: Those that the next step ended with.
+        later: Those that the step after it ended with.
+    """
+    there, then, after = (np.asarray(x, np.float64).reshape(-1) for x in (installed, following, later))
+    with np.errstate(over="ignore", invalid="ignore"):
+        length, usual = float(np.linalg.norm(then - there)), float(np.linalg.norm(after - then))
+        return 0 < JUMP_STEPS * usual < length < np.inf and length > JUMP_SHARE * float(np.linalg.norm(there))
 
 
 class Persistence:

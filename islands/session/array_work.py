@@ -23,7 +23,7 @@ from islands.arrays import placement
 from islands.arrays.in_place import HostInPlacePlacement, InPlacePlacement, is_in_place
 from islands.arrays.inspection import HeldVersions
 from islands.arrays.parameters import Parameters
-from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, has_moved, verdict
+from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, has_moved, jumped, verdict
 from islands.arrays.placement import Leaf, Placement, placement_of
 from islands.arrays.reference import Reference, encode_seed, is_narrow
 from islands.protocol.paused import Paused
@@ -78,6 +78,7 @@ class ArrayWork:
         self._clerk = Workers(1, "atoll-messages")
         self._archivist = Workers(1, "atoll-files")
         self._newest = checkpoint.Newest()
+        self._written_over = False  # and that was said
 
     # --- setting up -------------------------------------------------------------------------------------------
 
@@ -238,12 +239,23 @@ class ArrayWork:
         await self._in_turn(install.fragment_id, settle)
 
     async def judge(self, returned: Returned) -> Verdict:
-        """Says whether an adoption was in the parameters of the caller's next steps; those asked first, first."""
+        """Says whether an adoption was in the parameters of the caller's next steps; those asked first, first.
+
+        Warns, once, where what :meth:`islands.Island.restore` returned was written over.
+        """
         longest = LONGEST_FIRST_STEP if returned.first else LONGEST_STEP
 
         def judge() -> Verdict:
             samples = returned.before, returned.installed, returned.following, returned.later
             before, installed, following, later = ([placement.to_host(x) for x in each] for each in samples)
+            around = zip(returned.names, installed, following, later, strict=True)
+            over = [name for name, *values in around if returned.first and jumped(*values)]
+            if over and not self._written_over:
+                self._written_over = True
+                detail = "from restore to the end of the first step it moved many times as far as by the next one: was a "
+                detail += "checkpoint loaded over the run's values? Load it before the join; what this island had comes "
+                detail += "back by restore, from state_dir"
+                log.warning("island.written_over", tensor=over[0], detail=detail)
             return verdict(before, installed, following, later, longest)
 
         return await self._in_turn(_VERDICTS, judge)

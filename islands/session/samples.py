@@ -45,13 +45,19 @@ class Samples:
         return often or self._boundaries % ONE_IN == 0
 
     def take(
-        self, step: int, adopted: Sequence[tuple[Install, Sequence[Leaf], Sequence[Leaf]]], *, first: bool
+        self,
+        step: int,
+        adopted: Sequence[tuple[Install, Sequence[Leaf], Sequence[Leaf]]],
+        parameters: Parameters,
+        *,
+        first: bool,
     ) -> None:
         """Samples adoptions.
 
         Args:
             step: Of the boundary.
             adopted: Each with samples of its fragment before it, and the leaves after it.
+            parameters: Of the island.
             first: As in :meth:`looks`.
         """
         for install, before, after in adopted:
@@ -62,6 +68,7 @@ class Samples:
                     first=first,
                     before=tuple(before),
                     installed=sample(after, install),
+                    names=parameters.names(install.fragment_id, install.places),
                 )
                 self.waiting.append((install, returned))
 

@@ -124,6 +124,18 @@ def test_a_frozen_leaf_that_is_trained_ends_training_with_the_cure(hub):
             train(island, params)
 
 
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_checkpoint_that_is_loaded_over_the_run_s_values_is_told_by_name_with_the_cure(hub, caplog, loads):
+    begun = params_of()
+    with join(hub, begun) as island:
+        params, _ = island.restore(begun)
+        params = {"w": params["w"] + loads, "b": params["b"]}  # after the join, and so too late
+        train(island, params, until=lambda: min(newest(hub)) > 1)
+    told = [record.getMessage() for record in caplog.records if "written_over" in record.getMessage()]
+    assert len(told) == loads
+    assert all("tensor=w" in each and "Load it before the join" in each for each in told)
+
+
 # --- what is not finite is replaced -------------------------------------------------------------------------------
 
 

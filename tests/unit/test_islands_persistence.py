@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from islands.arrays.persistence import IN_A_ROW, LEAST_MOVED, Persistence, Verdict, positions, verdict
+from islands.arrays.persistence import IN_A_ROW, LEAST_MOVED, Persistence, Verdict, jumped, positions, verdict
 from islands.arrays.reference import adopted
 
 KEPT, UNDONE, UNCLEAR = Verdict.KEPT, Verdict.UNDONE, Verdict.UNCLEAR
@@ -28,6 +28,29 @@ def test_a_step_from_what_was_installed_is_told_from_one_that_ignores_it(dtype, 
     for start, expected in ((installed, KEPT), (before, UNDONE)):
         following = [(x + step * y).astype(dtype) for x, y in zip(start, move, strict=True)]
         assert judged(before, installed, following) is expected
+
+
+@pytest.mark.parametrize(
+    ("moved", "step", "told"),
+    [
+        (1.0, 0.01, True),  # a checkpoint of another model
+        (0.05, 0.001, True),
+        (0.01, 0.001, False),  # a first step that is longer than the second
+        (0.005, 1e-6, False),  # it hardly moved
+        (1.0, 0.0, False),  # a step that did nothing, as where a scaler skips it, is no measure
+        (0.0, 0.0, False),
+        (np.inf, 0.01, False),
+        (np.nan, 0.01, False),
+    ],
+)
+def test_values_that_were_written_over_are_told_from_a_step(moved, step, told):
+    installed = np.random.default_rng(0).normal(size=500).astype(np.float32)
+    following = installed + np.float32(moved)
+    assert jumped(installed, following, following - np.float32(step)) is told
+
+
+def test_leaves_that_begin_at_zero_are_written_over_by_no_step_that_is_like_the_next():
+    assert not jumped(np.zeros(9), np.full(9, 0.01), np.full(9, 0.02))
 
 
 @pytest.mark.parametrize("back", [0.0, 0.2, 0.5, 0.8])
