@@ -47,7 +47,7 @@ class AggregatorConfig(Recipe):
     tape_segment_mb: float = process(
         64.0, "megabytes at which the tape's file is closed and compressed, and another begun; 0: one file for ever"
     )
-    tape_segments: int = process(64, "closed segments of the tape to keep; older ones are dropped; 0: keep all")
+    tape_segments: int = process(64, "closed segments of tape and ledger to keep; older ones are dropped; 0: keep all")
     report: Path | None = process(None, "file for the final report (default: only the log has it)")
     new_lineage: bool = process(
         False, "go on from an older store and give up the newer versions that others hold; give it once"
@@ -148,6 +148,15 @@ class AggregatorConfig(Recipe):
         if self.standby_lag_s <= 0:
             raise ConfigError("standby_lag_s", self.standby_lag_s, "must be above 0, 1 is usual")
         _ = self.liveness, self.brokers  # these check what concerns them
+
+    @property
+    def ledger_segment_bytes(self) -> int:
+        """Length at which the ledger's file is closed: a third of the tape's.
+
+        A version's line there is shorter than a third of what the tape has of it, so that the ledger reaches further
+        back.
+        """
+        return round(self.tape_segment_mb * 1e6 / 3)
 
     @property
     def brokers(self) -> tuple[str, ...]:

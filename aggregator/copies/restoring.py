@@ -30,7 +30,8 @@ from aggregator.copies.sets import CLAIMS, STORE, CompleteSet, CopiedFile, Part,
 from aggregator.copies.shards import below, fits, folder, shards_there
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import ledger_path, mapped, read_run
-from aggregator.store.replacing import flush_directory, replace
+from aggregator.store.ledger_file import cut_above
+from aggregator.store.replacing import flush_directory
 from aggregator.store.store import Store
 from broker.process import logs
 from broker.wire.errors import ConfigError, Unavailable
@@ -257,7 +258,7 @@ def _content(bucket: Bucket, key: str, part: Part) -> Iterator[bytes | memoryvie
 def _make_store(store: Path, whole: CompleteSet, epoch: int, leave_out: int) -> tuple[int, ...]:
     """Makes the copied files a store that goes on, and returns its versions."""
     newest = {each.fragment_id: each.version for each in whole.versions}
-    _cut_ledger(ledger_path(store), newest)
+    cut_above(ledger_path(store), newest)  # it was read a moment after the versions
     with Store.open(store) as opened:
         loaded = opened.load()
         for damaged in loaded.damaged:
@@ -273,17 +274,3 @@ def _make_store(store: Path, whole: CompleteSet, epoch: int, leave_out: int) -> 
         assert record is not None, "a set has a run record"
         opened.save_run(record | {"epoch": epoch})
     return tuple(version + leave_out + 1 if leave_out else version for _, version in sorted(newest.items()))
-
-
-def _cut_ledger(path: Path, newest: dict[int, int]) -> None:
-    """Leaves out lines of versions after the set: the ledger was read a moment later."""
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            row = json.loads(line)
-            later = row["fragment_version"] > newest.get(row["fragment_id"], -1)
-        except (ValueError, KeyError, TypeError):
-            later = False  # one that is torn or damaged is for the store to deal with
-        if not later:
-            kept.append(line)
-    replace(path, lambda fd: write_all(fd, memoryview(b"".join(kept))))

@@ -25,7 +25,7 @@ from aggregator.copies.sets import STORE, CompleteSet, CopiedFile, CopiedVersion
 from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, ledger_path, mapped, read_run, run_path, versions
 from aggregator.store.replacing import TEMPORARY
-from aggregator.store.segments import segments_of
+from aggregator.store.segments import numbers_in, segments_of
 from broker.wire.errors import Unavailable
 from broker.wire.fragments import shard_of
 
@@ -133,10 +133,10 @@ def take(directory: Path, tape: Path | None, store: str, time_s: float) -> Taken
         run_fd = os.memfd_create("run")  # as it was read, whatever replaces the file
         stack.callback(os.close, run_fd)
         os.write(run_fd, record[1])
-        sources += [_growing(_inside("ledger.jsonl"), ledger_path(directory), stack)]
+        sources += _segments(ledger_path(directory), f"{STORE}/", stack)
         sources += [_fixed(_inside("run.msgpack"), run_fd)]
         if tape is not None:
-            sources += _tapes(tape, stack)
+            sources += _segments(tape, "", stack)
         if not _shard_of(record[0])[0]:  # of several shards the first has them
             sources += _settings(directory, record[0]["run_id"])
         whole = CompleteSet(
@@ -236,19 +236,21 @@ def _standing_file(directory: Path, path: Path) -> Source:
     return Source(path=name, place=path, size=path.stat().st_size, grows=False)
 
 
-def _tapes(tape: Path, stack: ExitStack) -> Iterator[Source]:
-    """Yields the tape and its finished parts, none of them twice and none missing, if it is cut meanwhile."""
+def _segments(tape: Path, folder: str, stack: ExitStack) -> Iterator[Source]:
+    """Yields the files of a tape or ledger: none twice and none missing, if it is turned meanwhile."""
     for _ in range(ATTEMPTS):
         try:
-            growing = _growing(tape.name, tape, stack)
+            growing = _growing(folder + tape.name, tape, stack)
         except FileNotFoundError:
-            return
+            if not numbers_in(tape):
+                return
+            continue  # it is being closed
         with mapped(f"cannot read {tape}", definite=True):
             finished = [path for path in segments_of(tape).files if path != tape and path.is_file()]
             same = tape.exists() and tape.stat().st_ino == growing.place.stat().st_ino
         if same:
             for path in finished:
-                yield Source(path=path.name, place=path, size=path.stat().st_size, grows=False)
+                yield Source(path=folder + path.name, place=path, size=path.stat().st_size, grows=False)
             yield growing
             return
     raise Unavailable(f"{tape} is replaced faster than it can be read; it is tried again", definite=True)

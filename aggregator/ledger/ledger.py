@@ -38,6 +38,14 @@ def tokens_trained(kept: Mapping[str, Any]) -> int:
     return int(folded + sum(last - start for _, start, _, last, _ in lives))
 
 
+def merged_by_island(kept: Mapping[str, Any]) -> Counter[str]:
+    """Returns the tokens merged into a fragment by each island, from the ledger slice of a commit."""
+    merged = Counter({island_id: tokens for island_id, (_, tokens, _) in kept.get("past", {}).items()})
+    for island_id, lives in kept.get("accounts", {}).items():
+        merged[island_id] += sum(life["merged_tokens"] for life in lives.values())
+    return merged
+
+
 class Ledger:
     """The books of one run.
 

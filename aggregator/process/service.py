@@ -109,7 +109,15 @@ async def serve(
         if config.tape is not None:
             tape = Tape(config.tape, segment_bytes=round(config.tape_segment_mb * 1e6), keep=config.tape_segments)
             stack.callback(tape.close)
-        store = stack.enter_context(Store.open(config.store, keep=config.keep_versions, keep_every=config.keep_every))
+        store = stack.enter_context(
+            Store.open(
+                config.store,
+                keep=config.keep_versions,
+                keep_every=config.keep_every,
+                segment_bytes=config.ledger_segment_bytes,
+                segments=config.tape_segments,
+            )
+        )
         loaded = load_for(store, config, mendable=config.failover)
         context = zmq.asyncio.Context()
         stack.callback(context.term)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.events import Commit
+from aggregator.state.records import Carried
 from broker.wire.messages import Reason
 
 #: How long a new lineage listens to every peer before it chooses its versions, in seconds.
@@ -129,7 +130,7 @@ class Lineage:
 
     Attributes:
         version: The first one of the new lineage.
-        kept: The one that it is, byte for byte; those in between were given up.
+        kept: The one that it is, byte for byte; those in between were given up. -1: its line was dropped.
     """
 
     fragment_id: int
@@ -141,18 +142,28 @@ class Lineage:
         """The numbers that nobody goes on from; of some, nothing may be known any more."""
         return range(self.kept + 1, self.version)
 
+    @property
+    def original(self) -> str:
+        """The one that it is, in words."""
+        return f"version {self.kept}" if self.kept >= 0 else "a version whose line was dropped"
 
-def lineages(rows: Iterable[Mapping[str, Any]]) -> list[Lineage]:
+
+def lineages(rows: Iterable[Mapping[str, Any]], dropped: Mapping[int, Carried] | None = None) -> list[Lineage]:
     """Returns new lineages in ledger lines, which come at most once per version, versions growing.
 
     A line is the first of a lineage if nobody contributed to it and it names the bytes of an earlier version. One that
     has neither contributions nor such bytes is a fault, and for others to find.
+
+    Args:
+        rows: The lines.
+        dropped: Fragment -> the newest version whose line was dropped; those before it are unknown.
     """
+    dropped = dropped or {}
     found: list[Lineage] = []
-    known: dict[tuple[int, str], int] = {}
+    known = {(p, each.digest): each.version for p, each in dropped.items()}
     for row in rows:
         p, version, digest = row["fragment_id"], row["fragment_version"], row["digest"]
-        kept = known.get((p, digest))
+        kept = known.get((p, digest), -1 if p in dropped else None)
         if version > 0 and not row["contributions"] and kept is not None and kept < version:
             found.append(Lineage(fragment_id=p, version=version, kept=kept))
         known[p, digest] = version

@@ -91,6 +91,25 @@ def is_ledger_line(line: Mapping[str, Any]) -> bool:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The newest version of a fragment that has its line before a segment.
+
+    Attributes:
+        merged: Island -> tokens merged by then, by the books of that version; None where these were not at hand.
+    """
+
+    version: int
+    digest: str
+    epoch: int
+    merged: Mapping[str, int] | None
+
+    @classmethod
+    def behind(cls, row: Mapping[str, Any]) -> Carried:
+        """Returns what is carried over after a line."""
+        return cls(version=row["fragment_version"], digest=row["digest"], epoch=row.get("epoch", 0), merged=None)
+
+
 def manifest_to_rows(manifest: FragmentManifest) -> list[list[list[Any]]]:
     """Returns a manifest as plain data: per fragment, rows of name, shape, dtype, kind and unit axes."""
     return [[list(_TENSOR.write(tensor).values()) for tensor in fragment] for fragment in manifest.fragments]

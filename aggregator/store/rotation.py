@@ -1,4 +1,6 @@
-"""Closes a tape's file when it is long, and has closed ones compressed and the oldest dropped. Shell.
+"""Closes a file of lines when it is long, compresses closed ones and drops the oldest. Shell.
+
+The files are an event tape and a store's ledger; both are called a tape here.
 
 Closing is two renamings, by whoever writes. Compressing and dropping are for a thread of their own with a low priority,
 so that nobody waits for them. Whatever fails there is logged when it begins and when it ends, and tried again with the
@@ -42,10 +44,11 @@ class Rotation:
         path: The tape.
         segment_bytes: Length at which its file is closed; 0: never.
         keep: Closed segments to keep; 0: all.
+        opening: Returns the lines that a new segment has after its header.
     """
 
-    def __init__(self, path: Path, segment_bytes: int, keep: int) -> None:
-        self._path, self._segment_bytes, self._keep = path, segment_bytes, keep
+    def __init__(self, path: Path, segment_bytes: int, keep: int, opening: Callable[[], bytes] = bytes) -> None:
+        self._path, self._segment_bytes, self._keep, self._opening = path, segment_bytes, keep, opening
         self._due_bytes = segment_bytes
         self._header = Header(segment=1)
         self._troubles: set[str] = set()
@@ -60,7 +63,7 @@ class Rotation:
         closed = numbers_in(self._path)
         if closed and (not self._path.exists() or self._path.stat().st_size == 0):  # killed between the two renamings
             self._header = self._after(closed[-1])
-            fd = self._put(self._header)
+            fd = self._found(self._header.segment) or self._put(self._header)
         else:
             fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             found = Header.of(os.pread(fd, 1 << 16, 0).partition(b"\n")[0])
@@ -91,9 +94,14 @@ class Rotation:
             return fd
         self._trouble("close", None)
         os.close(fd)
-        self._header, self._due_bytes = header, self._segment_bytes
+        begins_at = os.fstat(new).st_size - len(header.text())
+        self._header, self._due_bytes = header, self._segment_bytes + begins_at
         self._tidier.wake(header.dropped)
         return new
+
+    def wait(self) -> None:
+        """Returns when the thread has nothing to do: only then may somebody else change closed segments."""
+        self._tidier.wait()
 
     def close(self) -> None:
         """Waits a little for the thread, and ends it."""
@@ -125,14 +133,30 @@ class Rotation:
             log.warning("tape.segment_damaged", path=str(self._path), segment=number, detail=str(err))
             return Header(segment=number + 1, time_s=round(time.time(), 3))
 
+    def _found(self, number: int) -> int:
+        """Returns a descriptor of the next file if it was finished, and only not renamed; else 0."""
+        new = self._path.with_name(self._path.name + UNFINISHED)
+        try:
+            fd = os.open(new, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError:
+            return 0
+        header = Header.of(os.pread(fd, 1 << 16, 0).partition(b"\n")[0])
+        if header is None or header.segment != number:
+            os.close(fd)
+            return 0
+        os.rename(new, self._path)
+        self._header = header
+        return fd
+
     def _put(self, header: Header, instead_of: Path | None = None) -> int:
         """Puts a new file with its header in the tape's place, and the one there under another name."""
         new = self._path.with_name(self._path.name + UNFINISHED)
         fd = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            data = memoryview(header.text())
+            data = memoryview(header.text() + self._opening())
             while data:
                 data = data[os.write(fd, data) :]
+            os.fsync(fd)  # before it has its name: a file by that name is whole
             if instead_of is not None:
                 os.rename(self._path, instead_of)
             try:
@@ -208,6 +232,13 @@ class _Tidier:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._main, name="atoll-tape-segments", daemon=True)
                 self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when there is nothing to do."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def close(self, wait_s: float) -> None:
         """Ends it, within ``wait_s`` and a moment."""

@@ -77,9 +77,8 @@ class Store:
     after any failure the same call again is safe, and settles it.
     """
 
-    def __init__(self, directory: Path, lock_fd: int, keep: int, keep_every: int) -> None:
-        self._directory = directory
-        self._ledger = LedgerFile(ledger_path(directory))
+    def __init__(self, directory: Path, lock_fd: int, ledger: LedgerFile, keep: int, keep_every: int) -> None:
+        self._directory, self._ledger = directory, ledger
         self._lock_fd = lock_fd
         self._keep, self._keep_every = keep, keep_every
         self._loaded = False
@@ -88,13 +87,17 @@ class Store:
         self._to_strike: dict[int, int] = {}  #: fragment -> version from which on its lines in the ledger are void
 
     @classmethod
-    def open(cls, directory: Path, *, keep: int = 2, keep_every: int = 0) -> Self:
+    def open(
+        cls, directory: Path, *, keep: int = 2, keep_every: int = 0, segment_bytes: int = 0, segments: int = 0
+    ) -> Self:
         """Creates the directory if need be, locks it, and removes what an earlier process left half-written.
 
         Args:
             directory: Of this aggregator alone.
             keep: Newest versions to keep per fragment: with two, one that the disk damages has a predecessor.
             keep_every: Versions whose number divides by this are kept for ever; 0: none.
+            segment_bytes: Length at which the ledger's file is closed, and another begun; 0: never.
+            segments: Closed ones to keep; 0: all.
 
         Raises:
             Unavailable: Also when another process has the store open.
@@ -113,11 +116,13 @@ class Store:
             except OSError:
                 os.close(lock_fd)
                 raise
-        return cls(directory, lock_fd, keep, keep_every)
+        ledger = LedgerFile(ledger_path(directory), segment_bytes, segments)
+        return cls(directory, lock_fd, ledger, keep, keep_every)
 
     def close(self) -> None:
         """Gives the store up. Nothing is written: whatever was accepted is durable already."""
         if self._lock_fd >= 0:
+            self._ledger.close()
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -148,9 +153,10 @@ class Store:
                     continue
                 break
         present = {p: max(versions(self._directory, p), default=-1) for p in fragment_ids(self._directory)}
-        for fragment_id, version, _ in self._ledger.complete(self._commits_on_disk()):
-            if version > present.get(fragment_id, -1):  # given up for a leader's, and not struck before a crash
-                self._to_strike[fragment_id] = min(version, self._to_strike.get(fragment_id, version))
+        for fragment_id, version in self._ledger.complete(self._commits_on_disk()).items():
+            first = present.get(fragment_id, -1) + 1
+            if version >= first:  # given up for a leader's, and not struck before a crash
+                self._to_strike[fragment_id] = min(first, self._to_strike.get(fragment_id, first))
         self._loaded = True
         return Loaded(run=run, fragments=dict(self._newest), damaged=tuple(damaged))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Line = Mapping[str, Any]
-#: The lines of files, by their names.
-Files = Mapping[str, Sequence[Line]]
+#: The lines of files, by their names; they are read anew each time, so that no file has to fit into memory.
+Files = Mapping[str, Iterable[Line]]
 
 #: Violations that a check quotes; it counts all.
 MOST_QUOTED = 5

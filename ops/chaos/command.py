@@ -26,6 +26,7 @@ from ops.chaos import report, verify
 from ops.chaos.drill import Drill
 from ops.chaos.plan import NATURES, ChaosConfig, FaultFile, Needs, all_faults, read_faults
 from ops.faults import FaultKind
+from ops.inspect.explain import ledgers_in
 from ops.links import placing
 from ops.links.region import TO_REDIS
 from ops.run import local_plan
@@ -173,7 +174,7 @@ def _check(run_dir: Path, *, as_json: bool) -> int:
 
 def _report(plan: LocalPlan, config: ChaosConfig, drill: Drill, status: int) -> dict[str, Any]:
     """Returns the report of ``up`` with the chaos part beside it."""
-    checks = verify.verify(plan.run_dir) if (plan.aggregator.store / "ledger.jsonl").exists() else []
+    checks = verify.verify(plan.run_dir) if ledgers_in(plan.run_dir) else []
     holds = all(check.holds for check in checks)
     exit_ = 1 if not holds else status or int(not checks)
     whole = drill.up.report(exit_)

@@ -18,12 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from aggregator.store.ledger_file import is_of_segment
 from aggregator.store.segments import TapeReader
 from broker.registry.registry import Registry
 from broker.wire.errors import Unavailable
 from islands.session.pulse import Beat, read_pulse
 from ops.faults import Fault
-from ops.inspect.explain import tapes_in
+from ops.inspect.explain import ledgers_in, tapes_in
 from ops.inspect.run_status import Status, status_of
 from ops.processes.cluster import Change
 
@@ -133,11 +134,6 @@ class Recording:
 # --- watching ----------------------------------------------------------------------------------------------------
 
 
-def ledger_files(run_dir: Path) -> list[Path]:
-    """Returns the ledgers of all stores of a run: the aggregator's, and those of its standbys."""
-    return sorted([*run_dir.glob("store/ledger.jsonl"), *run_dir.glob("*/store/ledger.jsonl")])
-
-
 def tape_files(run_dir: Path) -> list[Path]:
     """Returns the tapes of a run: those of its first aggregators and of all standbys that ever led."""
     return sorted(tapes_in(run_dir))
@@ -149,41 +145,13 @@ def pulse_file(run_dir: Path, island: str) -> Path:
 
 
 class Follower:
-    """Reads what was appended to a file of JSON lines since the last time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read_bytes = 0
-        self._rest = b""
-
-    def news(self) -> list[dict[str, Any]]:
-        """Returns the whole lines that are new, none without a file; reads a shortened file from its start."""
-        try:
-            with self._path.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < self._read_bytes:
-                    self._read_bytes, self._rest = 0, b""
-                file.seek(self._read_bytes)
-                content = file.read()
-        except OSError:
-            return []
-        self._read_bytes += len(content)
-        *whole, self._rest = (self._rest + content).split(b"\n")
-        lines = []
-        for line in whole:
-            with contextlib.suppress(ValueError):
-                lines.append(json.loads(line))
-        return [line for line in lines if isinstance(line, dict)]
-
-
-class TapeFollower:
-    """Reads what was appended to a tape since the last time, in whichever of its segments it is by now."""
+    """Reads what was appended to a tape or ledger since the last time, in all its segments."""
 
     def __init__(self, path: Path) -> None:
         self._reader = TapeReader(path)
 
     def news(self) -> list[dict[str, Any]]:
-        """Returns the whole lines that are new; none while there is no tape."""
+        """Returns the whole lines that are new; none while there is no file."""
         lines = []
         with contextlib.suppress(OSError):
             while (found := self._reader.read(FOLLOWED_BYTES)) or self._reader.behind:
@@ -199,7 +167,7 @@ class Observer:
     def __init__(self, run_dir: Path, recording: Recording) -> None:
         self._run_dir = run_dir
         self._recording = recording
-        self._followed: dict[Path, Follower | TapeFollower] = {}
+        self._followed: dict[Path, Follower] = {}
         self._seen: set[tuple[int, int]] = set()
         self._opened_s: dict[tuple[Path, int], float] = {}  # of rounds
         self._counts = dict.fromkeys(recording.islands, 0)
@@ -209,11 +177,12 @@ class Observer:
         for island in self._recording.islands:
             self._counts[island], beats = read_pulse(pulse_file(self._run_dir, island), self._counts[island])
             self._recording.steps.setdefault(island, []).extend(beats)
-        for path in ledger_files(self._run_dir):
+        for path in ledgers_in(self._run_dir):
             for row in self._followed.setdefault(path, Follower(path)).news():
-                self._take_row(row, time.monotonic())
+                if not is_of_segment(row):
+                    self._take_row(row, time.monotonic())
         for path in tape_files(self._run_dir):
-            for line in self._followed.setdefault(path, TapeFollower(path)).news():
+            for line in self._followed.setdefault(path, Follower(path)).news():
                 self._take_line(path, line, time.monotonic())
 
     def _take_row(self, row: dict[str, Any], now_s: float) -> None:

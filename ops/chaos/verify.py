@@ -11,21 +11,26 @@ import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from aggregator.ledger.ledger import merged_by_island
 from aggregator.rounds.recovery import MOST_VERSION, Lineage, lineages
+from aggregator.state.records import Carried
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import fragment_ids, read_newest
-from aggregator.store.ledger_file import read_rows
+from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
 from aggregator.store.segment_count import SegmentCount
 from aggregator.store.tape import read_lines
 from broker.wire.errors import Unavailable
 from ops.chaos.checks import Check, Files, Line
 from ops.chaos.data_check import data_checks
-from ops.chaos.recording import ledger_files, tape_files
+from ops.chaos.recording import tape_files
 from ops.inspect.dropped import gone_of
+from ops.inspect.explain import ledgers_in
 from ops.invariants import (
     Contents,
     Epochs,
@@ -48,26 +53,28 @@ def verify(run_dir: Path) -> list[Check]:
     Raises:
         Unavailable: It is no run directory, or cannot be read.
     """
-    paths = ledger_files(run_dir)
+    paths = ledgers_in(run_dir)
     if not paths:
         raise Unavailable(f"{run_dir} holds no ledger of a run; name the directory of one", definite=True)
     stores = {str(path.parent.relative_to(run_dir)): path.parent for path in paths}
-    ledgers = {name: list(read_rows(store / "ledger.jsonl")) for name, store in stores.items()}
-    tapes = {str(path.relative_to(run_dir)): list(read_lines(path)) for path in tape_files(run_dir)}
-    published, rows = published_versions(tapes), main_ledger(ledgers)
-    begun = {(each.fragment_id, each.version): each for each in lineages(rows)}
-    given_up = {(p, version) for (p, _), each in begun.items() for version in each.given_up} - ancestors(rows, begun)
-    merged = [row for row in rows if _key(row) not in given_up]
-    walk = _Walk({_key(row) for ledger in ledgers.values() for row in ledger})
+    ledgers = {name: Again(partial(read_rows, store / "ledger.jsonl")) for name, store in stores.items()}
+    tapes = {str(path.relative_to(run_dir)): Again(partial(read_lines, path)) for path in tape_files(run_dir)}
+    published, heads, dropped = published_versions(tapes), main_ledger(ledgers), newest_dropped(paths)
+    begun = {(each.fragment_id, each.version): each for each in lineages(heads, dropped)}
+    given_up = {(p, version) for (p, _), each in begun.items() for version in each.given_up} - ancestors(heads, begun)
+    rows = Again(partial(standing, ledgers, heads))
+    merged = Again(lambda: (row for row in rows if _key(row) not in given_up))
+    walk = _Walk(heads, dropped)
     for name, lines in tapes.items():
         walk.tape(name, lines)
     walk.claimed()
     walk.published(published.keys() - given_up)
-    walk.rows(rows)
-    walk.merged(merged, begun)
+    walk.heads(heads, begun, given_up)
+    walk.rows(rows, given_up)
     growth = [walk.ledger(name, ledger, published) for name, ledger in ledgers.items()]
     walk.report(_report_of(run_dir))
-    books = [books_agree(name, newest_books(store), merged) for name, store in stores.items()]
+    went_behind = {p for (p, _), each in begun.items() if p in dropped and each.kept < dropped[p].version}
+    books = [books_agree(name, newest_books(store), merged, dropped, went_behind) for name, store in stores.items()]
     return [
         *growth,
         *(walk.gap, walk.content, walk.once, *data_checks(tapes, merged), walk.weights, walk.lost, walk.durable),
@@ -78,8 +85,9 @@ def verify(run_dir: Path) -> list[Check]:
 
 
 def left_out(run_dir: Path) -> list[str]:
-    """Returns a sentence for each tape of a run that is not whole: what it told there was not checked."""
+    """Returns a sentence for each tape and ledger that is not whole: the rest was not checked."""
     said = [(path.relative_to(run_dir), gone_of(path)) for path in tape_files(run_dir)]
+    said += [(path.relative_to(run_dir), gone_of(path, "ledger")) for path in ledgers_in(run_dir)]
     return [f"{name}: {gone.sentence()}: what they told is not checked" for name, gone in said if gone is not None]
 
 
@@ -119,18 +127,39 @@ def published_versions(tapes: Files) -> dict[Key, str]:
     }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Again:
+    """Lines that are read from a file each time somebody goes through them: none stays in memory."""
+
+    read: Callable[[], Iterable[Line]]
+
+    def __iter__(self) -> Iterator[Line]:
+        """Reads them from the beginning."""
+        return iter(self.read())
+
+
 def main_ledger(ledgers: Files) -> list[Line]:
-    """Returns one row per (fragment, version) over all ledgers, in the order of fragments and versions.
+    """Returns the head of one row per (fragment, version) over all ledgers, in this order.
 
     Where two differ the later epoch's stands: the other was never published, or the check of contents says so.
     """
-    rows: dict[Key, Line] = {}
+    heads: dict[Key, Line] = {}
     for ledger in ledgers.values():
         for row in ledger:
-            known = rows.setdefault(_key(row), row)
-            if row["epoch"] >= known["epoch"]:
-                rows[_key(row)] = row
-    return [rows[key] for key in sorted(rows)]
+            known = heads.get(_key(row))
+            if known is None or row["epoch"] >= known["epoch"]:
+                heads[_key(row)] = head_of(row)
+    return [heads[key] for key in sorted(heads)]
+
+
+def standing(ledgers: Files, heads: Iterable[Line]) -> Iterator[Line]:
+    """Yields the rows whose heads stand, one for each, in no order."""
+    open_ = {_key(head): (head["epoch"], head["digest"]) for head in heads}
+    for ledger in ledgers.values():
+        for row in ledger:
+            if open_.get(_key(row)) == (row["epoch"], row["digest"]):
+                del open_[_key(row)]
+                yield row
 
 
 def ancestors(rows: Iterable[Line], begun: Mapping[Key, Lineage]) -> set[Key]:
@@ -160,10 +189,11 @@ class _Walk:
     """The checks of one run, filled by walking through its tapes, and then its ledgers.
 
     Args:
-        durable: (fragment, version) of all ledgers.
+        heads: Of all ledgers (:func:`main_ledger`).
+        dropped: Fragment -> the newest version whose line was dropped.
     """
 
-    def __init__(self, durable: Collection[Key]) -> None:
+    def __init__(self, heads: Iterable[Line], dropped: Mapping[int, Carried]) -> None:
         self.gap = Check(1, "no version is missing")
         self.content = Check(1, "a version names one content")
         self.once = Check(2, "each range is merged at most once")
@@ -173,9 +203,10 @@ class _Walk:
         self.epochs = Check(5, "epochs grow, and each has one publisher")
         self.balance = Check(4, "trained = merged + wasted + in flight")
         self.reasons = Check(8, "every refusal has a reason")
-        self._kept = durable
-        self._newest: dict[int, int] = defaultdict(lambda: -1)
-        for p, version in durable:
+        self._dropped = {p: each.version for p, each in dropped.items()}
+        self._kept = {_key(head) for head in heads}
+        self._newest: dict[int, int] = defaultdict(lambda: -1, self._dropped)
+        for p, version in self._kept:
             self._newest[p] = max(self._newest[p], version)
         self._heard: set[str] = set()
         self._claims: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -192,7 +223,9 @@ class _Walk:
         shard, epoch, before, lives, waits = 0, 0, 0, 0, True
         durable: dict[int, int] = {}
         whole, segments = True, SegmentCount()
-        for line in [*lines, {"note": "aggregator.started", "fields": {"epoch": math.inf}}]:  # and the last life's end
+        for line in chain(
+            lines, [{"note": "aggregator.started", "fields": {"epoch": math.inf}}]
+        ):  # the last life's end
             note, fields = str(line.get("note", "")), line.get("fields", {})
             if segments.skips(line):
                 whole, epoch, waits = False, 0, True
@@ -247,36 +280,41 @@ class _Walk:
         """Checks that versions that were published, and not given up since, are in a ledger."""
         for p, version in keys:
             lost = f"version {version} of fragment {p} was published and is in no ledger"
-            self.lost.fact("" if (p, version) in self._kept else lost)
+            self.lost.fact("" if (p, version) in self._kept or version <= self._dropped.get(p, -1) else lost)
 
-    def rows(self, rows: Iterable[Line]) -> None:
-        """Checks one row of each version: its content is the published one, and epochs follow versions."""
-        newest: dict[int, int] = {}
-        for row in rows:
-            key, epoch = _key(row), row["epoch"]
-            p, version = key
-            self.content.fact(self._contents.name(key, row["digest"]), "the ledgers")
-            self.weights.fact(weights_fit(key, [each["merge_weight"] for each in row["contributions"]]))
-            what = f"the epoch of fragment {p}, version {version},"
-            self.epochs.fact(grows(what, newest.get(p, 0), epoch, or_stays=True))
-            newest[p] = epoch
+    def heads(self, heads: Iterable[Line], begun: Collection[Key], given_up: Collection[Key]) -> None:
+        """Checks that contents are those published, epochs follow versions, and no version is missing.
 
-    def merged(self, rows: Iterable[Line], begun: Collection[Key]) -> None:
-        """Checks the versions not given up: none is missing, and no range of steps is in two of them.
-
-        The first version of a new lineage, which is in ``begun``, follows whatever was kept. It does not matter which
-        life of an island sent a range.
+        The first version of a new lineage, which is in ``begun``, follows whatever was kept; so do those behind lines
+        that were dropped.
         """
-        newest: dict[int, int] = {}
-        for row in rows:
-            p, version = _key(row)
+        epochs: dict[int, int] = {}
+        newest = dict(self._dropped)
+        for head in heads:
+            key, epoch = _key(head), head["epoch"]
+            p, version = key
+            self.content.fact(self._contents.name(key, head["digest"]), "the ledgers")
+            what = f"the epoch of fragment {p}, version {version},"
+            self.epochs.fact(grows(what, epochs.get(p, 0), epoch, or_stays=True))
+            epochs[p] = epoch
+            if key in given_up or version <= self._dropped.get(p, -1):
+                continue
             before = newest.get(p, -1)
-            follows = version == before + 1 or (p, version) in begun
+            follows = version == before + 1 or key in begun
             self.gap.fact("" if follows else f"fragment {p} goes from version {before} to {version}")
             newest[p] = version
-            for each in row["contributions"]:
+
+    def rows(self, rows: Iterable[Line], given_up: Collection[Key]) -> None:
+        """Checks the weights of each version, and that no range of steps is merged twice.
+
+        Versions that were given up do not count. It does not matter which life of an island sent a range.
+        """
+        for row in rows:
+            key = _key(row)
+            self.weights.fact(weights_fit(key, [each["merge_weight"] for each in row["contributions"]]))
+            for each in row["contributions"] if key not in given_up else ():
                 a, b = each["steps"]["from_step"], each["steps"]["to_step"]
-                self.once.fact(self._ranges.merge((each["island_id"], p), a, b), f"version {version}")
+                self.once.fact(self._ranges.merge((each["island_id"], key[0]), a, b), f"version {key[1]}")
 
     def ledger(self, name: str, rows: Iterable[Line], published: Mapping[Key, str]) -> Check:
         """Checks a store's ledger by itself: versions grow, and only unpublished ones are written again.
@@ -308,31 +346,48 @@ class _Walk:
             self.reasons.fact(has_reason("the report counts refusals", reason))
 
 
-def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Line]) -> Check:
-    """Checks that the books in a store's newest commits give each island the ledger's merged tokens."""
+def books_agree(
+    store: str,
+    books: Mapping[int, Books | str],
+    rows: Iterable[Line],
+    dropped: Mapping[int, Carried] | None = None,
+    went_behind: Collection[int] = (),
+) -> Check:
+    """Checks that the books in a store's newest commits give each island the ledger's merged tokens.
+
+    Args:
+        store: Its name.
+        books: Of its newest commits.
+        rows: Of the versions that were not given up.
+        dropped: Fragment -> the newest version whose line was dropped, with what had been merged by then.
+        went_behind: Fragments that went back to a version before that one: nobody knows the sums any more.
+    """
     check = Check(4, f"{store}: the books in the commits agree with the ledger")
-    by_fragment: dict[int, list[Line]] = defaultdict(list)
+    dropped = dropped or {}
+    merged = {p: Counter(dropped[p].merged if p in dropped else None) for p in books}
+    unpublished: set[int] = set()  # the tail of a leader that lost its lease: it is dropped when that one comes back
     for row in rows:
-        by_fragment[row["fragment_id"]].append(row)
+        p, version = _key(row)
+        found = books.get(p)
+        if found is None or isinstance(found, str) or version > found[0]:
+            continue
+        if p in dropped and version <= dropped[p].version:  # another store's ledger reaches further back
+            continue
+        if version == found[0] and row["digest"] != found[1]:
+            unpublished.add(p)
+        for each in row["contributions"]:
+            merged[p][each["island_id"]] += each["steps"]["to_tokens"] - each["steps"]["from_tokens"]
     for p, found in books.items():
         if isinstance(found, str):
             check.fact(f"fragment {p}: {found}")
+        elif p in unpublished or p in went_behind:
             continue
-        version, digest, of_fragment = found
-        if any(row["fragment_version"] == version and row["digest"] != digest for row in by_fragment[p]):
-            continue  # the tail of a leader that lost its lease: never published, and dropped when it comes back
-        merged: Counter[str] = Counter()
-        for row in by_fragment[p]:
-            if row["fragment_version"] <= version:
-                for each in row["contributions"]:
-                    merged[each["island_id"]] += each["steps"]["to_tokens"] - each["steps"]["from_tokens"]
-        booked = Counter({island: tokens for island, (_, tokens, _) in of_fragment.get("past", {}).items()})
-        for island, lives in of_fragment.get("accounts", {}).items():
-            booked[island] += sum(life["merged_tokens"] for life in lives.values())
-        for island in sorted({*booked, *merged}):
-            has, should = booked[island], merged[island]
-            differ = f"fragment {p}: {island} has {has} merged tokens booked, the ledger {should}"
-            check.fact("" if has == should else differ)
+        elif p not in dropped or (dropped[p].merged is not None and found[0] >= dropped[p].version):
+            booked = merged_by_island(found[2])
+            for island in sorted({*booked, *merged[p]}):
+                has, should = booked[island], merged[p][island]
+                differ = f"fragment {p}: {island} has {has} merged tokens booked, the ledger {should}"
+                check.fact("" if has == should else differ)
     return check
 
 

@@ -23,6 +23,7 @@ class Gone:
         since_s: From when on the tape tells, in seconds since 1970; 0: it is not known.
         life: Number of the life that goes on there and has lost its beginning; 0: none has.
         epoch: Of that life.
+        file: What it is that lacks them.
     """
 
     segments: tuple[int, ...]
@@ -31,6 +32,7 @@ class Gone:
     since_s: float
     life: int = 0
     epoch: int = 0
+    file: str = "tape"
 
     def sentence(self) -> str:
         """Says it."""
@@ -40,7 +42,7 @@ class Gone:
             which = "segments " + ", ".join(map(str, self.segments))
         lines = f" ({self.lines:,} lines)" if self.lines else ""
         why = "dropped by the rule tape_segments" if self.by_rule else "missing, and no rule dropped them"
-        said = [f"{which} of the tape{lines} are {why}" if first != last else f"{which} of the tape{lines} is {why}"]
+        said = [f"{which} of the {self.file}{lines} {'are' if first != last else 'is'} {why}"]
         if self.since_s:
             since = datetime.fromtimestamp(self.since_s, UTC).isoformat(sep=" ", timespec="seconds")
             said.append(f"it tells from {since.replace('+00:00', ' UTC')} on")
@@ -49,15 +51,15 @@ class Gone:
         return "; ".join(said)
 
 
-def gone_of(tape: Path) -> Gone | None:
-    """Returns what is gone of a tape; None if it is whole, or not there.
+def gone_of(tape: Path, file: str = "tape") -> Gone | None:
+    """Returns what is gone of a tape or a ledger (``file``); None if it is whole, or not there.
 
     Raises:
         OSError: It cannot be read.
     """
     for again in (True, True, False):
         try:
-            return _gone_of(tape)
+            return _gone_of(tape, file)
         except FileNotFoundError:  # compressed, closed or dropped in this moment
             if not again:
                 raise
@@ -72,7 +74,7 @@ def gone_from(tapes: Sequence[Path]) -> str:
     return "; ".join(said)
 
 
-def _gone_of(tape: Path) -> Gone | None:
+def _gone_of(tape: Path, file: str) -> Gone | None:
     there = segments_of(tape)
     if not there.numbers:
         return None
@@ -83,9 +85,9 @@ def _gone_of(tape: Path) -> Gone | None:
     behind = max(n for n in there.numbers if n - 1 in lost)  # from there on it is whole
     place = there.numbers.index(behind)
     header = header_of(there.files[place]) or Header(segment=behind)
-    with opened(there.files[place]) as file:
-        file.readline()
-        begins = file.read(len(_LIFE)) == _LIFE
+    with opened(there.files[place]) as read:
+        read.readline()
+        begins = read.read(len(_LIFE)) == _LIFE
     epoch = int((header.life or {}).get("epoch", 0))
     beheaded = header.life is not None and not begins
     return Gone(
@@ -95,4 +97,5 @@ def _gone_of(tape: Path) -> Gone | None:
         since_s=header.time_s,
         life=header.lives if beheaded else 0,
         epoch=epoch if beheaded else 0,
+        file=file,
     )

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aggregator.rounds.recovery import Lineage, lineages
-from aggregator.store.ledger_file import read_rows
+from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
 from aggregator.store.segments import is_tape
 from aggregator.store.tape import read_lines
 from broker.registry.registry import KEEP_VERSIONS, Registry
@@ -280,13 +280,12 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
 def _lineage_of(p: int, version: int, ledgers: Sequence[Path]) -> Lineage | None:
     """Returns the new lineage of a fragment that begins with a version, or went back behind it."""
     rows = {
-        row["fragment_version"]: {key: row[key] for key in ("fragment_id", "fragment_version", "digest")}
-        | {"contributions": bool(row["contributions"])}
+        row["fragment_version"]: head_of(row)
         for ledger in ledgers
         for row in read_rows(ledger)
         if row["fragment_id"] == p
     }
-    for each in lineages(rows[version] for version in sorted(rows)):
+    for each in lineages((rows[version] for version in sorted(rows)), newest_dropped(ledgers)):
         if version == each.version or version in each.given_up:
             return each
     return None
@@ -360,8 +359,8 @@ def tapes_in(run_dir: Path) -> list[Path]:
 
 def ledgers_in(directory: Path) -> list[Path]:
     """Returns the ledgers in a run directory, or the one of a store."""
-    places = (directory / "ledger.jsonl", directory / "store" / "ledger.jsonl", *directory.glob("*/store/ledger.jsonl"))
-    return [each for each in places if each.is_file()]
+    folders = (directory, directory / "store", *sorted(directory.glob("*/store")))
+    return [each for each in (folder / "ledger.jsonl" for folder in folders) if is_tape(each)]
 
 
 def _newest(ledgers: Sequence[Path]) -> str:
@@ -372,7 +371,9 @@ def _newest(ledgers: Sequence[Path]) -> str:
             newest[row["fragment_id"]] = max(row["fragment_version"], newest.get(row["fragment_id"], -1))
     if not newest:
         return "no version was made yet"
-    return "the newest are " + " ".join(f"{p}:{version}" for p, version in sorted(newest.items()))
+    said = "the newest are " + " ".join(f"{p}:{version}" for p, version in sorted(newest.items()))
+    gone = " ".join(f"{p}:{each.version}" for p, each in sorted(newest_dropped(ledgers).items()))
+    return f"{said}; lines up to {gone} were dropped by the rule tape_segments" if gone else said
 
 
 # --- output -----------------------------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def render(found: Explanation) -> str:
     """Returns the explanation as text for people."""
     lines = [_headline(found)]
     if found.lineage is not None and found.lineage.version != found.version:
-        again = f"which is version {found.lineage.kept} again"
+        again = f"which is {found.lineage.original} again"
         lines.append(f"it was given up: a new lineage began with version {found.lineage.version}, {again}")
         lines.append(f"what was merged into it is counted as {found.counted_as}")
     if found.closed:
@@ -430,7 +431,7 @@ def _headline(found: Explanation) -> str:
     if found.version == 0:
         return f"{name} is the beginning: the parameters of one island, merged with nothing; digest {found.digest}"
     if found.lineage is not None and found.lineage.version == found.version:
-        what = f"{name} begins a new lineage: it is version {found.lineage.kept} under a number that nobody had seen"
+        what = f"{name} begins a new lineage: it is {found.lineage.original} under a number that nobody had seen"
         lost = ", ".join(map(str, found.lineage.given_up))
         return f"{what}; given up: {lost or 'nothing'}; digest {found.digest}"
     islands = len({each.island for each in found.contributors})

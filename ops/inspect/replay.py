@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from aggregator.daemon import ENVIRONMENT
 from aggregator.rounds.recovery import lineages
 from aggregator.state.records import check_ledger_line
-from aggregator.store.ledger_file import read_rows
+from aggregator.store.ledger_file import dropped_before, head_of, is_of_segment, newest_dropped, read_rows
 from aggregator.store.segments import is_tape, segments_of
 from aggregator.store.tape import numbered_lines
 from broker.wire.errors import ConfigError, Unavailable, cure_of
@@ -132,7 +132,8 @@ def replay_all(
     """
     rows = {path: _rows_in(path) for path in ledgers} if len(ledgers) > 1 else {}
     every = {key: row for of_one in rows.values() for key, row in of_one.items()}
-    begun = {(each.fragment_id, each.version) for each in lineages(every[key] for key in sorted(every))}
+    first_ones = lineages((every[key] for key in sorted(every)), newest_dropped(rows))
+    begun = {(each.fragment_id, each.version) for each in first_ones}
     found, seen = [], []
     for tape in tapes:
         beside, ledger = tape.with_suffix(".payloads"), tape.parent / "store" / "ledger.jsonl"
@@ -147,12 +148,7 @@ def replay_all(
 
 def _rows_in(ledger: Path) -> dict[Key, dict[str, Any]]:
     """Returns as much of each line as tells where a lineage begins."""
-    names = ("fragment_id", "fragment_version", "digest")
-    return {
-        (row["fragment_id"], row["fragment_version"]): {name: row[name] for name in names}
-        | {"contributions": bool(row["contributions"])}
-        for row in read_rows(ledger)
-    }
+    return {(row["fragment_id"], row["fragment_version"]): head_of(row) for row in read_rows(ledger)}
 
 
 def replay(
@@ -190,7 +186,7 @@ def replay(
             break
         progress.at(number)
     held = _Ledger(played, check)
-    if difference is None and ledger is not None and ledger.is_file():
+    if difference is None and ledger is not None and is_tape(ledger):
         difference = held.against(ledger, elsewhere, begun)
     elif difference is None and check is not None:
         check.unclaimed = len(check.rounds_left())
@@ -261,9 +257,10 @@ class _Ledger:
         recorded: dict[int, dict[str, Any]] = {}
         digests, seen, first_ones = dict(played.digests), set(elsewhere), set(begun)
         tells_from = played.tells_from()
+        dropped = {p: each.version for p, each in dropped_before(ledger).items()}
         bytes_known = {(p, digest) for (p, _), digest in digests.items()}
         for number, row in numbered_lines(ledger):
-            if row is None:
+            if row is None or is_of_segment(row):
                 continue  # torn, or its version is missing below
             try:
                 check_ledger_line(row)
@@ -272,7 +269,8 @@ class _Ledger:
             key = row["fragment_id"], row["fragment_version"]
             seen.add(key)
             played.heard_of(row)
-            if key[1] > 0 and not row["contributions"] and (key[0], row["digest"]) in bytes_known:
+            of_known = (key[0], row["digest"]) in bytes_known or key[0] in dropped
+            if key[1] > 0 and not row["contributions"] and of_known:
                 first_ones.add(key)
             bytes_known.add((key[0], row["digest"]))
             said = f"line {number} of {ledger}: version {key[1]} of fragment {key[0]}"
@@ -292,10 +290,14 @@ class _Ledger:
             if row["round_id"] in left and row["epoch"] in played.epochs and row["contributions"]:
                 recorded[row["round_id"]] = row
         for p, version in sorted(played.durable - played.given_up - seen):
-            return self._difference(f"{ledger} has no line for version {version} of fragment {p}, which was durable")
+            if version > dropped.get(p, -1):
+                what = f"{ledger} has no line for version {version} of fragment {p}, which was durable"
+                return self._difference(what)
         ours = {p for p, _ in {*digests, *played.unchecked}}  # those of other shards are held against their own
         named = {key for key in (seen | played.unchecked.keys()) - played.given_up if key[0] in ours}
         for p, version in sorted({*skipped_versions(named, first_ones), *(named - seen)} - played.durable):
+            if version <= dropped.get(p, -1):
+                continue
             if not played.failover:
                 what = f"{ledger} has no line for version {version} of fragment {p}, which later ones were made from"
                 return self._difference(what)

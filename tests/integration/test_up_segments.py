@@ -11,7 +11,7 @@ import pytest
 from aggregator.store.segments import numbers_in, segments_of
 from aggregator.store.tape import numbered_lines
 from ops import cli
-from ops.chaos.recording import TapeFollower
+from ops.chaos.recording import Follower
 from ops.dashboard.followed_tape import FollowedTape
 from ops.dashboard.plot import write_report
 from ops.inspect.dropped import gone_of
@@ -32,7 +32,7 @@ class Run:
 
     def __init__(self, run_dir, copy):
         self.tape, self.copy = run_dir / "events.jsonl", copy
-        followers, seen = (FollowedTape(self.tape), TapeFollower(self.tape)), ([], [])
+        followers, seen = (FollowedTape(self.tape), Follower(self.tape)), ([], [])
 
         def enough():
             assert up.is_running(), up.err

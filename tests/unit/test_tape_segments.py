@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aggregator.store import rotation, segments
 from aggregator.store.segments import TapeReader, header_of, numbers_in, packed_name, plain_name, segments_of
 from aggregator.store.tape import Tape, numbered_lines, read_lines
-from ops.chaos.recording import TapeFollower
+from ops.chaos.recording import Follower
 from ops.dashboard.followed_tape import FollowedTape
 from ops.inspect.dropped import gone_of
 from tests.profiles import examples
@@ -203,7 +203,7 @@ class World:
     def __init__(self, folder, keep=0):
         self.path, self.lines, self.keep = Path(folder) / "events.jsonl", [], keep
         self.tape = Tape(self.path, 120, keep)
-        self.dashboard, self.chaos = FollowedTape(self.path), TapeFollower(self.path)
+        self.dashboard, self.chaos = FollowedTape(self.path), Follower(self.path)
         self.seen, self.noted = [], []
 
     def more(self, count):
