@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -47,8 +46,6 @@ class Hub:
 
     Args:
         directory: Existing and empty; everything is written in it.
-        cpus: Processors that they may use; empty: any.
-        metrics: ``broker`` and ``aggregator`` -> port of their metrics; empty: they serve none.
         ipc: Whether the aggregator, and islands by :attr:`address`, come over a Unix socket, as those of ``up`` do.
         liveness: Allowances for silence; None: the usual ones.
         aggregator: Settings of the aggregator beyond addresses and files.
@@ -58,26 +55,21 @@ class Hub:
         self,
         directory: Path,
         *,
-        cpus: tuple[int, ...] = (),
-        metrics: Mapping[str, int] | None = None,
         ipc: bool = False,
         liveness: LivenessConfig | None = None,
         **aggregator: Any,
     ) -> None:
-        metrics, liveness = metrics or {}, liveness or LivenessConfig()
+        liveness = liveness or LivenessConfig()
         port, redis_port = free_ports(2), free_ports(1)
         unix_socket = f"@atoll-{port}"
         self.address = f"ipc://{unix_socket}" if ipc else f"tcp://127.0.0.1:{port}"
         self.tape = directory / "events.jsonl"
         self.report = directory / "report.json"
         self.config_file = directory / "config.toml"
-        self._directory = directory
         self._redis = server(port=redis_port, directory=directory)
         self._port, self._redis_port = port, redis_port
-        self._cpus = cpus
-        serving = metrics.get("broker", 0)
-        listening: dict[str, Any] = {"port": port, "ipc": unix_socket if ipc else "", "metrics_port": serving}
-        broker = BrokerConfig(run_id=RUN, redis_url=self._redis.url, liveness=liveness, **listening)
+        ipc_name = unix_socket if ipc else ""
+        broker = BrokerConfig(run_id=RUN, redis_url=self._redis.url, liveness=liveness, port=port, ipc=ipc_name)
         self.config = AggregatorConfig(
             run_id=RUN,
             broker=self.address,
@@ -85,7 +77,6 @@ class Hub:
             store=directory / "store",
             tape=self.tape,
             report=self.report,
-            metrics_port=metrics.get("aggregator", 0),
             **asdict(liveness),
             **aggregator,
         )
@@ -135,14 +126,11 @@ class Hub:
             Unavailable: One of the processes has ended.
         """
         self.check()
-        return Peak(broker_bytes=self._peak_of("broker"), aggregator_bytes=self._peak_of("aggregator"))
+        return Peak(broker_bytes=peak_bytes(self.pid("broker")), aggregator_bytes=peak_bytes(self.pid("aggregator")))
 
     def check(self) -> None:
         """Raises Unavailable if a process died: a restarted one would be measured as if nothing had happened."""
-        for event in self.cluster.poll():
-            if event.change is not Change.ENDED:
-                end = last_lines(self.cluster.log_of(event.process))
-                raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
+        check(self.cluster)
 
     def pid(self, name: str) -> int:
         """Returns the number of the process of that name, which runs."""
@@ -156,10 +144,15 @@ class Hub:
 
     def _spec(self, name: str, command: list[str], **options: Any) -> ProcessSpec:
         environment = self.numeric_environment() | ON_CPU
-        return ProcessSpec(name=name, command=command, environment=environment, cpus=self._cpus, **options)
+        return ProcessSpec(name=name, command=command, environment=environment, **options)
 
-    def _peak_of(self, name: str) -> int:
-        return peak_bytes(self.pid(name))
+
+def check(cluster: LocalCluster) -> None:
+    """Raises Unavailable with the end of its log if a process of a cluster died."""
+    for event in cluster.poll():
+        if event.change is not Change.ENDED:
+            end = last_lines(cluster.log_of(event.process))
+            raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -186,12 +179,3 @@ def cpu_s(pid: int) -> float:
     """Returns the processor time that a process has used, in seconds; OSError if there is none."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-@contextmanager
-def group(log_dir: Path, specs: Iterable[ProcessSpec]) -> Iterator[LocalCluster]:
-    """Runs processes beside the body of a ``with`` block, and ends them with it."""
-    log_dir.mkdir(exist_ok=True)
-    with LocalCluster(log_dir) as cluster:
-        cluster.start(specs)
-        yield cluster

@@ -3,12 +3,13 @@
 A real broker and a real aggregator (with its disk and Redis) serve scripted islands over real sockets. A round moves
 one fragment, 1/P of the model: it is *opened*, every island hands over its pseudo-gradient, the aggregator merges,
 steps and writes (fsync included), the version is *committed*, then *received* by the islands. Beside each round, in
-turn, the same bytes take the same way by themselves, over raw TCP and over ZeroMQ (benchmarks/carriers.py): latency is
-shown in multiples of that. And as many bytes as a version's file has are written and flushed by themselves: *disk*,
-beside *persist*. Memory is VmHWM less that of the same process under a model of almost no parameters, in multiples of
-the model's float32 bytes. Besides the model, both may hold bounded pools: here the contributions of the open round, one
-message per island, and what is in sockets, a few messages whatever the number of islands. The columns "less round"
-leave the first out; with ``--strict`` the exit status is 1 unless
+turn, the same bytes take the same way by themselves, over raw TCP and as many processes: latency is shown in multiples
+of that. And as many bytes as a version's file has are written and flushed by themselves: *disk*, beside *persist*.
+
+Memory is VmHWM less that of the same process under a model of almost no parameters, in multiples of the model's float32
+bytes. Besides the model, both may hold bounded pools: here the contributions of the open round, one message per island,
+and what is in sockets, a few messages whatever the number of islands. The columns "less round" leave the first out;
+with ``--strict`` the exit status is 1 unless
 
     aggregator <= 1 x model + pools,    broker <= 1 x model + pools,    pools = (islands + 10) messages of one fragment
 
@@ -20,12 +21,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import multiprocessing
 import os
+import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -33,7 +38,6 @@ from typing import Any
 
 from aggregator.store.tape import read_lines
 from benchmarks import output
-from benchmarks.carriers import Kind, carrier
 from benchmarks.fleet import Hub, Peak
 from benchmarks.output import Column, Printer, median
 from benchmarks.scripted import SPACING_STEPS, Arrival, Payloads, model, scripted_fleet
@@ -47,6 +51,8 @@ WARM_UP_ROUNDS = 3
 SOCKET_MESSAGES = 10
 #: What is written to the disk at a time.
 PIECE_BYTES = 8 * MIB
+#: Of raw TCP: what is read at a time, and how long its processes may take to end.
+TCP_CHUNK_BYTES, END_S = MIB, 10.0
 #: A model that weighs nothing, to find out what the processes take without one.
 NO_MODEL = 48
 
@@ -63,8 +69,6 @@ COLUMNS = (
     Column(key="disk_ms", title="disk ms", form=",.1f"),
     Column(key="tcp_ms", title="TCP ms", form=",.1f"),
     Column(key="times_tcp", title="x TCP", form=".1f"),
-    Column(key="zeromq_ms", title="ZeroMQ ms", form=",.1f"),
-    Column(key="times_zeromq", title="x ZeroMQ", form=".1f"),
     Column(key="aggregator_models", title="aggr. x model", form=".2f"),
     Column(key="aggregator_lean_models", title="less round", form=".2f"),
     Column(key="broker_models", title="broker x model", form=".2f"),
@@ -98,22 +102,18 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The figures of one case after the warm-up: stages, carriers and disk in seconds, and memory."""
+    """The figures of one case after the warm-up: stages, raw TCP and disk in seconds, and memory."""
 
     payloads: Payloads
     stages: list[Stages]
-    carriers_s: Mapping[Kind, list[float]]
+    tcp_s: list[float]
     disk_s: list[float]
     peak: Peak
 
 
-def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
-    """Runs one case in an empty directory."""
+def run_case(case: Case, directory: Path, *, alone: bool = True) -> Measured:
+    """Runs one case in an empty directory; with ``alone``, TCP and disk by themselves beside each round."""
     payloads = Payloads(model(case.parameters), case.fragments, case.codec)
-    up_bytes = message_bytes(payloads)
-    # Versions travel as pseudo-gradients do: as differences in the same codec, unless that is f32.
-    shape = {"islands": case.islands, "up_bytes": up_bytes, "down_bytes": up_bytes}
-    frames = len(payloads.manifest.fragments[0])
     hub = Hub(
         directory,
         islands=case.islands,
@@ -123,27 +123,20 @@ def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
         round_timeout_s=120.0,
         ipc=case.ipc,
     )
+    tcp_s: list[float] = []
+    disk_s: list[float] = []
     with ExitStack() as stack:
         stack.enter_context(hub)
-        others = {
-            kind: stack.enter_context(carrier(kind, directory / "carriers", frames=frames, **shape))
-            for kind in (Kind if carriers else ())
-        }
-        seconds: dict[Kind, list[float]] = {kind: [] for kind in others}
-        disk_s: list[float] = []
+        tcp = stack.enter_context(closing(RawTcp(case.islands, message_bytes(payloads)))) if alone else None
 
         async def drive() -> list[Arrival]:
             async with scripted_fleet([hub.address] * case.islands, payloads) as fleet:
                 await fleet.seeded()
-                for number in range(WARM_UP_ROUNDS + case.rounds):
+                for _ in range(WARM_UP_ROUNDS + case.rounds):
                     await fleet.round()
                     hub.check()
-                    for kind, other in others.items():
-                        # In this thread: the islands wait, and nothing else may run beside it.
-                        took_s = other.round()
-                        if number >= WARM_UP_ROUNDS:
-                            seconds[kind].append(took_s)
-                    if others and number >= WARM_UP_ROUNDS:
+                    if tcp is not None:  # in this thread: the islands wait, and nothing else may run beside it
+                        tcp_s.append(tcp.round())
                         disk_s.append(disk_alone_s(directory, hub.config.store))
                 return [arrival for island in fleet.islands for arrival in island.arrivals]
 
@@ -154,7 +147,8 @@ def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
     if overlap or len(stages) != WARM_UP_ROUNDS + case.rounds:
         what = f"{len(stages)} rounds were seen, {WARM_UP_ROUNDS + case.rounds} were run"
         raise Unavailable(f"{what}, or some overlapped: their times mean nothing, run it again", definite=True)
-    return Measured(payloads=payloads, stages=stages[WARM_UP_ROUNDS:], carriers_s=seconds, disk_s=disk_s, peak=peak)
+    stages, tcp_s, disk_s = (each[WARM_UP_ROUNDS:] for each in (stages, tcp_s, disk_s))
+    return Measured(payloads=payloads, stages=stages, tcp_s=tcp_s, disk_s=disk_s, peak=peak)
 
 
 def disk_alone_s(directory: Path, store: Path) -> float:
@@ -170,6 +164,100 @@ def disk_alone_s(directory: Path, store: Path) -> float:
     took_s = time.monotonic() - began_s
     path.unlink()
     return took_s
+
+
+class RawTcp:
+    """The bytes of a round over islands, a relay process, a sink process and back: no header, checksum, merge or disk.
+
+    Args:
+        islands: Connections to the relay, with a thread each.
+        size: Bytes that each of them sends and receives in a round; versions travel as pseudo-gradients do.
+    """
+
+    def __init__(self, islands: int, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        with (
+            socket.create_server(("127.0.0.1", 0), backlog=islands) as door,
+            socket.create_server(("127.0.0.1", 0)) as inner,
+        ):
+            self._processes = [
+                context.Process(target=_relay, args=(door, inner, islands), daemon=True),
+                context.Process(target=_sink, args=(inner.getsockname(), islands * size, size), daemon=True),
+            ]
+            for process in self._processes:
+                process.start()
+            self._connections = [_connected(door.getsockname()) for _ in range(islands)]
+        self._threads = ThreadPoolExecutor(islands)
+        self._payload = memoryview(os.urandom(size))
+
+    def round(self) -> float:
+        """Carries one round; returns its seconds, from the first byte sent to the last one received."""
+
+        def one(connection: socket.socket) -> None:
+            connection.sendall(self._payload)
+            if not _read(connection, len(self._payload)):
+                raise Unavailable("the processes that carry raw TCP have ended", definite=True)
+
+        began_s = time.perf_counter()
+        list(self._threads.map(one, self._connections))
+        return time.perf_counter() - began_s
+
+    def close(self) -> None:
+        """Closes the connections, which ends the processes."""
+        for connection in self._connections:
+            connection.close()
+        self._threads.shutdown()
+        for process in self._processes:
+            process.join(END_S)
+            process.kill()
+
+
+def _relay(door: socket.socket, inner: socket.socket, islands: int) -> None:
+    sink = inner.accept()[0]
+    connections = [door.accept()[0] for _ in range(islands)]
+    for each in (sink, *connections):
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    lock = threading.Lock()
+
+    def up(island: socket.socket) -> None:
+        buffer = memoryview(bytearray(TCP_CHUNK_BYTES))
+        while n := island.recv_into(buffer):
+            with lock:
+                sink.sendall(buffer[:n])
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)  # one has gone: all is over
+
+    for each in connections:
+        threading.Thread(target=up, args=(each,), daemon=True).start()
+    buffer = memoryview(bytearray(TCP_CHUNK_BYTES))
+    with contextlib.suppress(OSError):
+        while n := sink.recv_into(buffer):
+            for each in connections:
+                each.sendall(buffer[:n])
+
+
+def _sink(address: tuple[str, int], up_bytes: int, down_bytes: int) -> None:
+    payload = memoryview(os.urandom(down_bytes))
+    with _connected(address) as relay, contextlib.suppress(OSError):
+        while _read(relay, up_bytes):
+            relay.sendall(payload)
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    connection = socket.create_connection(address)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _read(connection: socket.socket, left: int) -> bool:
+    """Reads and forgets so many bytes; returns False if the connection ended before."""
+    buffer = memoryview(bytearray(TCP_CHUNK_BYTES))
+    while left:
+        n = connection.recv_into(buffer[: min(left, len(buffer))])
+        if not n:
+            return False
+        left -= n
+    return True
 
 
 def stages_of(tape: Path, arrivals: list[Arrival]) -> list[Stages]:
@@ -225,7 +313,7 @@ def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
     aggregator_bytes = measured.peak.aggregator_bytes - base.aggregator_bytes
     broker_bytes = measured.peak.broker_bytes - base.broker_bytes
     latency_s = median(each.received_s - each.opened_s for each in stages)
-    tcp_s, zeromq_s = (median(measured.carriers_s.get(kind, ())) for kind in Kind)
+    tcp_s = median(measured.tcp_s)
     return {
         "parameters": payloads.parameters,
         "islands": case.islands,
@@ -242,8 +330,6 @@ def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
         "disk_ms": 1e3 * median(measured.disk_s),
         "tcp_ms": 1e3 * tcp_s,
         "times_tcp": latency_s / tcp_s,
-        "zeromq_ms": 1e3 * zeromq_s,
-        "times_zeromq": latency_s / zeromq_s,
         "aggregator_mib": measured.peak.aggregator_bytes / MIB,
         "aggregator_base_mib": base.aggregator_bytes / MIB,
         "aggregator_models": aggregator_bytes / model_bytes,
@@ -268,14 +354,14 @@ def measure(args: argparse.Namespace) -> int:
     printer = Printer(COLUMNS, as_json=args.json)
     within = True
 
-    def run(case: Case, *, carriers: bool = True) -> Measured:
+    def run(case: Case, *, alone: bool = True) -> Measured:
         over = "a Unix socket" if case.ipc else "TCP"
         printer.say(f"{case.parameters:,} parameters, {case.islands} islands, {case.codec} up, over {over}")
         with tempfile.TemporaryDirectory(prefix="atoll-latency-", dir=args.dir) as directory:
-            return run_case(case, Path(directory), carriers=carriers)
+            return run_case(case, Path(directory), alone=alone)
 
     none = Case(parameters=NO_MODEL, islands=2, fragments=args.fragments, codec=Codec.F32, rounds=rounds)
-    base = run(none, carriers=False).peak
+    base = run(none, alone=False).peak
     for count, m, codec, over in product(parameters, islands, codecs, args.over or ["tcp", "ipc"]):
         shape = {"parameters": count, "islands": m, "fragments": args.fragments}
         case = Case(**shape, codec=codec, rounds=rounds, ipc=over == "ipc")

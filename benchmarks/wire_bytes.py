@@ -15,22 +15,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 import sys
 import tempfile
+import threading
 import time
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import output
-from benchmarks.counting import CountingForwarder
 from benchmarks.fleet import Hub
 from benchmarks.output import Column, Printer
 from benchmarks.scripted import SPACING_STEPS, Payloads, model, scripted_fleet
 from broker.wire.errors import ConfigError
 from broker.wire.lengths import MERGED_BYTES
 from broker.wire.messages import Channel, Codec
+from ops.processes.cluster import free_ports
 
 #: An int8 or int4 shares a float32 with 255 others. Written out here: the closed form asks nobody for it.
 ELEMENT_BYTES = {Codec.BF16: 2.0, Codec.F32: 4.0, Codec.INT8: 1 + 4 / 256, Codec.INT4: 1 / 2 + 4 / 256}
@@ -39,6 +43,8 @@ TENSOR_HEADER_BYTES = 75
 #: Per message: protocol, run, addresses, and the fields of its kind.
 MESSAGE_HEADER_BYTES = 270
 TOLERANCE = 0.02
+#: What the forwarder reads at a time.
+CHUNK_BYTES = 1 << 18
 
 COLUMNS = (
     Column(key="parameters", title="parameters", form=",d"),
@@ -72,21 +78,71 @@ def closed_form(parameters: int, tensors: int, codec: Codec) -> ClosedForm:
     )
 
 
+class Forwarder:
+    """A TCP forwarder between one island and the broker, which counts every byte and shares no code with either.
+
+    Attributes:
+        address: That the island connects to.
+        up: Bytes by channel inside TCP, ZeroMQ's own framing, greetings and heartbeats included.
+        down: The same the other way.
+    """
+
+    def __init__(self, broker: str) -> None:
+        host, _, port = broker.removeprefix("tcp://").rpartition(":")
+        self.up: Counter[Channel] = Counter()
+        self.down: Counter[Channel] = Counter()
+        self._lock = threading.Lock()
+        own_port = free_ports(2)
+        self.address = f"tcp://127.0.0.1:{own_port}"
+        self._doors = []
+        for offset, channel in enumerate((Channel.CONTROL, Channel.BULK)):
+            door = socket.create_server(("127.0.0.1", own_port + offset))
+            self._doors.append(door)
+            _thread(self._accept, door, (host, int(port) + offset), channel)
+
+    def close(self) -> None:
+        """Takes no more connections; those that there are end with the broker."""
+        for door in self._doors:
+            door.shutdown(socket.SHUT_RDWR)
+            door.close()
+
+    def _accept(self, door: socket.socket, target: tuple[str, int], channel: Channel) -> None:
+        with suppress(OSError):
+            while True:
+                here, there = door.accept()[0], socket.create_connection(target)
+                _thread(self._pump, here, there, self.up, channel)
+                _thread(self._pump, there, here, self.down, channel)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, counted: Counter[Channel], channel: Channel) -> None:
+        with suppress(OSError):
+            while data := source.recv(CHUNK_BYTES):
+                with self._lock:
+                    counted[channel] += len(data)
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+def _thread(target: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True).start()
+
+
 def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespace, rounds: int) -> dict[str, Any]:
     """Runs one case and returns its line."""
     payloads = Payloads(model(parameters), args.fragments, codec)
     form = closed_form(payloads.manifest.sizes[0], len(payloads.manifest.fragments[0]), codec)
 
-    async def drive(broker: str) -> tuple[list[CountingForwarder], int, float]:
+    async def drive(broker: str) -> tuple[list[Forwarder], int, float]:
         async with AsyncExitStack() as stack:
-            ways = [await stack.enter_async_context(CountingForwarder(broker)) for _ in range(islands)]
+            ways = [stack.enter_context(closing(Forwarder(broker))) for _ in range(islands)]
             fleet = await stack.enter_async_context(scripted_fleet([way.address for way in ways], payloads))
             await fleet.seeded()
             await fleet.round()
             traffic = [island.endpoints[Channel.BULK].traffic for island in fleet.islands]
             before = sum(each.bytes_up + each.bytes_down for each in traffic)
             for way in ways:
-                way.reset()
+                way.up.clear()
+                way.down.clear()
             began_s = time.monotonic()
             for _ in range(rounds):
                 await fleet.round()
@@ -106,9 +162,9 @@ def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespa
         with hub:
             ways, own_bytes, took_s = asyncio.run(drive(hub.address))
     share = islands * rounds
-    up = sum(way.counted[Channel.BULK].up_bytes for way in ways) / share
-    down = sum(way.counted[Channel.BULK].down_bytes for way in ways) / share
-    control = sum(each.up_bytes + each.down_bytes for way in ways for each in [way.counted[Channel.CONTROL]])
+    up = sum(way.up[Channel.BULK] for way in ways) / share
+    down = sum(way.down[Channel.BULK] for way in ways) / share
+    control = sum(way.up[Channel.CONTROL] + way.down[Channel.CONTROL] for way in ways)
     return {
         "parameters": payloads.parameters,
         "islands": islands,

@@ -12,7 +12,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from benchmarks import strangers
+from benchmarks.hostile import strangers
 from broker.process import logs
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import BULK_OPTIONS

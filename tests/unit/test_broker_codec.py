@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from benchmarks.fuzz_decoder import fuzz
+from benchmarks.hostile.__main__ import fuzz
 from broker.wire import messages
 from broker.wire.codec import Origin, decode, encode, peek, verify
 from broker.wire.errors import LocalProtocolError

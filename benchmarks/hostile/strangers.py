@@ -1,50 +1,35 @@
-"""Strangers at a broker's two ports: scanners, TLS, HTTP, RDP, SSH, old and broken ZeroMQ, noise.
-
-None of them may end the broker, or hold up anybody else; each is hung up or leaves by itself. A stranger says its words
-one after the other, waiting for an answer in between, and then stays for a moment to see whether it is hung up. Without
-keys the last kinds get as far as the broker's decoder, with the broken messages of :mod:`benchmarks.fuzz_decoder`.
-"""
+"""Strangers at a broker's two ports: what they say, and their visits."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
 import socket
 import ssl
 import struct
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from benchmarks import fuzz_decoder, output
-from benchmarks.output import Column
-from broker.wire.addresses import split_tcp
-from broker.wire.errors import ConfigError, Unavailable
+from benchmarks.hostile.messages import Frames, broken, valid_messages
+from broker.wire.errors import Unavailable
 
 #: How long a stranger waits for an answer, and to be hung up when it has said everything.
 ANSWER_S, STAY_S = 0.5, 0.1
 #: Heard before it says its second words, and its third: a greeting of ZMTP 3, and a bit of READY.
 ANSWER_BYTES = 64, 65
-#: And one that holds its connection open.
+#: How long a stranger stays that holds its connection open.
 HOLD_S = 3.0
 
 Words = tuple[bytes, ...]
-#: What strangers of one kind say.
+#: Returns what strangers of one kind say.
 Kind = Callable[[random.Random], Words]
-
-
-# --- those who speak something else -------------------------------------------------------------------------------
 
 GET = b"GET / HTTP/1.1\r\nHost: hub:7001\r\nConnection: keep-alive\r\nUser-Agent: Mozilla/5.0\r\n"
 RDP = bytes.fromhex("0300002b26e00000000000436f6f6b69653a206d737473686173683d68656c6c6f0d0a0100080003000000")
-SSL_2 = (
-    b"\x80\x2e\x01\x00\x02\x00\x15\x00\x00\x00\x10\x01\x00\x80\x02\x00\x80\x03\x00\x80\x04\x00\x80\x05\x00\x80"
-    + bytes(21)
-)
+SSL_2 = bytes.fromhex("802e010002001500000010010080020080030080040080050080") + bytes(21)
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 
 
 def hello(most: ssl.TLSVersion, says: bytes = b"") -> bytes:
@@ -56,11 +41,6 @@ def hello(most: ssl.TLSVersion, says: bytes = b"") -> bytes:
         context.wrap_bio(incoming, outgoing, server_hostname="hub").do_handshake()
     data = outgoing.read()
     return data[:1] + says + data[3:9] + says + data[11:] if says else data
-
-
-# --- peers of ZeroMQ ----------------------------------------------------------------------------------------------
-
-SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 
 
 def greeting(mechanism: bytes = b"NULL") -> bytes:
@@ -76,7 +56,7 @@ def ready(**properties: bytes) -> bytes:
     return b"\x04" + bytes((len(body),)) + body
 
 
-def message(frames: fuzz_decoder.Frames) -> bytes:
+def message(frames: Frames) -> bytes:
     """Returns a message of ZMTP 3.0."""
     sent = b""
     for i, frame in enumerate(frames, 1):
@@ -85,18 +65,16 @@ def message(frames: fuzz_decoder.Frames) -> bytes:
 
 
 DEALER = greeting(), ready(Socket_Type=b"DEALER", Identity=b"")
-_VALID = fuzz_decoder.valid_messages(random.Random(0))
+_VALID = valid_messages(random.Random(0))
 
 
-def _changed(rng: random.Random) -> Words:
-    """A peer whose every byte may be damaged, such as by a bad line."""
-    said = []
-    for words in (*DEALER, message(rng.choice(_VALID))):
-        damaged = bytearray(words)
+def _damaged(rng: random.Random) -> Words:
+    """Returns the words of a peer whose every byte may be damaged, such as by a bad line."""
+    said = [bytearray(words) for words in (*DEALER, message(rng.choice(_VALID)))]
+    for words in said:
         for _ in range(rng.choice((0, 0, 1, 3))):
-            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        said.append(bytes(damaged))
-    return tuple(said)
+            words[rng.randrange(len(words))] = rng.randrange(256)
+    return tuple(map(bytes, said))
 
 
 #: Those that leave without having said anything wrong: counted as silent connections where there are no keys.
@@ -142,21 +120,14 @@ MIXED: dict[str, Kind] = {
     "ZMTP 3, an unknown command": lambda rng: (*DEALER, b"\x04\x05\x04WHAT"),
     "ZMTP 3, a short ping": lambda rng: (*DEALER, b"\x04\x05\x04PING"),
     "ZMTP 3, a frame of a terabyte": lambda rng: (*DEALER, b"\x02" + (1 << 40).to_bytes(8, "big")),
-    "ZMTP 3, damaged": _changed,
-    "ZMTP 3, a broken message": lambda rng: (*DEALER, message(fuzz_decoder.broken(_VALID, rng))),
+    "ZMTP 3, damaged": _damaged,
+    "ZMTP 3, a broken message": lambda rng: (*DEALER, message(broken(_VALID, rng))),
 }
 KINDS = SILENT | REFUSED | MIXED
 
 
 async def visit(host: str, port: int, words: Words, *, stay_s: float = STAY_S, reset: bool = False) -> bool:
-    """Connects, says all words, and leaves; returns whether it was hung up.
-
-    Args:
-        host: Of the broker.
-        port: One of its two.
-        words: What is said, each after an answer to the one before.
-        stay_s: How long it stays after that.
-        reset: Whether it leaves with a reset instead of an end.
+    """Connects, says all words, each after an answer to the one before, and stays; returns whether it was hung up.
 
     Raises:
         OSError: Nobody listens there.
@@ -185,7 +156,7 @@ async def visit(host: str, port: int, words: Words, *, stay_s: float = STAY_S, r
     except ConnectionError:
         return True
     finally:
-        if reset:
+        if reset:  # it leaves with a reset instead of an end
             sock: socket.socket = writer.get_extra_info("socket")
             with contextlib.suppress(OSError):  # it has been hung up
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -194,24 +165,20 @@ async def visit(host: str, port: int, words: Words, *, stay_s: float = STAY_S, r
             await writer.wait_closed()
 
 
-# --- the command --------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Visits:
-    """Connections of each kind, and how many of them were hung up."""
-
-    made: Counter[str] = field(default_factory=Counter)
-    hung_up: Counter[str] = field(default_factory=Counter)
-
-
-async def besiege(host: str, port: int, *, seconds: float, at_once: int, seed: int) -> Visits:
+async def besiege(
+    host: str, port: int, *, seconds: float, at_once: int, seed: int
+) -> tuple[Counter[str], Counter[str]]:
     """Visits both ports with strangers of every kind: ``at_once`` at a time, and as many that hold on.
+
+    Returns:
+        Kind -> visits, and kind -> how many of them were hung up.
 
     Raises:
         Unavailable: In a group: nobody listens there, or no longer.
     """
-    visits, ends_s = Visits(), time.monotonic() + seconds
+    made: Counter[str] = Counter()
+    hung_up: Counter[str] = Counter()
+    ends_s = time.monotonic() + seconds
 
     async def come(number: int, *, hold: bool) -> None:
         rng = random.Random(f"{seed} {number}")
@@ -220,50 +187,14 @@ async def besiege(host: str, port: int, *, seconds: float, at_once: int, seed: i
                 words = KINDS[name](rng)
                 stay_s, reset = (HOLD_S if hold else STAY_S), rng.random() < 0.2
                 try:
-                    hung_up = await visit(host, port + rng.randrange(2), words, stay_s=stay_s, reset=reset)
+                    hung_up[name] += await visit(host, port + rng.randrange(2), words, stay_s=stay_s, reset=reset)
                 except OSError as err:
                     raise Unavailable(f"no broker at {host}:{port} any more, or ever: {err}", definite=True) from err
-                visits.made[name] += 1
-                visits.hung_up[name] += hung_up
+                made[name] += 1
                 if time.monotonic() >= ends_s:
                     return
 
     async with asyncio.TaskGroup() as group:
         for number in range(2 * at_once):
             group.create_task(come(number, hold=number >= at_once))
-    return visits
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs as a command; returns the exit status: 1 if the broker could not be reached, or no longer."""
-    parser = output.parser_of("strangers", __doc__, "tcp://127.0.0.1:7001 --seconds 60")
-    parser.add_argument("broker", help="its control address; the next port is visited too")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for how long (default: 60)")
-    parser.add_argument(
-        "--at-once", type=int, default=8, help="how many at a time, and as many that hold on (default: 8)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    output.add_arguments(parser)
-    return output.guarded(_main, parser.parse_args(argv))
-
-
-def _main(args: argparse.Namespace) -> int:
-    host, port = split_tcp(args.broker)
-    if args.at_once < 1:
-        raise ConfigError("at_once", args.at_once, "must be at least 1")
-    seconds = min(args.seconds, 2.0) if args.quick else args.seconds
-    columns = [
-        Column(key="kind", title="strangers"),
-        *(Column(key=each, title=each, form=",") for each in ("visits", "hung up")),
-    ]
-    printer = output.Printer(columns, as_json=args.json)
-    visits = asyncio.run(besiege(host, port, seconds=seconds, at_once=args.at_once, seed=args.seed))
-    for kind in KINDS:
-        printer.add({"kind": kind, "visits": visits.made[kind], "hung up": visits.hung_up[kind]})
-    printer.add({"kind": "all", "visits": visits.made.total(), "hung up": visits.hung_up.total()})
-    printer.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return made, hung_up
