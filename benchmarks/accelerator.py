@@ -135,7 +135,6 @@ def _best(copy: Callable[[], object]) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Reads the flags and measures."""
     parser = output.parser_of("accelerator", __doc__, "--framework jax --framework torch --parameters 100M,1B")
     parser.add_argument("--parameters", type=output.numbers, default=(100_000_000, 1_000_000_000))
     parser.add_argument("--steps", type=int, default=400, help="that are timed, without and with Atoll (400)")

@@ -145,7 +145,6 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures what the command line says; returns the exit status."""
     parser = output.parser_of("core_heartbeats", __doc__, "--islands 32,128,512,1000")
     output.add_arguments(parser)
     parser.add_argument("--islands", type=output.numbers, default=(32, 128, 512, 1000), metavar="N,N")

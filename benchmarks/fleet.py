@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,14 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOT_ENVIRONMENT = {"PYTHONPATH": os.fspath(ROOT), "PYTHONUNBUFFERED": "1"}
 STOP_WITHIN_S = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
-    """The most memory of each process in bytes: VmHWM, since ru_maxrss is inherited from the parent."""
-
-    broker_bytes: int
-    aggregator_bytes: int
 
 
 class Hub:
@@ -64,24 +56,13 @@ class Hub:
         unix_socket = f"@atoll-{port}"
         self.address = f"ipc://{unix_socket}" if ipc else f"tcp://127.0.0.1:{port}"
         self.tape = directory / "events.jsonl"
-        self.report = directory / "report.json"
-        self.config_file = directory / "config.toml"
+        self._directory = directory
         self._redis = server(port=redis_port, directory=directory)
         self._port, self._redis_port = port, redis_port
         ipc_name = unix_socket if ipc else ""
         broker = BrokerConfig(run_id=RUN, redis_url=self._redis.url, liveness=liveness, port=port, ipc=ipc_name)
-        self.config = AggregatorConfig(
-            run_id=RUN,
-            broker=self.address,
-            redis_url=self._redis.url,
-            store=directory / "store",
-            tape=self.tape,
-            report=self.report,
-            **asdict(liveness),
-            **aggregator,
-        )
-        tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(self.config)}
-        self.config_file.write_text(sources.to_toml(tables, heading="Settings of a benchmark"), encoding="utf-8")
+        common = {"broker": self.address, "redis_url": self._redis.url}
+        self.config = written(directory, broker, tape=self.tape, **common, **asdict(liveness), **aggregator)
         (directory / "logs").mkdir()
         self.cluster = LocalCluster(directory / "logs")
 
@@ -94,9 +75,9 @@ class Hub:
         self.cluster.__enter__()
         try:
             self._start("redis", self._redis.command, self._redis_port, stop_order=2)
-            config = ["--config", os.fspath(self.config_file)]
-            self._start("broker", our_command("broker", *config), self._port, stop_order=1)
-            self.start([self._spec("aggregator", our_command("aggregator", *config), ends_by_itself=True)])
+            self._start("broker", hub_command(self._directory, "broker"), self._port, stop_order=1)
+            command = hub_command(self._directory, "aggregator")
+            self.start([self._spec("aggregator", command, ends_by_itself=True)])
         except BaseException:
             self.cluster.__exit__(None, None, None)
             raise
@@ -105,7 +86,7 @@ class Hub:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends everything; report and tape are complete afterwards."""
+        """Ends everything; the tape is complete afterwards."""
         try:
             self.cluster.stop(within_s=STOP_WITHIN_S)
         finally:
@@ -119,14 +100,10 @@ class Hub:
         """Returns the variables that ``up`` gives to numeric processes."""
         return our_environment(self._redis.url) | one_thread_environment() | compilation_cache()
 
-    def peak(self) -> Peak:
-        """Returns the memory held at most so far.
-
-        Raises:
-            Unavailable: One of the processes has ended.
-        """
+    def peak_bytes(self, name: str) -> int:
+        """Returns the most memory that one of the three has held so far; raises Unavailable if one has ended."""
         self.check()
-        return Peak(broker_bytes=peak_bytes(self.pid("broker")), aggregator_bytes=peak_bytes(self.pid("aggregator")))
+        return peak_bytes(self.pid(name))
 
     def check(self) -> None:
         """Raises Unavailable if a process died: a restarted one would be measured as if nothing had happened."""
@@ -147,6 +124,19 @@ class Hub:
         return ProcessSpec(name=name, command=command, environment=environment, **options)
 
 
+def written(directory: Path, broker: BrokerConfig, /, **aggregator: Any) -> AggregatorConfig:
+    """Writes the settings of a hub with its store in a directory; returns the aggregator's."""
+    config = AggregatorConfig(run_id=RUN, store=directory / "store", **aggregator)
+    tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(config)}
+    (directory / "hub.toml").write_text(sources.to_toml(tables, heading="Settings of a benchmark"), encoding="utf-8")
+    return config
+
+
+def hub_command(directory: Path, name: str) -> list[str]:
+    """Returns the command of the broker or the aggregator whose settings :func:`written` wrote."""
+    return our_command(name, "--config", os.fspath(directory / "hub.toml"))
+
+
 def check(cluster: LocalCluster) -> None:
     """Raises Unavailable with the end of its log if a process of a cluster died."""
     for event in cluster.poll():
@@ -161,7 +151,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def peak_bytes(pid: int) -> int:
-    """Returns VmHWM of a process, in bytes.
+    """Returns VmHWM of a process, in bytes: ru_maxrss is inherited from the parent.
 
     Raises:
         Unavailable: There is no such process.

@@ -1,51 +1,40 @@
-"""Measures how fast one aggregator merges, steps and stores.
+"""Measures how fast one aggregator merges and takes the outer step, against the speed of its memory.
 
-Every figure stands beside a reference taken in the same run, since machines differ and drift: for merging the plain
-``numpy.average`` over a stack, for the outer step the same optax update jitted over the whole vector, for the store a
-plain write and fsync of as many bytes. Variants alternate within each repetition; the best of each counts.
-
-*x memory* is for a merge with its outer step, as the aggregator does it: bytes per second as a share of what as many
-threads read from memory by themselves, in turn with it. Bytes are those that no merge can do without: each contribution
-once, as encoded, and parameters and momentum read and written. ``on arrival`` folds contributions one by one instead.
+*x memory*: bytes per second as a share of what as many threads read from memory by themselves, in turn with it. Bytes
+are those that no merge can do without: each contribution once, as encoded, and parameters and momentum read and
+written. ``on arrival`` folds contributions one by one instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
-import jax
 import numba
 import numpy as np
-import optax
 
-from aggregator.events import Commit, Part
+from aggregator.events import Part
 from aggregator.merge.fragment_state import FragmentState, Vector
-from aggregator.merge.kernels import merge_and_step, merge_fragment
+from aggregator.merge.kernels import merge_and_step
 from aggregator.merge.layout import Source
 from aggregator.merge.lengths import measure as measure_lengths
 from aggregator.merge.outer_step import OuterStep, make_outer_step
 from aggregator.merge.passes import PIECE, Target, fold
 from aggregator.merge.resources import Resources
 from aggregator.process.workers import SPARE_VECTORS
-from aggregator.store.store import Store
 from benchmarks import output
 from benchmarks.output import Column, median
 from broker.chunks.memory import ReusedMemory
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange
-from broker.wire.tensors import encode_tensor, fragment_digest, payload_bytes
+from broker.wire.tensors import encode_tensor, payload_bytes
 
 COLUMNS = (
     Column(key="parameters", title="parameters", form=",d"),
@@ -53,19 +42,11 @@ COLUMNS = (
     Column(key="what", title=""),
     Column(key="threads", title="threads"),
     Column(key="ms", title="ms", form=".1f"),
-    Column(key="times_faster", title="times faster than its reference", form=".1f"),
     Column(key="of_memory", title="x memory", form=".2f"),
 )
-#: How what others are measured against begins.
-REFERENCE = "reference: "
-READING = REFERENCE + "memory read"
+READING = "reference: memory read"
 
 STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
-
-
-def best_of(repetitions: int, variants: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Returns the shortest time of each variant in seconds, after one call to warm up; variants alternate."""
-    return {name: min(seconds) for name, seconds in alternating(repetitions, variants).items()}
 
 
 def alternating(repetitions: int, variants: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
@@ -78,19 +59,6 @@ def alternating(repetitions: int, variants: dict[str, Callable[[], object]]) -> 
             if repetition:
                 times[name].append(time.perf_counter() - begin_s)
     return times
-
-
-def merging(deltas: list[Vector], repetitions: int) -> dict[str, float]:
-    """Times a merge by kind and codec, in seconds."""
-    variants: dict[str, Callable[[], object]] = {}
-    for codec in Codec:
-        parts = parts_of(deltas, codec)
-        for kind in (Kind.MEAN, Kind.RDA):
-            tensors = (TensorSpec(name="x", shape=deltas[0].shape, dtype="float32", kind=kind),)
-            variants[f"{kind} {codec}"] = lambda t=tensors, p=parts: merge_fragment(t, p)  # type: ignore[misc]
-    weights = [1.0 + i for i in range(len(deltas))]
-    variants[REFERENCE + "numpy.average"] = lambda: np.average(np.stack(deltas), axis=0, weights=weights)
-    return best_of(repetitions, variants)
 
 
 def parts_of(deltas: list[Vector], codec: Codec) -> list[Part]:
@@ -142,13 +110,12 @@ def at_memory_speed(deltas: list[Vector], repetitions: int, threads: int) -> dic
             parts = parts_of(deltas, codec)
             for kind in (Kind.MEAN, Kind.RDA):
                 tensor = replace(plain, kind=kind)
-                name, used = f"{kind} {codec} + step", parts
+                used = parts
                 if kind is Kind.RDA:  # as in the aggregator, where inspection has kept the lengths
                     used = [replace(part, payload=(replace(part.payload[0]),)) for part in parts]
                     for part in used:
                         measure_lengths(tensor, part.payload[0])
-                    variants[f"{name}, lengths unknown"] = _merging(tensor, parts, state, step, resources)
-                variants[name] = _merging(tensor, used, state, step, resources)
+                variants[f"{kind} {codec} + step"] = _merging(tensor, used, state, step, resources)
             variants[f"mean {codec} on arrival + step"] = partial(on_arrival, parts)
             for name in variants:
                 counted.setdefault(name, 16.0 * size + sum(payload_bytes(part.payload) for part in parts))
@@ -180,60 +147,7 @@ def kernel_that_reads() -> Callable[..., int]:
     return numba.njit(nogil=True)(read)  # type: ignore[no-any-return]
 
 
-def stepping(state: FragmentState, merged: Vector, repetitions: int) -> dict[str, float]:
-    """Times an outer step, in seconds."""
-    optimizer = optax.sgd(0.7, momentum=0.5, nesterov=True)
-
-    @jax.jit
-    def whole(params: Any, trace: Any, delta: Any) -> Any:
-        opt_state = (optax.TraceState(trace=trace), *optimizer.init(params)[1:])
-        updates, opt_state = optimizer.update(delta, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state[0].trace
-
-    step = make_outer_step(0.7, 0.5)
-    return best_of(
-        repetitions,
-        {
-            "outer step": lambda: step(state, merged),
-            REFERENCE + "jitted whole": lambda: [np.array(a) for a in whole(state.params, state.momentum, merged)],
-        },
-    )
-
-
-def storing(state: FragmentState, directory: Path, repetitions: int) -> dict[str, float]:
-    """Times a durable commit, in seconds."""
-    digest, versions = fragment_digest(state.params), itertools.count(state.version)
-
-    def commit(store: Store) -> None:
-        """Commits a version that is new each time: one that is there already costs nothing."""
-        version = next(versions)
-        store.commit(
-            Commit(
-                fragment_id=0,
-                fragment_version=version,
-                epoch=1,
-                digest=digest,
-                round_id=version,
-                contributions=(),
-                ledger={},
-            ),
-            state._replace(version=version),
-        )
-
-    def plain() -> None:
-        with (directory / "plain").open("wb") as file:
-            file.write(state.params.data)
-            file.write(state.momentum.data)
-            file.flush()
-            os.fsync(file.fileno())
-
-    with Store.open(directory / "store") as store:
-        store.load()
-        return best_of(repetitions, {"commit": lambda: commit(store), REFERENCE + "write, fsync": plain})
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns its exit status."""
     parser = output.parser_of("merge", __doc__, "--parameters 25M --islands 8")
     numbers = output.numbers
     parser.add_argument(
@@ -243,8 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=numbers, default=(1, 2), metavar="N,N", help="of merges with their step (default: 1,2)"
     )
-    parser.add_argument("--repetitions", type=int, default=5, help="of which the best counts (default: %(default)s)")
-    parser.add_argument("--dir", type=Path, default=None, help="where the store is made (default: where you are)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of which the median counts (default: %(default)s)")
     output.add_arguments(parser)
     return output.guarded(measure, parser.parse_args(argv))
 
@@ -257,18 +170,6 @@ def measure(args: argparse.Namespace) -> int:
     for parameters in sizes:
         printer.say(f"{parameters:,} parameters, {args.islands} contributions")
         deltas = [rng.standard_normal(parameters, dtype=np.float32) for _ in range(args.islands)]
-        state = FragmentState(params=deltas[0], momentum=deltas[-1], version=1)
-        with tempfile.TemporaryDirectory(dir=args.dir or Path.cwd()) as directory:
-            groups = (
-                merging(deltas, repetitions),
-                stepping(state, deltas[0], repetitions),
-                storing(state, Path(directory), repetitions),
-            )
-        for times in groups:
-            reference_s = next(seconds for name, seconds in times.items() if name.startswith(REFERENCE))
-            for name, seconds in times.items():
-                what = {"parameters": parameters, "islands": args.islands, "what": name}
-                printer.add(what | {"ms": 1000 * seconds, "times_faster": reference_s / seconds})
         for threads in args.threads:
             found = at_memory_speed(deltas, repetitions, threads)
             read_s, read_bytes = found[READING]

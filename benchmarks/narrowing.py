@@ -51,11 +51,9 @@ POLL_S = 0.1
 #: Counters are written by the links process, which answers between two turns of its own.
 CONTROL_WITHIN_S = 10.0
 
-#: Name -> task, its options, and the rate in Mbit/s that it fills to 5-10 % each way: bf16, H = 24, 0.1 s a step.
-TASKS: Mapping[str, tuple[str, Mapping[str, Any], float]] = {
-    "jax-tiny": ("islands.language:task", {"model": "tiny", "batch": 4}, 12.0),
-    "numpy": ("examples.numpy_task:task", {"hidden": 10_240}, 48.0),
-}
+#: What islands train, and the rate in Mbit/s that it fills to 5-10 % each way: bf16, H = 24, 0.1 s a step.
+ISLANDS, CODEC = 3, Codec.BF16
+TASK, OPTIONS, MBIT = "islands.language:task", {"model": "tiny", "batch": 4}, 12.0
 
 COLUMNS = (
     Column(key="phase", title="phase"),
@@ -161,8 +159,6 @@ def row_of(
         "phase": phase.name,
         "mbit": phase.mbit,
         "seconds": phase.to_s - phase.from_s,
-        "up_bytes": phase.up_bytes,
-        "down_bytes": phase.down_bytes,
         "up_fill": phase.up_bytes / full_bytes,
         "down_fill": phase.down_bytes / full_bytes,
         "versions": len(made),
@@ -205,9 +201,9 @@ class Drill:
 
     def __init__(self, args: argparse.Namespace, directory: Path, printer: Printer) -> None:
         self._args, self._directory, self._printer = args, directory, printer
-        self._names = tuple(f"island-{i}" for i in range(args.islands))
+        self._names = tuple(f"island-{i}" for i in range(ISLANDS))
         self.narrow = self._names[-1]
-        self._hub = Hub(directory, islands=args.islands, codec=args.codec)
+        self._hub = Hub(directory, islands=ISLANDS, codec=CODEC)
         self.recording = Recording(islands=self._names)
         self._observer = Observer(directory, self.recording)
         self._link = placing.place(
@@ -255,7 +251,7 @@ class Drill:
             for phase in phases
         ]
         own = [each for each in contributions if each.island == self.narrow and each.at_s < phases[-1].to_s]
-        rows[-1]["back_s"] = back_after_s(own, phases[-1].from_s, str(self._args.codec))
+        rows[-1]["back_s"] = back_after_s(own, phases[-1].from_s, str(CODEC))
         return rows
 
     def _region(self) -> str:
@@ -267,7 +263,6 @@ class Drill:
         return host, int(port) + beyond
 
     def _islands(self) -> list[ProcessSpec]:
-        task, options, _ = TASKS[self._args.task]
         cpus = sorted(os.sched_getaffinity(0))
         specs = []
         for i, name in enumerate(self._names):
@@ -275,12 +270,12 @@ class Drill:
             island = {
                 "run_id": RUN,
                 "broker": self._hub.address,
-                "task": task,
+                "task": TASK,
                 "island_id": name,
                 "pace": self._args.pace,
                 "pulse": os.fspath(pulse),
             }
-            config.write_text(sources.to_toml({"island": island, "task": options}), encoding="utf-8")
+            config.write_text(sources.to_toml({"island": island, "task": OPTIONS}), encoding="utf-8")
             spec = ProcessSpec(
                 name=name,
                 command=our_command("island", "--config", os.fspath(config)),
@@ -320,8 +315,6 @@ class Drill:
 
 def measure(args: argparse.Namespace) -> int:
     """Runs the drill; with ``--strict`` returns 1 if a limit was exceeded."""
-    if args.islands < 2:
-        raise ConfigError("islands", args.islands, "must be at least 2: one behind the link, and one that is not")
     if args.pace * CAPACITY < 10 * POLL_S:
         raise ConfigError("pace", args.pace, "must be longer, or steps are lost between two looks at them")
     printer = Printer(COLUMNS, as_json=args.json)
@@ -338,14 +331,10 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parses, measures, prints."""
-    parser = output.parser_of("narrowing", __doc__, "--task jax-tiny --narrow 60 --strict")
+    parser = output.parser_of("narrowing", __doc__, "--narrow 60 --strict")
     output.add_arguments(parser)
-    parser.add_argument("--task", choices=list(TASKS), default="jax-tiny", help="what islands train (jax-tiny)")
-    parser.add_argument("--islands", type=int, default=3, help="the last one is behind the link (3)")
     parser.add_argument("--pace", type=float, default=0.1, help="least seconds of an inner step, of all (0.1)")
-    parser.add_argument("--codec", type=Codec, default=Codec.BF16, help="of the recipe (bf16)")
-    parser.add_argument("--mbit", type=float, default=None, help="rate of the link each way (by the task: 12 or 48)")
+    parser.add_argument("--mbit", type=float, default=MBIT, help="rate of the link each way (12)")
     parser.add_argument("--round-trip-ms", type=float, default=40.0, help="of the link (40)")
     parser.add_argument("--times", type=float, default=20.0, help="how many times narrower it becomes (20)")
     for name, what in (("before", "as wide as it is"), ("narrow", "narrow"), ("after", "wide again")):
@@ -354,8 +343,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dir", default=None, help="where temporary stores are written")
     args = parser.parse_args(argv)
     if args.quick:
-        args.task, args.pace, args.before, args.narrow, args.after = "numpy", 0.05, 2.0, 3.0, 2.0
-    args.mbit = TASKS[args.task][2] if args.mbit is None else args.mbit
+        args.pace, args.before, args.narrow, args.after = 0.05, 3.0, 4.0, 3.0
     return output.guarded(measure, args)
 
 

@@ -94,7 +94,7 @@ class JaxLoop:
         float(loss)
 
     def change(self) -> None:
-        self._params = self._jax.block_until_ready(self._change(self._params))
+        self._params = self._jax.block_until_ready(self._change(self._params))  # type: ignore[no-untyped-call]
 
     def join(self, address: str, tokens: int) -> None:
         import islands
@@ -184,7 +184,7 @@ def run_cases(
     module: str,
     *,
     one_thread: bool,
-    environment: Mapping[str, str] | None = None,
+    environment: dict[str, str] | None = None,
     settings: Mapping[str, Any],
     **spec: Any,
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from broker.wire.errors import ConfigError, Unavailable
 
@@ -94,6 +96,13 @@ def table(rows: Iterable[Row], columns: Sequence[Column]) -> str:
     ]
     rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def keep(path: Path, lines: Iterable[Row]) -> None:
+    """Writes JSON lines, compressed where the name ends in ``.gz``; the same lines give the same bytes."""
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def median(values: Iterable[float]) -> float:

@@ -82,7 +82,6 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns its exit status."""
     parser = output.parser_of("profiles", __doc__, "--tokens 600000 --pace 0.05")
     output.add_arguments(parser)
     parser.add_argument("--islands", type=int, default=4, help="islands (default 4)")

@@ -3,7 +3,7 @@
 A real broker and a real aggregator (with its disk and Redis) serve scripted islands over real sockets. A round moves
 one fragment, 1/P of the model: it is *opened*, every island hands over its pseudo-gradient, the aggregator merges,
 steps and writes (fsync included), the version is *committed*, then *received* by the islands. Beside each round, in
-turn, the same bytes take the same way by themselves, over raw TCP and as many processes: latency is shown in multiples
+turn, as many bytes as pass sockets in it, of both hops, pass one connection of raw TCP: latency is shown in multiples
 of that. And as many bytes as a version's file has are written and flushed by themselves: *disk*, beside *persist*.
 
 Memory is VmHWM less that of the same process under a model of almost no parameters, in multiples of the model's float32
@@ -21,16 +21,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import multiprocessing
 import os
 import socket
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -38,11 +35,11 @@ from typing import Any
 
 from aggregator.store.tape import read_lines
 from benchmarks import output
-from benchmarks.fleet import Hub, Peak
+from benchmarks.fleet import Hub
 from benchmarks.output import Column, Printer, median
 from benchmarks.scripted import SPACING_STEPS, Arrival, Payloads, model, scripted_fleet
 from broker.chunks.receiving import SPARE_BYTES
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import Unavailable
 from broker.wire.messages import Codec
 
 MIB = 1 << 20
@@ -51,8 +48,6 @@ WARM_UP_ROUNDS = 3
 SOCKET_MESSAGES = 10
 #: What is written to the disk at a time.
 PIECE_BYTES = 8 * MIB
-#: Of raw TCP: what is read at a time, and how long its processes may take to end.
-TCP_CHUNK_BYTES, END_S = MIB, 10.0
 #: A model that weighs nothing, to find out what the processes take without one.
 NO_MODEL = 48
 
@@ -97,7 +92,6 @@ class Stages:
     computed_s: float
     committed_s: float
     received_s: float  # by the last island
-    first_received_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +102,7 @@ class Measured:
     stages: list[Stages]
     tcp_s: list[float]
     disk_s: list[float]
-    peak: Peak
+    peaks: Mapping[str, int]
 
 
 def run_case(case: Case, directory: Path, *, alone: bool = True) -> Measured:
@@ -125,9 +119,9 @@ def run_case(case: Case, directory: Path, *, alone: bool = True) -> Measured:
     )
     tcp_s: list[float] = []
     disk_s: list[float] = []
-    with ExitStack() as stack:
-        stack.enter_context(hub)
-        tcp = stack.enter_context(closing(RawTcp(case.islands, message_bytes(payloads)))) if alone else None
+    # Up from each island, and all of them to the aggregator; a version to the broker, and down to each island.
+    passing = (3 * case.islands + 1) * message_bytes(payloads)
+    with hub:
 
         async def drive() -> list[Arrival]:
             async with scripted_fleet([hub.address] * case.islands, payloads) as fleet:
@@ -135,20 +129,25 @@ def run_case(case: Case, directory: Path, *, alone: bool = True) -> Measured:
                 for _ in range(WARM_UP_ROUNDS + case.rounds):
                     await fleet.round()
                     hub.check()
-                    if tcp is not None:  # in this thread: the islands wait, and nothing else may run beside it
-                        tcp_s.append(tcp.round())
+                    if alone:  # in this thread: the islands wait, and nothing else may run beside it
+                        tcp_s.append(raw_tcp_s(passing))
                         disk_s.append(disk_alone_s(directory, hub.config.store))
                 return [arrival for island in fleet.islands for arrival in island.arrivals]
 
         arrivals = asyncio.run(drive())
-        peak = hub.peak()
+        peaks = {name: hub.peak_bytes(name) for name in ("broker", "aggregator")}
     stages = stages_of(hub.tape, arrivals)
     overlap = any(after.opened_s < before.received_s for before, after in pairwise(stages))
     if overlap or len(stages) != WARM_UP_ROUNDS + case.rounds:
         what = f"{len(stages)} rounds were seen, {WARM_UP_ROUNDS + case.rounds} were run"
         raise Unavailable(f"{what}, or some overlapped: their times mean nothing, run it again", definite=True)
-    stages, tcp_s, disk_s = (each[WARM_UP_ROUNDS:] for each in (stages, tcp_s, disk_s))
-    return Measured(payloads=payloads, stages=stages, tcp_s=tcp_s, disk_s=disk_s, peak=peak)
+    return Measured(
+        payloads=payloads,
+        stages=stages[WARM_UP_ROUNDS:],
+        tcp_s=tcp_s[WARM_UP_ROUNDS:],
+        disk_s=disk_s[WARM_UP_ROUNDS:],
+        peaks=peaks,
+    )
 
 
 def disk_alone_s(directory: Path, store: Path) -> float:
@@ -166,130 +165,50 @@ def disk_alone_s(directory: Path, store: Path) -> float:
     return took_s
 
 
-class RawTcp:
-    """The bytes of a round over islands, a relay process, a sink process and back: no header, checksum, merge or disk.
+def raw_tcp_s(num_bytes: int) -> float:
+    """Returns the seconds that so many bytes take over one connection of loopback, without anything else."""
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as here:
+        there = door.accept()[0]
 
-    Args:
-        islands: Connections to the relay, with a thread each.
-        size: Bytes that each of them sends and receives in a round; versions travel as pseudo-gradients do.
-    """
+        def read() -> None:
+            buffer = bytearray(PIECE_BYTES)
+            while there.recv_into(buffer):
+                pass
 
-    def __init__(self, islands: int, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        with (
-            socket.create_server(("127.0.0.1", 0), backlog=islands) as door,
-            socket.create_server(("127.0.0.1", 0)) as inner,
-        ):
-            self._processes = [
-                context.Process(target=_relay, args=(door, inner, islands), daemon=True),
-                context.Process(target=_sink, args=(inner.getsockname(), islands * size, size), daemon=True),
-            ]
-            for process in self._processes:
-                process.start()
-            self._connections = [_connected(door.getsockname()) for _ in range(islands)]
-        self._threads = ThreadPoolExecutor(islands)
-        self._payload = memoryview(os.urandom(size))
-
-    def round(self) -> float:
-        """Carries one round; returns its seconds, from the first byte sent to the last one received."""
-
-        def one(connection: socket.socket) -> None:
-            connection.sendall(self._payload)
-            if not _read(connection, len(self._payload)):
-                raise Unavailable("the processes that carry raw TCP have ended", definite=True)
-
-        began_s = time.perf_counter()
-        list(self._threads.map(one, self._connections))
-        return time.perf_counter() - began_s
-
-    def close(self) -> None:
-        """Closes the connections, which ends the processes."""
-        for connection in self._connections:
-            connection.close()
-        self._threads.shutdown()
-        for process in self._processes:
-            process.join(END_S)
-            process.kill()
-
-
-def _relay(door: socket.socket, inner: socket.socket, islands: int) -> None:
-    sink = inner.accept()[0]
-    connections = [door.accept()[0] for _ in range(islands)]
-    for each in (sink, *connections):
-        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    lock = threading.Lock()
-
-    def up(island: socket.socket) -> None:
-        buffer = memoryview(bytearray(TCP_CHUNK_BYTES))
-        while n := island.recv_into(buffer):
-            with lock:
-                sink.sendall(buffer[:n])
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)  # one has gone: all is over
-
-    for each in connections:
-        threading.Thread(target=up, args=(each,), daemon=True).start()
-    buffer = memoryview(bytearray(TCP_CHUNK_BYTES))
-    with contextlib.suppress(OSError):
-        while n := sink.recv_into(buffer):
-            for each in connections:
-                each.sendall(buffer[:n])
-
-
-def _sink(address: tuple[str, int], up_bytes: int, down_bytes: int) -> None:
-    payload = memoryview(os.urandom(down_bytes))
-    with _connected(address) as relay, contextlib.suppress(OSError):
-        while _read(relay, up_bytes):
-            relay.sendall(payload)
-
-
-def _connected(address: tuple[str, int]) -> socket.socket:
-    connection = socket.create_connection(address)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def _read(connection: socket.socket, left: int) -> bool:
-    """Reads and forgets so many bytes; returns False if the connection ended before."""
-    buffer = memoryview(bytearray(TCP_CHUNK_BYTES))
-    while left:
-        n = connection.recv_into(buffer[: min(left, len(buffer))])
-        if not n:
-            return False
-        left -= n
-    return True
+        reader, left, piece = threading.Thread(target=read), num_bytes, memoryview(bytes(PIECE_BYTES))
+        with there:
+            began_s = time.perf_counter()
+            reader.start()
+            while left:
+                left -= here.send(piece[:left])
+            here.shutdown(socket.SHUT_WR)
+            reader.join()
+            return time.perf_counter() - began_s
 
 
 def stages_of(tape: Path, arrivals: list[Arrival]) -> list[Stages]:
     """Returns the stages of every round in order: from the tape, but the receipt as islands noted it."""
-    opened: dict[int, float] = {}
-    closed: dict[int, float] = {}
-    computed: dict[tuple[int, int], float] = {}
-    received: dict[tuple[int, int], list[float]] = {}
+    passed: dict[object, float] = {}
+    received: dict[tuple[int, int], float] = {}
     for arrival in arrivals:
-        received.setdefault((arrival.fragment_id, arrival.fragment_version), []).append(arrival.at_s)
+        version = arrival.fragment_id, arrival.fragment_version
+        received[version] = max(arrival.at_s, received.get(version, 0.0))
     stages = []
     for line in read_lines(tape):
         now_s, fields = line.get("now_s", 0.0), line.get("fields", {})
         match line.get("note") or line.get("event"):
-            case "round.opened":
-                opened[fields["round"]] = now_s
-            case "round.closed":
-                closed[fields["round"]] = now_s
+            case "round.opened" | "round.closed" as note:
+                passed[note, fields["round"]] = now_s
             case "computed":
-                computed[line["fragment_id"], line["fragment_version"]] = now_s
-            case "version.committed":
-                version = fields["fragment"], fields["version"]
-                if version not in received:
-                    continue
+                passed[line["fragment_id"], line["fragment_version"]] = now_s
+            case "version.committed" if (version := (fields["fragment"], fields["version"])) in received:
                 stages.append(
                     Stages(
-                        opened_s=opened[fields["round"]],
-                        closed_s=closed[fields["round"]],
-                        computed_s=computed[version],
+                        opened_s=passed["round.opened", fields["round"]],
+                        closed_s=passed["round.closed", fields["round"]],
+                        computed_s=passed[version],
                         committed_s=now_s,
-                        received_s=max(received[version]),
-                        first_received_s=min(received[version]),
+                        received_s=received[version],
                     )
                 )
             case _:
@@ -302,7 +221,7 @@ def message_bytes(payloads: Payloads) -> int:
     return sum(memoryview(each.data).nbytes for each in payloads.delta(0))
 
 
-def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
+def row_of(case: Case, measured: Measured, base: Mapping[str, int]) -> dict[str, Any]:
     """Returns the line of one case: medians over its rounds."""
     stages, payloads = measured.stages, measured.payloads
     model_bytes = 4 * payloads.parameters
@@ -310,8 +229,8 @@ def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
     making_bytes = 6 * 4 * max(payloads.manifest.sizes)
     pools_bytes = round_bytes + min(SPARE_BYTES, model_bytes)
     pools_bytes += SOCKET_MESSAGES * 4 * payloads.manifest.sizes[0]  # whole, as version 0 of every fragment goes
-    aggregator_bytes = measured.peak.aggregator_bytes - base.aggregator_bytes
-    broker_bytes = measured.peak.broker_bytes - base.broker_bytes
+    aggregator_bytes = measured.peaks["aggregator"] - base["aggregator"]
+    broker_bytes = measured.peaks["broker"] - base["broker"]
     latency_s = median(each.received_s - each.opened_s for each in stages)
     tcp_s = median(measured.tcp_s)
     return {
@@ -322,7 +241,6 @@ def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
         "codecs": f"{case.codec}/{case.codec}",
         "rounds": len(stages),
         "latency_ms": 1e3 * latency_s,
-        "first_island_ms": 1e3 * median(each.first_received_s - each.opened_s for each in stages),
         "collect_ms": 1e3 * median(each.closed_s - each.opened_s for each in stages),
         "merge_ms": 1e3 * median(each.computed_s - each.closed_s for each in stages),
         "persist_ms": 1e3 * median(each.committed_s - each.computed_s for each in stages),
@@ -330,13 +248,9 @@ def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
         "disk_ms": 1e3 * median(measured.disk_s),
         "tcp_ms": 1e3 * tcp_s,
         "times_tcp": latency_s / tcp_s,
-        "aggregator_mib": measured.peak.aggregator_bytes / MIB,
-        "aggregator_base_mib": base.aggregator_bytes / MIB,
         "aggregator_models": aggregator_bytes / model_bytes,
         "aggregator_lean_models": (aggregator_bytes - round_bytes) / model_bytes,
         "aggregator_within": aggregator_bytes <= max(model_bytes, making_bytes) + pools_bytes,
-        "broker_mib": measured.peak.broker_bytes / MIB,
-        "broker_base_mib": base.broker_bytes / MIB,
         "broker_models": broker_bytes / model_bytes,
         "broker_lean_models": (broker_bytes - round_bytes) / model_bytes,
         "broker_within": broker_bytes <= model_bytes + pools_bytes,
@@ -349,8 +263,6 @@ def measure(args: argparse.Namespace) -> int:
     rounds = args.rounds
     if args.quick:
         parameters, islands, codecs, rounds = (1_000_000,), (2,), [Codec.BF16], 3
-    if 48 % args.fragments:
-        raise ConfigError("fragments", args.fragments, "must divide 48, the number of tensors, so that all are equal")
     printer = Printer(COLUMNS, as_json=args.json)
     within = True
 
@@ -361,7 +273,7 @@ def measure(args: argparse.Namespace) -> int:
             return run_case(case, Path(directory), alone=alone)
 
     none = Case(parameters=NO_MODEL, islands=2, fragments=args.fragments, codec=Codec.F32, rounds=rounds)
-    base = run(none, alone=False).peak
+    base = run(none, alone=False).peaks
     for count, m, codec, over in product(parameters, islands, codecs, args.over or ["tcp", "ipc"]):
         shape = {"parameters": count, "islands": m, "fragments": args.fragments}
         case = Case(**shape, codec=codec, rounds=rounds, ipc=over == "ipc")
@@ -375,7 +287,6 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parses, measures, prints."""
     example = "--parameters 1M,10M --islands 1,4,16 --codec bf16"
     parser = output.parser_of("round_latency", __doc__, example)
     output.add_arguments(parser)

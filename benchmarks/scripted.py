@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ import zmq.asyncio
 from benchmarks.fleet import RUN
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
-from broker.wire.errors import Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Codec, Encoded, Envelope
 from broker.wire.ranges import StepRange
@@ -38,9 +38,8 @@ SPACING_STEPS = 1000
 MARGIN_STEPS = 10
 STEP_TIME_S = 1e5
 HEARTBEAT_S = 0.5
-GIVE_UP_S = 180.0
-#: Version 0 is the whole model in float32 for every island, through one broker: at least so many bytes a second.
-LEAST_BYTES_PER_S = 5e7
+#: Version 0 is the whole model in float32 for every island, through one broker.
+GIVE_UP_S, GIVE_UP_SEEDING_S = 180.0, 900.0
 #: Of waiting for a message, before it is waited for again: two thousand tasks that wake up are work.
 RECEIVE_S = 20.0
 #: Until an island that lacks something of version 0 asks for it again.
@@ -70,6 +69,8 @@ class Payloads:
     """
 
     def __init__(self, tensors: tuple[TensorSpec, ...], fragments: int, codec: Codec) -> None:
+        if TENSORS % fragments:
+            raise ConfigError("fragments", fragments, f"must divide {TENSORS}, so that all fragments are equal")
         self.tensors = tensors
         self.manifest: FragmentManifest = partition(tensors, fragments)
         # All fragments hold equal matrices: one buffer serves them all, and this process stays small.
@@ -97,7 +98,6 @@ class Payloads:
 class Arrival:
     """A version that reached an island, at ``at_s`` of the monotonic clock, which all processes share."""
 
-    island_id: str
     fragment_id: int
     fragment_version: int
     at_s: float
@@ -278,7 +278,7 @@ class ScriptedIsland:
                 for each in message.rounds:
                     await self._answer(each)
             case m.Version(fragment_id=p, fragment_version=version):
-                arrival = Arrival(island_id=self.name, fragment_id=p, fragment_version=version, at_s=time.monotonic())
+                arrival = Arrival(fragment_id=p, fragment_version=version, at_s=time.monotonic())
                 self.arrivals.append(arrival)
                 self.versions[p] = version
                 self.told.set()
@@ -313,14 +313,15 @@ class ScriptedIsland:
 class ScriptedFleet:
     """All islands of a run; see :func:`scripted_fleet`."""
 
-    def __init__(self, islands: list[ScriptedIsland], payloads: Payloads) -> None:
+    def __init__(self, islands: list[ScriptedIsland]) -> None:
         self.islands = islands
-        self._whole_s = len(islands) * 4 * payloads.parameters / LEAST_BYTES_PER_S
         self._rounds = 0
 
     async def seeded(self) -> None:
         """Returns when every island holds version 0; raises Unavailable if that never comes."""
-        await self._all(lambda island: island.complete, "version 0 did not reach every island", beyond_s=self._whole_s)
+        await self._all(
+            lambda island: island.complete, "version 0 did not reach every island", within_s=GIVE_UP_SEEDING_S
+        )
         await self._report(0)  # the aggregator counts steps from the first report of an island that has everything
 
     async def round(self) -> None:
@@ -361,8 +362,7 @@ class ScriptedFleet:
                 await island.advance(step)
         await self._all(lambda island: island.states >= heard[island.name] + 3, "heartbeats were not answered")
 
-    async def _all(self, reached: Callable[[ScriptedIsland], bool], what: str, *, beyond_s: float = 0.0) -> None:
-        within_s = GIVE_UP_S + beyond_s
+    async def _all(self, reached: Callable[[ScriptedIsland], bool], what: str, *, within_s: float = GIVE_UP_S) -> None:
         try:
             async with asyncio.timeout(within_s):
                 for island in self.islands:
@@ -380,8 +380,6 @@ async def scripted_fleet(
     payloads: Payloads,
     *,
     heartbeat_s: float = HEARTBEAT_S,
-    numbers: Sequence[int] = (),
-    of: int | None = None,
 ) -> AsyncIterator[ScriptedFleet]:
     """Joins one island per address and ends them with the block; an error of an island ends the block too.
 
@@ -389,8 +387,6 @@ async def scripted_fleet(
         addresses: Control address of the broker, or of what stands before it, for each island.
         payloads: What they send.
         heartbeat_s: Between two heartbeats of an island; theirs are spread evenly over it.
-        numbers: Which they are, where another process plays others too.
-        of: How many there are in all, then.
     """
     context = zmq.asyncio.Context(io_threads=2)
     context.set(zmq.MAX_SOCKETS, max(1023, 16 * len(addresses)))  # to be said before the first one
@@ -405,16 +401,16 @@ async def scripted_fleet(
                     payloads,
                     turns,
                     heartbeat_s=heartbeat_s,
-                    phase_s=heartbeat_s * i / (of or len(addresses)),
+                    phase_s=heartbeat_s * i / len(addresses),
                 )
-                for i, address in zip(numbers or range(len(addresses)), addresses, strict=True)
+                for i, address in enumerate(addresses)
             ]
             for island in islands:
                 for endpoint in island.endpoints.values():
                     await stack.enter_async_context(endpoint)
             living = [tasks.create_task(island.live(), name=island.name) for island in islands]
             try:
-                yield ScriptedFleet(islands, payloads)
+                yield ScriptedFleet(islands)
             finally:
                 for each in living:
                     each.cancel()

@@ -108,7 +108,6 @@ def work(spec: dict[str, Any]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Reads the flags and measures."""
     parser = output.parser_of("sync_share", __doc__, "--framework jax --parameters 1M,10M --steps 400")
     parser.add_argument("--parameters", type=output.numbers, default=(1_000_000, 10_000_000, 100_000_000))
     parser.add_argument("--steps", type=int, default=600, help="of each case (600)")

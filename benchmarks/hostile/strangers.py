@@ -32,15 +32,14 @@ SSL_2 = bytes.fromhex("802e010002001500000010010080020080030080040080050080") + 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 
 
-def hello(most: ssl.TLSVersion, says: bytes = b"") -> bytes:
-    """Returns the first bytes of a TLS client; ``says``: the version named in both places, if another."""
+def hello(most: ssl.TLSVersion) -> bytes:
+    """Returns the first bytes of a TLS client."""
     context = ssl.create_default_context()
     context.maximum_version = most
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing, server_hostname="hub").do_handshake()
-    data = outgoing.read()
-    return data[:1] + says + data[3:9] + says + data[11:] if says else data
+    return outgoing.read()
 
 
 def greeting(mechanism: bytes = b"NULL") -> bytes:
@@ -85,7 +84,6 @@ SILENT: dict[str, Kind] = {
 #: Those that are refused, with keys and without.
 REFUSED: dict[str, Kind] = {
     "SSL 2.0": lambda rng: (SSL_2,),
-    "TLS 1.0": lambda rng: (hello(ssl.TLSVersion.TLSv1_2, b"\x03\x01"),),
     "TLS 1.2": lambda rng: (hello(ssl.TLSVersion.TLSv1_2),),
     "TLS 1.3": lambda rng: (hello(ssl.TLSVersion.TLSv1_3),),
     "HTTP GET": lambda rng: (GET + b"\r\n",),

@@ -1,14 +1,13 @@
 """Atoll beside torchft and hivemind, two peers each, in one training loop on this machine's loopback.
 
-The others are installed by pip, in environments of their own, when they are first needed; one that does not install or
-start here is left out, and the error said. Every system is run once for each fault and all take turns, so what is
-measured before the faults is measured three times: *sync*, from the capture of a whole model to the adoption of what
-came of it (fragments one after another); *held up*, by how much that makes the loop's calls of the system longer;
-*waits*, by how much it makes the steps' own changes of the parameters longer, which come behind copies and additions
-that a call has only dispatched; bytes carried for it, per peer; and memory, of a peer beyond the framework and its
-first copy of the model. Then the other peer is killed, or what
-coordinates, or a peer's parameters are made NaN. Nothing that is killed is started again. Every system has its own
-defaults, time-outs too.
+The others need environments of their own, made from the requirements beside this module, which ``--python`` names; one
+that has none or does not start here is left out, and the error said. Every system is run once for each fault and all
+take turns, so what is measured before the faults is measured three times: *sync*, from the capture of a whole model to
+the adoption of what came of it (fragments one after another); *held up*, by how much that makes the loop's calls of the
+system longer; *waits*, by how much it makes the steps' own changes of the parameters longer, which come behind copies
+and additions that a call has only dispatched; bytes carried for it, per peer; and memory, of a peer beyond the
+framework and its first copy of the model. Then the other peer is killed, or what coordinates, or a peer's parameters
+are made NaN. Nothing that is killed is started again. Every system has its own defaults, time-outs too.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from typing import Any
 
 from benchmarks import output
 from benchmarks.output import Column, Printer, median
-from benchmarks.peers import environments, reading
+from benchmarks.peers import reading
 from benchmarks.peers.loop import COLUMNS as WIDTH
 from benchmarks.peers.loop import TENSORS, rows_of
-from benchmarks.peers.systems import SYSTEMS, Load, Running, System, running
-from benchmarks.regions.curves import keep
+from benchmarks.peers.systems import SYSTEMS, Running, System, running
 from benchmarks.regions.network import Network, regions
 from broker.wire.errors import Unavailable
 
@@ -47,6 +45,7 @@ COLUMNS = (
     Column(key="nan", title="a NaN peer makes others NaN"),
 )
 PEER, COORDINATOR, NAN = "peer", "coordinator", "nan"
+PYTHON_HELP = "interpreter of torchft or hivemind, such as torchft=venv/bin/python; repeatable"
 #: Of the end of the time after a fault: whether it trains then is whether it goes on.
 LAST_S = 5.0
 #: So much longer is looked at the loss of a coordinator: time-outs of a minute are usual there.
@@ -67,10 +66,8 @@ def observe(running_system: Running, system: System, fault: str, args: argparse.
         "sync_ms": reading.sync_ms(lines, begins_s=begins_s, ends_s=ends_s),
         "held_up_ms": reading.longer_ms("took_s", lines, syncs, begins_s=begins_s, ends_s=ends_s),
         "waits_ms": reading.longer_ms("changed_s", lines, syncs, begins_s=begins_s, ends_s=ends_s),
-        "steps_per_s": reading.steps_per_s(lines, begins_s=begins_s, ends_s=ends_s),
         "mb": None if before is None or after is None or not syncs else (after - before) / 2e6 / syncs,
         "peer_bytes": running_system.peer_bytes(0),
-        "coordinator_bytes": running_system.coordinator_bytes(),
     }
     fault_s = time.monotonic()
     match fault:
@@ -85,7 +82,6 @@ def observe(running_system: Running, system: System, fault: str, args: argparse.
     return found | {
         "stall_s": reading.stall_s(lines, fault_s=fault_s, ends_s=ends_s),
         "steps_per_s_after": reading.steps_per_s(lines, begins_s=ends_s - LAST_S, ends_s=ends_s),
-        "syncs_after": reading.whole_syncs(lines, system.fragments, begins_s=fault_s, ends_s=ends_s),
         "finite": reading.finite(lines, begins_s=fault_s, ends_s=ends_s),
         "failure": reading.failure(lines),
     }
@@ -110,7 +106,6 @@ def row_of(system: System, parameters: int, found: list[dict[str, Any]]) -> dict
         "waits_ms": of_all("waits_ms"),
         "mb": of_all("mb"),
         "models": None if peer_bytes is None else peer_bytes / (4 * parameters),
-        "coordinator_bytes": of_all("coordinator_bytes"),
         "peer_stall_s": by_fault[PEER]["stall_s"] if PEER in by_fault else None,
         "coordinator_stall_s": coordinator["stall_s"] if coordinator else None,
         "goes_on": None if coordinator is None else "yes" if coordinator["steps_per_s_after"] else "no",
@@ -135,21 +130,17 @@ def measure(args: argparse.Namespace) -> int:
     printer = Printer(COLUMNS, as_json=args.json)
     systems = [each for each in SYSTEMS if not args.system or each.name in args.system]
     faults = [PEER] if args.quick else [PEER, COORDINATOR, NAN]
-    pythons: dict[str, str | None] = {"": None}
-    left_out: dict[str, str] = {}
-    for package in sorted({each.package for each in systems} - {""}):
-        try:
-            pythons[package] = environments.python_of(package, args.environments, printer.say)
-        except Unavailable as err:
-            left_out[package] = str(err)
-            printer.say(f"without {package}: {err}")
+    pythons = {"": sys.executable, **dict(each.split("=", 1) for each in args.python or () if "=" in each)}
+    for system in [each for each in systems if each.package not in pythons]:
+        printer.say(f"without {system.name}: --python {system.package}=.. names no interpreter for it")
+    systems = [each for each in systems if each.package in pythons]
     raw: list[dict[str, Any]] = []
     for parameters in args.parameters:
-        load = Load(parameters=parameters, step_s=args.step, interval=args.sync_interval)
+        load = {"parameters": parameters, "step_s": args.step, "interval": args.sync_interval}
         found: dict[str, list[dict[str, Any]]] = {each.name: [] for each in systems}
         for fault in faults:
             for system in systems:
-                if system.package in left_out or (fault == COORDINATOR and not system.coordinators):
+                if fault == COORDINATOR and not system.coordinators:
                     continue
                 printer.say(f"{system.name}, {parameters:,} parameters, then: {fault}")
                 with contextlib.ExitStack() as stack:
@@ -165,7 +156,7 @@ def measure(args: argparse.Namespace) -> int:
                         printer.say(f"{system.name} did not run: {err}")
                         raw.append({"system": system.name, "fault": fault, "failure": str(err)})
                 if args.raw is not None:  # what is there so far: the whole takes long
-                    keep(args.raw, raw + [each for runs in found.values() for each in runs])
+                    output.keep(args.raw, raw + [each for runs in found.values() for each in runs])
         total = rows_of(parameters) * WIDTH * TENSORS
         for system in systems:
             if found[system.name]:
@@ -173,7 +164,7 @@ def measure(args: argparse.Namespace) -> int:
             raw += [each | {"parameters": total} for each in found[system.name]]
     printer.close()
     if args.raw is not None:
-        keep(args.raw, raw)
+        output.keep(args.raw, raw)
     for each in raw:
         if each.get("failure"):
             printer.say(f"{each['system']}, {each['fault']}: {json.dumps(each['failure'])}")
@@ -181,7 +172,6 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns its exit status."""
     parser = output.parser_of("peers", __doc__, "--system atoll --system torchft --parameters 17.1M")
     output.add_arguments(parser)
     names = [each.name for each in SYSTEMS]
@@ -193,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--watch", type=float, default=30.0, help="seconds after a fault; three times that for a coordinator (30)"
     )
-    parser.add_argument("--environments", type=Path, help="where the others are installed (the user's cache)")
+    parser.add_argument("--python", action="append", metavar="NAME=FILE", help=PYTHON_HELP)
     parser.add_argument("--raw", type=Path, metavar="FILE", help="where every run is kept, as JSON lines (.gz)")
     parser.add_argument("--dir", type=Path, default=None, help="where temporary stores are written")
     args = parser.parse_args(arguments)

@@ -47,13 +47,11 @@ class Averager(System):
         self._interval, self._steps, self._lines = args.interval, 0, lines
 
     def change(self) -> None:
-        """Changes a row of every tensor."""
         with self._averager.get_tensors() as tensors, torch.no_grad():
             for each in tensors:
                 each[0] -= 1e-3
 
     def step(self) -> None:
-        """Averages when an interval is over."""
         self._steps += 1
         if self._steps % self._interval:
             return
@@ -67,16 +65,14 @@ class Averager(System):
         self._lines.say("synced", fragment=0, capture_s=began_s, committed=taking > 1, peers=taking)
 
     def poison(self) -> None:
-        """Makes all parameters NaN."""
         with self._averager.get_tensors() as tensors, torch.no_grad():
             for each in tensors:
                 each.fill_(float("nan"))
 
     def finite(self) -> bool:
-        """Returns False once NaN is in this peer's model. One number of each tensor tells: all would be NaN."""
         with self._averager.get_tensors() as tensors:
             return all(bool(torch.isfinite(each[-1, -1])) for each in tensors)
 
 
 if __name__ == "__main__":
-    train(Averager, __doc__)
+    train(Averager)

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ class System(Protocol):
         """Makes all parameters NaN."""
 
     def finite(self) -> bool:
-        """Says whether parameters are finite."""
+        """Says whether parameters are finite. One number of each tensor tells: all would be NaN."""
 
 
 class Lines:
@@ -46,20 +47,6 @@ class Lines:
     def say(self, kind: str, **fields: Any) -> None:
         """Writes a line."""
         self._file.write(json.dumps({"kind": kind, "at_s": time.monotonic(), **fields}) + "\n")
-
-
-def arguments(doc: str | None) -> argparse.Namespace:
-    """Reads what every peer is told."""
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--number", type=int, required=True, help="of this peer")
-    parser.add_argument("--coordinator", required=True, help="address to join at")
-    parser.add_argument("--parameters", type=int, required=True)
-    parser.add_argument("--fragments", type=int, required=True)
-    parser.add_argument("--interval", type=int, required=True, help="steps between two syncs of the whole model")
-    parser.add_argument("--delay", type=int, default=0, help="steps between sending a fragment and adopting it")
-    parser.add_argument("--step-s", type=float, required=True)
-    parser.add_argument("--out", required=True, help="file of JSON lines")
-    return parser.parse_args()
 
 
 def rows_of(parameters: int) -> int:
@@ -75,9 +62,14 @@ def resting_bytes() -> int:
     return 0
 
 
-def train(join: Callable[[argparse.Namespace, Lines], System], doc: str | None) -> None:
-    """Joins and trains until it is killed; SIGUSR1 poisons the parameters before the next step."""
-    args = arguments(doc)
+def train(join: Callable[[argparse.Namespace, Lines], System]) -> None:
+    """Joins and trains until it is killed; SIGUSR1 poisons the parameters before the next step.
+
+    What a peer is told: ``number``, ``coordinator`` (address to join at), ``parameters``, ``fragments``, ``interval``
+    (steps between two syncs of the whole model), ``delay`` (steps between sending a fragment and adopting it),
+    ``step_s``, ``out`` (file of JSON lines).
+    """
+    args = argparse.Namespace(**json.loads(sys.argv[1]))
     lines = Lines(args.out)
     poisoned = [False]
     signal.signal(signal.SIGUSR1, lambda *_: poisoned.__setitem__(0, True))

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aggregator.config import AggregatorConfig
-from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, peak_bytes
+from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, hub_command, peak_bytes, written
 from benchmarks.regions.network import Network
 from broker.config import BrokerConfig
-from broker.process import settings, sources
 from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import LocalCluster
 from ops.processes.numeric import one_thread_environment
 from ops.processes.supervision import ONE_LIFE
-from ops.run.daemons import ON_CPU, our_command, our_environment
+from ops.run.daemons import ON_CPU, our_environment
 
 PORT = 29_510
 START_WITHIN_S = 150.0
@@ -54,24 +52,9 @@ SYSTEMS = (
     System(name="atoll", fragments=8, coordinators=("broker", "aggregator")),
     System(name="atoll, whole", coordinators=("broker", "aggregator")),
     System(name="torchft", package="torchft", coordinators=("lighthouse",)),
-    System(
-        name="torchft, streaming",
-        package="torchft",
-        fragments=8,
-        delay=4,
-        coordinators=("lighthouse",),
-    ),
+    System(name="torchft, streaming", package="torchft", fragments=8, delay=4, coordinators=("lighthouse",)),
     System(name="hivemind", package="hivemind"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What is trained: parameters, the pause of a step, and steps between two syncs of the whole model."""
-
-    parameters: int
-    step_s: float
-    interval: int
 
 
 class Running:
@@ -140,37 +123,26 @@ class Running:
         resting = next(line["bytes"] for line in self.lines(peer) if line["kind"] == "resting")
         return sum(map(peak_bytes, _tree(self.pid(peer)))) - int(resting)
 
-    def coordinator_bytes(self) -> int | None:
-        """Returns the most memory that the coordinators have held together."""
-        pids = [pid for name in self._system.coordinators if (pid := self._cluster.pid(name)) is not None]
-        return sum(map(peak_bytes, pids)) if pids else None
-
 
 @contextmanager
 def running(
-    system: System, load: Load, directory: Path, network: Network | None, python: str | None
+    system: System, load: Mapping[str, Any], directory: Path, network: Network | None, python: str
 ) -> Iterator[Running]:
     """Runs a system with two peers for the body of a ``with`` block; both have begun to train.
 
     Args:
         system: Which.
-        load: What it trains.
+        load: ``parameters``, ``step_s`` (the pause of a step), ``interval`` (steps between two syncs of the whole).
         directory: Existing and empty.
         network: With the region it runs in, so that its bytes can be counted; else they are not.
-        python: Interpreter of its environment; None for our own.
+        python: Interpreter of its environment.
 
     Raises:
         Unavailable: A peer did not begin in time.
     """
     (directory / "logs").mkdir()
     files = [directory / f"peer-{i}.jsonl" for i in range(PEERS)]
-    place: Callable[[Sequence[str]], list[str]] = list
-    if network is not None:
-        inside = network.inside
-
-        def place(command: Sequence[str]) -> list[str]:
-            return inside(0, command)
-
+    place = partial(network.inside, 0) if network is not None else list
     address, coordinators = _coordinators(system, load, directory, python)
     environment = one_thread_environment() | ROOT_ENVIRONMENT | our_environment("") | ON_CPU
     specs = [
@@ -178,12 +150,11 @@ def running(
         for name, command in coordinators.items()
     ]
     module = f"benchmarks.peers.{system.package or 'atoll'}_peer"
-    delay = min(system.delay, load.interval // system.fragments - 1)  # a fragment is not sent before it was adopted
-    flags = ["--coordinator", address, "--parameters", str(load.parameters), "--fragments", str(system.fragments)]
-    flags += ["--interval", str(load.interval), "--delay", str(delay), "--step-s", str(load.step_s)]
+    delay = min(system.delay, load["interval"] // system.fragments - 1)  # a fragment is not sent before it was adopted
+    told = {**load, "coordinator": address, "fragments": system.fragments, "delay": delay}
     for i, file in enumerate(files):
-        own = ["--number", str(i), "--out", os.fspath(file)]
-        command = [python or sys.executable, "-P", "-m", module, *own, *flags]
+        own = json.dumps(told | {"number": i, "out": os.fspath(file)})
+        command = [python, "-P", "-m", module, own]
         specs.append(ProcessSpec(name=f"peer-{i}", command=place(command), environment=environment))
     with LocalCluster(directory / "logs", policy=ONE_LIFE) as cluster:
         found = Running(system, cluster, files, network)
@@ -202,31 +173,20 @@ def running(
 
 
 def _coordinators(
-    system: System, load: Load, directory: Path, python: str | None
+    system: System, load: Mapping[str, Any], directory: Path, python: str
 ) -> tuple[str, Mapping[str, list[str]]]:
     """Returns the address that peers join at, and the commands of what coordinates them."""
     match system.package:
         case "torchft":
-            assert python is not None
             lighthouse = [os.fspath(Path(python).parent / "torchft_lighthouse"), "--bind", f"127.0.0.1:{PORT}"]
             return f"http://127.0.0.1:{PORT}", {"lighthouse": [*lighthouse, "--min_replicas", "1"]}
         case "hivemind":
             return os.fspath(directory / "first-peer.txt"), {}
     address = f"tcp://127.0.0.1:{PORT}"
     broker = BrokerConfig(run_id=RUN, port=PORT, redis_url="")
-    aggregator = AggregatorConfig(
-        run_id=RUN,
-        broker=address,
-        redis_url="",
-        store=directory / "store",
-        islands=PEERS,
-        fragments=system.fragments,
-        sync_interval=load.interval,
-    )
-    config = directory / "hub.toml"
-    tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(aggregator)}
-    config.write_text(sources.to_toml(tables), encoding="utf-8")
-    return address, {name: our_command(name, "--config", os.fspath(config)) for name in ("broker", "aggregator")}
+    hub = {"broker": address, "redis_url": "", "islands": PEERS, "fragments": system.fragments}
+    written(directory, broker, sync_interval=load["interval"], **hub)
+    return address, {name: hub_command(directory, name) for name in ("broker", "aggregator")}
 
 
 def _tree(pid: int) -> list[int]:

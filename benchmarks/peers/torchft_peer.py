@@ -82,26 +82,22 @@ class Replica(System):
             fragment.perform_sync = perform_sync
 
     def change(self) -> None:
-        """Gives parameters the gradients that the outer optimizer took: the inner one's step is the change."""
         for parameter in self.model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
                 parameter.grad[0] = 1.0
 
     def step(self) -> None:
-        """A step of the inner optimizer, at whose end the wrapper synchronises."""
         self._inner.step()
 
     def poison(self) -> None:
-        """Makes all parameters NaN."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(float("nan"))
 
     def finite(self) -> bool:
-        """Returns False once NaN is in this peer's model. One number of each tensor tells: all would be NaN."""
         return all(bool(torch.isfinite(each[-1, -1])) for each in self.model.parameters())
 
 
 if __name__ == "__main__":
-    train(Replica, __doc__)
+    train(Replica)

@@ -13,14 +13,21 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import output
 from benchmarks.output import Column, Printer, median
-from benchmarks.regions import curves, fleet
+from benchmarks.regions import fleet
 from benchmarks.regions.network import regions
 from broker.wire.errors import Unavailable
+
+#: Of both sides, constant after 50 steps; of Atoll's pseudo-gradients and versions; models of its run that are judged.
+LEARNING_RATE, CODEC, SAMPLES = 1e-3, "int4", 20
+
+#: One point: ``s`` since the first step, ``loss`` held out, and whatever else a side counts.
+Point = Mapping[str, Any]
 
 COLUMNS = (
     Column(key="side", title="side"),
@@ -38,19 +45,17 @@ COLUMNS = (
 def run_atoll(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Returns the row and curve of one run with Atoll."""
     with regions(args.regions, round_trip_ms=args.round_trip_ms, mbit=args.mbit) as network:
-        trained = fleet.atoll(
+        samples, steps, spent_s = fleet.atoll(
             network,
             directory,
             options_of(args),
             seconds=args.seconds,
-            sample_s=args.seconds / args.samples,
-            codec=args.codec,
-            sync_interval=args.sync_interval,
+            sample_s=args.seconds / (4 if args.quick else SAMPLES),
+            codec=CODEC,
         )
         counted = network.counted()
-    curve = fleet.losses_of(trained.samples, options_of(args))
-    steps = median(trained.steps)
-    return row_of("atoll", args, curve, steps=steps, spent_s=trained.seconds, counted=counted)
+    curve = fleet.losses_of(samples, options_of(args))
+    return row_of("atoll", args, curve, steps=median(steps), spent_s=spent_s, counted=counted)
 
 
 def run_base(args: argparse.Namespace, directory: Path, printer: Printer) -> dict[str, Any]:
@@ -65,11 +70,10 @@ def run_base(args: argparse.Namespace, directory: Path, printer: Printer) -> dic
             network,
             directory,
             options_of(args),
+            heard,
             loss=args.loss,
             seconds=args.base_seconds,
             every=args.every,
-            wire=args.wire,
-            heard=heard,
         )
         counted = network.counted()
     curve = [each for each in said if "loss" in each]
@@ -94,9 +98,9 @@ def row_of(
         "mbit": args.mbit,
         "round_trip_ms": args.round_trip_ms,
         "batch_tokens": args.batch * args.context,
-        "wire": args.wire if side == "data-parallel" else args.codec,
+        "wire": "float32" if side == "data-parallel" else CODEC,
         "loss": args.loss,
-        "seconds": curves.seconds_to(curve, args.loss),
+        "seconds": seconds_to(curve, args.loss),
         "steps": steps,
         "step_ms": 1e3 * spent_s / max(1.0, steps),
         "mb_up": max(counted["up_bytes"]) / 1e6,
@@ -105,13 +109,26 @@ def row_of(
     }
 
 
+def seconds_to(curve: Sequence[Point], loss: float) -> float | None:
+    """Returns when a curve first falls to a loss, on the line between two points; None if it does not."""
+    before: Point | None = None
+    for point in curve:
+        if point["loss"] <= loss:
+            if before is None or not before["loss"] > point["loss"]:  # as where it was no number
+                return float(point["s"])
+            share = (before["loss"] - loss) / (before["loss"] - point["loss"])
+            return float(before["s"] + share * (point["s"] - before["s"]))
+        before = point
+    return None
+
+
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of the language task, the same on both sides."""
     return {
         "model": args.model,
         "batch": args.batch,
         "context": args.context,
-        "learning_rate": args.learning_rate,
+        "learning_rate": LEARNING_RATE,
         "held_out_tokens": args.held_out_tokens,
     }
 
@@ -120,7 +137,7 @@ def measure(args: argparse.Namespace) -> int:
     """Runs both sides in turn; prints a line for each run."""
     printer = Printer(COLUMNS, as_json=args.json)
     found: list[dict[str, Any]] = []
-    sides = ["atoll", *["data-parallel", "atoll"] * args.repetitions]
+    sides = ["atoll", "data-parallel", "atoll"]
     for number, side in enumerate(sides, start=1):
         printer.say(f"run {number} of {len(sides)}: {side}")
         with tempfile.TemporaryDirectory(prefix="atoll-regions-", dir=args.dir) as name:
@@ -132,17 +149,12 @@ def measure(args: argparse.Namespace) -> int:
         printer.add({**{key: value for key, value in row.items() if key != "curve"}, "speed": faster})
     printer.close()
     if args.raw is not None:
-        curves.keep(args.raw, found)
-    if args.plot is not None:
-        title = f"{args.regions} regions, {args.round_trip_ms:g} ms round trip, {args.mbit:g} Mbit/s"
-        lines = {f"{each['side']} {i}": each["curve"] for i, each in enumerate(found, start=1)}
-        curves.draw(args.plot, lines, loss=args.loss, title=title)
+        output.keep(args.raw, found)
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns its exit status."""
-    parser = output.parser_of("regions", __doc__, "--mbit 50 --loss 2.3 --raw drill.jsonl.gz --plot drill.svg")
+    parser = output.parser_of("regions", __doc__, "--mbit 50 --loss 2.3 --raw drill.jsonl.gz")
     output.add_arguments(parser)
     parser.add_argument("--regions", type=int, default=4, help="regions (4)")
     parser.add_argument("--round-trip-ms", type=float, default=80.0, help="between any two of them (80)")
@@ -150,26 +162,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="small", help="size of the built-in model (small: 0.9 M parameters)")
     parser.add_argument("--batch", type=int, default=4, help="windows in a step of one region (4)")
     parser.add_argument("--context", type=int, default=64, help="tokens of a window (64)")
-    parser.add_argument(
-        "--learning-rate", type=float, default=1e-3, help="of both sides, constant after 50 steps (0.001)"
-    )
     parser.add_argument("--held-out-tokens", type=int, default=32_768, help="that are evaluated (32768)")
     parser.add_argument("--loss", type=float, default=2.3, help="held-out loss to be reached, nats per byte (2.3)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that Atoll trains (60)")
-    parser.add_argument("--samples", type=int, default=20, help="models of Atoll's run that are judged afterwards (20)")
     parser.add_argument("--base-seconds", type=float, default=1800.0, help="that the base trains at most (1800)")
     parser.add_argument("--every", type=int, default=25, help="steps of the base between two evaluations (25)")
-    parser.add_argument("--wire", choices=("float32", "bfloat16"), default="float32", help="gradients of the base")
-    parser.add_argument("--codec", default="int4", help="of Atoll's pseudo-gradients and versions (int4)")
-    parser.add_argument("--sync-interval", type=int, default=24, help="inner steps between two merges (24)")
-    parser.add_argument("--repetitions", type=int, default=1, help="of base and Atoll, after a first one of Atoll (1)")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="where every curve is kept, as JSON lines (.gz)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="where the curves are drawn, as SVG")
     parser.add_argument("--dir", type=Path, default=None, help="where temporary stores are written")
     args = parser.parse_args(arguments)
     if args.quick:
         args.model, args.batch, args.regions, args.mbit, args.loss = "tiny", 2, 2, 200.0, 5.4
-        args.seconds, args.samples, args.every, args.base_seconds, args.held_out_tokens = 4.0, 4, 5, 30.0, 4096
+        args.seconds, args.every, args.base_seconds, args.held_out_tokens = 4.0, 5, 30.0, 4096
     return output.guarded(measure, args)
 
 

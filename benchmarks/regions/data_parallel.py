@@ -7,8 +7,8 @@ collectives on CPUs are gloo's, a ring over TCP between the processes. Evaluatio
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,30 +20,22 @@ from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.regions.meeting import meet
+from benchmarks.regions.fleet import meet
 from islands.tasks import model as transformer
 from islands.tasks.corpus import load_corpus
 from islands.tasks.inner_optimizer import adamw, warm_up_cosine
 from islands.tasks.task import DataShare, Schedule, load_task
 
-SAY_EVERY_S = 5.0
 
-
-def train(
-    options: dict[str, Any], *, rank: int, count: int, loss: float, seconds: float, every: int, wire: str, meeting: Path
-) -> None:
+def train(spec: dict[str, Any]) -> None:
     """Trains until the held-out loss is reached or the time is over; the first process prints JSON lines.
 
     Args:
-        options: Of the language task.
-        rank: Number of this process.
-        count: Processes.
-        loss: To be reached.
-        seconds: At most, without compiling and evaluating.
-        every: Steps between two evaluations.
-        wire: Number format of gradients in the all-reduce: ``float32`` or ``bfloat16``.
-        meeting: Directory in which processes say that they have compiled.
+        spec: ``options`` of the language task; ``rank`` of this process, of ``count``; ``loss`` to be reached;
+            ``seconds`` at most, without compiling and evaluating; ``every`` so many steps an evaluation; ``meeting``,
+            the directory in which processes say that they have compiled.
     """
+    options, rank, count = spec["options"], spec["rank"], spec["count"]
     mesh = Mesh(np.array(jax.devices()), ("regions",))
     everywhere, by_region = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("regions"))  # type: ignore[no-untyped-call]
     task = load_task("islands.language:task", options)
@@ -55,7 +47,7 @@ def train(
     def averaged(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
         value, gradients = jax.value_and_grad(transformer.loss)(params, tokens, config)
         flat, unravel = ravel_pytree(gradients)
-        mean = jax.lax.pmean(flat.astype(wire), "regions").astype(jnp.float32)  # type: ignore[no-untyped-call]
+        mean = jax.lax.pmean(flat, "regions")  # type: ignore[no-untyped-call]
         return value[None], unravel(mean)
 
     # What comes out is the same everywhere; that the checker cannot see, which knows parameters as replicated.
@@ -90,27 +82,24 @@ def train(
 
     compiled = jitted.lower(params, state, split(next(data)), jnp.float32(0)).compile()
     task.evaluate(initial)  # compiles
-    meet(meeting, rank, count)
+    meet(Path(spec["meeting"]), rank, count)
     # Connections between all pairs, which the first step would otherwise make, stand when the clock begins.
     multihost_utils.sync_global_devices("begin")
     compiled(shared(initial), shared(optimizer.init(initial)), split(next(data)), jnp.float32(0))[2].block_until_ready()
     multihost_utils.sync_global_devices("clock")
-    began_s = said_s = time.monotonic()
+    began_s = time.monotonic()
     off_s, number = 0.0, 0
     while True:
         params, state, value = compiled(params, state, split(next(data)), jnp.float32(number))
         value.block_until_ready()
         number += 1
         now_s = time.monotonic() - off_s
-        if rank == 0 and now_s - said_s > SAY_EVERY_S:
-            said_s = now_s
-            print(json.dumps({"s": now_s - began_s, "steps": number}), flush=True)
-        if number % every:
+        if number % spec["every"]:
             continue
         off_began_s = time.monotonic()
         found = task.evaluate(here(params)) if rank == 0 else 0.0
         spent_s = now_s - began_s
-        done = rank == 0 and (float(found) <= loss or spent_s > seconds)  # type: ignore[arg-type]
+        done = rank == 0 and (float(found) <= spec["loss"] or spent_s > spec["seconds"])  # type: ignore[arg-type]
         if rank == 0:
             tokens = number * count * task.tokens_per_step
             print(json.dumps({"s": spent_s, "steps": number, "tokens": tokens, "loss": found}), flush=True)
@@ -121,26 +110,10 @@ def train(
 
 def main() -> None:
     """Runs one region."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, kind in (("rank", int), ("count", int), ("loss", float), ("seconds", float), ("every", int)):
-        parser.add_argument(f"--{name}", type=kind, required=True)
-    parser.add_argument("--wire", default="float32")
-    parser.add_argument("--meeting", type=Path, required=True)
-    parser.add_argument("--coordinator", required=True)
-    parser.add_argument("--options", type=json.loads, required=True)
-    args = parser.parse_args()
+    spec = json.loads(sys.argv[1])
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # type: ignore[no-untyped-call]
-    jax.distributed.initialize(args.coordinator, args.count, args.rank)
-    train(
-        args.options,
-        rank=args.rank,
-        count=args.count,
-        loss=args.loss,
-        seconds=args.seconds,
-        every=args.every,
-        wire=args.wire,
-        meeting=args.meeting,
-    )
+    jax.distributed.initialize(spec["coordinator"], spec["count"], spec["rank"])
+    train(spec)
     jax.distributed.shutdown()  # type: ignore[no-untyped-call]
 
 

@@ -18,23 +18,21 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from aggregator.config import AggregatorConfig
-from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, module_command
-from benchmarks.regions.meeting import meet
+from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, check, hub_command, module_command, written
 from benchmarks.regions.network import Network, address
 from broker.config import BrokerConfig
-from broker.process import settings, sources
+from broker.process import sources
 from broker.wire.errors import Unavailable
 from islands.tasks.task import Batch, DataShare, OptState, Params, Schedule, Task, load_task
 from ops.inspect.global_model import read_model, stores_of
-from ops.processes.child_process import ProcessSpec, last_lines
-from ops.processes.cluster import Change, LocalCluster
+from ops.processes.child_process import ProcessSpec
+from ops.processes.cluster import LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.supervision import ONE_LIFE
 from ops.run.daemons import ON_CPU, our_command, our_environment
 
 BROKER_PORT, COORDINATOR_PORT = 7001, 7101
-START_WITHIN_S = 120.0
+START_WITHIN_S = 300.0
 STOP_WITHIN_S = 10.0
 POLL_S = 0.1
 SAID_EVERY_S = 1.0
@@ -49,21 +47,18 @@ class Sample:
     file: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """What a run of Atoll left.
+def meet(folder: Path, number: int, count: int) -> None:
+    """Waits until all processes of a side have compiled: gloo gives up on a partner half a minute late.
 
-    Attributes:
-        samples: Of the global model.
-        steps: Inner steps of each island.
-        seconds: That it trained, from the first step of any island.
-        report: The aggregator's.
+    Raises:
+        TimeoutError: One has not come.
     """
-
-    samples: tuple[Sample, ...]
-    steps: tuple[int, ...]
-    seconds: float
-    report: Mapping[str, Any]
+    (folder / f"compiled-{number}").touch()
+    until_s = time.monotonic() + START_WITHIN_S
+    while not all((folder / f"compiled-{other}").exists() for other in range(count)):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"not all {count} processes have compiled within {START_WITHIN_S:g} s")
+        time.sleep(POLL_S)
 
 
 def marked(*, inner: str, out: str, number: int, count: int, **options: Any) -> Task:
@@ -95,7 +90,7 @@ def marked(*, inner: str, out: str, number: int, count: int, **options: Any) -> 
 
 def atoll(
     network: Network, directory: Path, options: Mapping[str, Any], *, seconds: float, sample_s: float, **recipe: Any
-) -> Trained:
+) -> tuple[list[Sample], list[int], float]:
     """Trains with Atoll for so many seconds, an island in each region.
 
     Args:
@@ -106,32 +101,22 @@ def atoll(
         sample_s: Between two samples of the model.
         recipe: Settings of the aggregator.
 
+    Returns:
+        Samples of the model, inner steps of each island, and seconds from the first of them.
+
     Raises:
         Unavailable: A process died, or no step was made in time.
     """
     number = len(network.pids)
-    report_file = directory / "report.json"
     broker_address = f"tcp://{address(0)}:{BROKER_PORT}"
     broker = BrokerConfig(run_id=RUN, host=address(0), port=BROKER_PORT, insecure=True, redis_url="")
-    aggregator = AggregatorConfig(
-        run_id=RUN,
-        broker=broker_address,
-        insecure=True,
-        redis_url="",
-        store=directory / "store",
-        tape=directory / "events.jsonl",
-        report=report_file,
-        islands=number,
-        **recipe,
-    )
-    hub = directory / "hub.toml"
-    tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(aggregator)}
-    hub.write_text(sources.to_toml(tables), encoding="utf-8")
+    hub = {"broker": broker_address, "insecure": True, "redis_url": "", "tape": directory / "events.jsonl"}
+    written(directory, broker, islands=number, **hub, **recipe)
     environment = our_environment("") | one_thread_environment() | compilation_cache()
     specs = [
         ProcessSpec(
             name=name,
-            command=network.inside(0, our_command(name, "--config", os.fspath(hub))),
+            command=network.inside(0, hub_command(directory, name)),
             environment=environment | ON_CPU,
             ends_by_itself=name == "aggregator",
         )
@@ -160,62 +145,51 @@ def atoll(
         cluster.start(specs)
         began_s = _begun(cluster, said)
         while (spent_s := time.monotonic() - began_s) < seconds:
-            _check(cluster)
+            check(cluster)
             if spent_s >= sample_s * (len(samples) + 1):
                 samples.append(_sample(directory, began_s, len(samples)))
             time.sleep(POLL_S)
         samples.append(_sample(directory, began_s, len(samples)))
         cluster.stop(within_s=STOP_WITHIN_S)
-    steps = tuple(json.loads(path.read_text(encoding="utf-8"))["steps"] if path.exists() else 0 for path in said)
-    report = json.loads(report_file.read_text(encoding="utf-8")) if report_file.is_file() else {}
-    return Trained(samples=tuple(samples), steps=steps, seconds=spent_s, report=report)
+    steps = [json.loads(path.read_text(encoding="utf-8"))["steps"] if path.exists() else 0 for path in said]
+    return samples, steps, spent_s
 
 
 def base(
     network: Network,
     directory: Path,
     options: Mapping[str, Any],
-    *,
-    loss: float,
-    seconds: float,
-    every: int,
-    wire: str,
     heard: Callable[[dict[str, Any]], None],
+    **limits: Any,
 ) -> list[dict[str, Any]]:
     """Trains data-parallel, a process in each region; returns the first one's losses, steps and seconds.
 
     Raises:
         Unavailable: A process failed.
     """
-    environment = our_environment("") | one_thread_environment() | compilation_cache()
-    flags = ["--count", str(len(network.pids)), "--loss", str(loss), "--seconds", str(seconds), "--every", str(every)]
-    flags += [
-        "--coordinator",
-        f"{address(0)}:{COORDINATOR_PORT}",
-        "--options",
-        json.dumps(dict(options)),
-        "--wire",
-        wire,
-    ]
-    flags += ["--meeting", os.fspath(directory)]
+    environment = our_environment("") | one_thread_environment() | compilation_cache() | ROOT_ENVIRONMENT
+    number, coordinator = len(network.pids), f"{address(0)}:{COORDINATOR_PORT}"
+    spec = {"options": dict(options), "count": number, "coordinator": coordinator, "meeting": os.fspath(directory)}
     cpus = sorted(os.sched_getaffinity(0))
-    specs = [
-        ProcessSpec(
-            name=f"region-{i}",
-            command=network.inside(i, module_command("benchmarks.regions.data_parallel", "--rank", str(i), *flags)),
-            environment=environment | ROOT_ENVIRONMENT,
-            cpus=(cpus[i % len(cpus)],),
-            ends_by_itself=True,
+    specs = []
+    for i in range(number):
+        command = module_command("benchmarks.regions.data_parallel", json.dumps(spec | limits | {"rank": i}))
+        specs.append(
+            ProcessSpec(
+                name=f"region-{i}",
+                command=network.inside(i, command),
+                environment=environment,
+                cpus=(cpus[i % len(cpus)],),
+                ends_by_itself=True,
+            )
         )
-        for i in range(len(network.pids))
-    ]
     said: list[dict[str, Any]] = []
     (directory / "logs").mkdir(exist_ok=True)
     with LocalCluster(directory / "logs", policy=ONE_LIFE) as cluster:
         cluster.start(specs)
         log = cluster.log_of("region-0")
         while cluster.running():
-            _check(cluster)
+            check(cluster)
             new = _said_in(log)[len(said) :]
             said += new
             for each in new:
@@ -225,7 +199,7 @@ def base(
     return said
 
 
-def losses_of(samples: tuple[Sample, ...], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def losses_of(samples: list[Sample], options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the curve of a run's samples, in this process."""
     from islands.tasks.evaluate import load_file_of
 
@@ -238,19 +212,12 @@ def _begun(cluster: LocalCluster, said: list[Path]) -> float:
     """Waits for the first inner step of any island; returns when it began."""
     until_s = time.monotonic() + START_WITHIN_S
     while time.monotonic() < until_s:
-        _check(cluster)
+        check(cluster)
         firsts = [json.loads(path.read_text(encoding="utf-8"))["first_s"] for path in said if path.exists()]
         if firsts:
             return float(min(firsts))
         time.sleep(POLL_S)
     raise Unavailable(f"no inner step within {START_WITHIN_S:g} s", definite=True)
-
-
-def _check(cluster: LocalCluster) -> None:
-    for event in cluster.poll():
-        if event.change is not Change.ENDED:
-            end = last_lines(cluster.log_of(event.process))
-            raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
 
 
 def _sample(directory: Path, began_s: float, number: int) -> Sample:

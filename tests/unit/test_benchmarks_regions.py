@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from benchmarks import output
 from benchmarks.regions import __main__ as command
-from benchmarks.regions import curves
 from benchmarks.regions.links import Core, Pipe, Shape
 from benchmarks.regions.network import address
 
@@ -87,28 +87,14 @@ def points(*pairs):
     ],
 )
 def test_a_curve_comes_down_to_a_loss_on_the_line_between_two_points(curve, seconds):
-    assert curves.seconds_to(curve, 2.0) == seconds
+    assert command.seconds_to(curve, 2.0) == seconds
 
 
 def test_curves_are_kept_as_json_lines_and_the_same_lines_give_the_same_bytes(tmp_path):
     lines = [{"side": "atoll", "curve": points((1, 2.5))}, {"side": "data-parallel", "curve": []}]
     for name in ("a.jsonl.gz", "b.jsonl.gz", "c.jsonl"):
-        curves.keep(tmp_path / name, lines)
+        output.keep(tmp_path / name, lines)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
     text = gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()).decode()
     assert [json.loads(line) for line in text.splitlines()] == lines
     assert (tmp_path / "c.jsonl").read_text() == text
-
-
-def test_a_plot_names_both_sides(tmp_path):
-    curve = points((1, 4.0), (10, 2.0))
-    curves.draw(tmp_path / "drill.svg", {"atoll 1": curve, "data-parallel 2": curve}, loss=2.5, title="two regions")
-    svg = (tmp_path / "drill.svg").read_text()
-    assert svg.lstrip().startswith("<?xml")
-    assert len(svg) > 5000
-
-
-def test_help_has_an_example(capsys):
-    with pytest.raises(SystemExit):
-        command.main(["--help"])
-    assert "python -m benchmarks.regions --mbit" in capsys.readouterr().out
