@@ -138,7 +138,7 @@ def test_two_do_not_follow_one_run(tmp_path):
         (["--follow", "store", "--every", "0"], "every = 0: must be at least 1 token, such as 500K"),
         (["--follow", "store", "--every", "few"], "every = 'few': must be a whole number, such as 5000 or 5K"),
         (["--model", "x", "--every", "5"], "every = '5': goes with --follow RUN_DIR"),
-        (["--follow", "run", "--config", "c.toml"], "config = 'c.toml': does not go with a run of `up`"),
+        (["--follow", "run", "--config", "c.toml"], "config = 'c.toml': does not go with the directory of a run"),
         (["--follow", "run", "--benchmark", "json"], "benchmark = 'json': must read package.module:function"),
         (["--follow", "run", "--benchmark", "jsom:x"], "benchmark = 'jsom:x': there is no module jsom"),
         (["--follow", "run", "--benchmark", "json:x"], "benchmark = 'json:x': module json has no function x"),
