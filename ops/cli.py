@@ -123,7 +123,7 @@ COMMANDS: dict[str, Command] = {
         everyday={
             "which run, and where": ("--run", "--broker", "--key", "--insecure", "--config"),
             "this island": ("--island-id", "--task", "--state-dir"),
-            "checks, and figures": ("--check", "--health", "--log-to"),
+            "checks": ("--check", "--health"),
         },
         elsewhere=dict.fromkeys(
             ("--task-option", "--data", "--model"),

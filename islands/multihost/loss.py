@@ -1,4 +1,4 @@
-"""The end of all processes of an island: one was lost, or has a wrong setting, and none can go on. Shell."""
+"""Ends all processes of an island when one was lost or has a wrong setting. Shell."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def end_soon(status: int, why: str) -> None:
 
 
 def end_at_exit(error: BaseException | None, *, last: bool = False, ending: bool = False) -> None:
-    """Has the process end at once when it comes to its end: with :data:`MISTAKEN` for a wrong setting, or STATUS.
+    """Has the process end at once when it comes to its end, with an exit status that says why.
+
+    The status is :data:`MISTAKEN` for a wrong setting, else :data:`STATUS`.
 
     The framework that has brought the hosts together would wait there for those that are gone: ``jax.distributed`` for
     a minute, with the interpreter's lock held.
