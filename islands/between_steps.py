@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,7 @@ class BetweenSteps:
         self.frozen: FrozenLeaves | None = None
         self.initial = InitialValues(())
         self.given: Sequence[tuple[str, Any]] | None = None
+        self._waited_s = 0.0
         self.recovered = False
 
     def due(self, step: int, state: Any) -> bool:
@@ -111,6 +114,28 @@ class BetweenSteps:
         if watched and exchange.plans is None and (exchange.step_time_s or 0.0) < COPY_AHEAD_FROM_S:
             watched &= exchange.urgent if exchange.urgent is not self._answered else lockstep.NONE
         return watched | self.lockstep.due(step, self.versions)
+
+    def look_at_samples(self, params: Tree) -> None:
+        """Samples what was adopted in the parameters that the caller has come back with."""
+        with self._beside_computations(params):
+            self.samples.returned(params, self._array_work.parameters)
+
+    def take_waited_s(self) -> float:
+        """Returns how long training has waited here for computations of the loop, since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    @contextlib.contextmanager
+    def _beside_computations(self, params: Tree) -> Iterator[None]:
+        """Takes note of waits for computations of the loop, which were dispatched before ours.
+
+        On CPUs JAX has 32 under way at most, and whoever dispatches one more waits: the loop itself, or a copy here.
+        """
+        busy = self._array_work.parameters.are_computed_now(params)
+        began_s, own_s = time.perf_counter(), time.thread_time()
+        yield
+        if busy:
+            self._waited_s += max(0.0, time.perf_counter() - began_s - (time.thread_time() - own_s))
 
     def compare(self, opt_state: Any) -> None:
         """Logs, once, how a state that is about to be copied differs from the one given to restore."""
@@ -142,6 +167,10 @@ class BetweenSteps:
         Raises:
             ConfigError: They are not those of the join: others, more or fewer, or of another shape or dtype.
         """
+        with self._beside_computations(params):
+            return self._run(params, at, state, stopped=stopped)
+
+    def _run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool) -> Tree:
         self._look_at_data(at)
         exchange, due, placements = self._exchange, self._exchange.due, self._array_work.placements
         parameters = self._array_work.parameters

@@ -9,7 +9,7 @@
             params = island.close(params)
             break
 
-:meth:`Island.step` never waits: not for the network, not for the communication thread, not for the device. What it
+:meth:`Island.step` waits for nothing of ours: not for the network, not for the communication thread. What it
 does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition. Only where a
 tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.arrays.ties`).
 Recipes in lockstep are the exception: there it waits for versions (:mod:`islands.protocol.lockstep`).
@@ -189,7 +189,7 @@ class Island:
         if self._ties.looks:
             self._ties.look(params)
         if self._between.samples.waiting:
-            self._between.samples.returned(params, self._parameters)
+            self._between.look_at_samples(params)
         # Before the moment, as the position comes after it: see islands.session.exchange.
         exchange.trained.append((self.inner_step, self._share.trained()))
         self.inner_step += 1
@@ -207,11 +207,11 @@ class Island:
             params = self._wait(params, LOOK_EVERY_S, state)
         exchange.deal(self._share)
         self._hear_progress()
-        ended_s = time.perf_counter()
+        ended_s, waited_s = time.perf_counter(), self._between.take_waited_s()
         if self._counted_from_s is None:
             self._counted_from_s = ended_s  # when the first step's training began is not known here
         else:
-            self._sync_s += ended_s - began_s
+            self._sync_s += ended_s - began_s - waited_s
             exchange.sync_share = self._sync_s / (ended_s - self._counted_from_s)
         return params
 
@@ -422,7 +422,7 @@ class Island:
 
     @property
     def sync_share(self) -> float:
-        """Part of this thread's time after the first step that was spent in :meth:`step`."""
+        """Part of the time since the first step that :meth:`step` took, but for waits for the loop's work."""
         return self._exchange.sync_share
 
     @property

@@ -86,10 +86,20 @@ class Parameters:
         """Returns the leaves of one fragment, in manifest order."""
         return self._read(params, self._fragments[fragment_id])
 
+    def are_computed_now(self, params: Tree) -> bool:
+        """Returns whether a device still computes the parameters, which JAX hands out before they are there."""
+        if self._in_place:
+            return False
+        first = self._found(params, [self._whole(names[0]) for names in self._fragments])
+        return any(not leaf.is_deleted() and not leaf.is_ready() for leaf in first if is_on_device(leaf))
+
     def names(self, fragment_id: int, numbers: Iterable[int]) -> tuple[str, ...]:
         """Returns the names of some leaves of one fragment, by their numbers in the manifest."""
-        names = [self._fragments[fragment_id][i] for i in numbers]
-        return tuple(name if name not in self._rows else self._rows[name].tensor for name in names)
+        return tuple(self._whole(self._fragments[fragment_id][i]) for i in numbers)
+
+    def _whole(self, name: str) -> str:
+        """Returns the name of the leaf that a section is of, or the name of a leaf that was not cut."""
+        return self._rows[name].tensor if name in self._rows else name
 
     def of_none(self, params: Tree) -> list[Leaf]:
         """Returns the leaves that are in no fragment, in the order of ``local``."""

@@ -252,13 +252,9 @@ class ArrayWork:
             over = [name for name, *values in around if returned.first and jumped(*values)]
             if over and not self._written_over:
                 self._written_over = True
-                detail = (
-                    "from restore to the end of the first step it moved many times as far as by the next one: was a "
-                )
-                detail += (
-                    "checkpoint loaded over the run's values? Load it before the join; what this island had comes "
-                )
-                detail += "back by restore, from state_dir"
+                detail = "from restore to the end of the first step it moved many times as far as by the next one: "
+                detail += "was a checkpoint loaded over the run's values? Load it before the join; what this island "
+                detail += "had comes back by restore, from state_dir"
                 log.warning("island.written_over", tensor=over[0], detail=detail)
             return verdict(before, installed, following, later, longest)
 

@@ -3,9 +3,11 @@
 import asyncio
 import os
 import pickle
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -101,6 +103,30 @@ def test_the_checkpoint_of_an_earlier_run_does_not_serve_the_next_one(island_of,
     island, _ = island_of(params_of(), checkpoint_file=path, run="demo2")
     _, opt_state = island.restore(params_of(), fresh)
     assert (opt_state, island.restored, island.restored_cursor) == (fresh, "fresh", None)
+
+
+def test_a_wait_in_step_for_the_loop_s_own_computations_is_no_time_of_synchronisation(island_of):
+    """JAX lets 32 computations be under way on a CPU: the copy of a fragment waits for the oldest of the loop's."""
+
+    @jax.jit
+    def train(params):
+        return {"w": jax.lax.fori_loop(0, 20, lambda _, w: w - 1e-6 * jnp.tanh(w @ w), params["w"])}
+
+    params = {"w": jnp.ones((400, 400))}
+    island, exchange = island_of(params)
+    params, _ = island.restore(params)
+    params = jax.block_until_ready(island.step(train(params), tokens=10))
+    began_s, in_step_s = time.perf_counter(), 0.0
+    for _ in range(80):
+        params = train(params)
+        at_s = time.perf_counter()
+        exchange.due.watched = exchange.urgent = frozenset([0])
+        params = island.step(params, tokens=10)
+        in_step_s += time.perf_counter() - at_s
+    counted_s = island.sync_share * (time.perf_counter() - began_s)
+    assert in_step_s > 0.1  # the copies did wait
+    assert counted_s < in_step_s / 3
+    jax.block_until_ready(params)
 
 
 def test_who_asks_hears_how_long_ago_the_broker_spoke(island_of, monkeypatch):
