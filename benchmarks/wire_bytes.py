@@ -81,24 +81,30 @@ class Forwarder:
         self._lock = threading.Lock()
         own_port = free_ports(2)
         self.address = f"tcp://127.0.0.1:{own_port}"
-        self._doors = []
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         for offset, channel in enumerate((Channel.CONTROL, Channel.BULK)):
             door = socket.create_server(("127.0.0.1", own_port + offset))
-            self._doors.append(door)
-            _thread(self._accept, door, (host, int(port) + offset), channel)
+            self._sockets.append(door)
+            self._thread(self._accept, door, (host, int(port) + offset), channel)
 
     def close(self) -> None:
-        """Takes no more connections; those that there are end with the broker."""
-        for door in self._doors:
-            door.shutdown(socket.SHUT_RDWR)
-            door.close()
+        """Cuts every connection."""
+        for each in self._sockets:
+            with suppress(OSError):  # its peer has gone
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
+            each.close()
 
     def _accept(self, door: socket.socket, target: tuple[str, int], channel: Channel) -> None:
         with suppress(OSError):
             while True:
                 here, there = door.accept()[0], socket.create_connection(target)
-                _thread(self._pump, here, there, self.up, channel)
-                _thread(self._pump, there, here, self.down, channel)
+                self._sockets += [here, there]
+                self._thread(self._pump, here, there, self.up, channel)
+                self._thread(self._pump, there, here, self.down, channel)
 
     def _pump(self, source: socket.socket, sink: socket.socket, counted: Counter[Channel], channel: Channel) -> None:
         with suppress(OSError):
@@ -109,9 +115,10 @@ class Forwarder:
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
-
-def _thread(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, daemon=True).start()
+    def _thread(self, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
 
 def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespace, rounds: int) -> dict[str, Any]:

@@ -41,11 +41,9 @@ def record(loss=3.0, *, seed=0, tokens=1_000_000, experiment="parity", **cell):
         rounds=480,
         curve=tuple((tokens * k // 5, 300.0 * k, loss * (5 / k) ** 0.1) for k in range(1, 6)),
         participation=0.9,
-        wasted={"stale": 500, "left": 500},
         settings=SETTINGS,
         code="0.1.0",
         corpus="c0ffee",
-        build={"jax": "0.10.2", "processor": "x86_64"},
     )
 
 

@@ -8,14 +8,10 @@ atoll lab report                            the tables and plots of docs/results
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import statistics
 import sys
-import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +32,6 @@ PUBLISHED = Path("docs/results/records.jsonl.xz")
 PAGE = Path("docs/results.md")
 EXPERIMENTS = Path("examples/lab")
 
-_SHOW_EPILOG = """example: python3 -m ops lab show examples/lab/parity.toml --records docs/results/records.jsonl.xz
-
---json prints for each experiment: experiment, question, runs, spent_s (processor time), due, left_out (records that do
-not count), cells, each with cell, seeds and loss (mean over seeds, of runs that did not diverge), and claims, each with
-claim, where, kind, margin, verdict, reason, seeds, difference (relative: candidate / baseline - 1; null without a pair)
-and half_width (of its 95 % interval; null with one pair)."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll lab``."""
@@ -56,14 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser(
         "show",
         help="what was run, what is left, what it says so far",
-        epilog=_SHOW_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"example: python3 -m ops lab show examples/lab/parity.toml --records {PUBLISHED}",
         allow_abbrev=False,
     )
     written = actions.add_parser(
         "report",
-        help="writes tables of verdicts and plots, from records",
-        epilog="example: python3 -m ops lab report --records runs/lab --out runs/lab.md",
+        help=f"writes the tables of verdicts and the plots of {PAGE}, from records",
+        epilog="example: python3 -m ops lab report --add runs/lab",
         allow_abbrev=False,
     )
     for each in (run, show):
@@ -76,36 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="DIR",
             help=f"where records are kept (default: {RECORDS}); those behind the results page are {PUBLISHED}",
         )
-    show.add_argument("--json", action="store_true", help="one JSON object for each experiment, on a line")
     run.add_argument("--jobs", type=int, default=None, metavar="N", help="runs at a time (default: one per processor)")
-    run.add_argument("--budget", type=float, metavar="MINUTES", help="processor time of each, instead of its file's")
     run.add_argument(
         "--max-seeds", type=int, metavar="N", help="runs of a cell at most, instead of the file's: for a first look"
     )
-    run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long, of all files")
-    run.add_argument(
-        "--accelerator",
-        action="store_true",
-        help="use the accelerator that JAX finds; one run at a time unless --jobs says otherwise",
-    )
     written.add_argument(
-        "--records",
-        type=sources.as_path,
-        default=PUBLISHED,
-        metavar="PLACE",
-        help=f"of the runs (default: {PUBLISHED})",
-    )
-    written.add_argument(
-        "--out",
-        type=sources.as_path,
-        metavar="FILE",
-        help=f"the page; plots go to a folder of its name (default: {PAGE}, of other records a page beside them)",
-    )
-    written.add_argument(
-        "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help=f"their files (default: {EXPERIMENTS})"
-    )
-    written.add_argument(
-        "--pack", type=sources.as_path, metavar="FILE.xz", help="write the records that count there, too"
+        "--add", type=sources.as_path, metavar="DIR", help=f"records to add to those behind the page ({PUBLISHED})"
     )
 
 
@@ -124,34 +88,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    jobs = args.jobs
-    if jobs is None:
-        jobs = 1 if args.accelerator else len(os.sched_getaffinity(0))
+    jobs = len(os.sched_getaffinity(0)) if args.jobs is None else args.jobs
     if jobs < 1:
         raise ConfigError("--jobs", jobs, "must be at least 1")
-    for flag, minutes in (("--budget", args.budget), ("--limit", args.limit)):
-        if minutes is not None and not minutes > 0:
-            raise ConfigError(flag, minutes, "must be above 0 minutes")
     if args.max_seeds is not None and args.max_seeds < 1:
         raise ConfigError("--max-seeds", args.max_seeds, "must be at least 1")
     if args.records.suffix == ".xz":
         raise ConfigError("--records", str(args.records), "cannot be added to: give a directory")
-    complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
+    complete = True
     loaded = [load(path) for path in args.experiments]  # what is wrong in any is said before the first hour is spent
     with Signals() as signals:
         for whole in loaded:
-            experiment = whole
-            if args.budget is not None:
-                experiment = replace(experiment, budget_minutes=args.budget)
-            if args.max_seeds is not None:
-                experiment = experiment.limited(args.max_seeds)
+            experiment = whole if args.max_seeds is None else whole.limited(args.max_seeds)
             runner = Runner(
                 experiment=experiment,
                 directory=args.records,
                 jobs=jobs,
                 say=lambda line: print(line, flush=True),
-                accelerator=args.accelerator,
-                ends_at_s=ends_at_s,
             )
             try:
                 ended = runner.run(signals.check)
@@ -173,12 +126,12 @@ def _show(args: argparse.Namespace) -> int:
     for path in args.experiments:
         experiment = load(path)
         row = standing(experiment, read(args.records, experiment.name))
-        print(json.dumps(row) if args.json else _told(row), flush=True)
+        print(_told(row), flush=True)
     return 0
 
 
 def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, Any]:
-    """Returns an experiment's state as plain JSON values: runs done, runs due, and its claims so far."""
+    """Returns an experiment's state: runs done, runs due, and its claims so far."""
     results = current(experiment, records)
     cells = []
     for cell, runs in zip(experiment.cells(), results, strict=True):
@@ -196,15 +149,9 @@ def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, A
             {
                 "claim": each.comparison.claim,
                 "where": dict(each.group),
-                "kind": str(each.comparison.kind),
-                "margin": each.comparison.margin,
                 "verdict": str(each.verdict),
                 "reason": each.reason,
-                "seeds": len(each.differences),
-                "difference": None if each.interval is None else each.interval.mean,
-                "half_width": None
-                if each.interval is None or not math.isfinite(each.interval.half_width)
-                else each.interval.half_width,
+                "difference": None if each.interval is None else report.difference(each.interval),
             }
             for each in findings(experiment, results)
         ],
@@ -222,8 +169,7 @@ def _told(row: dict[str, Any]) -> str:
         lines.append(f"  {label(each['cell'])}: {each['seeds']} seeds{loss}")
     for each in row["claims"]:
         where = f" [{label(each['where'])}]" if each["where"] else ""
-        figures = "" if each["difference"] is None else f" {100 * each['difference']:+.2f} %"
-        figures += "" if each["half_width"] is None else f" ± {100 * each['half_width']:.2f} %"
+        figures = f" {each['difference']}" if each["difference"] else ""
         reason = f"; {each['reason']}" if each["reason"] else ""
         lines.append(f"  {each['verdict']}: {each['claim']}{where}{figures}{reason}")
     return "\n".join(lines)
@@ -233,16 +179,9 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def _report(args: argparse.Namespace) -> int:
-    records = read(args.records)
-    own = args.records == PUBLISHED
-    out: Path = args.out or (PAGE if own else args.records.with_name(f"{args.records.name}-results.md"))
-    if not out.suffix or out.is_dir():
-        raise ConfigError("--out", str(out), "must be a file such as results.md: its plots go to a folder of its name")
+    records = (*read(PUBLISHED), *(read(args.add) if args.add is not None else ()))
     names = {record.experiment for record in records}
-    paths = [path for path in sorted(args.experiments.glob("*.toml")) if path.stem in names]
-    if not paths:
-        cure = f"must have the file of an experiment of which there are records in {args.records}"
-        raise ConfigError("--experiments", str(args.experiments), cure)
+    paths = [path for path in sorted(EXPERIMENTS.glob("*.toml")) if path.stem in names]
     chapters, counting = [], []
     for path in paths:
         experiment = load(path)
@@ -251,16 +190,15 @@ def _report(args: argparse.Namespace) -> int:
         counting += list({run.key: run for runs in results for run in runs.values()}.values())
     if left := len(newest(records)) - len(counting):
         print(f"atoll: {left} records are left out: they are of no experiment here as it is now", file=sys.stderr)
-    with mapped(f"cannot read {out}", definite=True):
-        before = out.read_text(encoding="utf-8") if out.exists() else ""
-    page = report.filled(before, chapters) if "<!-- lab " in before else report.page_of(chapters, out.stem)
+    with mapped(f"cannot read {PAGE}", definite=True):
+        page = report.filled(PAGE.read_text(encoding="utf-8"), chapters)
     drawn = report.plots(page, chapters)
     for file, svg in drawn.items():
-        write(out.parent / out.stem / file, svg)
-    write(out, page.encode())
-    if args.pack is not None:
-        write(args.pack, pack(counting))
+        write(PAGE.parent / PAGE.stem / file, svg)
+    write(PAGE, page.encode())
+    if args.add is not None:
+        write(PUBLISHED, pack(counting))
     verdicts = Counter(str(finding.verdict) for each in chapters for finding in each.findings)
     told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())) or "no claims"
-    print(f"{out}: {len(chapters)} experiments, {len(counting)} runs, {len(drawn)} plots; {told}")
+    print(f"{PAGE}: {len(chapters)} experiments, {len(counting)} runs, {len(drawn)} plots; {told}")
     return 0

@@ -65,7 +65,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     if not simulation.run(PATIENCE * expected_s):
         cure = (
             f"have trained {trained(simulation):,} of {total_tokens:,} tokens after {simulation.queue.now_s:.4g} "
-            f"virtual seconds, {PATIENCE:g} times what islands that train need: look at joins, crashes, outages, "
+            f"virtual seconds, {PATIENCE:g} times what islands that train need: look at joins, outages, "
             "delays_s, megabytes_per_s, and at step times below a millisecond"
         )
         raise ConfigError("steps", cell.steps, cure)
@@ -100,8 +100,6 @@ def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> 
                 jitter=cell.jitter,
                 joins_at_s=join[0] if join else 0.0,
                 leaves_at_s=join[1] if join else None,
-                crashes_at_s=tuple(at_s for who, at_s in cell.crashes if int(who) == i),
-                restart_s=cell.restart_s,
                 pauses=pauses[i],
                 outages=tuple((at_s, for_s) for who, at_s, for_s in cell.outages if int(who) == i),
                 link=LinkModel(delay_s=(0.9 * delay_s, 1.1 * delay_s), bytes_per_s=1e6 * cell.megabytes_per_s),
@@ -118,7 +116,7 @@ def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, flo
     from ops.forecast.failures import FailureModel  # here: runs without failures do not need the fleet's models
     from ops.forecast.goodput import pauses
 
-    model = FailureModel(mtbi_years=cell.mtbi_years)
+    model = FailureModel(mtbi_years=1.0)
     # As long as the run may last: pauses make it longer than its steps.
     duration_s = 4.0 * cell.steps * cell.step_times_range_s[1]
     lines = pauses(model, chips=cell.chips, islands=cell.islands, duration_s=duration_s, seed=seed)

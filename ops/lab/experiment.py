@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,19 +181,24 @@ class _Head:
     first_seed: int = setting(0, "the first seed; the others follow it")
     budget_minutes: float = setting(60.0, "processor time after which no further run is started")
 
+    def __post_init__(self) -> None:
+        if not self.question.strip():
+            raise ConfigError("question", self.question, "must say what the runs are to answer")
+        if self.seeds < 1:
+            raise ConfigError("seeds", self.seeds, "must be at least 1")
+        if self.first_seed < 0:
+            raise ConfigError("first_seed", self.first_seed, "must not be negative")
+        if not self.budget_minutes > 0:
+            raise ConfigError("budget_minutes", self.budget_minutes, "must be above 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
+class Experiment(_Head):
     """One experiment.
 
     Attributes:
         name: Of its file, without the suffix.
         path: Of its file.
-        question: What the runs are to answer.
-        notes: Where we differ from what was published, and why.
-        seeds: Runs of every cell.
-        first_seed: Of the first of them; the others follow.
-        budget_minutes: Processor time after which no further run is started.
         base: Settings of every cell.
         grids: Axis -> values, for each grid.
         variants: Axis -> name -> settings.
@@ -202,11 +207,6 @@ class Experiment:
 
     name: str
     path: Path
-    question: str
-    notes: str
-    seeds: int
-    first_seed: int
-    budget_minutes: float
     base: dict[str, Any]
     grids: tuple[Mapping[str, tuple[Any, ...]], ...]
     variants: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
@@ -272,26 +272,11 @@ def read(path: Path) -> Experiment:
     Raises:
         ConfigError: The file cannot be read, or a table is wrong: it names the field, the value and the cure.
     """
-    try:
-        table = sources.read_toml(path, field="experiment", cure="there are some in examples/lab")
-    except ConfigError as err:
-        if "overwrite" not in err.cure:
-            raise
-        more = '; claims stand below [[compare]], options of a task of your own in [run], as "task.name" = 1'
-        raise ConfigError(err.field, err.value, err.cure + more) from err
-    return _experiment(path, table)
+    return _experiment(path, sources.read_toml(path, field="experiment", cure="there are some in examples/lab"))
 
 
 def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
     head = from_sources(_Head, {name: value for name, value in table.items() if name not in _TABLES}, where=path.stem)
-    if not head.question.strip():
-        raise ConfigError("question", head.question, "must say what the runs are to answer")
-    if head.seeds < 1:
-        raise ConfigError("seeds", head.seeds, "must be at least 1")
-    if head.first_seed < 0:
-        raise ConfigError("first_seed", head.first_seed, "must not be negative")
-    if not head.budget_minutes > 0:
-        raise ConfigError("budget_minutes", head.budget_minutes, "must be above 0")
     claims = table.get("compare", [])
     if not isinstance(claims, list):
         raise ConfigError("compare", claims, "must be a list of claims: write [[compare]] above each")
@@ -300,13 +285,9 @@ def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
     grids = table.get("grid", {})
     grids = grids if isinstance(grids, list) else [grids]
     return Experiment(
+        **(asdict(head) | {"question": " ".join(head.question.split())}),
         name=path.stem,
         path=path,
-        question=" ".join(head.question.split()),
-        notes=" ".join(head.notes.split()),
-        seeds=head.seeds,
-        first_seed=head.first_seed,
-        budget_minutes=head.budget_minutes,
         base=_dotted(_table("run", table.get("run", {}))),
         grids=tuple(_grid(grid, variants) for grid in grids),
         variants={

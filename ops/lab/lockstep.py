@@ -11,26 +11,24 @@ differs between a baseline and a decoupled run is how islands work together and 
     streaming       the same fragment by fragment, p being due when t mod H = offset_p; what is sent at t is adopted at
                     t + tau: local <- mix * local + (1 - mix) * Theta'    (https://arxiv.org/abs/2501.18512)
 
-Time: an island waits where it needs what others send, for the slowest of them and for the link, and nowhere else.
+Time: islands have one speed. They wait where they need what others send, for the link, and nowhere else.
 Data-parallel training pays for its ring at the end of every step: nothing overlaps there.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.events import Part
 from aggregator.merge.fragment_state import Vector, seeded
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.outer_step import make_outer_step
 from broker.wire.errors import ConfigError
-from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by, partition
+from broker.wire.fragments import FragmentManifest, merged_by, partition
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor, payload_bytes
 from islands.arrays.partition import tensor_specs
@@ -74,35 +72,23 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
 def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     sources = [_data(task, cell, i, seed) for i in range(cell.islands)]
     everybody = Learner(*task.init(seed), (_joined(list(batches)) for batches in zip(*sources, strict=True)))
-    initial, _ = task.init(seed)
-    tensors = merged_by(tensor_specs(initial, task.kinds, task.unit_axes), cell.merge)
-    pace = _Pace(cell, seed)
     curve: list[Point] = []
     num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(everybody.params).values())  # gradients in bfloat16
-    ring_s = pace.journey_s + pace.busy_s(num_bytes * 2 * (1 - 1 / cell.islands)) if cell.islands > 1 else 0.0
+    ring_s = _journey_s(cell) + _busy_s(cell, num_bytes * 2 * (1 - 1 / cell.islands)) if cell.islands > 1 else 0.0
     now_s, fleet_tokens = 0.0, cell.islands * task.tokens_per_step
     for t in range(cell.steps):
         everybody.step(task, Schedule(step=t, total_steps=cell.steps))
-        now_s += max(pace.steps_s()) + ring_s
+        now_s += cell.step_time_s(0) + ring_s
         if _on_the_way(t + 1, cell):
-            curve.append(Point((t + 1) * fleet_tokens, now_s, judge(_shared(tensors, everybody.params, initial))))
+            curve.append(Point((t + 1) * fleet_tokens, now_s, judge(everybody.params)))
     tokens = cell.steps * fleet_tokens
     return Outcome(
-        params=_shared(tensors, everybody.params, initial),
+        params=everybody.params,
         curve=curve,
         tokens=tokens,
         merged_tokens=tokens,
         virtual_s=now_s,
     )
-
-
-def _shared(tensors: Sequence[TensorSpec], params: Params, initial: Params) -> Params:
-    """Returns ``params`` with unshared tensors as in ``initial``: every mode judges these as they were."""
-    own = [tensor.name for tensor in tensors if tensor.kind not in (Kind.RDA, Kind.MEAN)]
-    if not own:
-        return params
-    as_it_was = flatten(initial)
-    return unflatten(params, flatten(params) | {name: as_it_was[name] for name in own})
 
 
 def _joined(batches: list[Batch]) -> Batch:
@@ -115,15 +101,13 @@ def _joined(batches: list[Batch]) -> Batch:
         return batches[0]
     import jax
 
-    paths, structure = jax.tree_util.tree_flatten_with_path(batches[0])
-    leaves = [jax.tree.leaves(batch) for batch in batches]
-    joined = []
-    for k, (path, leaf) in enumerate(paths):
-        if not isinstance(getattr(leaf, "dtype", None), np.dtype) or not np.ndim(leaf):
+    def joined(path: Any, *leaves: Any) -> Any:
+        if not isinstance(getattr(leaves[0], "dtype", None), np.dtype) or not np.ndim(leaves[0]):
             cure = "has no axis of examples: data-parallel runs join the batches of all islands along their first axes"
-            raise ConfigError("batch" + jax.tree_util.keystr(path), repr(leaf), cure)
-        joined.append(np.concatenate([np.asarray(each[k]) for each in leaves]))
-    return jax.tree.unflatten(structure, joined)
+            raise ConfigError("batch" + jax.tree_util.keystr(path), repr(leaves[0]), cure)
+        return np.concatenate([np.asarray(each) for each in leaves])
+
+    return jax.tree_util.tree_map_with_path(joined, *batches)
 
 
 # --- DiLoCo, whole or in fragments ------------------------------------------------------------------------------
@@ -135,47 +119,46 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     tensors = merged_by(tensor_specs(initial, task.kinds, task.unit_axes), cell.merge)
     manifest = partition(tensors, cell.fragments)
     outer = _Outer(cell, manifest, initial)
-    pace = _Pace(cell, seed)
     overlap = cell.overlap if cell.mode is Mode.STREAMING else 0
     curve: list[Point] = []
     under_way: dict[int, list[int]] = {}  # step -> fragments to adopt
     here_s: dict[int, float] = {}  # fragment -> when its new value is with every island
     link_free_s = 0.0  # a link sends one thing after another, as those of a decoupled fleet do
-    clocks_s = np.zeros(cell.islands)
+    now_s = 0.0
     for t in range(1, cell.steps + 1):
         schedule = Schedule(step=t - 1, total_steps=cell.steps)
         for learner in learners:
             learner.step(task, schedule)
-        clocks_s += pace.steps_s()
+        now_s += cell.step_time_s(0)
         last = t == cell.steps
         # At the end what is still under way arrives first: no step is merged twice.
         arriving = sorted(p for at, waiting in under_way.items() if at == t or last for p in waiting)
         under_way.pop(t, None)
         due = outer.due(t, last=last)
         for p in arriving:
-            clocks_s = np.maximum(clocks_s, here_s[p])
+            now_s = max(now_s, here_s[p])
             outer.adopt(p, learners, cell.mix)
         num_bytes = sum(outer.send(p, learners) for p in due)
         if due:
-            link_free_s = max(float(clocks_s.max()), link_free_s) + pace.busy_s(num_bytes)
+            link_free_s = max(now_s, link_free_s) + _busy_s(cell, num_bytes)
         for p in due:
-            here_s[p] = link_free_s + pace.journey_s
+            here_s[p] = link_free_s + _journey_s(cell)
             if overlap and not last:
                 under_way.setdefault(t + overlap, []).append(p)
             else:
                 outer.adopt(p, learners, 0.0)
         if due and (last or not overlap):
-            clocks_s[:] = max(here_s[p] for p in due)
+            now_s = max(here_s[p] for p in due)
         if _on_the_way(t, cell):
             tokens = t * cell.islands * task.tokens_per_step
-            curve.append(Point(tokens, float(clocks_s.max()), judge(outer.params(initial))))
+            curve.append(Point(tokens, now_s, judge(outer.params(initial))))
     tokens = cell.steps * cell.islands * task.tokens_per_step
     return Outcome(
         params=outer.params(initial),
         curve=curve,
         tokens=tokens,
         merged_tokens=tokens,
-        virtual_s=float(clocks_s.max()),
+        virtual_s=now_s,
         rounds=outer.rounds(),
     )
 
@@ -258,27 +241,15 @@ def _like(leaf: Any, value: Vector) -> Any:
 # --- time and data ----------------------------------------------------------------------------------------------
 
 
-class _Pace:
-    """Virtual step times: drawn as those of a decoupled fleet are."""
+def _journey_s(cell: CellSettings) -> float:
+    """Returns the seconds of the slowest journey there and back."""
+    return 2 * cell.longest_delay_s
 
-    def __init__(self, cell: CellSettings, seed: int) -> None:
-        self._cell = cell
-        self._rng = random.Random(f"pace {seed}")
 
-    def steps_s(self) -> NDArray[np.float64]:
-        """Returns the duration of the next step of every island."""
-        means = (self._cell.step_time_s(i) for i in range(self._cell.islands))
-        return np.array([mean * self._rng.uniform(1 - self._cell.jitter, 1 + self._cell.jitter) for mean in means])
-
-    @property
-    def journey_s(self) -> float:
-        """Seconds of the slowest journey there and back."""
-        return 2 * self._cell.longest_delay_s
-
-    def busy_s(self, num_bytes: float) -> float:
-        """Returns how long a link is busy with so many bytes."""
-        rate = 1e6 * self._cell.megabytes_per_s
-        return num_bytes / rate if rate else 0.0
+def _busy_s(cell: CellSettings, num_bytes: float) -> float:
+    """Returns how long a link is busy with so many bytes."""
+    rate = 1e6 * cell.megabytes_per_s
+    return num_bytes / rate if rate else 0.0
 
 
 def _data(task: Task, cell: CellSettings, index: int, seed: int) -> Iterator[Batch]:

@@ -25,7 +25,7 @@ from ops.text import finite
 
 #: Fields that records had once: they are dropped when a record is read.
 _FORMER = {"loss_se", "sequences", "blocks", "staleness_histogram", "gantt", "autocorrelation", "train_s", "stage"}
-_FORMER |= {"task_code", "cosine", "parameters", "bytes_per_token", "staleness"}
+_FORMER |= {"task_code", "cosine", "parameters", "bytes_per_token", "staleness", "wasted", "build"}
 
 
 class Point(NamedTuple):
@@ -79,12 +79,10 @@ class Record:
         rounds: Rounds that merged something.
         curve: (tokens, virtual_s, loss) of the global model during the run, by growing tokens.
         participation: Mean share of the live islands that a round merged; 1 for baselines, which wait for everybody.
-        wasted: Cause -> tokens trained and not merged.
         diverged: Training went wrong: the loss is not a number, or far above where it began.
         settings: Everything, resolved: dotted name -> scalar or list.
         code: Version of the program.
         corpus: Digest of the text.
-        build: Versions of jax, jaxlib and numpy, and the kind of processor: what the last bits depend on.
     """
 
     experiment: str
@@ -100,12 +98,10 @@ class Record:
     rounds: int = 0
     curve: tuple[tuple[float, ...], ...] = ()
     participation: float = 0.0
-    wasted: Mapping[str, int] = field(default_factory=dict)
     diverged: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
     corpus: str = ""
-    build: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.loss):
@@ -221,6 +217,6 @@ def pack(records: Iterable[Record]) -> bytes:
     lines = []
     for record in records:
         curve = tuple((float(tokens), round(at_s, 1), round(loss, 4)) for tokens, at_s, loss in record.curve)
-        bare = replace(record, curve=curve, wasted={}, build={}, cpu_s=record.spent_s)
+        bare = replace(record, curve=curve, cpu_s=record.spent_s)
         lines.append(f"{bare.to_json()}\n")
     return lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME)

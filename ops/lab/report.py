@@ -3,7 +3,7 @@
 A page is text with blocks that are written anew, between ``<!-- lab KIND ORIGIN: NAME .. -->`` and ``<!-- end -->``:
 
 * KIND is ``table`` or ``list`` of claims, or ``count`` of their verdicts.
-* ORIGIN is ``published`` for claims with a source, ``own`` for the others, ``all`` for both.
+* ORIGIN is ``published`` for claims with a source, ``own`` for the others.
 * NAME is an experiment.
 
 Images named ``NAME-loss.svg`` and ``NAME-claims.svg`` that the page shows are drawn anew: held-out loss over tokens,
@@ -78,27 +78,15 @@ def filled(page: str, chapters: Iterable[Chapter]) -> str:
             (each.experiment, finding)
             for each in (by_name[name] for name in listed.split())
             for finding in each.findings
-            if origin == "all" or bool(finding.comparison.source) == (origin == "published")
+            if bool(finding.comparison.source) == (origin == "published")
         ]
         written = {"table": _table, "list": _list, "count": _count}
-        if kind not in written or origin not in ("all", "published", "own"):
-            cure = "must read table, list or count, then all, published or own"
+        if kind not in written or origin not in ("published", "own"):
+            cure = "must read table, list or count, then published or own"
             raise ConfigError("page", match[0].partition("\n")[0], cure)
         return f"<!-- lab {kind} {origin}: {listed} -->\n{written[kind](found)}\n<!-- end -->"
 
     return _BLOCK.sub(block, page)
-
-
-def page_of(chapters: Iterable[Chapter], folder: str) -> str:
-    """Returns a page on experiments that have none yet; its plots are in ``folder``."""
-    parts = ["# Results"]
-    for each in chapters:
-        name = each.experiment.name
-        plots = ("loss", "claims") if each.findings else ("loss",)
-        parts += [f"## {name}", each.experiment.question, f"```\n{each.experiment.command}\n```", each.experiment.notes]
-        parts += [f"<!-- lab table all: {name} -->\n<!-- end -->"] if each.findings else []
-        parts += [f"![{plot}]({folder}/{name}-{plot}.svg)" for plot in plots]
-    return filled("\n\n".join(part for part in parts if part) + "\n", chapters)
 
 
 def _table(found: Sequence[tuple[Experiment, Finding]]) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,14 +22,12 @@ from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, append, newest, path_of, read
 from ops.lab.schedule import Run, due, left_out
 from ops.lab.settings import resolved
-from ops.processes.child_process import Child, ProcessSpec, end_of, stop_in_order
+from ops.processes.child_process import Child, ProcessSpec, stop_in_order
 from ops.processes.numeric import compilation_cache, heap_that_stays, one_thread_environment
 from ops.text import age
 
 LOOK_EVERY_S = 0.5
 STOP_WITHIN_S = 3.0
-#: Between two lines of one run, and from its beginning to the first.
-SPEAK_EVERY_S = 60.0
 
 #: So many failures without one run that succeeds have one cause, and hundreds more would tell no more of it.
 FAILURES = 3
@@ -43,8 +39,6 @@ class _Running:
     child: Child
     slot: int
     result: Path
-    told: str = ""  # what it said last, when it was last spoken of
-    spoken_s: float = 0.0  # after its beginning
 
 
 @dataclass(slots=True)
@@ -56,16 +50,12 @@ class Runner:
         directory: Where records are kept.
         jobs: Runs at a time; each has a processor of its own.
         say: Prints a line.
-        accelerator: Runs may use one: they are neither pinned nor kept to the CPU.
-        ends_at_s: When, by the monotonic clock, no further run is started; None for no limit but the budget.
     """
 
     experiment: Experiment
     directory: Path
     jobs: int
     say: Callable[[str], None]
-    accelerator: bool = False
-    ends_at_s: float | None = None
     _records: list[Record] = field(default_factory=list)  # of any age: other settings have been paid for as well
     _running: list[_Running] = field(default_factory=list)
     _failed: set[str] = field(default_factory=set)
@@ -81,14 +71,14 @@ class Runner:
             Unavailable: A record cannot be written, or the same experiment is being run by somebody else.
         """
         name = self.experiment.name
-        with _workspace(self.directory, name) as scratch:
+        with _locked(self.directory, name), _scratch() as scratch:
             self._records = list(read(self.directory, name))
             left = due(self.experiment, self._records)
             if left:
                 bounds = f"{self.jobs} at a time, {self.experiment.budget_minutes:.3g} processor minutes at most"
                 self.say(f"{name}: {len(left)} runs due; {bounds}")
             if others := left_out(self.experiment, self._records):
-                self.say(f"{name}: {others} records have other settings than the file, or an older task: left out")
+                self.say(f"{name}: {others} records have other settings than the file: left out")
             try:
                 while True:
                     check()
@@ -99,7 +89,6 @@ class Runner:
                     over = self.over() if waiting else ""
                     if not over:
                         self._start(waiting, scratch)
-                    self._say_progress()
                     if not self._running:
                         self._say_end(over, len(left))
                         return not left
@@ -109,35 +98,27 @@ class Runner:
                 self._take_in(stopped=True)
 
     def over(self) -> str:
-        """Says why no further run is started, and what would start one; empty if there is no reason."""
+        """Says why no further run is started; empty if there is no reason."""
         if sum(record.spent_s for record in newest(self._records)) >= 60 * self.experiment.budget_minutes:
-            return f"the budget of {self.experiment.budget_minutes:.3g} processor minutes is spent: --budget gives more"
-        if self.ends_at_s is not None and time.monotonic() >= self.ends_at_s:
-            return "the time limit is reached: the same command goes on"
-        if len(self._failed) >= FAILURES and not self._succeeded:
-            return "none succeeded"
-        return ""
+            return (
+                f"the budget of {self.experiment.budget_minutes:.3g} processor minutes is spent: raise budget_minutes"
+            )
+        return "none succeeded" if len(self._failed) >= FAILURES and not self._succeeded else ""
 
     def _start(self, waiting: Sequence[Run], scratch: Path) -> None:
         free = sorted(set(range(self.jobs)) - {each.slot for each in self._running})
         processors = sorted(os.sched_getaffinity(0))
         for slot, run in zip(free, waiting, strict=False):
-            job, result, log = (scratch / f"run-{slot}.{ending}" for ending in ("job", "json", "log"))
-            what = {
-                "settings": resolved(run.settings),
-                "seed": run.seed,
-                "experiment": self.experiment.name,
-                "cell": dict(run.cell),
-            }
-            with mapped(f"cannot write to {scratch}", definite=True):
-                for left_over in (result, log):
-                    left_over.unlink(missing_ok=True)
-                job.write_text(json.dumps(what), encoding="utf-8")
+            result, log = (scratch / f"run-{slot}.{ending}" for ending in ("json", "log"))
+            for left_over in (result, log):
+                left_over.unlink(missing_ok=True)
+            job = {"settings": resolved(run.settings), "seed": run.seed, "cell": dict(run.cell)}
+            told = json.dumps(job | {"experiment": self.experiment.name})
             spec = ProcessSpec(
                 name=f"run-{slot}",
-                command=[sys.executable, "-P", "-m", "ops.lab.worker", str(job), str(result)],
-                environment=_environment(self.accelerator),
-                cpus=() if self.accelerator else (processors[slot % len(processors)],),
+                command=[sys.executable, "-P", "-m", "ops.lab.worker", told, str(result)],
+                environment=_environment(),
+                cpus=(processors[slot % len(processors)],),
             )
             child = Child(spec, log, now_s=time.monotonic())
             self._running.append(_Running(run=run, child=child, slot=slot, result=result))
@@ -178,24 +159,9 @@ class Runner:
             raise
         self._records.append(record)
         self._succeeded = True
-        if record.key != run.key:  # its task was edited meanwhile: what is due now is of the newer form
-            self._failed.add(run.key)
         loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
-        left = [each for each in due(self.experiment, self._records) if each.key not in self._failed]
-        left_s = sum(estimate_s(each, self._records) for each in left) / self.jobs
-        rest = f"{len(left)} to go, about {age(left_s)}"
-        self.say(f"{self._name(run)}: {loss} in {age(record.wall_s)}; {rest}")
-
-    def _say_progress(self) -> None:
-        for each in self._running:
-            elapsed_s = time.monotonic() - each.child.started_s
-            if elapsed_s - each.spoken_s < SPEAK_EVERY_S:
-                continue
-            with suppress(OSError):
-                told = next((line for line in reversed(end_of(each.child.log)) if "so far" in line), "")
-                if told not in ("", each.told):
-                    each.told, each.spoken_s = told, elapsed_s
-                    self.say(f"{self._name(each.run)}: {told.strip()}, after {age(elapsed_s)}")
+        left = len(due(self.experiment, self._records))
+        self.say(f"{self._name(run)}: {loss} in {age(record.wall_s)}; {left} to go")
 
     def _say_end(self, over: str, left: int) -> None:
         told = [f"{len(self._failed)} runs failed"] if self._failed else []
@@ -207,21 +173,12 @@ class Runner:
         return f"{self.experiment.name}: {label(run.cell)}, seed {run.seed}"
 
 
-def estimate_s(run: Run, records: Sequence[Record]) -> float:
-    """Returns about how long a run will take, from a mean step of the records; 0 if there are none."""
-    rates = [r.wall_s / (int(r.settings["steps"]) * int(r.settings["islands"])) for r in records if r.wall_s]
-    return run.settings.steps * run.settings.islands * sum(rates) / max(1, len(rates))
-
-
 @contextmanager
-def _workspace(directory: Path, experiment: str) -> Iterator[Path]:
-    """Holds an experiment while it is run, and yields a temporary folder for what runs leave on their way.
-
-    The folder is not beside the records: when their disk is full, a run's result still has a place to be printed from.
-    Whoever was killed could not remove it, so it has the same name every time, and one that is there goes first.
+def _locked(directory: Path, experiment: str) -> Iterator[None]:
+    """Holds an experiment while it is run.
 
     Raises:
-        Unavailable: Somebody else runs the same experiment, or something cannot be written.
+        Unavailable: Somebody else runs the same experiment, or the lock cannot be had.
     """
     path = directory / f".{experiment}.lock"
     with mapped(f"cannot lock {path}", definite=True):
@@ -234,19 +191,23 @@ def _workspace(directory: Path, experiment: str) -> Iterator[Path]:
             raise Unavailable(f"{experiment} is being run already, with records in {directory}", definite=True) from err
         except OSError as err:
             raise Unavailable(f"cannot lock {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
-        with mapped("cannot make a temporary folder, for which TMPDIR may name a place", definite=True):
-            place = zlib.crc32(os.fsencode(directory.resolve()))
-            scratch = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-{place:08x}-{experiment}")
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir(mode=0o700)
-        try:
-            yield scratch
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        yield
 
 
-def _environment(accelerator: bool) -> dict[str, str]:
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yields a temporary folder that is not beside the records: when their disk is full, a result can still be printed.
+
+    Raises:
+        Unavailable: It cannot be made.
+    """
+    with mapped("cannot make a temporary folder, for which TMPDIR may name a place", definite=True):
+        folder = tempfile.TemporaryDirectory(prefix="atoll-lab-")
+    with folder as name:
+        yield Path(name)
+
+
+def _environment() -> dict[str, str]:
     # A run imports what this process does, from wherever that was started.
     path = os.pathsep.join(each for each in (*sys.path, os.getcwd()) if each)
-    ours = {"PYTHONPATH": path} | compilation_cache() | heap_that_stays()
-    return ours if accelerator else ours | one_thread_environment()
+    return {"PYTHONPATH": path} | compilation_cache() | heap_that_stays() | one_thread_environment()

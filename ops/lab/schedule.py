@@ -6,34 +6,21 @@ whoever stopped it, and records that were copied from another machine count as m
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import fields
-from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
 from broker.process.settings import nearest
 from broker.wire.errors import ConfigError
-from islands.config import LANGUAGE
-from islands.tasks.corpus import PYTHON, files_of
-from islands.tasks.options import (
-    check_mentioned,
-    check_options,
-    find_module,
-    module_and_function,
-    no_module,
-    signature_in_source,
-)
-from ops.lab.experiment import Cell, Comparison, Equal, Experiment, contains, label, read
+from islands.tasks.options import check_mentioned, check_options, module_and_function, no_module, signature_in_source
+from ops.lab.experiment import Cell, Comparison, Experiment, contains, label, read
 from ops.lab.records import Record, newest
 from ops.lab.settings import CellSettings, key_of
-from ops.lab.statistics import TOLERANCE
 
 
 class Run(NamedTuple):
@@ -56,10 +43,8 @@ def runs_of(experiment: Experiment) -> list[list[Run]]:
     runs = []
     for cell, count in zip(cells, seeds, strict=True):
         settings = experiment.settings_of(cell)
-        sources = sources_of(settings)
-        first = experiment.first_seed
-        every = range(first, first + count)
-        runs.append([Run(cell, settings, seed, key_of(settings, seed, sources)) for seed in every])
+        every = range(experiment.first_seed, experiment.first_seed + count)
+        runs.append([Run(cell, settings, seed, key_of(settings, seed)) for seed in every])
     return runs
 
 
@@ -85,43 +70,10 @@ def current(experiment: Experiment, records: Iterable[Record]) -> list[dict[int,
 
 
 def left_out(experiment: Experiment, records: Iterable[Record]) -> int:
-    """Returns how many records are of other settings or seeds, or of an older form of the task."""
+    """Returns how many records are of other settings or seeds."""
     records = tuple(records)
     counting = {record.key for of_cell in current(experiment, records) for record in of_cell.values()}
     return len(newest(records)) - len(counting)
-
-
-def sources_of(settings: CellSettings) -> str:
-    """Returns a digest of the module of a custom task, or of the text given to ours; empty without these.
-
-    Python's own text is not in it: the corpus of a record tells of that.
-    """
-    files: list[Path] = []
-    if settings.task != LANGUAGE:
-        spec = find_module(module_and_function(settings.task)[0], _search())
-        files += [Path(spec.origin)] if spec is not None and spec.origin is not None else []
-    elif isinstance(given := settings.options.get("data"), list | tuple):
-        for name in given:
-            if isinstance(name, str) and not name.startswith(PYTHON):
-                with suppress(OSError, ConfigError):  # the run says what cannot be read
-                    files += files_of(name)
-    digest = hashlib.sha256()
-    for path in files:
-        with suppress(OSError):
-            found = path.stat()
-            digest.update(f"{path.name} {_digest(path, found.st_size, found.st_mtime_ns)} ".encode())
-    return digest.hexdigest()[:12] if files else ""
-
-
-@cache
-def _digest(path: Path, size: int, changed_ns: int) -> str:
-    """Returns the digest of a file, which is read anew when its size or its time has changed."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _search() -> list[str]:
-    return [*sys.path, os.getcwd()]  # where runs look, too
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -179,14 +131,15 @@ def _check_known(field: str, name: str, axes: list[str]) -> None:
 
 def _check_tasks(cells: Iterable[CellSettings]) -> None:
     """Holds options against the source of their task, where that tells."""
+    search = [*sys.path, os.getcwd()]  # where runs look, too
     signatures = {}
     for each in cells:
         if each.task not in signatures:
             package = module_and_function(each.task)[0].partition(".")[0]
-            if PathFinder.find_spec(package, _search()) is None:
+            if PathFinder.find_spec(package, search) is None:
                 raise no_module(each.task, package)
-            check_mentioned(each.task, search=_search())
-            signatures[each.task] = signature_in_source(each.task, search=_search())
+            check_mentioned(each.task, search=search)
+            signatures[each.task] = signature_in_source(each.task, search=search)
         if (signature := signatures[each.task]) is not None:
             check_options(each.task, signature, each.options)
 
@@ -210,15 +163,3 @@ def _check_claim(experiment: Experiment, comparison: Comparison) -> None:
             if len(found) > 1:
                 cure = f"leaves several cells to compare for {label(group)}: name a value of what they differ in"
                 raise ConfigError(f"compare.{side}", dict(getattr(comparison, side)), cure)
-        _check_tokens(comparison, *(experiment.settings_of(cells[i]) for i in (candidates[0], baselines[0])))
-
-
-def _check_tokens(comparison: Comparison, one: CellSettings, other: CellSettings) -> None:
-    """Checks that the runs of a pair will have trained as much, where only their rates differ."""
-    alike = [(each.task, {**each.options, "learning_rate": None}) for each in (one, other)]
-    if comparison.equal is Equal.TIME or alike[0] != alike[1]:
-        return
-    steps, others = one.steps * one.islands, other.steps * other.islands
-    if abs(steps / others - 1) > TOLERANCE and not (one.joins or other.joins):
-        cure = f'compares {steps:,} steps of all islands with {others:,}: set steps, or write equal = "time"'
-        raise ConfigError("compare.claim", comparison.claim, cure)

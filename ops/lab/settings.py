@@ -31,11 +31,12 @@ class Mode(StrEnum):
 #: The form of one event, in lists of them.
 _EVENT_FIELDS = {
     "joins": "[island, from s, until s]",
-    "crashes": "[island, at s]",
     "outages": "[island, from s, for s]",
 }
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
-_YOUNGER = {"crashes": (), "restart_s": 10.0, "data_ahead_s": 0.0, "version_codec": Codec.F32}
+_YOUNGER = {"data_ahead_s": 0.0, "version_codec": Codec.F32}
+#: Settings that there were, and always had this value: part of the keys of records.
+_FORMER = {"mtbi_years": 1.0, "curve_sequences": 512}
 
 #: What is not an experiment's subject is as in production.
 _PRODUCTION = Recipe()
@@ -79,34 +80,22 @@ class CellSettings:
         0.0, "virtual seconds of training for which an island is given data at a time; 0: one share each"
     )
     joins: tuple[tuple[float, ...], ...] = setting((), "who is there for a part of the run: [island, from s, until s]")
-    crashes: tuple[tuple[float, ...], ...] = setting(
-        (), "whose process dies, and starts anew with a fresh optimizer: [island, at s]"
-    )
-    restart_s: float = setting(10.0, "virtual seconds until a process that died is back")
     outages: tuple[tuple[float, ...], ...] = setting((), "whose link fails: [island, from s, for s]")
-    chips: int = setting(0, "simulated chips, whose failures pause the islands that own them; 0 for none")
-    mtbi_years: float = setting(1.0, "mean time between interruptions of one of those chips")
+    chips: int = setting(
+        0, "simulated chips, each interrupted once a year, whose failures pause the islands that own them; 0 for none"
+    )
 
     evaluations: int = setting(6, "points of the loss curve, the last one included")
     held_out_sequences: int = setting(4096, "sequences that judge the final model")
-    curve_sequences: int = setting(512, "sequences that judge the model on the way")
 
     def __post_init__(self) -> None:
-        counts = ("islands", "steps", "fragments", "sync_interval", "evaluations")
-        for name in (*counts, "held_out_sequences", "curve_sequences"):
+        for name in ("islands", "steps", "fragments", "sync_interval", "evaluations", "held_out_sequences"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
-        for name in ("megabytes_per_s", "chips", "mtbi_years", "restart_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "must not be negative")
-        if not math.isfinite(self.megabytes_per_s):
-            raise ConfigError("megabytes_per_s", self.megabytes_per_s, "must be a finite number; 0 is for no limit")
-        if self.chips and not (self.chips >= self.islands and 0 < self.mtbi_years < math.inf):
-            name = "mtbi_years" if self.chips >= self.islands else "chips"
-            cure = (
-                "must be a finite number above 0" if name == "mtbi_years" else f"{self.islands} islands need one each"
-            )
-            raise ConfigError(name, getattr(self, name), f"{cure}; leave chips out, or write 0, for no failures")
+        if not 0 <= self.megabytes_per_s < math.inf:
+            raise ConfigError("megabytes_per_s", self.megabytes_per_s, "must be a number from 0 on; 0 is for no limit")
+        if self.chips and self.chips < self.islands:
+            raise ConfigError("chips", self.chips, f"{self.islands} islands need one each; 0 for no failures")
         for name in ("jitter", "mix"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 1")
@@ -127,9 +116,11 @@ class CellSettings:
         if self.mode is Mode.STREAMING and self.overlap >= self.sync_interval:
             cure = f"must be below sync_interval = {self.sync_interval}: a fragment is adopted before it is sent again"
             raise ConfigError("overlap", self.overlap, cure)
-        decoupled_only = self.joins or self.crashes or self.outages or self.chips
-        if decoupled_only and self.mode is not Mode.DECOUPLED:
-            cure = "joins, crashes, outages and chips are for decoupled runs: the baselines would only stand still"
+        uneven = len(set(self.step_times_range_s)) > 1 or self.jitter
+        if (uneven or self.joins or self.outages or self.chips) and self.mode is not Mode.DECOUPLED:
+            cure = (
+                "unequal speeds, joins, outages and chips are for decoupled runs: the baselines would only stand still"
+            )
             raise ConfigError("mode", str(self.mode), cure)
         if self.version_codec is not Codec.F32 and self.mode is not Mode.DECOUPLED:
             cure = "is for decoupled runs: the baselines hand versions on as they are"
@@ -224,15 +215,9 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
     return plain
 
 
-def key_of(cell: CellSettings, seed: int, sources: str = "") -> str:
-    """Returns a digest of all that decides a run: the name under which its record is found again.
-
-    Args:
-        cell: Its settings.
-        seed: Of parameters, data order and virtual time.
-        sources: Digest of a task of one's own; empty if there is none.
-    """
-    whole = resolved(cell) | {"seed": seed} | ({"sources": sources} if sources else {})
+def key_of(cell: CellSettings, seed: int) -> str:
+    """Returns a digest of all that decides a run: the name under which its record is found again."""
+    whole = resolved(cell) | _FORMER | {"seed": seed}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from scipy.special import stdtr, stdtrit
+from scipy import stats
 
 from ops.lab.experiment import Comparison, Equal, Experiment, Kind, label, varying
 from ops.lab.records import Record
@@ -54,10 +54,9 @@ class Interval(NamedTuple):
 
 def interval(values: Sequence[float]) -> Interval:
     """Returns the mean of independent values, one at least, with Student's two-sided 95 % interval."""
-    n = len(values)
-    if n == 1:
+    if len(values) == 1:
         return Interval(values[0], math.inf)
-    return Interval(fmean(values), float(stdtrit(n - 1, 1 - ONE_SIDED)) * stdev(values) / math.sqrt(n))
+    return Interval(fmean(values), float(stats.t.isf(ONE_SIDED, len(values) - 1) * stats.sem(values)))
 
 
 def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
@@ -70,15 +69,10 @@ def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
 
 
 def p_better(differences: Sequence[float], margin: float) -> float:
-    """Returns the one-sided p-value of a "better" claim, from two differences at least.
-
-    It is the chance of a mean this low if the truth were -margin.
-    """
-    above = fmean(differences) + margin
-    error = stdev(differences) / math.sqrt(len(differences))
-    if error == 0:
-        return 0.0 if above < 0 else 1.0
-    return float(stdtr(len(differences) - 1, above / error))
+    """Returns the one-sided p-value of a "better" claim: the chance of a mean this low if the truth were -margin."""
+    if len(set(differences)) == 1:
+        return float(differences[0] >= -margin)
+    return float(stats.ttest_1samp(differences, -margin, alternative="less").pvalue)
 
 
 def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...]:

@@ -1,22 +1,19 @@
 """A run in a process of its own: ``python -m ops.lab.worker JOB RESULT``.
 
-Settings in, record out, both as JSON. It prints a line for every point of the loss curve. A process for each run costs
-two seconds, and no run can disturb another: not its memory, not its threads, not by crashing.
+Settings in, record out, both as JSON. A process for each run costs two seconds, and no run can disturb another: not
+its memory, not its threads, not by crashing.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import inspect
 import json
 import math
-import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from importlib.metadata import version
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +22,26 @@ import numpy as np
 from broker.process.release import installed
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Reason
-from islands.config import LANGUAGE
 from islands.tasks.task import Params, Task, held_out_loss, load_task, task_function
 from ops.lab import decoupled, lockstep
 from ops.lab.records import Outcome, Record
-from ops.lab.schedule import sources_of
 from ops.lab.settings import CellSettings, Mode, cell_settings, key_of, resolved
 
 #: A loss so many times what it was before the first step, or early on if that was less, is of a run that went wrong.
 FAR_ABOVE = 1.5
-
-_PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("broker", "islands", "aggregator", "ops")]
+#: Sequences that judge the model on the way.
+CURVE_SEQUENCES = 512
 
 
 def main(arguments: list[str]) -> int:
     """Runs the job; 2 if its settings are wrong."""
-    job: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    job: dict[str, Any] = json.loads(arguments[0])
     try:
         record = run_cell(
             cell_settings(job["settings"]),
             job["seed"],
             experiment=job["experiment"],
             varied=job["cell"],
-            say=lambda line: print(line, flush=True),
         )
     except ConfigError as err:
         print(err, file=sys.stderr)
@@ -62,7 +56,6 @@ def run_cell(
     *,
     experiment: str = "",
     varied: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Record:
     """Trains one cell and returns the record of it.
 
@@ -73,38 +66,25 @@ def run_cell(
         seed: Of parameters, data order and virtual time.
         experiment: For the record.
         varied: The settings in which the cells of the experiment differ, for the record.
-        say: Told at every point of the loss curve but the last how far the run has come.
 
     Raises:
         ConfigError: The task cannot be loaded, or refuses an option.
     """
     began_s = time.perf_counter()
-    code, key = code_digest(), key_of(cell, seed, sources_of(cell))  # now: sources may be edited while this trains
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
-    quick = load_task(cell.task, _options(cell, cell.curve_sequences))
-    if cell.task != LANGUAGE:  # whether a task of the user's own can be judged is not found out at the end
-        _final_loss(quick, quick.init(seed)[0])
+    quick = load_task(cell.task, _options(cell, CURVE_SEQUENCES))
     begins_at = held_out_loss(quick, quick.init(seed)[0])
     gc.collect()
     gc.freeze()  # what is loaded by now stays: there is no need to look through it again and again
-    points = 0
-
-    def judge(params: Params) -> float:
-        nonlocal points
-        points += 1
-        loss = held_out_loss(quick, params)
-        say(f"{points / cell.evaluations:.0%}, loss {loss:.4f} so far")
-        return loss
-
     run = decoupled.run if cell.mode is Mode.DECOUPLED else lockstep.run
-    outcome = run(task, cell, seed, judge)
+    outcome = run(task, cell, seed, partial(held_out_loss, quick))
     loss = _final_loss(task, outcome.params)
     # On the same sequences as the points before it: the loss of the record is of more.
     last = (float(outcome.tokens), round(outcome.virtual_s, 3), held_out_loss(quick, outcome.params))
     return Record(
         experiment=experiment,
         cell=dict(varied or {}),
-        key=key,
+        key=key_of(cell, seed),
         seed=seed,
         loss=loss,
         tokens=outcome.tokens,
@@ -115,12 +95,10 @@ def run_cell(
         rounds=outcome.rounds,
         curve=(*((float(p.tokens), round(p.virtual_s, 3), p.loss) for p in outcome.curve), last),
         participation=outcome.participation,
-        wasted=outcome.wasted,
         diverged=diverged(outcome, loss, begins_at),
         settings=resolved(cell) | {"seed": seed},
-        code=code,
+        code=installed(),
         corpus=task.corpus,
-        build=_build(),
     )
 
 
@@ -140,10 +118,7 @@ def _final_loss(task: Task, params: Params) -> float:
     """Returns the held-out loss: the mean over single sequences where the task tells them apart."""
     if task.losses is None:
         return held_out_loss(task, params)
-    losses = np.asarray(task.losses(params), np.float64)
-    if losses.ndim != 1 or not losses.size:
-        raise ConfigError("task.losses", losses.shape, "returned this shape: it must be one loss for each sequence")
-    return float(losses.mean())
+    return float(np.asarray(task.losses(params), np.float64).mean())
 
 
 def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:
@@ -154,29 +129,6 @@ def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:
         context = options.get("context", known["context"].default)
         options["held_out_tokens"] = sequences * int(context)
     return options
-
-
-def _build() -> dict[str, str]:
-    """Returns what the last bits of a sum depend on, as far as it can be told."""
-    import jax
-
-    lines = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return {
-        **{name: version(name) for name in ("jax", "jaxlib", "numpy")},
-        "backend": jax.default_backend(),
-        "processor": ", ".join([platform.machine(), *sorted(models)]),
-    }
-
-
-def code_digest() -> str:
-    """Returns the version with a digest of our sources: what a checkout was when it made a record."""
-    digest = hashlib.sha256()
-    for path in (path for package in _PACKAGES for path in sorted(package.rglob("*.py"))):
-        digest.update(path.read_bytes())
-    return f"{installed()} {digest.hexdigest()[:12]}"
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ LOCKING = {
     "run directory, looked at": lambda path: (path / run_directory.LOCK_FILE).touch() or run_directory.in_use(path),
     "store": lambda path: Store.open(path / "store"),
     "curve": CurveFile,
-    "laboratory": lambda path: opened(runner._workspace(path, "parity")),
+    "laboratory": lambda path: opened(runner._locked(path, "parity")),
     "environment": lambda path: opened(launcher._one_builder(path / ".venv.lock")),
 }
 

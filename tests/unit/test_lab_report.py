@@ -1,7 +1,6 @@
 """Tables and plots from records: the page in the repository, where an experiment stands, and pages of one's own."""
 
 import argparse
-import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -13,8 +12,8 @@ import pytest
 
 from broker.wire.errors import ConfigError
 from ops.lab import command, report
-from ops.lab.records import append, read
-from ops.lab.schedule import current, load
+from ops.lab.records import append, pack, read
+from ops.lab.schedule import current, due, load
 from tests.synthetic import CLAIM, chapter, pairs, record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,14 +52,10 @@ def test_the_records_in_the_repository_answer_their_experiments(published):
     for experiment, records in published:
         row = command.standing(experiment, records)
         assert (row["due"], row["left_out"]) == (0, 0), experiment.name
-        assert json.loads(json.dumps(row, allow_nan=False)) == row
-        for name in (*row, *(row["claims"] or [{}])[0], *row["cells"][0]):
-            assert name in command._SHOW_EPILOG, name
-        for claim in row["claims"]:
-            low, high = claim["difference"] - claim["half_width"], claim["difference"] + claim["half_width"]
-            if claim["kind"] == "not-worse" and claim["verdict"] != "identical":
-                verdict = "holds" if high <= claim["margin"] else "fails" if low > claim["margin"] else "inconclusive"
-                assert claim["verdict"] == verdict, experiment.name
+        for each in report.Chapter(experiment=experiment, results=current(experiment, records)).findings:
+            low, high, margin = each.interval.low, each.interval.high, each.comparison.margin
+            if each.comparison.kind == "not-worse" and each.verdict != "identical":
+                assert each.verdict == ("holds" if high <= margin else "fails" if low > margin else "inconclusive")
 
 
 def test_without_records_everything_is_due_and_nothing_known():
@@ -68,13 +63,13 @@ def test_without_records_everything_is_due_and_nothing_known():
     assert (row["runs"], row["spent_s"], row["left_out"]) == (0, 0, 0)
     assert row["due"] > 0
     assert {(each["seeds"], each["loss"]) for each in row["cells"]} == {(0, None)}
-    assert {(each["seeds"], each["difference"], each["half_width"]) for each in row["claims"]} == {(0, None, None)}
+    assert {each["difference"] for each in row["claims"]} == {None}
 
 
-def test_a_new_page_has_question_command_verdicts_and_two_plots():
+def test_a_table_has_verdicts_and_commands_and_a_page_two_plots():
     chapters = [chapter([*pairs(0.002, islands=2), *pairs(0.03, islands=8)])]
-    page = report.page_of(chapters, "mine")
-    assert "Does it lose anything?" in page
+    images = "![](results/parity-loss.svg) ![](results/parity-claims.svg)"
+    page = report.filled(f"<!-- lab table published: parity -->\n<!-- end -->\n{images}\n", chapters)
     assert "python3 -m ops lab run mine/parity.toml" in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| Decoupled")]
     assert [(row[1], row[2], row[4]) for row in rows] == [
@@ -102,7 +97,7 @@ def test_a_page_that_is_there_keeps_its_text():
     assert report.filled(written, chapters) == written
 
 
-@pytest.mark.parametrize("block", ["table all: nobody", "tables all: parity", "table ours: parity"])
+@pytest.mark.parametrize("block", ["table own: nobody", "tables own: parity", "table ours: parity"])
 def test_a_block_that_names_nothing_is_refused(block):
     with pytest.raises(ConfigError):
         report.filled(f"<!-- lab {block} -->\n<!-- end -->", [chapter(pairs(0.0, islands=2))])
@@ -115,25 +110,26 @@ def test_runs_that_diverged_and_single_seeds_are_drawn_without_a_line_or_an_inte
     ElementTree.fromstring(report.claims_plot(of.findings))
 
 
-def test_the_command_names_what_it_cannot_report(tmp_path, capsys):
+def test_the_report_adds_records_to_those_behind_the_page_and_says_which_do_not_count(tmp_path, capsys, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/results.md"
+    page.write_text("<!-- lab count own: own -->\n<!-- end -->\n")
+    (tmp_path / "examples/lab").mkdir(parents=True)
+    text = (
+        'question = "q"\nseeds = 1\n[run]\nsteps = 60\ntask = "examples.numpy_task:task"\n[grid]\nmode = ["diloco"]\n'
+    )
+    (tmp_path / "examples/lab/own.toml").write_text(text)
+    experiment = load(tmp_path / "examples/lab/own.toml")
+    monkeypatch.chdir(tmp_path)
+    command.PUBLISHED.parent.mkdir()
+    command.PUBLISHED.write_bytes(pack([record(experiment="own", mode="diloco")]))  # of settings that no cell has
+    (run,) = due(experiment, [])
+    append(tmp_path / "records", replace(record(experiment="own", mode="diloco"), key=run.key))
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    records = tmp_path / "records"
-
-    def report_on(*more):
-        words = ("report", "--records", records, "--experiments", tmp_path, *more)
-        return command.run(parser.parse_args(list(map(str, words))))
-
-    task = 'task = "examples.numpy_task:task"'
-    (tmp_path / "own.toml").write_text(f'question = "q"\n[run]\nsteps = 60\n{task}\n[grid]\nmode = ["diloco"]\n')
-    append(records, record(experiment="other"))
-    with pytest.raises(ConfigError, match="--experiments"):
-        report_on()
-    with pytest.raises(ConfigError, match="--out"):
-        report_on("--out", tmp_path)
-    append(records, record(experiment="own", mode="diloco"))  # of settings that no cell has
-    assert report_on() == 0
+    assert command.run(parser.parse_args(["report", "--add", str(tmp_path / "records")])) == 0
     said = capsys.readouterr()
-    assert "2 records are left out" in said.err
-    assert "1 experiments, 0 runs" in said.out
-    assert (tmp_path / "records-results.md").exists()
+    assert "1 records are left out" in said.err
+    assert "1 experiments, 1 runs" in said.out
+    assert "0 claims" in page.read_text()
+    assert [each.key for each in read(command.PUBLISHED)] == [run.key]

@@ -1,4 +1,4 @@
-"""A run in a process of its own: its record, its progress, and when it has diverged."""
+"""A run in a process of its own: its record, and when it has diverged."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 
 from broker.wire.errors import ConfigError
 from islands.tasks.task import load_task
-from ops.lab import lockstep, worker
+from ops.lab import lockstep
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import cell_settings
 from ops.lab.worker import FAR_ABOVE, diverged, run_cell
@@ -45,29 +45,12 @@ def test_a_run_has_diverged_by_its_loss_or_by_what_its_islands_trained(loss, beg
 @pytest.mark.full("trains in every mode, three times")
 @pytest.mark.parametrize("mode", ["decoupled", "diloco", "streaming", "data-parallel"])
 def test_the_same_seed_gives_the_same_record_and_another_seed_another(mode):
-    first, again, other = (run_cell(numpy_cell(mode=mode, jitter=0.2), seed) for seed in (3, 3, 4))
-    for name in ("key", "loss", "curve", "tokens", "merged_tokens", "virtual_s", "rounds", "wasted"):
+    first, again, other = (
+        run_cell(numpy_cell(mode=mode, jitter=0.2 if mode == "decoupled" else 0.0), seed) for seed in (3, 3, 4)
+    )
+    for name in ("key", "loss", "curve", "tokens", "merged_tokens", "virtual_s", "rounds"):
         assert getattr(first, name) == getattr(again, name), name
     assert first.loss != other.loss
-
-
-@pytest.mark.parametrize("mode", ["decoupled", "data-parallel"])
-def test_a_run_tells_every_point_of_its_curve_but_the_last(mode):
-    told = []
-    record = run_cell(numpy_cell(mode=mode, evaluations=4), 0, say=told.append)
-    shares = zip(("25%", "50%", "75%"), record.curve[:-1], strict=True)
-    assert told == [f"{share}, loss {loss:.4f} so far" for share, (_, _, loss) in shares]
-
-
-def test_losses_of_a_wrong_shape_are_found_before_anything_is_trained(monkeypatch):
-    def trained(*_):
-        raise AssertionError("a step was run")
-
-    task = load_task("examples.numpy_task:task", {})
-    task = replace(task, losses=lambda params: np.ones((4, 4)), data=trained, train=trained)
-    monkeypatch.setattr(worker, "load_task", lambda *_: task)
-    with pytest.raises(ConfigError, match="one loss for each sequence"):
-        run_cell(numpy_cell(mode="data-parallel"), 0)
 
 
 @pytest.mark.parametrize("odd", [np.float32(3), 3.0, jax.random.key(0)], ids=["scalar", "number", "key"])

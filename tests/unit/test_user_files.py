@@ -72,7 +72,7 @@ def test_what_needs_a_temporary_directory_says_which_setting_names_one(nowhere, 
     (tmp_path / "status.rdb").touch()
     with pytest.raises(Unavailable, match="TMPDIR"), served(tmp_path):
         pass
-    with pytest.raises(Unavailable, match="TMPDIR"), runner._workspace(tmp_path, "parity"):
+    with pytest.raises(Unavailable, match="TMPDIR"), runner._scratch():
         pass
 
 

@@ -1,1 +1,0 @@
-"""Hostile bytes, for the decoder of the wire and for a running broker."""

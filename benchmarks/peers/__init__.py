@@ -1,1 +1,0 @@
-"""Atoll beside others of its field, each installed by pip in an environment of its own."""
