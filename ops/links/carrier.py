@@ -43,7 +43,6 @@ class Carrier:
         self.link = link
         self.loop = loop
         self.connections: dict[int, Connection] = {}
-        self.resets = 0
         self.scratch = memoryview(bytearray(READ_BYTES))  # a read is copied from here before the next one begins
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -68,7 +67,6 @@ class Carrier:
     def reset(self) -> int:
         """Resets all connections, at both ends; returns how many there were."""
         number = len(self.connections)
-        self.resets += number > 0
         if not self._closed:
             log.info("link.reset", link=self.name, connections=number)
         for connection in list(self.connections.values()):

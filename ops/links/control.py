@@ -3,10 +3,9 @@
 Requests, with what is answered beside ``"ok": true``:
 
 * ``{"do": "list"}``: ``links``, by name: ``condition`` (a table, see :mod:`ops.links.condition`), ``up_bytes``,
-  ``down_bytes``, ``corrupted_bytes``, ``connections``, ``resets``
+  ``down_bytes``, ``connections``
 * ``{"do": "set", "link": GLOB, "condition": TABLE, "for_s": SECONDS or null}``: ``links``, the names that it applied to
 * ``{"do": "clear", "link": GLOB}``: the plan of the run counts again; ``links`` likewise; without a link, of all
-* ``{"do": "reset", "link": GLOB}``: every connection is reset once; ``links`` likewise
 
 What cannot be done is answered with ``{"ok": false, "field": .., "value": .., "cure": ..}``, and changes nothing.
 """
@@ -38,16 +37,12 @@ class LinkCount:
     Attributes:
         up_bytes: From the client to the broker; handshakes and framing of ZeroMQ are in it.
         down_bytes: From the broker to the client.
-        corrupted_bytes: Of both, those that were changed.
         connections: That stand, or are being made.
-        resets: Times that all connections were reset.
     """
 
     up_bytes: int
     down_bytes: int
-    corrupted_bytes: int
     connections: int
-    resets: int
 
 
 class LinkControl:
@@ -82,10 +77,6 @@ class LinkControl:
         Raises as :meth:`set`.
         """
         return self._names({"do": "clear"} if link is None else {"do": "clear", "link": link})
-
-    def reset(self, link: str) -> tuple[str, ...]:
-        """Resets every connection of links once; returns their names. Raises as :meth:`set`."""
-        return self._names({"do": "reset", "link": link})
 
     def conditions(self) -> dict[str, LinkCondition]:
         """Returns what each link is like now. Raises as :meth:`set`."""

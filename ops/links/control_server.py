@@ -26,7 +26,6 @@ _KEYS = {
     "list": {"do"},
     "set": {"do", "link", "condition", "for_s"},
     "clear": {"do", "link"},
-    "reset": {"do", "link"},
 }
 
 
@@ -65,9 +64,6 @@ def _do(carriers: Mapping[str, Carrier], request: Mapping[str, Any]) -> Any:
         case "clear":
             for name in names:
                 carriers[name].clear()
-        case "reset":
-            for name in names:
-                carriers[name].reset()
     return names
 
 
@@ -101,9 +97,7 @@ def _shown(carrier: Carrier) -> dict[str, Any]:
     return {
         "condition": carrier.link.condition.table(),
         **{f"{way}_bytes": lanes[way].passed_bytes for way in Way},
-        "corrupted_bytes": sum(lane.corrupted_bytes for lane in lanes.values()),
         "connections": len(carrier.connections),
-        "resets": carrier.resets,
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ops.links.condition import FAULTLESS, LinkCondition, Way
@@ -32,13 +32,11 @@ class LinkEvent:
         at_s: Seconds from the beginning of the run.
         for_s: How long it holds; None for until the end.
         changes: Keys of a table of conditions, over whatever the link is like at that time.
-        reset: Whether all connections are reset at ``at_s``.
     """
 
     at_s: float
     for_s: float | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    reset: bool = False
+    changes: Mapping[str, Any]
 
     def holds(self, run_s: float) -> bool:
         """Whether it is in force so many seconds into the run."""
@@ -65,10 +63,6 @@ class LinkPlan:
         edges = [each.at_s for each in self.events]
         edges += [each.at_s + each.for_s for each in self.events if each.for_s is not None]
         return min((edge for edge in edges if edge > run_s), default=None)
-
-    def resets_within(self, after_s: float, until_s: float) -> bool:
-        """Whether an event resets the link later than ``after_s`` and not later than ``until_s``."""
-        return any(each.reset and after_s < each.at_s <= until_s for each in self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +111,7 @@ class Link:
 
     def advance(self, now_s: float) -> bool:
         """Brings the condition up to date; returns whether all connections are to be reset now."""
-        due = self._plan.resets_within(self._advanced_to_s - self._began_s, now_s - self._began_s)
+        due = False
         self._advanced_to_s = now_s
         self._enter(self._condition_at(now_s), now_s)
         if self._reset_at_s is not None and now_s >= self._reset_at_s:

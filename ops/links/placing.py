@@ -20,7 +20,7 @@ from broker.wire.addresses import split_tcp
 from ops.links import region
 from ops.links.control import SOCKET_NAME
 from ops.links.region import TO_REDIS
-from ops.links.wiring import Door, Wire, Wiring
+from ops.links.wiring import HOST, Door, Wire, Wiring
 from ops.processes.child_process import ProcessSpec
 
 #: Of the process that carries all links.
@@ -64,16 +64,16 @@ class Links:
         return [self._rerouted(each) for each in specs]
 
     def _rerouted(self, spec: ProcessSpec) -> ProcessSpec:
-        environment, host = dict(spec.environment), self.wiring.host
+        environment = dict(spec.environment)
         wire = self.wiring.wires.get(spec.name)
         if wire is not None:
-            addresses = [f"tcp://{host}:{door.listen}" for door in wire.doors[::DOORS_PER_BROKER]]
+            addresses = [f"tcp://{HOST}:{door.listen}" for door in wire.doors[::DOORS_PER_BROKER]]
             environment["ATOLL_BROKER"] = ",".join(addresses)
         wire = self.wiring.wires.get(spec.name + TO_REDIS)
         if wire is not None:
             url = urlsplit(environment["REDIS_URL"])
             who = url.netloc.rpartition("@")
-            there = f"{who[0]}{who[1]}{host}:{wire.doors[0].listen}"
+            there = f"{who[0]}{who[1]}{HOST}:{wire.doors[0].listen}"
             environment["REDIS_URL"] = url._replace(netloc=there).geturl()
         return replace(spec, environment=environment)
 

@@ -79,12 +79,12 @@ class Proxy:
         loop = asyncio.get_running_loop()
         try:
             for name, wire in self._wiring.wires.items():
-                source = random.Random(f"{self._wiring.seed}/{name}")
+                source = random.Random(name)
                 now_s = loop.time()
                 link = Link(wire.plan, began_s=self._wiring.began_s, random_source=source, now_s=now_s)
                 carrier = self.carriers[name] = Carrier(name, link, loop)
                 for door in wire.doors:
-                    sock = _bound(self._wiring.host, door.listen)
+                    sock = _bound(door.listen)
                     accept = partial(carrier.accept, door.host, door.port)
                     self._servers.append(await loop.create_server(accept, sock=sock))
                 carrier.pump()
@@ -107,17 +107,19 @@ class Proxy:
             carrier.close()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(port: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # accepted sockets inherit them
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
-        sock.bind((host, port))
+        sock.bind((wiring.HOST, port))
         sock.listen(128)
         sock.setblocking(False)
     except OSError as err:
         sock.close()
         cure = f"{cure_of_listening(err)}: start the run anew"
-        raise Unavailable(f"links cannot listen on {host}:{port} ({err.strerror}); {cure}", definite=True) from err
+        raise Unavailable(
+            f"links cannot listen on {wiring.HOST}:{port} ({err.strerror}); {cure}", definite=True
+        ) from err
     return sock

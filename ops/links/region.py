@@ -16,11 +16,6 @@
     link = "island-*"
     partition = true
 
-    [[event]]
-    at_s = 40
-    link = "island-0"
-    reset = true          # once
-
 A client that no table means keeps its direct way to the broker. The keys are those of :mod:`ops.links.condition`.
 The way of an aggregator or a broker to Redis is ``aggregator.redis``; only a glob that ends in ``.redis`` means it.
 """
@@ -38,7 +33,7 @@ from broker.wire.errors import ConfigError
 from ops.links.condition import FAULTLESS, LinkCondition
 from ops.links.link import LinkEvent, LinkPlan
 
-_EVENT_KEYS = ("at_s", "for_s", "link", "reset")
+_EVENT_KEYS = ("at_s", "for_s", "link")
 _TABLES = ("link", "event")
 MAX_EVENTS = 10_000
 #: What the name of a process's link to Redis ends in.
@@ -132,22 +127,16 @@ def _event(read: Any) -> tuple[str, LinkEvent]:
     place = "[[event]]"
     changes = _within(place, {key: value for key, value in read.items() if key not in _EVENT_KEYS})
     at_s, for_s = (_seconds(f"{place} {key}", read.get(key)) for key in ("at_s", "for_s"))
-    glob, reset = read.get("link"), read.get("reset", False)
+    glob = read.get("link")
     if at_s is None:
         raise ConfigError(f"{place} at_s", None, "is needed: seconds from the beginning of the run")
     if for_s == 0:
         raise ConfigError(f"{place} for_s", for_s, "must be above 0; leave it out for until the end")
     if not isinstance(glob, str):
         raise ConfigError(f"{place} link", glob, 'is needed: a name or a glob, such as "island-*"')
-    if type(reset) is not bool:
-        raise ConfigError(f"{place} reset", reset, "must be true or false")
-    if not changes and not reset:
-        raise ConfigError(place, glob, "changes nothing; give it partition = true, reset = true, or another key")
-    if for_s is not None and not changes:
-        raise ConfigError(
-            f"{place} for_s", for_s, "says how long a change holds, and a reset is over at once; leave it out"
-        )
-    return glob, LinkEvent(at_s=at_s, for_s=for_s, changes=changes, reset=reset)
+    if not changes:
+        raise ConfigError(place, glob, "changes nothing; give it partition = true, stall = true, or another key")
+    return glob, LinkEvent(at_s=at_s, for_s=for_s, changes=changes)
 
 
 def _seconds(field: str, value: Any) -> float | None:

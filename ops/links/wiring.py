@@ -14,6 +14,9 @@ from broker.wire.errors import ConfigError
 from ops.links.condition import LinkCondition
 from ops.links.link import LinkEvent, LinkPlan
 
+#: Address that the proxy listens on.
+HOST = "127.0.0.1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
@@ -38,15 +41,11 @@ class Wiring:
 
     Attributes:
         wires: By the name of the client.
-        host: Address that the proxy listens on.
         began_s: Monotonic seconds of this machine at which the run began: events count from here.
-        seed: Of jitter, damage and resets.
     """
 
     wires: Mapping[str, Wire]
-    host: str = "127.0.0.1"
     began_s: float = 0.0
-    seed: int = 0
 
     def dump(self) -> str:
         """Returns the wiring as JSON."""
@@ -54,14 +53,11 @@ class Wiring:
             name: {
                 "doors": [{"listen": d.listen, "host": d.host, "port": d.port} for d in wire.doors],
                 "condition": wire.plan.base.table(),
-                "events": [
-                    {"at_s": e.at_s, "for_s": e.for_s, "changes": dict(e.changes), "reset": e.reset}
-                    for e in wire.plan.events
-                ],
+                "events": [{"at_s": e.at_s, "for_s": e.for_s, "changes": dict(e.changes)} for e in wire.plan.events],
             }
             for name, wire in self.wires.items()
         }
-        written = {"host": self.host, "began_s": self.began_s, "seed": self.seed, "links": links}
+        written = {"began_s": self.began_s, "links": links}
         return json.dumps(written, indent=1) + "\n"
 
 
@@ -74,7 +70,7 @@ def load(text: str) -> Wiring:
     try:
         read = json.loads(text)
         wires = {name: _wire(each) for name, each in read["links"].items()}
-        return Wiring(wires=wires, host=read["host"], began_s=float(read["began_s"]), seed=int(read["seed"]))
+        return Wiring(wires=wires, began_s=float(read["began_s"]))
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise ConfigError("plan", text[:60], f"is no wiring of links, as up writes it: {err!r}") from err
 

@@ -89,23 +89,21 @@ def partition(at_s, for_s):
 
 def test_events_change_a_link_when_they_are_due_and_leave_it_as_it_was():
     slower = LinkEvent(at_s=12.0, changes={"up_delay_ms": 80})
-    way = link(LinkCondition.of(delay_ms=40), partition(10.0, 5.0), slower, LinkEvent(at_s=13.0, reset=True))
+    way = link(LinkCondition.of(delay_ms=40), partition(10.0, 5.0), slower)
     seen = []
     while (at_s := way.next_s()) is not None:
         seen.append((at_s, way.advance(at_s), way.condition.table()))
     assert seen == [
         (110.0, False, {"delay_ms": 40, "partition": True}),
         (112.0, False, {"up_delay_ms": 80, "down_delay_ms": 40, "partition": True}),
-        (113.0, True, {"up_delay_ms": 80, "down_delay_ms": 40, "partition": True}),
         (115.0, False, {"up_delay_ms": 80, "down_delay_ms": 40}),
     ]
-    assert not way.advance(116.0)  # a reset happens once
 
 
 def test_a_link_that_starts_anew_in_the_middle_of_an_event_takes_it_up_there():
-    way = link(FAULTLESS, partition(10.0, 5.0), LinkEvent(at_s=3.0, reset=True), now_s=112.0)
+    way = link(FAULTLESS, partition(10.0, 5.0), now_s=112.0)
     assert way.condition.partitioned
-    assert not way.advance(112.0)  # the reset was before its time
+    assert not way.advance(112.0)
     assert way.next_s() == 115.0
 
 
@@ -185,15 +183,13 @@ EVENT = LINK + "[[event]]\n"
         ('[link."*"]\nmbit = "fast"\n', r'\[link."\*"\] mbit = .fast.: must be a number'),
         ('[link."iland-0"]\ndelay_ms = 3\n', "iland-0.* means no link of this run; did you mean island-0"),
         (LINK + "[event]\nat_s = 3\n", r"each below \[\[event\]\]"),
-        (EVENT + 'link = "*"\nreset = true\n', "at_s = None: is needed"),
-        (EVENT + "at_s = 1\nreset = true\n", "link = None: is needed"),
-        (EVENT + 'at_s = 1\nlink = "x"\nreset = true\n', "means no link"),
-        (EVENT + 'at_s = -1\nlink = "*"\nreset = true\n', "must be seconds"),
-        (EVENT + 'at_s = nan\nlink = "*"\nreset = true\n', "must be seconds"),
+        (EVENT + 'link = "*"\nstall = true\n', "at_s = None: is needed"),
+        (EVENT + "at_s = 1\nstall = true\n", "link = None: is needed"),
+        (EVENT + 'at_s = 1\nlink = "x"\nstall = true\n', "means no link"),
+        (EVENT + 'at_s = -1\nlink = "*"\nstall = true\n', "must be seconds"),
+        (EVENT + 'at_s = nan\nlink = "*"\nstall = true\n', "must be seconds"),
         (EVENT + 'at_s = 1\nfor_s = 0\nlink = "*"\nstall = true\n', "for_s = 0.0: must be above 0"),
         (EVENT + 'at_s = 1\nlink = "*"\n', "changes nothing"),
-        (EVENT + 'at_s = 1\nlink = "*"\nreset = 1\n', "must be true or false"),
-        (EVENT + 'at_s = 1\nfor_s = 2\nlink = "*"\nreset = true\n', "a reset is over at once"),
         (EVENT + 'at_s = 1\nlink = "*"\npartitoin = true\n', "did you mean partition"),
     ],
 )
@@ -216,14 +212,12 @@ def test_a_region_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_a_wiring_is_read_as_it_was_written():
-    plan = LinkPlan(base=LinkCondition.of(delay_ms=4), events=(partition(1.0, None), LinkEvent(at_s=2.0, reset=True)))
-    wired = Wiring(wires={"a": Wire(doors=(Door(listen=7, host="::1", port=8),), plan=plan)}, began_s=12.5, seed=3)
+    plan = LinkPlan(base=LinkCondition.of(delay_ms=4), events=(partition(1.0, None), partition(2.0, 3.0)))
+    wired = Wiring(wires={"a": Wire(doors=(Door(listen=7, host="::1", port=8),), plan=plan)}, began_s=12.5)
     assert wiring.load(wired.dump()) == wired
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "nonsense", '{"links": {"a": 3}}', '{"links": {}, "host": 1, "began_s": "x", "seed": 0}']
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '{"links": {"a": 3}}', '{"links": {}, "began_s": "x"}'])
 def test_a_wiring_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="is no wiring of links"):
         wiring.load(text)
