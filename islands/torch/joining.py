@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 import islands
+from broker.process import logs
 from broker.wire.errors import ConfigError
 from islands.torch.copies import CopyThread
 from islands.torch.island import TorchIsland
-from islands.torch.modules import kinds_of, leaves_of, unwrapped
+from islands.torch.modules import kinds_of, leaves_of, unsaid_statistics, unwrapped
 from islands.torch.optimizer_state import OptimizerState
 from islands.torch.shards import is_spread
+
+log = logs.get(__name__)
 
 
 def join(  # noqa: D417  what is not listed is as in islands.join
@@ -84,6 +87,11 @@ def join(  # noqa: D417  what is not listed is as in islands.join
     copies = CopyThread() if background_copies and optimizers else None
     leaves = leaves_of(plain, together=together, copier=copies)
     state = OptimizerState(optimizers, scaler, copier=copies)
+    own = unsaid_statistics(plain, kinds)
+    if own:
+        detail = "each island's own, and in no export, where strict=False hides that they are missing: after loading "
+        detail += "compute them from data (torch.optim.swa_utils.update_bn); kinds={'PATTERN': 'local'} is silent"
+        log.warning("island.not_merged", buffers=len(own), first=own[0], detail=detail)
     island = islands.join(
         address,
         leaves,

@@ -137,6 +137,12 @@ def kinds_of(model: torch.nn.Module, kinds: Mapping[str, str] | None) -> dict[st
     return found
 
 
+def unsaid_statistics(model: torch.nn.Module, kinds: Mapping[str, str] | None) -> list[str]:
+    """Returns the names of floating buffers that no given kind is about: they are local, and in no export."""
+    buffers = (n for n, _, _, tensor, buffer in _tensors_of(model) if buffer and tensor.is_floating_point())
+    return [name for name in buffers if not any(re.search(pattern, name) for pattern in kinds or ())]
+
+
 def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor, bool]]:
     """Yields (name, module, attribute, tensor, is it a buffer), a tied tensor under each of its names."""
     for prefix, module in model.named_modules(remove_duplicate=False):

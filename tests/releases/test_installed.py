@@ -8,11 +8,37 @@ import sys
 
 import pytest
 
+from tests.hub import Hub
 from tests.local_run import ROOT, check_report
 from tests.releases.wheels import built, copied_tree, installed
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.full("builds a wheel and trains with it")]
 pytest.importorskip("hatchling")
+
+
+LOOP = """
+import sys
+import numpy as np
+import islands
+
+params = {"w": np.zeros((4, 3), np.float32)}
+island = islands.join(sys.argv[1], params, run="demo", tokens_per_step=10)
+params, _ = island.restore(params)
+for batch in islands.batches(np.ones((1000, 4, 3), np.float32), island, batch=10):
+    params = island.step({"w": params["w"] + 0.1 * (batch.mean(0) - params["w"])}, tokens=10)
+params = island.close(params)
+print(islands.__file__, bool(np.allclose(params["w"], 1, atol=0.1)))
+"""
+
+
+def test_a_loop_of_ones_own_joins_from_a_folder_of_its_own_with_the_installed_wheel(tmp_path):
+    package = installed(built(copied_tree(tmp_path / "tree"))[0], tmp_path / "installed")
+    (tmp_path / "my_loop.py").write_text(LOOP)
+    with Hub(tmp_path / "store", islands=1, total_tokens=3_000) as hub:
+        command = [sys.executable, "my_loop.py", hub.address]
+        variables = os.environ | {"PYTHONPATH": os.fspath(package)}
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == [os.fspath(package / "islands" / "__init__.py"), "True"], done.stderr
 
 
 def test_a_run_of_the_wheel_in_a_folder_with_files_of_our_names(tmp_path):

@@ -101,6 +101,23 @@ def test_torch_loops_train_together_and_end_with_the_runs_parameters_in_the_same
     assert not torch.equal(*statistics), "each island has its own"
 
 
+def test_the_statistics_that_an_export_lacks_are_told_at_the_join_and_computed_from_data(tmp_path, caplog):
+    model, optimizer = with_adamw()
+    with Hub(tmp_path / "store", total_tokens=4_000) as hub, join(hub, model, optimizer) as island:
+        losses = train(island, model, optimizer)
+    told = [each.getMessage() for each in caplog.records if "island.not_merged" in each.getMessage()]
+    assert len(told) == 1
+    assert "buffers=2 first=1.running_mean" in told[0]
+    exported = {name: torch.from_numpy(array) for name, array in stored(tmp_path / "store").items()}
+    loaded = network(5)
+    missing = loaded.load_state_dict(exported, strict=False).missing_keys
+    assert missing == ["1.running_mean", "1.running_var"]
+    torch.optim.swa_utils.update_bn((batch(step)[0] for step in range(200)), loaded)
+    loaded.eval()
+    held_out = np.mean([(loaded(x) - y).square().mean().item() for x, y in map(batch, range(9000, 9020))])
+    assert held_out < 1.3 * np.mean(losses[-20:])
+
+
 def test_a_torch_island_and_a_numpy_island_are_in_one_run(tmp_path):
     """The tree of the second is a dict with the names and shapes of the first one's parameters."""
 

@@ -9,7 +9,7 @@ import islands.torch
 from broker.wire.errors import ConfigError
 from islands.arrays.parameters import Parameters
 from islands.arrays.partition import tensor_specs
-from islands.torch.modules import kinds_of, leaves_of, unwrapped
+from islands.torch.modules import kinds_of, leaves_of, unsaid_statistics, unwrapped
 
 pytestmark = pytest.mark.timeout(240)  # the first optimizer loads torch's compiler
 
@@ -68,6 +68,13 @@ def test_buffers_are_local_and_parameters_without_a_gradient_frozen_unless_kinds
 def test_a_compiled_module_has_the_names_of_the_module_inside():
     model = Tied()
     assert unwrapped(torch.compile(model, backend="eager")) is model
+
+
+def test_floating_buffers_that_nothing_was_said_of_are_named():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))  # its counter is an integer
+    assert unsaid_statistics(model, None) == ["1.running_mean", "1.running_var"]
+    assert unsaid_statistics(model, {"_var$": "local"}) == ["1.running_mean"]
+    assert unsaid_statistics(model, {"running_": "local"}) == unsaid_statistics(nn.LayerNorm(3), None) == []
 
 
 def test_a_buffer_that_a_module_replaces_is_followed_and_a_parameter_that_is_replaced_is_told():
