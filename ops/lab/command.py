@@ -13,7 +13,6 @@ import statistics
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from aggregator.store.layout import mapped
 from broker.process import sources
@@ -125,53 +124,29 @@ def _show(args: argparse.Namespace) -> int:
         raise ConfigError("--records", str(args.records), "is not there: give the place that lab run was given")
     for path in args.experiments:
         experiment = load(path)
-        row = standing(experiment, read(args.records, experiment.name))
-        print(_told(row), flush=True)
+        print(standing(experiment, read(args.records, experiment.name)), flush=True)
     return 0
 
 
-def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, Any]:
-    """Returns an experiment's state: runs done, runs due, and its claims so far."""
+def standing(experiment: Experiment, records: tuple[Record, ...]) -> str:
+    """Returns in lines what has been run of an experiment, what is due, and what its claims say so far."""
     results = current(experiment, records)
-    cells = []
-    for cell, runs in zip(experiment.cells(), results, strict=True):
-        losses = [run.loss for run in runs.values() if not run.diverged]
-        cells.append({"cell": cell, "seeds": len(runs), "loss": statistics.fmean(losses) if losses else None})
-    return {
-        "experiment": experiment.name,
-        "question": experiment.question,
-        "runs": len({run.key for runs in results for run in runs.values()}),
-        "spent_s": round(sum(record.spent_s for record in newest(records)), 2),
-        "due": len(due(experiment, records)),
-        "left_out": left_out(experiment, records),
-        "cells": cells,
-        "claims": [
-            {
-                "claim": each.comparison.claim,
-                "where": dict(each.group),
-                "verdict": str(each.verdict),
-                "reason": each.reason,
-                "difference": None if each.interval is None else report.difference(each.interval),
-            }
-            for each in findings(experiment, results)
-        ],
-    }
-
-
-def _told(row: dict[str, Any]) -> str:
-    others = f"; {row['left_out']} records do not count" if row["left_out"] else ""
+    runs = len({run.key for of_cell in results for run in of_cell.values()})
+    spent_s = round(sum(record.spent_s for record in newest(records)), 2)
+    others = f"; {left} records do not count" if (left := left_out(experiment, records)) else ""
     lines = [
-        f"{row['experiment']}: {row['question']}",
-        f"  {row['runs']} runs in {age(row['spent_s'])} of processor time; {row['due']} due{others}",
+        f"{experiment.name}: {experiment.question}",
+        f"  {runs} runs in {age(spent_s)} of processor time; {len(due(experiment, records))} due{others}",
     ]
-    for each in row["cells"]:
-        loss = "" if each["loss"] is None else f", mean loss {each['loss']:.4f}"
-        lines.append(f"  {label(each['cell'])}: {each['seeds']} seeds{loss}")
-    for each in row["claims"]:
-        where = f" [{label(each['where'])}]" if each["where"] else ""
-        figures = f" {each['difference']}" if each["difference"] else ""
-        reason = f"; {each['reason']}" if each["reason"] else ""
-        lines.append(f"  {each['verdict']}: {each['claim']}{where}{figures}{reason}")
+    for cell, of_cell in zip(experiment.cells(), results, strict=True):
+        losses = [run.loss for run in of_cell.values() if not run.diverged]
+        loss = f", mean loss {statistics.fmean(losses):.4f}" if losses else ""
+        lines.append(f"  {label(cell)}: {len(of_cell)} seeds{loss}")
+    for each in findings(experiment, results):
+        where = f" [{label(each.group)}]" if each.group else ""
+        figures = f" {report.difference(each.interval)}" if each.interval is not None else ""
+        reason = f"; {each.reason}" if each.reason else ""
+        lines.append(f"  {each.verdict}: {each.comparison.claim}{where}{figures}{reason}")
     return "\n".join(lines)
 
 

@@ -196,7 +196,7 @@ def _locked(directory: Path, experiment: str) -> Iterator[None]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Yields a temporary folder that is not beside the records: when their disk is full, a result can still be printed.
+    """Yields a temporary folder, not beside the records: if their disk is full, results can be printed.
 
     Raises:
         Unavailable: It cannot be made.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -97,21 +96,10 @@ def load(path: Path) -> Experiment:
 
 
 def _check_names(experiment: Experiment) -> None:
-    """Checks that whatever is set is a setting, and that no cell gets one from two places."""
-    known = [each.name for each in fields(CellSettings) if each.name != "options"]
-    axes = _axes(experiment)
+    """Checks that variants belong to axes, and that no cell gets a setting from two places."""
     variants = {axis: set().union(*values.values()) for axis, values in experiment.variants.items()}
-    places: Mapping[str, Iterable[str]] = {
-        "run": experiment.base,
-        "grid": [name for name in axes if name not in variants],
-        **{f"variants.{axis}": sorted(names) for axis, names in variants.items()},
-    }
-    for place, names in places.items():
-        for name in names:
-            if name not in known and not name.startswith("task."):
-                raise ConfigError(place, name, f"is no setting; {nearest(name, [*known, f'task.{name}'])}")
     for axis in variants:
-        _check_known("variants", axis, axes)
+        _check_known("variants", axis, _axes(experiment))
     for grid in experiment.grids:
         for one, other in itertools.combinations(grid, 2):
             if twice := sorted(variants.get(one, {one}) & variants.get(other, {other})):

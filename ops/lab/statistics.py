@@ -69,7 +69,10 @@ def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
 
 
 def p_better(differences: Sequence[float], margin: float) -> float:
-    """Returns the one-sided p-value of a "better" claim: the chance of a mean this low if the truth were -margin."""
+    """Returns the one-sided p-value of a "better" claim.
+
+    It is the chance of a mean this low if the truth were -margin.
+    """
     if len(set(differences)) == 1:
         return float(differences[0] >= -margin)
     return float(stats.ttest_1samp(differences, -margin, alternative="less").pvalue)
