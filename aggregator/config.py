@@ -70,6 +70,9 @@ class AggregatorConfig(Recipe):
     max_tokens_per_step: int = changeable(
         1 << 24, "most tokens that an island may claim for one inner step", subject="admission"
     )
+    max_staleness_s: float = changeable(
+        120.0, "seconds in which a contribution is taken in though it is more than max_staleness versions behind"
+    )
     quarantine_s: float = changeable(30.0, "seconds in quarantine after repeated offences, at first; 0: never")
 
     heartbeat_interval_s: float = fixed(0.5, "seconds between two heartbeats of an island", subject="silence")
@@ -133,9 +136,10 @@ class AggregatorConfig(Recipe):
             raise ConfigError(
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
             )
-        counted = ("quarantine_s", "total_tokens", "seed", "share_takeover_s", "data_ahead_s", "keep_every")
+        counted = ("total_tokens", "seed", "keep_every", "tape_segment_mb", "tape_segments")
+        seconds = ("max_staleness_s", "quarantine_s", "share_takeover_s", "data_ahead_s")
         limits = ("held_bytes", "max_message_bytes", "memory_bytes")
-        for name in (*counted, "tape_segment_mb", "tape_segments", *limits):
+        for name in (*counted, *seconds, *limits):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.standby and not self.failover:

@@ -28,7 +28,7 @@ def admit(
     life: Life,
     account: Account,
     current_version: int,
-    max_staleness: int,
+    oldest_allowed: int,
     tokens_per_step: int,
     most_steps: int,
     free_bytes: int,
@@ -71,7 +71,7 @@ def admit(
     if newest > current_version:
         detail = f"trained on version {newest}, the newest is {current_version}"
         return Admission(fate=Fate.REFUSED, reason=Reason.FUTURE_VERSION, detail=detail)
-    stale = too_stale(contribution.trained_on, current_version, max_staleness)
+    stale = too_stale(contribution.trained_on, current_version, oldest_allowed)
     if stale:
         return Admission(fate=Fate.REFUSED, reason=Reason.STALE, detail=stale)
     if payload_bytes > free_bytes:
@@ -82,14 +82,16 @@ def admit(
     return Admission(fate=Fate.WAITING)
 
 
-def too_stale(trained_on: Sequence[TrainedOn], current_version: int, max_staleness: int) -> str:
-    """Says why a contribution is too old to be merged into ``current_version``; empty if it is not."""
+def too_stale(trained_on: Sequence[TrainedOn], current_version: int, oldest_allowed: int) -> str:
+    """Says why a contribution is too old to be merged into ``current_version``; empty if it is not.
+
+    ``oldest_allowed`` is :meth:`aggregator.state.fragment.Fragment.oldest_allowed`.
+    """
     oldest = min(t.fragment_version for t in trained_on)
-    if current_version - oldest <= max_staleness:
+    if oldest >= oldest_allowed:
         return ""
-    return (
-        f"oldest step was trained on version {oldest}, {current_version - oldest} behind; the limit is {max_staleness}"
-    )
+    behind, limit = current_version - oldest, current_version - oldest_allowed
+    return f"oldest step was trained on version {oldest}, {behind} behind; the limit is {limit}"
 
 
 def _recognise(contribution: Contribution, account: Account) -> Admission | None:

@@ -128,7 +128,7 @@ class Commits:
         if commit is None or commit.fragment_version != event.fragment_version:
             return
         run.disk_works()
-        round_ = fragment.persisted()
+        round_ = fragment.persisted(run.now_s, run.config.max_staleness_s)
         if round_ is None:
             return
         fragment.flushed = round_.flush

@@ -103,7 +103,7 @@ class Intake:
             life=life,
             account=run.ledger.account(member.island_id, member.incarnation, p),
             current_version=run.fragments[p].version,
-            max_staleness=run.config.max_staleness,
+            oldest_allowed=run.oldest_allowed(p),
             tokens_per_step=run.most_tokens_per_step(member),
             most_steps=run.most_steps(member),
             free_bytes=run.held_bytes() - run.waiting_bytes(),
@@ -164,7 +164,7 @@ class Intake:
         run = self._run
         young: list[Admitted] = []
         for c in round_.in_merge_order():
-            stale = too_stale(c.trained_on, fragment.version, run.config.max_staleness)
+            stale = too_stale(c.trained_on, fragment.version, run.oldest_allowed(round_.fragment_id))
             if stale:
                 self.refuse_waiting(c, Reason.STALE, stale)
             else:

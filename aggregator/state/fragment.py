@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -49,6 +50,7 @@ class Fragment:
     merge_again_at_s: float | None = None  #: the store has lost bytes of the newest version, which are to come back
     commit: Commit | None = None  #: while PERSISTING
     persist_again_at_s: float | None = None
+    succeeded: deque[tuple[int, float]] = field(default_factory=deque)  #: versions of this life, and when it was
     held: list[Admitted] = field(default_factory=list)
     held_bytes: int = 0
     _held_of: dict[str, list[Admitted]] = field(default_factory=dict)  # by island
@@ -107,14 +109,31 @@ class Fragment:
         self.at.take("computed")
         self.commit, self.merge, self.merge_again_at_s = commit, None, None
 
-    def persisted(self) -> Round | None:
-        """The next version exists; returns the round that led to it, None for version 0."""
+    def persisted(self, now_s: float, kept_s: float) -> Round | None:
+        """The next version exists; returns the round that led to it, None for version 0.
+
+        Args:
+            now_s: Now.
+            kept_s: For how long it is remembered when a version was succeeded.
+        """
         self.at.take("persisted")
         commit, round_ = self.commit, self.round
         assert commit is not None
+        self.succeeded.append((self.version, now_s))
+        while now_s - self.succeeded[0][1] > kept_s:
+            self.succeeded.popleft()
         self.version, self.digest, self.contributions = commit.fragment_version, commit.digest, commit.contributions
         self.commit = self.round = None
         return round_
+
+    def oldest_allowed(self, max_staleness: int, max_staleness_s: float, now_s: float) -> int:
+        """Returns the oldest version that a step may have been trained on to be merged now.
+
+        It is at most ``max_staleness`` versions behind, or was the newest one less than ``max_staleness_s`` ago. When
+        versions of an earlier life were succeeded is not known.
+        """
+        lately = (version for version, at_s in self.succeeded if now_s - at_s < max_staleness_s)
+        return min(self.version - max_staleness, next(lately, self.version))
 
     @property
     def waiting_bytes(self) -> int:

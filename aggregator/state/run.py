@@ -355,6 +355,11 @@ class Run:
         """Bytes of contributions that may wait here."""
         return most_held_bytes(self.config, self.manifest)
 
+    def oldest_allowed(self, p: int) -> int:
+        """Returns the oldest version of a fragment whose steps may still be merged."""
+        config = self.config
+        return self.fragments[p].oldest_allowed(config.max_staleness, config.max_staleness_s, self.now_s)
+
     def crowded(self, island_id: str, contribution: Contribution) -> str:
         """Says why no more of an island's contributions may wait on a fragment; empty if one more may.
 

@@ -112,6 +112,7 @@ class Fleet(Training):
     held_bytes: int = _USUAL.held_bytes
     max_tokens_per_step: int = _USUAL.max_tokens_per_step
     max_staleness: int = _USUAL.max_staleness
+    max_staleness_s: float = _USUAL.max_staleness_s
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a setting that no fleet can have, with what would be possible."""

@@ -172,6 +172,7 @@ def _of_run(path: Path) -> Model:
         "held_bytes": aggregator.held_bytes,
         "max_tokens_per_step": aggregator.max_tokens_per_step,
         "max_staleness": aggregator.max_staleness,
+        "max_staleness_s": aggregator.max_staleness_s,
     }
     return _with_tensors(
         tensor_specs(params, task.kinds, task.unit_axes),

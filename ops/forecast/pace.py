@@ -199,20 +199,22 @@ def _arrival(fleet: Fleet, load: Load, interval_steps: float, gbps: float, laten
     ``latency_s`` is its own, there and back; what it has more than the median site makes its steps older.
     """
     farther_s = 0.0 if load.assume is Assume.PAPER else max(0.0, latency_s - load.latency_s)
-    later = farther_s / (interval_steps * load.step_s)
+    interval_s = interval_steps * load.step_s
+    later = farther_s / interval_s
+    allowed = max(fleet.max_staleness, fleet.max_staleness_s / interval_s)
     gbps *= load.step_s * interval_steps / load.sync_interval_steps * (1 + 1e-9)
     up, down = (each * 8e-9 / gbps for each in carried_bytes(load))
-    return arrival(up, down, load.wire.rounds, max_staleness=fleet.max_staleness, later=later)
+    return arrival(up, down, load.wire.rounds, max_staleness=allowed, later=later)
 
 
-def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: int, later: float = 0.0) -> Arrival:
+def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: float, later: float = 0.0) -> Arrival:
     """Returns the part of a site's work that arrives.
 
     Args:
         up_full: What contributions at the fleet's pace would take of the site's link: above 1 it is too narrow.
         down_full: Likewise of versions.
         fragments: P.
-        max_staleness: Versions that a step may be behind, by the aggregator's setting.
+        max_staleness: Versions that a step may be behind, by the aggregator's settings.
         later: Versions that are made in the time by which its way there and back is longer than the median site's.
     """
     # Steps since the last hand-over, and the way up: of a free link an interval and one fragment's time.

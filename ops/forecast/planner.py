@@ -216,7 +216,8 @@ def _stale_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
     who = f"{site.name} and {late - 1} more" if late > 1 else site.name
     return [
         f"{who}: in {worst.participation:.0%} of the versions at most, with steps up to {worst.age:.1f} versions old "
-        f"of {fleet.max_staleness} allowed (max_staleness): about {worst.in_time:.0%} of what is trained there counts."
+        f"of {fleet.max_staleness} or {fleet.max_staleness_s:g} s allowed (max_staleness): about {worst.in_time:.0%} "
+        "of what is trained there counts."
     ]
 
 

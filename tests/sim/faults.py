@@ -46,6 +46,7 @@ def random_plan(seed: int) -> SimulationPlan:
         keep=rng.choice([1.0, 1.0, 1.0, 0.0, 0.5]),
         held_bytes=rng.choice([1 << 30, 1 << 30, 200_000]),
         data_ahead_s=data_ahead_s(seed),
+        max_staleness_s=max_staleness_s(seed),
     )
     slowest_s = rng.choice([0.005, 0.05, 0.5])
     link = LinkModel(
@@ -74,6 +75,11 @@ def random_plan(seed: int) -> SimulationPlan:
 def data_ahead_s(seed: int) -> float:
     """Returns how much data islands of the plan with that seed have ahead; 0: a share each."""
     return random.Random(f"data {seed}").choice([0.0, 0.3, 1.0, 4.0])
+
+
+def max_staleness_s(seed: int) -> float:
+    """Returns for how long the plan with that seed takes contributions in, however many versions behind they are."""
+    return random.Random(f"staleness {seed}").choice([0.0, 0.0, 2.0, 120.0])
 
 
 def kills(target: str, *moments_s: float, for_s: float = 0.5) -> tuple[Fault, ...]:
@@ -255,6 +261,7 @@ def absences_plan(seed: int) -> SimulationPlan:
         round_timeout_s=5.0,
         keep=rng.choice([1.0, 1.0, 0.0]),
         data_ahead_s=data_ahead_s(seed),
+        max_staleness_s=max_staleness_s(seed),
     )
     return SimulationPlan(
         seed=seed,

@@ -28,7 +28,7 @@ from ops.virtual.plan import (
     station_names,
 )
 from ops.virtual.queue import ClockTrouble, LinkModel
-from tests.sim.faults import data_ahead_s
+from tests.sim.faults import data_ahead_s, max_staleness_s
 
 TOKENS_PER_STEP = 100
 #: Most that a process says or writes in one small run: numbers of crash points are drawn up to these, small ones first.
@@ -163,6 +163,7 @@ def _calm(rng: random.Random, seed: int) -> SimulationPlan:
         dead_after_s=1.5,
         share_takeover_s=rng.choice([2.0, 120.0]),
         data_ahead_s=data_ahead_s(seed),
+        max_staleness_s=max_staleness_s(seed),
         failover=standbys > 0,
         lease_s=rng.choice([1.0, 2.0]),
     )

@@ -22,7 +22,7 @@ def ask(of, trained_on=None, ledger=None, *, most_steps=1000, payload_bytes=100)
         flaw=None,
         quarantined="",
         current_version=5,
-        max_staleness=2,
+        oldest_allowed=3,
         tokens_per_step=10,
         most_steps=most_steps,
         free_bytes=1000,
@@ -110,7 +110,7 @@ def test_the_oldest_step_decides_whether_a_contribution_is_stale():
     admission = ask(steps(0, 4), on((2, 1), (5, 3)))
     assert (admission.fate, admission.reason) == (Fate.REFUSED, Reason.STALE)
     assert "3 behind; the limit is 2" in admission.detail
-    assert too_stale(on((3, 1)), 5, 2) == ""
+    assert too_stale(on((3, 1)), 5, 3) == ""
 
 
 def test_one_island_cannot_fill_a_version_with_more_than_a_message_holds():

@@ -171,7 +171,7 @@ def test_what_was_handed_over_unasked_is_the_answer_to_the_round_that_takes_it_i
 
 
 def test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes():
-    made = desk("a", "b", quorum=2, max_staleness=1, round_timeout_s=3.0)
+    made = desk("a", "b", quorum=2, max_staleness=1, max_staleness_s=0.0, round_timeout_s=3.0)
     made.computes = False
     made.open_round("a", "b", step=4)
     made.offer("a", 0, 4)

@@ -199,7 +199,7 @@ def test_of_versions_that_are_too_many_for_links_some_are_skipped_and_rounds_kee
     ("times", "limit", "in_time"), [(1.0, 8, 1.0), (2.5, 8, 1.0), (3.0, 8, 0.815), (4.0, 8, 0.288), (2.0, 4, 0.435)]
 )
 def test_one_narrow_link_costs_its_own_site_what_is_too_stale_and_the_others_nothing(times, limit, in_time):
-    wide = fleet(gbps=1.0, codec=Codec.F32, max_staleness=limit)
+    wide = fleet(gbps=1.0, codec=Codec.F32, max_staleness=limit, max_staleness_s=0.0)
     need = forecast(wide, Mode.DECOUPLED)
     asked = replace(
         wide, sites=(*wide.sites[1:], replace(wide.sites[0], name="far", bandwidth=need.exact_gbps / times))
@@ -211,6 +211,16 @@ def test_one_narrow_link_costs_its_own_site_what_is_too_stale_and_the_others_not
     assert found.traffic_gb_per_day == pytest.approx(need.traffic_gb_per_day * (3 + 1 / times) / 4, rel=0.01)
     told = [each for each in notes(asked, plan(asked)) if each.startswith("far: in")]
     assert len(told) == (times > 1)
+
+
+def test_at_a_fast_pace_staleness_is_allowed_by_seconds():
+    found = []
+    for seconds in (0.0, 120.0):
+        wide = fleet(gbps=1000.0, codec=Codec.F32, step_s=0.1, max_staleness_s=seconds)
+        need = forecast(wide, Mode.DECOUPLED)
+        slow = replace(wide.sites[0], name="far", gbps=need.exact_gbps / 4.0)
+        found.append(forecast(replace(wide, sites=(*wide.sites[1:], slow)), Mode.DECOUPLED).arrivals[-1].in_time)
+    assert found == [pytest.approx(0.288, abs=0.01), 1]
 
 
 @pytest.mark.parametrize(("latency_s", "told"), [(7.9, False), (8.1, True)])
