@@ -224,12 +224,12 @@ def arrival(up_full: float, down_full: float, fragments: int, *, max_staleness: 
     age += down_full / 2 if down_full > 1 else down_full / fragments
     age += later
     scattered = 1.0 if max(up_full, down_full) > 1 else min(1.0, later)
-    fresh = math.exp((max_staleness - scattered - age) / FADES)
+    fresh = math.exp(min(0.0, (max_staleness - scattered - age) / FADES))
     return Arrival(
         participation=1 / max(1.0, up_full),
         received=1 / max(1.0, down_full),
         age=age,
-        in_time=min(1.0, fresh),
+        in_time=fresh,
     )
 
 

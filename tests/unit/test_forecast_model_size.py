@@ -97,8 +97,8 @@ def test_files_that_describe_no_model_are_refused(tmp_path, name):
 
 def test_the_configuration_of_a_run_gives_its_model_and_settings(tmp_path):
     path, task = tmp_path / "config.toml", '[island]\ntask = "examples.numpy_task:task"\n[task]\nhidden = 32\n'
-    path.write_text(f"{task}[aggregator]\nfragments = 2\nislands = 3\nmax_staleness = 2\n")
+    path.write_text(f"{task}[aggregator]\nfragments = 2\nislands = 3\nmax_staleness = 2\nmax_staleness_s = 5.0\n")
     model = read_model(path)
     assert model.parameters == 32 * 32 + 32 + 32 * 16 + 16
     assert (model.islands, model.site, model.training["fragments"]) == (3, {"tokens_per_step": 64}, 2)
-    assert model.limits["max_staleness"] == 2
+    assert (model.limits["max_staleness"], model.limits["max_staleness_s"]) == (2, 5.0)

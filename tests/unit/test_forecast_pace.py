@@ -218,7 +218,7 @@ def test_at_a_fast_pace_staleness_is_allowed_by_seconds():
     for seconds in (0.0, 120.0):
         wide = fleet(gbps=1000.0, codec=Codec.F32, step_s=0.1, max_staleness_s=seconds)
         need = forecast(wide, Mode.DECOUPLED)
-        slow = replace(wide.sites[0], name="far", gbps=need.exact_gbps / 4.0)
+        slow = replace(wide.sites[0], name="far", bandwidth=need.exact_gbps / 4.0)
         found.append(forecast(replace(wide, sites=(*wide.sites[1:], slow)), Mode.DECOUPLED).arrivals[-1].in_time)
     assert found == [pytest.approx(0.288, abs=0.01), 1]
 
