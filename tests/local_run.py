@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,7 +161,7 @@ class RunFiles:
         return {row["fragment_id"]: row["fragment_version"] for row in self.ledger()}
 
     def ledger(self) -> list[Line]:
-        return json_lines(self.run_dir / "store" / "ledger.jsonl")
+        return list(read_rows(self.run_dir / "store" / "ledger.jsonl"))
 
     def tape(self) -> list[Line]:
         return json_lines(self.run_dir / "events.jsonl")
