@@ -15,7 +15,6 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from broker.process import limits, logs, sources
-from broker.process.collecting import collect_seldom
 
 #: Merges have threads of their own, which sleep between them (:mod:`aggregator.process.workers`). Those of numeric
 #: libraries spin: beside islands that train on the same machine they made a 1.85 ms kernel take 13 ms.
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 async def _until_signalled(given: Mapping[str, Any]) -> int:
     from aggregator.process import service
 
-    collect_seldom()
+    limits.collect_seldom()
     stop, received = asyncio.Event(), []
 
     def signalled(number: int) -> None:

@@ -30,7 +30,7 @@ from benchmarks import output
 from benchmarks.fleet import Hub, cpu_s
 from benchmarks.output import Column, Printer
 from benchmarks.scripted import Payloads, ScriptedFleet, model, scripted_fleet
-from broker.process.collecting import collect_seldom
+from broker.process.limits import collect_seldom
 from broker.routing.liveness import LivenessConfig
 from broker.wire.messages import Codec
 

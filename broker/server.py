@@ -1,6 +1,6 @@
 """The broker daemon: two ROUTER sockets around a :class:`~broker.routing.relay.Relay`.
 
-Shell. Each message becomes an event (:mod:`broker.gateway.arrivals`), is handed to the relay, and what that answers is
+Shell. Each message becomes an event (:mod:`broker.gateway.turns`), is handed to the relay, and what that answers is
 done at once, without waiting: a send that would block goes back to the relay as an event. So nothing that a peer does,
 and nothing that Redis does (:mod:`broker.registry.reporter` and :mod:`broker.observing.desk` have tasks of their own),
 holds up anybody else.
@@ -24,7 +24,6 @@ import zmq.asyncio
 
 from broker.chunks.receiving import SPARE_BYTES, Refused
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
-from broker.gateway.arrivals import event_of, refused, timed, verified
 from broker.gateway.connections import LEAST_FILES_FOR_UNIX, Connections, most_unread_bytes
 from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import LOOK_EVERY_S, MORE_FILES, Gate, GateEvent, draw_afresh
@@ -36,30 +35,27 @@ from broker.gateway.listening import (
     resolved,
     unix_paths,
 )
-from broker.gateway.outbox import Outbox
-from broker.gateway.receiving import Intake, Taken, said_of
+from broker.gateway.turns import Intake, Outbox, Taken, event_of, refused, said_of
 from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
 from broker.process import clocks, limits, logs, settings, sources
-from broker.process.collecting import collect_seldom
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter
-from broker.routing.relay import (
+from broker.routing.events import (
     AllowListChanged,
     Blocked,
     HangUp,
     LookUp,
     Note,
-    Relay,
     RelayEvent,
     Report,
     Send,
     Tick,
     Unreachable,
 )
+from broker.routing.relay import Relay
 from broker.transport.descriptors import Name
-from broker.transport.memory import memory_bytes
 from broker.transport.sockets import IN_A_ROW, configure_socket, failure_of
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError
@@ -105,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     logs.configure("broker")
     config = settings.build(BrokerConfig, sources.of_a_run(BrokerConfig, args, "broker"))
     limits.keep_freed(SPARE_BYTES, arenas=POOLS)
-    collect_seldom()
+    limits.collect_seldom()
     asyncio.run(_until_signalled(config))
     return 0
 
@@ -182,7 +178,7 @@ class _Broker:
     def __init__(self, config: BrokerConfig, registry: Registry, shown: Registry, context: zmq.asyncio.Context) -> None:
         self._config = config
         self._clock = clocks.monotonic
-        memory = memory_bytes()
+        memory = limits.memory_bytes()
         self._relay = Relay(config.relay(memory))
         self._reporter = Reporter(
             registry,
@@ -259,7 +255,7 @@ class _Broker:
     def _watch(self, channel: Channel, names: frozenset[Name]) -> None:
         sock = self._sockets[channel]
         most_bytes = most_unread_bytes(channel, int(sock.get(zmq.MAXMSGSIZE)))
-        connections = Connections(most_bytes=most_bytes, total_bytes=room_bytes(memory_bytes()))
+        connections = Connections(most_bytes=most_bytes, total_bytes=room_bytes(limits.memory_bytes()))
         self._gate.watch(channel, sock, names, connections)
 
     def close(self) -> None:
@@ -331,7 +327,7 @@ class _Broker:
                     if isinstance(whole, Refused):
                         self._handle(refused(channel, taken, whole, limits, key), taken)
                     else:
-                        self._handle(timed(await verified(event_of(channel, whole, limits, key))), whole)
+                        self._handle(await event_of(channel, whole, limits, key), whole)
 
     def _whole(self, channel: Channel, taken: Taken, key: str) -> list[Taken | Refused]:
         """Returns the messages that are whole now, and what of them is refused."""

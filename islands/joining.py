@@ -12,9 +12,9 @@ from typing import Any
 
 from broker.process import clocks, logs
 from broker.process.demands import demands_of
+from broker.process.limits import memory_bytes
 from broker.process.settings import expanded
 from broker.transport.keys import own_name
-from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.headers import room_bytes
 from broker.wire.messages import Departure, Reason

@@ -54,9 +54,9 @@ class BulkReceiver:
             if isinstance(head, heads.Ask):
                 answer = into.answer(head, pieces, self._kept)
                 self.resumed.append(answer.offset)
-                await self._router.send_multipart([peer, answer.packed()])
+                await self._router.send_multipart([peer, heads.packed(answer)])
             else:
                 found = into.take(head, pieces)
-        await self._router.send_multipart([peer, into.credit().packed()])
+        await self._router.send_multipart([peer, heads.packed(into.credit())])
         # What is refused continues a message that an earlier connection has left.
         return peer, None if found is None or isinstance(found, Refused) else decode(found)

@@ -12,10 +12,11 @@ from typing import Any
 
 from aggregator import events as agg
 from aggregator.core import Aggregator
-from broker.routing.relay import Blocked, Relay, RelayConfig, Unreachable
-from broker.routing.relay import Received as RelayReceived
-from broker.routing.relay import Send as RelaySend
-from broker.routing.relay import Tick as RelayTick
+from broker.routing.events import Blocked, RelayConfig, Unreachable
+from broker.routing.events import Received as RelayReceived
+from broker.routing.events import Send as RelaySend
+from broker.routing.events import Tick as RelayTick
+from broker.routing.relay import Relay
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.protocol.core import Island

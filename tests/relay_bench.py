@@ -1,6 +1,7 @@
 """A relay to try: the messages that it passes on, and a driver that hands it events."""
 
-from broker.routing.relay import Blocked, Delivered, Note, Received, Relay, RelayConfig, Room, Send, Tick, Unreachable
+from broker.routing.events import Blocked, Delivered, Note, Received, RelayConfig, Room, Send, Tick, Unreachable
+from broker.routing.relay import Relay
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, BROKER, Envelope
 from broker.wire.ranges import StepRange

@@ -36,9 +36,9 @@ from broker.config import DEFAULT_REDIS_URL
 from broker.metrics.family import Family
 from broker.metrics.serving import served
 from broker.process import logs
+from broker.process.limits import memory_bytes
 from broker.process.settings import build
 from broker.registry.registry import Registry
-from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Phase
 

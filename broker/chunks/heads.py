@@ -13,11 +13,7 @@ from broker.wire.errors import RemoteProtocolError
 from broker.wire.messages import Reason
 
 MARK = 0xC1
-_CHUNK = struct.Struct(">BcQQQQ")
-_CREDIT = struct.Struct(">BcQQ")
-_ASK = struct.Struct(">BcQQ")
-_RESUME = struct.Struct(">BcQQ")
-_BOND = struct.Struct(">BcQQ")
+_FOUR, _TWO = struct.Struct(">BcQQQQ"), struct.Struct(">BcQQ")
 
 
 class Chunk(NamedTuple):
@@ -35,41 +31,22 @@ class Chunk(NamedTuple):
     offset: int
     rest: int
 
-    def packed(self) -> bytes:
-        """Returns the frame."""
-        return _CHUNK.pack(MARK, b"D", *self)
-
 
 class Credit(NamedTuple):
-    """Says what has come in chunks over this connection, and how far the other end may go on.
-
-    Attributes:
-        received: Bytes.
-        limit: Of the same count; more is to be sent only when a later credit allows it.
-    """
+    """Says how many bytes of chunks have come over this connection, and how many may, without a later one."""
 
     received: int
     limit: int
-
-    def packed(self) -> bytes:
-        """Returns the frame."""
-        return _CREDIT.pack(MARK, b"C", *self)
 
 
 class Ask(NamedTuple):
     """Asks how much of a message is here of an earlier connection; its header is the frame behind.
 
-    Attributes:
-        transfer: As of its chunks, which follow the answer.
-        total: Likewise.
+    Both numbers are those of its chunks, which follow the answer.
     """
 
     transfer: int
     total: int
-
-    def packed(self) -> bytes:
-        """Returns the frame."""
-        return _ASK.pack(MARK, b"A", *self)
 
 
 class Resume(NamedTuple):
@@ -77,10 +54,6 @@ class Resume(NamedTuple):
 
     transfer: int
     offset: int
-
-    def packed(self) -> bytes:
-        """Returns the frame."""
-        return _RESUME.pack(MARK, b"R", *self)
 
 
 class Bond(NamedTuple):
@@ -94,12 +67,15 @@ class Bond(NamedTuple):
     nonce: int
     subflow: int
 
-    def packed(self) -> bytes:
-        """Returns the frame."""
-        return _BOND.pack(MARK, b"B", *self)
-
 
 Head = Chunk | Credit | Ask | Resume | Bond
+_KINDS: dict[bytes, type[Head]] = {b"D": Chunk, b"C": Credit, b"A": Ask, b"R": Resume, b"B": Bond}
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+
+
+def packed(head: Head) -> bytes:
+    """Returns the first frame that says this."""
+    return (_FOUR if isinstance(head, Chunk) else _TWO).pack(MARK, _LETTERS[type(head)], *head)
 
 
 def is_head(frame: bytes | memoryview) -> bool:
@@ -113,21 +89,10 @@ def read(frame: bytes | memoryview) -> Head:
     Raises:
         RemoteProtocolError: ``malformed``: it is none of them.
     """
-    match bytes(frame[1:2]), len(frame):
-        case b"D", _CHUNK.size:
-            return Chunk(*_CHUNK.unpack(frame)[2:])
-        case b"C", _CREDIT.size:
-            return Credit(*_CREDIT.unpack(frame)[2:])
-        case b"A", _ASK.size:
-            return Ask(*_ASK.unpack(frame)[2:])
-        case b"R", _RESUME.size:
-            return Resume(*_RESUME.unpack(frame)[2:])
-        case b"B", _BOND.size:
-            return Bond(*_BOND.unpack(frame)[2:])
-    got = f"{len(frame)} bytes that begin with {bytes(frame[:2]).hex()}"
-    raise RemoteProtocolError(
-        Reason.MALFORMED,
-        field="head of a chunk",
-        got=got,
-        expected="a chunk or what is said of one",
-    )
+    kind = _KINDS.get(bytes(frame[1:2]))
+    form = _FOUR if kind is Chunk else _TWO
+    if kind is None or len(frame) != form.size:
+        got = f"{len(frame)} bytes that begin with {bytes(frame[:2]).hex()}"
+        expected = "a chunk or what is said of one"
+        raise RemoteProtocolError(Reason.MALFORMED, field="head of a chunk", got=got, expected=expected)
+    return kind(*form.unpack(frame)[2:])

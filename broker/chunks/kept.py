@@ -24,17 +24,10 @@ KEPT_S = 120.0
 
 @dataclass(slots=True)
 class Partial:
-    """The beginning of a payload.
+    """The beginning of a payload of ``total`` bytes, of which ``nbytes`` are here."""
 
-    Attributes:
-        frames: Its buffers, the last one maybe in part.
-        open: That one, if more of it is to come.
-        nbytes: That are here.
-        total: Of the payload.
-    """
-
-    frames: list[Buffer]
-    open: Opened | None
+    frames: list[Buffer]  # its buffers, the last one maybe in part
+    open: Opened | None  # that one, if more of it is to come
     nbytes: int
     total: int
 
@@ -54,11 +47,7 @@ def key_in(header: Buffer, limits: Limits) -> int | None:
 
 
 class Kept:
-    """Partial payloads, of one peer or of all that have no keys.
-
-    Args:
-        most_bytes: Of all of them; the oldest are forgotten.
-    """
+    """Partial payloads, of one peer or all without keys; beyond ``most_bytes`` the oldest are forgotten."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from broker.wire.messages.scattered import Scattered
 
 Octets = NDArray[np.uint8]
 
@@ -19,9 +21,7 @@ Octets = NDArray[np.uint8]
 class ReusedMemory:
     """Pieces of memory that come back once nothing refers to them, not even a view or a buffer.
 
-    Args:
-        most: Pieces that are kept for later; what comes back beyond that, the oldest first, is the system's again.
-        most_bytes: Likewise, of all of them.
+    At most ``most`` pieces of ``most_bytes`` together are kept for later; beyond that the oldest go to the system.
     """
 
     def __init__(self, most: int, most_bytes: float = math.inf) -> None:
@@ -71,30 +71,8 @@ def fresh(nbytes: int) -> memoryview:
     return np.empty(nbytes, np.uint8).data
 
 
-class Opened(Protocol):
-    """A frame of which more is to come."""
-
-    @property
-    def buffer(self) -> Any:
-        """The frame as a message has it."""
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes of the frame that have not come yet."""
-
-    def add(self, piece: memoryview) -> None:
-        """Takes in the next bytes."""
-
-
 class Joined:
-    """A frame that is copied together.
-
-    Args:
-        memory: Where it is to lie.
-
-    Attributes:
-        buffer: All of that.
-    """
+    """A frame that is copied together, into memory of its size."""
 
     def __init__(self, memory: Any) -> None:
         self.buffer = memoryview(memory)
@@ -109,3 +87,7 @@ class Joined:
         """Copies the next bytes."""
         self._missing[: piece.nbytes] = piece
         self._missing = self._missing[piece.nbytes :]
+
+
+#: A frame of which more is to come.
+Opened = Joined | Scattered

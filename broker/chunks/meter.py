@@ -50,18 +50,13 @@ class RateMeter:
         return median_low(self._samples) if len(self._samples) > SAMPLES // 2 else None
 
 
-class SendingMeter:
+class SendingMeter(RateMeter):
     """Rate and round trip of the direction in which chunks are sent, by when each is noted as received."""
 
     def __init__(self) -> None:
-        self._rate = RateMeter()
+        super().__init__()
         self._round_trips_s: deque[float] = deque(maxlen=ROUND_TRIPS)
         self._noted_s = 0.0
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """The rate; None if it is not known."""
-        return self._rate.bytes_per_s
 
     @property
     def round_trip_s(self) -> float | None:
@@ -78,23 +73,16 @@ class SendingMeter:
             self._round_trips_s.append(took_s)
             took_s = max(LEAST_PART * took_s, took_s - min(self._round_trips_s))
         self._noted_s = now_s
-        self._rate.moved(nbytes, took_s)
+        self.moved(nbytes, took_s)
 
 
-class ReceivingMeter:
+class ReceivingMeter(RateMeter):
     """The rate of incoming chunks, by the time from one chunk of a message to the next."""
 
-    def __init__(self) -> None:
-        self._rate = RateMeter()
-        self._arrived_s = 0.0
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """The rate; None if it is not known."""
-        return self._rate.bytes_per_s
+    _arrived_s = 0.0
 
     def arrived(self, nbytes: int, now_s: float, *, goes_on: bool) -> None:
         """A chunk has arrived; with ``goes_on`` it continues the message of the chunk before."""
         if goes_on:
-            self._rate.moved(nbytes, now_s - self._arrived_s)
+            self.moved(nbytes, now_s - self._arrived_s)
         self._arrived_s = now_s

@@ -29,15 +29,10 @@ SPARE_FRAMES, SPARE_BYTES = 256, 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message that is not taken in.
-
-    Attributes:
-        error: Why.
-        header: Its first frame alone, if that is here.
-    """
+    """A message that is not taken in, and why."""
 
     error: RemoteProtocolError
-    header: list[Buffer]
+    header: list[Buffer]  # its first frame alone, if that is here
 
 
 class Inflow:
@@ -69,11 +64,6 @@ class Inflow:
     def partial_bytes(self) -> int:
         """Bytes that are here of a message that is not whole."""
         return self._early_bytes + (0 if self._refused else self._offset)
-
-    @property
-    def received_bytes(self) -> int:
-        """Of all chunks."""
-        return sum(self._received.values())
 
     def credit(self, subflow: int = 0) -> Credit:
         """Returns what the sender is told of a connection: bytes that have come, and up to where it may go on."""
@@ -142,8 +132,8 @@ class Inflow:
         """Takes a chunk in; :meth:`credit` is to be sent then.
 
         Args:
-            chunk: Its head.
-            frames: What came behind that.
+            chunk: The head of the chunk.
+            frames: The frames behind it.
 
         Returns:
             The frames of the message if it is whole now. Or why it is refused: it is too large, or this chunk does not
@@ -155,17 +145,14 @@ class Inflow:
         if chunk.offset == 0:
             self._begin(chunk)
         elif (chunk.transfer, chunk.total, chunk.offset) != (self._transfer, self._total, self._offset):
-            expected = f"{(self._transfer, self._total, self._offset)}"
-            flaw = _malformed(f"(transfer, total, offset) = {tuple(chunk[:3])}", expected)
-            known = (chunk.transfer, chunk.total) == (self._transfer, self._total) and self._refused
-            flaw = None if known else flaw
+            if not (self._refused and (chunk.transfer, chunk.total) == (self._transfer, self._total)):
+                expected = f"{(self._transfer, self._total, self._offset)}"
+                flaw = _malformed(f"(transfer, total, offset) = {tuple(chunk[:3])}", expected)
             self._begin(chunk)
             self._refused = True
         header = [self._frames[0] if self._frames else frames[0]] if frames else []
         if not self._refused:
-            flaw = self._flaw(chunk, views, nbytes)
-            if flaw is None:
-                flaw = self._kept(frames, views, chunk.rest)
+            flaw = self._flaw(chunk, views, nbytes) or self._kept(frames, views, chunk.rest)
         if flaw is not None:
             self._refused, self._frames, self._open = True, [], None
         self._offset += nbytes
@@ -188,9 +175,8 @@ class Inflow:
     def _flaw(self, chunk: Chunk, views: Sequence[memoryview], nbytes: int) -> RemoteProtocolError | None:
         most_bytes = self._limits.max_message_bytes
         if chunk.total > most_bytes:
-            return RemoteProtocolError(
-                Reason.OVERSIZE, field="message", got=chunk.total, expected=f"at most {most_bytes} bytes"
-            )
+            expected = f"at most {most_bytes} bytes"
+            return RemoteProtocolError(Reason.OVERSIZE, field="message", got=chunk.total, expected=expected)
         number = len(self._frames) + len(views)
         if number > self._limits.max_buffers + 1:
             expected = f"at most {self._limits.max_buffers}"
@@ -207,27 +193,23 @@ class Inflow:
 
     def _kept(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> RemoteProtocolError | None:
         """Adds the pieces of a chunk, or says that there is no memory for what they announce."""
+        places = range(len(views))
         try:
-            self._keep(frames, views, rest)
+            if self._open is not None:
+                self._open.add(views[0])
+                self._open = self._open if self._open.missing_bytes else None
+                places = places[1:]
+            for place in places:
+                if rest and place == len(views) - 1:
+                    self._open = self._opened(views[place].nbytes + rest)
+                    self._open.add(views[place])
+                    self._frames.append(self._open.buffer)
+                else:
+                    self._frames.append(frames[place])
         except MemoryError:
             expected = "what the memory that is free here holds"
             return RemoteProtocolError(Reason.OVERSIZE, field="message", got=self._total, expected=expected)
         return None
-
-    def _keep(self, frames: Sequence[Buffer], views: list[memoryview], rest: int) -> None:
-        """Adds the pieces of a chunk to the frames of the message."""
-        places = range(len(views))
-        if self._open is not None:
-            self._open.add(views[0])
-            self._open = self._open if self._open.missing_bytes else None
-            places = places[1:]
-        for place in places:
-            if rest and place == len(views) - 1:
-                self._open = self._opened(views[place].nbytes + rest)
-                self._open.add(views[place])
-                self._frames.append(self._open.buffer)
-            else:
-                self._frames.append(frames[place])
 
     def _opened(self, nbytes: int) -> Opened:
         """Returns a frame of so many bytes, all of which are to come."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker.chunks.heads import Ask, Chunk, Credit, Resume
+from broker.chunks.heads import Ask, Chunk, Credit, Resume, packed
 from broker.chunks.meter import SendingMeter
 from broker.chunks.subflow import MOST_UNDER_WAY_BYTES, Subflow
 from broker.wire.headers import Buffer
@@ -33,28 +33,17 @@ def is_urgent(message: Message) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A message on its way out.
-
-    Attributes:
-        frames: Of the message; they must not change until it has arrived.
-        nbytes: Of all of them.
-        whole: It travels in one piece, and is not noted.
-        what: Whatever its sender knows it by.
-        key: Of its payload; 0: it is sent again as a whole, if ever.
-        asks: How much of it is there of an earlier connection; it waits for the answer once it has asked.
-        sent_bytes: Handed to the connection by now, or there before.
-        done: All of them are.
-    """
+    """A message on its way out; its frames must not change until it has arrived."""
 
     frames: Sequence[Buffer]
-    nbytes: int
-    whole: bool
-    what: object = None
-    key: int = 0
-    asks: bool = False
-    asked: bool = False
-    sent_bytes: int = 0
-    done: bool = False
+    nbytes: int  # of all frames
+    whole: bool  # it travels in one piece, and is not noted
+    what: object = None  # whatever its sender knows it by
+    key: int = 0  # of its payload; 0: it is sent again as a whole, if ever
+    asks: bool = False  # how much of it is there of an earlier connection,
+    asked: bool = False  # and waits for the answer
+    sent_bytes: int = 0  # handed to the connection by now, or there before
+    done: bool = False  # all of them are
     number: int = 0
     frame: int = 0  # the next chunk begins in this one,
     at: int = 0  # behind so many bytes of it
@@ -75,7 +64,7 @@ class Next(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """A chunk that was handed over: of which message it is, and where it begins among all bytes that were."""
+    """A chunk that was handed over, where it begins among all bytes that were, and whether it was noted."""
 
     transfer: Transfer
     begin: int
@@ -85,17 +74,12 @@ class _Piece:
 class Outflow:
     """The messages that go out over one connection, or in chunks over several.
 
-    A chunk goes where the least is under way, so a connection that is slower takes fewer.
-
-    Args:
-        meter: Is told what is noted as received, if somebody wants to know the link.
-
-    Attributes:
-        given_bytes: Handed to the connections in chunks.
+    A chunk goes where the least is under way, so a connection that is slower takes fewer. ``meter`` is told what is
+    noted as received.
     """
 
     def __init__(self, meter: SendingMeter | None = None) -> None:
-        self.given_bytes = 0
+        self.given_bytes = 0  # handed to the connections in chunks
         self._meter = meter
         self._delivered: list[Transfer] = []
         self._number = 0
@@ -112,11 +96,6 @@ class Outflow:
     def __len__(self) -> int:
         """Returns how many messages are not handed to the connection yet."""
         return len(self._urgent) + len(self._waiting)
-
-    @property
-    def window_bytes(self) -> int:
-        """What may be under way at a time, as far as the link is known."""
-        return sum(each.window_bytes for each in self._subflows.values())
 
     @property
     def received_bytes(self) -> int:
@@ -139,7 +118,7 @@ class Outflow:
 
         Args:
             frames: Header and buffers.
-            what: Returned with it.
+            what: As in :class:`Transfer`.
             urgent: It may overtake others; small ones do.
             key: Of its payload (:mod:`broker.chunks.kept`), if it is worth going on with.
             asks: A part of it has gone over an earlier connection.
@@ -188,7 +167,7 @@ class Outflow:
         if transfer.asks:
             header = transfer.frames[0]
             head = Ask(self._number_of(transfer), transfer.nbytes)
-            return Next(transfer, [head.packed(), header], memoryview(header).nbytes, True, 0, 1, 0)
+            return Next(transfer, [packed(head), header], memoryview(header).nbytes, True, 0, 1, 0)
         left = transfer.nbytes - transfer.sent_bytes
         if self._under_way and self.given_bytes - self._under_way[0].begin >= MOST_UNDER_WAY_BYTES:
             return None  # the receiver keeps what comes behind a chunk that is late
@@ -275,7 +254,7 @@ class Outflow:
             if left == 0 and (frame == len(transfer.frames) or nbytes_of(transfer.frames[frame])):
                 break
         head = Chunk(self._number_of(transfer), transfer.nbytes, transfer.sent_bytes, rest)
-        return Next(transfer, [head.packed(), *frames], size - left, True, subflow, frame, at)
+        return Next(transfer, [packed(head), *frames], size - left, True, subflow, frame, at)
 
 
 def _whole(transfer: Transfer) -> Next:

@@ -43,17 +43,11 @@ class Noted(Generic[Piece]):
 
 @dataclass(slots=True)
 class Subflow(Generic[Piece]):
-    """One connection, as its sender knows it.
+    """One connection, as its sender knows it."""
 
-    Attributes:
-        given_bytes: Handed to the connection in chunks.
-        received_bytes: Of these, noted by the other end.
-        window_bytes: What may be under way at a time, as far as the connection is known.
-    """
-
-    given_bytes: int = 0
-    received_bytes: int = 0
-    window_bytes: int = FIRST_BYTES
+    given_bytes: int = 0  # handed to the connection in chunks
+    received_bytes: int = 0  # of these, noted by the other end
+    window_bytes: int = FIRST_BYTES  # what may be under way at a time, as far as the connection is known
     _limit_bytes: int = FIRST_BYTES
     _under_way: deque[tuple[int, float, Piece]] = field(default_factory=deque)  # (given by then, when, what)
     _held_up: bool = False  # something waited for the window

@@ -4,8 +4,9 @@ A connection has an entry here from its first large message on. What is put into
 end, a few messages at most; beyond that the relay keeps them (:class:`~broker.routing.events.Blocked`), and hears when
 there is room again.
 
-Several connections may carry the chunks of one flow (:mod:`broker.gateway.bonds`). For everybody else they are one, the
-first of them, and they end together.
+Several connections may carry the chunks of one flow. The first stands for it, under a number that its client has drawn;
+one that names the number later, and came under the same key, belongs to it. For everybody else they are one, the first
+of them, and they end together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from broker.chunks import heads
 from broker.chunks.kept import LEAST_BYTES, Kept, key_of
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
-from broker.gateway.bonds import Bonds
+from broker.chunks.subflow import MOST_SUBFLOWS
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire.codec import encode
 from broker.wire.errors import RemoteProtocolError
@@ -56,6 +57,51 @@ class _Flow:
     blocked: bool = False  # the relay waits for room
     owes_credit: set[int] = field(default_factory=set)  # by subflow
     owed: list[tuple[int, bytes]] = field(default_factory=list)  # answers, by subflow: of others that of a bond alone
+
+
+class Bonds:
+    """The flows of several connections, by routing id of the first."""
+
+    def __init__(self) -> None:
+        self._firsts: dict[tuple[str, int], bytes] = {}  # by key and number
+        self._names: dict[bytes, tuple[str, int]] = {}  # the other way round
+        self._others: dict[bytes, dict[int, bytes]] = {}  # by first and subflow
+        self._part_of: dict[bytes, tuple[bytes, int]] = {}  # by other
+
+    def place_of(self, peer: bytes) -> tuple[bytes, int]:
+        """Returns the first connection of a flow, and which of its connections this one is; 0 is the first."""
+        return self._part_of.get(peer, (peer, 0))
+
+    def route(self, first: bytes, subflow: int) -> bytes:
+        """Returns a connection of a flow."""
+        return self._others[first][subflow] if subflow else first
+
+    def bind(self, peer: bytes, bond: heads.Bond, key: str) -> bool:
+        """Takes in what a connection says of itself, under a public key; returns whether it is so from now on."""
+        name = key, bond.nonce
+        if bond.subflow == 0:
+            if name in self._firsts or peer in self._names or peer in self._part_of:
+                return False
+            self._firsts[name], self._names[peer], self._others[peer] = peer, name, {}
+            return True
+        first = self._firsts.get(name)
+        if first is None or peer in self._names or peer in self._part_of:
+            return False
+        if bond.subflow >= MOST_SUBFLOWS or bond.subflow in self._others[first]:
+            return False
+        self._others[first][bond.subflow] = peer
+        self._part_of[peer] = first, bond.subflow
+        return True
+
+    def end(self, first: bytes) -> list[bytes]:
+        """Forgets a flow; returns its connections, the first among them."""
+        name = self._names.pop(first, None)
+        if name is not None:
+            del self._firsts[name]
+        others = list(self._others.pop(first, {}).values())
+        for each in others:
+            del self._part_of[each]
+        return [first, *others]
 
 
 class Flows:
@@ -141,7 +187,7 @@ class Flows:
             return flow.incoming.take(head, frames)
         kept = self._kept.get(key, Kept(0))
         before = kept.nbytes
-        flow.owed.append((0, flow.incoming.answer(head, frames, kept).packed()))
+        flow.owed.append((0, heads.packed(flow.incoming.answer(head, frames, kept))))
         self._kept_bytes += kept.nbytes - before
         return None
 
@@ -153,7 +199,7 @@ class Flows:
         flow = self._of(self.first_of(peer))
         if bond.subflow:
             flow.incoming.spread(bond.subflow)
-        flow.owed.append((bond.subflow, bond.packed()))
+        flow.owed.append((bond.subflow, heads.packed(bond)))
 
     @property
     def partial_bytes(self) -> int:
@@ -216,7 +262,7 @@ class Flows:
             if subflow:  # it knows now that chunks may come over it
                 flow.out.spread(subflow)
         for subflow in tuple(flow.owes_credit):
-            credit = flow.incoming.credit(subflow).packed()
+            credit = heads.packed(flow.incoming.credit(subflow))
             if self._put(self._bonds.route(peer, subflow), [credit]) is not Put.FULL:
                 flow.owes_credit.discard(subflow)
         while (step := flow.out.next()) is not None:

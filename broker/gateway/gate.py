@@ -33,7 +33,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from broker.gateway.connections import Connections, Ending, files_for_connections
-from broker.gateway.receiving import Taken, said_of
+from broker.gateway.turns import Taken, said_of
 from broker.process import logs
 from broker.routing.events import AllowListChanged, TurnedAway
 from broker.transport.descriptors import Name, hang_up, hold, received_bytes

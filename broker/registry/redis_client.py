@@ -1,23 +1,33 @@
-"""Makes clients of Redis from the address of a server or of sentinels; a file may have the password.
+"""Makes clients of Redis from an address of a server or of sentinels, and words their errors.
 
-Shell. Nothing is sent before the first command. A file is read at every connection, so that a password which is
-replaced there is used from the next one on. Sentinels are asked at every connection, too: after a failover the next
+Shell. Nothing is sent before the first command. A file with the password is read at every connection, so that one which
+is replaced there is used from the next one on. Sentinels are asked at every connection, too: after a failover the next
 one leads to the new master.
 """
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis.asyncio as aioredis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    InvalidResponse,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,
+)
 
 from broker.registry import redis_address
 from broker.registry.redis_address import Place
@@ -28,12 +38,7 @@ SENTINEL_TIMEOUT_S = 0.3
 
 
 class PasswordFile(CredentialProvider):
-    """A user with a password that a file has.
-
-    Args:
-        user: Empty: the default one.
-        path: The file's.
-    """
+    """A user, empty for the default one, with a password that a file has."""
 
     def __init__(self, user: str, path: str) -> None:
         self._user, self._path = user, path
@@ -85,14 +90,8 @@ class Client:
             await each.aclose()
 
 
-def client(url: str, *, field: str, connect_timeout_s: float, answer_timeout_s: float) -> Client:
-    """Returns a client that tries everything once, and answers in text.
-
-    Args:
-        url: As :mod:`broker.registry.redis_address` says.
-        field: The setting that it comes from, named in the error.
-        connect_timeout_s: To connect.
-        answer_timeout_s: For each answer.
+def client(url: str, connect_timeout_s: float, answer_timeout_s: float, *, field: str) -> Client:
+    """Returns a client that tries everything once, and answers in text; ``field`` names the setting.
 
     Raises:
         ConfigError: It is no address, or a file that it names cannot be read.
@@ -140,3 +139,50 @@ def _behind_sentinels(place: Place, usual: dict[str, Any], ours: dict[str, Any])
         place.sentinels, sentinel_kwargs=of_sentinels, **of_server, **ours
     )
     return Client(manager.master_for(place.master), tuple(manager.sentinels))
+
+
+def why(err: BaseException) -> str:
+    """Returns what is wrong in the words of the error; of a refused password in those of the protocol."""
+    if not isinstance(err, AuthenticationError):
+        return str(err).rstrip(".")
+    if "without any password" in str(err) or "no password is set" in str(err):
+        return "it has no password, and was given one"
+    if "invalid" in str(err):
+        return "WRONGPASS, it does not take this user and password"
+    return "NOAUTH, it wants a password"
+
+
+def cure(err: BaseException, url: str) -> str:
+    """Returns the cure for an error at an address; empty if none is known."""
+    scheme = urlsplit(url).scheme.removesuffix(redis_address.SENTINEL)
+    cause = err.__cause__ or err.__context__
+    match err:
+        case AuthenticationError() if why(err).startswith("it has no"):
+            return "leave it out of the address"
+        case AuthenticationError():
+            place = "unix://:PASSWORD@/PATH" if scheme == "unix" else f"{scheme}://:PASSWORD@HOST:PORT"
+            return (
+                f"give the password in the address, as in {place}, with a user USER:PASSWORD@, or ?password_file=/PATH"
+            )
+        case NoPermissionError():
+            return "its user needs the commands on the keys atoll:* that docs/operate.md lists"
+        case MasterNotFoundError():
+            return "check the sentinels, and the name of the master behind them; during a failover it comes by itself"
+        case ReadOnlyError():
+            return "it is a replica: give the address of its primary"
+        case ConnectionError() if isinstance(cause, ssl.SSLCertVerificationError):
+            return "name the authority of its certificate in the address, as in ?ssl_ca_certs=FILE"
+        case ConnectionError() | TimeoutError() if isinstance(cause, ssl.SSLError) or (
+            scheme == "rediss" and isinstance(err, TimeoutError)
+        ):
+            return "without TLS the address begins with redis://"
+        case InvalidResponse():
+            return "what listens there is no Redis, or wants TLS, for which the address begins with rediss://"
+        case ConnectionError() if scheme == "redis" and _hung_up(err):
+            return "if it wants TLS, the address begins with rediss://"
+    return ""
+
+
+def _hung_up(err: BaseException) -> bool:
+    """Whether a server ended the connection without a word, as one does that expects TLS."""
+    return any(words in str(err) for words in ("closed by server", "reset by peer"))

@@ -18,9 +18,8 @@ aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
 
 and ``atoll:runs`` is a sorted set of run ids: ``up`` takes one that no run here has (:meth:`Registry.claim`).
 
-All times are those of Redis: writers say how long ago something was, so
-that ages come out right even if the clocks of two hosts do not agree. Everything but the leases vanishes a week after
-its last write.
+All times are those of Redis: writers say how long ago something was, so that ages come out right even if the clocks of
+two hosts do not agree. Everything but the leases vanishes a week after its last write.
 
 Every operation writes state, not changes of state, and may be repeated; a failure is
 :class:`~broker.wire.errors.Unavailable`, after one attempt: whoever calls decides when to try again.
@@ -33,13 +32,13 @@ import dataclasses
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import redis.asyncio as aioredis
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
-from broker.registry import redis_client, redis_errors, scripts
+from broker.registry import redis_client
 from broker.routing.directory import MAX_SHARDS
 from broker.wire.errors import Unavailable, shown
 from broker.wire.records import (
@@ -54,8 +53,6 @@ from broker.wire.records import (
     Snapshot,
 )
 
-__all__ = ["BrokerRecord", "FragmentRecord", "MemberRecord", "Registry", "RunTotals", "Snapshot"]
-
 T = TypeVar("T")
 
 KEEP_S = 7 * 24 * 3600
@@ -69,6 +66,60 @@ RUNS = "atoll:runs"
 #: A registry that is slower than this is as good as gone: nobody waits for it.
 CONNECT_TIMEOUT_S = 0.5
 ANSWER_TIMEOUT_S = 1.0
+
+#: Writes records of fragments unless a later version stands there: a deposed aggregator may still be writing.
+_WRITE_FRAGMENTS: Final = """
+local written = 0
+for i = 2, #ARGV, 4 do
+  local held = redis.call('HGET', KEYS[1], ARGV[i])
+  local later = false
+  if held then
+    local epoch, version = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+    held = cjson.decode(held)
+    later = held.epoch > epoch or (held.epoch == epoch and held.version > version)
+  end
+  if not later then
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 3])
+    written = written + 1
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return written
+"""
+
+#: Writes what a broker has heard of islands, unless another one has heard of them since: who has left for it is
+#: remembered here for a while, and written with all else. A time that has not come yet is not believed: clocks go back.
+_WRITE_MEMBERS: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local written = 0
+for i = 3, #ARGV, 3 do
+  local island, heard = ARGV[i], now - tonumber(ARGV[i + 1])
+  local key = KEYS[2] .. island
+  local other = redis.call('HGET', key, 'broker')
+  local held = tonumber(redis.call('ZSCORE', KEYS[1], island) or '-1')
+  if not other or other == ARGV[2] or held <= heard or held > now then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', heard), island)
+    redis.call('HSET', key, 'broker', ARGV[2], unpack(cjson.decode(ARGV[i + 2])))
+    redis.call('EXPIRE', key, ARGV[1])
+    written = written + 1
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return written
+"""
+
+#: Takes the name of a run, unless a run has it: one that was written to within a week, or that anybody ever led.
+_CLAIM: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local written = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if redis.call('EXISTS', KEYS[2]) == 1 or (written and now - tonumber(written) < tonumber(ARGV[2])) then
+  return 0
+end
+redis.call('ZADD', KEYS[1], string.format('%.6f', now), ARGV[1])
+return 1
+"""
 
 
 def aggregator_source(shard: int) -> str:
@@ -87,24 +138,14 @@ class Registry:
     """
 
     def __init__(self, url: str, run_id: str, *, field: str = "redis_url") -> None:
-        """Prepares a connection; nothing is sent yet.
-
-        Args:
-            url: Of the server.
-            run_id: Of the run.
-            field: The setting that the address comes from, named in the error.
+        """Prepares a connection; nothing is sent yet. ``field`` is the setting that the address comes from.
 
         Raises:
             ConfigError: ``url`` is no address of a Redis server, or names a file that cannot be read.
         """
-        self._client = redis_client.client(
-            url, field=field, connect_timeout_s=CONNECT_TIMEOUT_S, answer_timeout_s=ANSWER_TIMEOUT_S
-        )
+        self._client = redis_client.client(url, CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S, field=field)
         self.run_id = run_id
         self.address, self._url = shown(url), url
-        self._redis = self._client.redis
-        self._write_fragments = self._redis.register_script(scripts.WRITE_FRAGMENTS)
-        self._write_members = self._redis.register_script(scripts.WRITE_MEMBERS)
 
     async def aclose(self) -> None:
         """Closes the connection."""
@@ -114,12 +155,7 @@ class Registry:
 
     async def claim(self) -> bool:
         """Takes the run's name for a new run; False: a run has it, whose keys would be those of the new one."""
-
-        async def claim(_: aioredis.Redis) -> bool:
-            keys, arguments = [RUNS, self._key("lease", "0")], [self.run_id, str(KEEP_S)]
-            return bool(await self.script(scripts.CLAIM)(keys=keys, args=arguments))
-
-        return await self.attempt(claim)
+        return bool(await self._run(_CLAIM, [RUNS, self.key("lease", "0")], [self.run_id, KEEP_S]))
 
     # --- written by the broker ---
 
@@ -128,49 +164,37 @@ class Registry:
 
         Not of all of a large fleet at once: neither the caller's other work nor Redis is held up for long.
         """
-        parts = [records[i : i + MEMBERS_AT_ONCE] for i in range(0, len(records), MEMBERS_AT_ONCE)]
-        return sum([await self._write_some(broker, part) for part in parts])
-
-    async def _write_some(self, broker: str, records: Sequence[MemberRecord]) -> int:
-        async def write() -> int:
+        written = 0
+        for i in range(0, len(records), MEMBERS_AT_ONCE):
             arguments: list[Any] = [KEEP_S, json.dumps(broker)]
-            for record in records:
+            for record in records[i : i + MEMBERS_AT_ONCE]:
                 fields = _fields(record, without=("island_id", "heard_ago_s"))
                 pairs = [part for pair in fields.items() for part in pair]
                 arguments += [record.island_id, record.heard_ago_s, json.dumps(pairs)]
-            return int(await self._write_members(keys=[self._key("members"), self._key("member", "")], args=arguments))
-
-        return await self._attempt(write)
+            written += await self._run(_WRITE_MEMBERS, [self.key("members"), self.key("member", "")], arguments)
+        return written
 
     async def write_broker(self, broker: str, record: BrokerRecord) -> None:
         """Writes a broker's counters, and the run into the list of runs."""
 
-        async def write() -> None:
-            now_s = await self._now_s()
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.zadd(self._key("brokers"), {broker: now_s})
-                pipe.expire(self._key("brokers"), KEEP_S)
-                pipe.hset(self._key("broker", broker), mapping=_fields(record) | {"written_at": json.dumps(now_s)})
-                pipe.expire(self._key("broker", broker), KEEP_S)
+        async def write(redis: aioredis.Redis) -> None:
+            now_s = _seconds(await redis.time())
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.zadd(self.key("brokers"), {broker: now_s})
+                pipe.expire(self.key("brokers"), KEEP_S)
+                pipe.hset(self.key("broker", broker), mapping=_fields(record) | {"written_at": json.dumps(now_s)})
+                pipe.expire(self.key("broker", broker), KEEP_S)
                 pipe.zadd(RUNS, {self.run_id: now_s})
                 pipe.zremrangebyscore(RUNS, "-inf", now_s - KEEP_S)
                 await pipe.execute()
 
-        await self._attempt(write)
+        await self.attempt(write)
 
     async def write_refusals(self, source: str, refusals: Mapping[str, Mapping[str, int]]) -> None:
         """Writes how often ``source`` (a broker or an aggregator) refused what, by island and reason."""
-        if not refusals:
-            return
-        mapping: dict[Any, Any] = {island: json.dumps(dict(reasons)) for island, reasons in refusals.items()}
-
-        async def write() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(self._key("refusals", source), mapping=mapping)
-                pipe.expire(self._key("refusals", source), KEEP_S)
-                await pipe.execute()
-
-        await self._attempt(write)
+        if refusals:
+            counts = {island: json.dumps(dict(reasons)) for island, reasons in refusals.items()}
+            await self._write_hash(self.key("refusals", source), counts)
 
     # --- written by the aggregator ---
 
@@ -179,28 +203,20 @@ class Registry:
         if not records:
             return 0
 
-        async def write() -> int:
-            now_s = await self._now_s()
+        async def write(redis: aioredis.Redis) -> int:
+            now_s = _seconds(await redis.time())
             arguments: list[Any] = [KEEP_S]
             for record in records:
                 value = dataclasses.asdict(record) | {"committed_at": now_s - record.committed_ago_s}
                 del value["fragment_id"], value["committed_ago_s"]
                 arguments += [record.fragment_id, record.epoch, record.version, json.dumps(value)]
-            return int(await self._write_fragments(keys=[self._key("model")], args=arguments))
+            return int(await redis.register_script(_WRITE_FRAGMENTS)(keys=[self.key("model")], args=arguments))
 
-        return await self._attempt(write)
+        return await self.attempt(write)
 
     async def write_totals(self, totals: RunTotals, shard: int = 0) -> None:
         """Writes where the run stands, as far as one shard can say."""
-        key = self._totals_key(shard)
-
-        async def write() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(key, mapping=_fields(totals))
-                pipe.expire(key, KEEP_S)
-                await pipe.execute()
-
-        await self._attempt(write)
+        await self._write_hash(self._totals_key(shard), _fields(totals))
 
     async def append_events(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Appends to the stream of events, whose oldest entries fall out beyond about ``MAX_EVENTS``.
@@ -211,77 +227,74 @@ class Registry:
         if not events:
             return
 
-        async def write() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
+        async def write(redis: aioredis.Redis) -> None:
+            async with redis.pipeline(transaction=True) as pipe:
                 for event in events:
                     entry = {"event": json.dumps(dict(event), default=str)}
-                    pipe.xadd(self._key("events"), cast(Any, entry), maxlen=MAX_EVENTS, approximate=True)
-                pipe.expire(self._key("events"), KEEP_S)
+                    pipe.xadd(self.key("events"), cast(Any, entry), maxlen=MAX_EVENTS, approximate=True)
+                pipe.expire(self.key("events"), KEEP_S)
                 await pipe.execute()
 
-        await self._attempt(write)
+        await self.attempt(write)
 
     async def write_versions(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes who is in some versions; a row has at least ``fragment`` and ``version``. Old ones fall out."""
         if not rows:
             return
-        keys = sorted({self._key("versions", str(row["fragment"])) for row in rows})
+        keys = sorted({self.key("versions", str(row["fragment"])) for row in rows})
 
-        async def write() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
+        async def write(redis: aioredis.Redis) -> None:
+            async with redis.pipeline(transaction=True) as pipe:
                 for row in rows:
                     entry = {str(row["version"]): json.dumps(dict(row), default=str)}
-                    pipe.hset(self._key("versions", str(row["fragment"])), mapping=cast(Any, entry))
+                    pipe.hset(self.key("versions", str(row["fragment"])), mapping=cast(Any, entry))
                 for key in keys:
                     pipe.expire(key, KEEP_S)
                 for key in keys:
                     pipe.hkeys(key)
                 kept = (await pipe.execute())[-len(keys) :]
-            async with self._redis.pipeline(transaction=False) as pipe:
+            async with redis.pipeline(transaction=False) as pipe:
                 for key, versions in zip(keys, kept, strict=True):
                     for version in sorted(map(int, versions))[:-KEEP_VERSIONS]:
                         pipe.hdel(key, str(version))
                 await pipe.execute()
 
-        await self._attempt(write)
+        await self.attempt(write)
 
     # --- written by whoever evaluates the run ---
 
     async def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Writes the newest evaluation of the global model; whatever plain data it is, status hands it on."""
-
-        async def write() -> None:
-            await self._redis.set(self._key("evaluation"), json.dumps(dict(evaluation)), ex=KEEP_S)
-
-        await self._attempt(write)
+        text = json.dumps(dict(evaluation))
+        await self.attempt(lambda redis: redis.set(self.key("evaluation"), text, ex=KEEP_S))
 
     # --- read by status ---
 
     async def read(self) -> Snapshot:
         """Reads all that is known about the run."""
-        return await self._attempt(self._read)
+        return await self.attempt(self._read)
 
-    async def _read(self) -> Snapshot:
-        async with self._redis.pipeline(transaction=True) as pipe:
+    async def _read(self, redis: aioredis.Redis) -> Snapshot:
+        async with redis.pipeline(transaction=True) as pipe:
             pipe.time()
-            pipe.zrange(self._key("members"), 0, -1, withscores=True)
-            pipe.zrange(self._key("brokers"), 0, -1)
+            pipe.zrange(self.key("members"), 0, -1, withscores=True)
+            pipe.zrange(self.key("brokers"), 0, -1)
             for name in ("model", "totals"):
-                pipe.hgetall(self._key(name))
+                pipe.hgetall(self.key(name))
             for shard in range(MAX_SHARDS):
-                pipe.hgetall(self._key("lease", str(shard)))
-            pipe.get(self._key("evaluation"))
+                pipe.hgetall(self.key("lease", str(shard)))
+            pipe.get(self.key("evaluation"))
             time, members, brokers, model, totals, *leases, evaluation = await pipe.execute()
         islands = [island for island, _ in members]
         others = [shard for shard, held in enumerate(leases) if held and shard]
         sources = [*(f"broker:{broker}" for broker in brokers), *map(aggregator_source, (0, *others))]
         keys = [
             *(self._totals_key(shard) for shard in others),
-            *(self._key("member", island) for island in islands),
-            *(self._key("broker", broker) for broker in brokers),
-            *(self._key("refusals", source) for source in sources),
+            *(self.key("member", island) for island in islands),
+            *(self.key("broker", broker) for broker in brokers),
+            *(self.key("refusals", source) for source in sources),
         ]
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with redis.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.hgetall(key)
             hashes = [_values(each) for each in await pipe.execute()]
@@ -302,66 +315,68 @@ class Registry:
     async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]:
         """Reads the first ``count`` events after a number, oldest first; after (0, 0): from the oldest on."""
 
-        async def read() -> list[NumberedEvent]:
+        async def read(redis: aioredis.Redis) -> list[NumberedEvent]:
             ms, n = after
-            entries: Any = await self._redis.xrange(self._key("events"), min=f"{ms}-{n + 1}", count=count)
+            entries: Any = await redis.xrange(self.key("events"), min=f"{ms}-{n + 1}", count=count)
             return [(_number(number), json.loads(entry["event"])) for number, entry in entries]
 
-        return await self._attempt(read)
+        return await self.attempt(read)
 
     async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion:
         """Reads who is in a version of a fragment; None: in its newest one."""
-        key = self._key("versions", str(fragment_id))
+        key = self.key("versions", str(fragment_id))
 
-        async def read() -> KeptVersion:
-            known = sorted(int(each) for each in await cast(Awaitable[list[str]], self._redis.hkeys(key)))
+        async def read(redis: aioredis.Redis) -> KeptVersion:
+            known = sorted(int(each) for each in await cast(Awaitable[list[str]], redis.hkeys(key)))
             wanted = version if version is not None else known[-1] if known else -1
-            found = await cast(Awaitable[str | None], self._redis.hget(key, str(wanted))) if wanted in known else None
+            found = await cast(Awaitable[str | None], redis.hget(key, str(wanted))) if wanted in known else None
             row = None if found is None else json.loads(found)
             return KeptVersion(fragment_id=fragment_id, found=row, known=tuple(known))
 
-        return await self._attempt(read)
+        return await self.attempt(read)
 
     async def known_runs(self) -> list[str]:
         """Lists runs that have been written to within the last week, the latest first."""
 
-        async def read() -> list[str]:
-            return [str(run) for run in await self._redis.zrevrange(RUNS, 0, -1)]
+        async def read(redis: aioredis.Redis) -> list[str]:
+            return [str(run) for run in await redis.zrevrange(RUNS, 0, -1)]
 
-        return await self._attempt(read)
+        return await self.attempt(read)
 
     # --- below, and for :mod:`aggregator.process.lease` ---
 
     def key(self, *parts: str) -> str:
         """Returns the name of a key of this run."""
-        return self._key(*parts)
+        return ":".join(("atoll", self.run_id, *parts))
 
     def script(self, lua: str) -> AsyncScript:
         """Returns a script that this connection can run."""
-        return self._redis.register_script(lua)
+        return self._client.redis.register_script(lua)
+
+    def _totals_key(self, shard: int) -> str:
+        return self.key("totals", str(shard)) if shard else self.key("totals")
+
+    async def _run(self, lua: str, keys: list[str], arguments: list[Any]) -> int:
+        return int(await self.attempt(lambda _: self.script(lua)(keys=keys, args=arguments)))
+
+    async def _write_hash(self, key: str, fields: Mapping[Any, Any]) -> None:
+        async def write(redis: aioredis.Redis) -> None:
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.hset(key, mapping=fields)
+                pipe.expire(key, KEEP_S)
+                await pipe.execute()
+
+        await self.attempt(write)
 
     async def attempt(self, operation: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
         """Runs an operation on the connection once; Unavailable says what Redis or the network had to say."""
-        return await self._attempt(lambda: operation(self._redis))
-
-    def _totals_key(self, shard: int) -> str:
-        return self._key("totals", str(shard)) if shard else self._key("totals")
-
-    def _key(self, *parts: str) -> str:
-        return ":".join(("atoll", self.run_id, *parts))
-
-    async def _now_s(self) -> float:
-        return _seconds(await self._redis.time())
-
-    async def _attempt(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Runs an operation once; maps whatever Redis or the network has to say to :class:`Unavailable`."""
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
         try:
             # The socket's own timeouts start anew with each byte; this one does not.
             async with asyncio.timeout(CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S):
-                result = await operation()
+                result = await operation(self._client.redis)
                 if task.cancelling() > cancels:
                     # The client sends with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes as
                     # the sending ends (cpython issue 86296): a task that reports for ever would never end.
@@ -374,9 +389,9 @@ class Registry:
             # A refused connection or a server's own error: it was not done. Silence: who knows.
             refused = isinstance(err.__cause__ or err.__context__, ConnectionRefusedError | socket.gaierror)
             definite = refused or isinstance(err, ResponseError)
-            why = redis_errors.why(err) or f"no answer within {CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s"
+            why = redis_client.why(err) or f"no answer within {CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s"
             message = f"Redis at {self.address} does not serve: {why}"
-            cure = redis_errors.cure(err, self._url)
+            cure = redis_client.cure(err, self._url)
             if cure:
                 raise RedisRefusal(f"{message}; {cure}", definite=definite) from err
             raise Unavailable(message, definite=definite) from err

@@ -16,11 +16,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from broker.routing.actions import Actions
-from broker.routing.bindings import Bindings
 from broker.routing.deliveries import Deliveries
 from broker.routing.directory import MAX_SHARDS, Directory, Leader, Peer, Seen
 from broker.routing.events import Note, Received, Refusal, RelayConfig
-from broker.routing.rights import speaks_for
+from broker.routing.rights import Bindings, speaks_for
 from broker.wire import messages as m
 from broker.wire.messages import Channel, Reason
 from broker.wire.schema import MAX_HOSTS

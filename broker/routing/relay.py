@@ -4,9 +4,9 @@ The driver (:mod:`broker.server`, or the simulator) turns what happens into even
 with the time, and carries out the actions that come back, in order. It calls again with :class:`Tick` at
 :meth:`Relay.next_deadline_s`. Same events, same actions.
 
-This module says which way a message goes. Whether it goes at all is asked of :mod:`broker.routing.bindings` (whose key
-it came under), :mod:`broker.routing.rights` (who may say what) and :mod:`broker.routing.presence` (who is heard, who
-was replaced or fell silent), and of questions :mod:`broker.observing.rules`. :mod:`broker.routing.deliveries` keeps
+This module says which way a message goes. Whether it goes at all is asked of :mod:`broker.routing.rights` (who may say
+what, under which key) and :mod:`broker.routing.presence` (who is heard, who was replaced or fell silent), and of
+questions :mod:`broker.observing.rules`. :mod:`broker.routing.deliveries` keeps
 what is large until somebody takes it, and :mod:`broker.routing.actions` collects the actions, counts them, and words
 refusals.
 
@@ -42,7 +42,6 @@ from __future__ import annotations
 
 from broker.observing.rules import Observers
 from broker.routing.actions import Actions
-from broker.routing.bindings import Bindings
 from broker.routing.deliveries import Deliveries
 from broker.routing.directory import Directory, Leader, Peer
 from broker.routing.events import (
@@ -52,50 +51,24 @@ from broker.routing.events import (
     HangUp,
     LookedUp,
     LookUp,
-    Note,
     Received,
     Refusal,
     Rejected,
     RelayAction,
     RelayConfig,
-    RelayCounters,
     RelayEvent,
     Report,
     Room,
-    Send,
     Tick,
     TurnedAway,
     Unreachable,
 )
 from broker.routing.presence import Presence
 from broker.routing.queues import Queued
-from broker.routing.rights import improper
+from broker.routing.rights import Bindings, improper
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
 from broker.wire.messages import AGGREGATOR, Channel, Reason, kind_of
-
-__all__ = [
-    "Relay",
-    "RelayConfig",
-    "RelayCounters",
-    "RelayEvent",
-    "Received",
-    "Rejected",
-    "Blocked",
-    "Unreachable",
-    "Delivered",
-    "Room",
-    "Tick",
-    "AllowListChanged",
-    "TurnedAway",
-    "LookedUp",
-    "RelayAction",
-    "Send",
-    "Report",
-    "Note",
-    "LookUp",
-    "HangUp",
-]
 
 #: An aggregator that has not answered an island for so long leaves it to the broker to say that somebody is there;
 #: shorter than the interval of heartbeats, so that it is said in time.

@@ -1,7 +1,7 @@
-"""The rights of each role: its messages, by channel and shard. Pure.
+"""The rights of a sender: those of its role, by channel and shard, and those of its key. Pure.
 
-Whether the sender is who it says is another question: :mod:`broker.routing.bindings` asks the key of its connection,
-:mod:`broker.routing.presence` asks what has been heard before.
+:class:`Bindings` asks the key of a connection whether the sender is who it says; :mod:`broker.routing.presence` asks
+what has been heard before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from broker.routing.directory import JOINING, OBSERVING, STANDBY
 from broker.routing.events import Received, Refusal
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
+from broker.wire.identity import ANY, AllowList, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Reason, Role, kind_of
 
 
@@ -52,3 +53,44 @@ def speaks_for(message: m.Message, shards: int) -> int | None:
             return shard
         case _:
             return None
+
+
+class Bindings:
+    """The allow list in force; None as long as there has been none: then a sender's name is believed."""
+
+    def __init__(self) -> None:
+        self._allowed: AllowList | None = None
+
+    def replace(self, allowed: AllowList) -> None:
+        """Takes a new list; it holds from the next message on."""
+        self._allowed = allowed
+
+    def refusal(self, key: str, sender: str, message: m.Message) -> tuple[Reason, str] | None:
+        """Says why a message may not come under this key; None if it may."""
+        if self._allowed is None:
+            return None
+        identity = self._allowed.get(key)
+        if identity is None:
+            return Reason.WRONG_KEY, "the key of this connection is not on the allow list, or not any more"
+        if isinstance(message, m.Probe) and sender.startswith(JOINING):
+            return None  # whoever may connect may measure
+        if not identity.may_speak_as(sender):
+            return Reason.WRONG_KEY, f"the key of this connection is that of {identity}, which is not {sender}"
+        if isinstance(message, m.Join) and not identity.may_be(message.island_id):
+            asked = message.island_id or "an id of the run's choice"
+            return Reason.WRONG_KEY, f"it asks for {asked}, and its key is that of {identity}: ask for that id"
+        return None
+
+    def blamed(self, key: str, claimed: str) -> str:
+        """Returns whom a message that is refused is laid to: the claimed sender, unless the key shows another."""
+        if self._allowed is None:
+            return claimed
+        identity = self._allowed.get(key)
+        if identity is None:
+            return ""
+        one = identity.role is KeyRole.ISLAND and identity.name != ANY
+        return claimed if identity.may_speak_as(claimed) and not one else identity.name
+
+    def anyone_may_be(self, sender: str) -> bool:
+        """Whether there is a key that is good for ``sender``."""
+        return self._allowed is None or any(each.may_speak_as(sender) for each in self._allowed.values())

@@ -3,6 +3,10 @@
 What was on its way over a connection that broke is sent again by the cores' rules, and goes on where it was. One over
 which nothing is noted as received any more is to be made anew: a byte that was damaged on the way may have the other
 end wait for a frame that nobody sends.
+
+A flow may go over several connections. The first stands for it, and says so under a number that is drawn for it. Once
+the broker has said that back, the others are made, and say the same. One carries chunks from the answer on; until then,
+and with a broker that never answers, the first carries all.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from broker.chunks import heads
-from broker.chunks.bonding import Bonding
+from broker.chunks.heads import Bond, packed
 from broker.chunks.kept import Kept
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
@@ -27,6 +31,60 @@ from broker.wire.headers import Buffer, Limits
 MOST_ARRIVED = 4
 
 
+class Bonding:
+    """Decides when a client announces a connection as part of a flow, and when that one may carry chunks.
+
+    There are ``others`` beside the first; ``draw`` returns a random number of 64 bits.
+    """
+
+    def __init__(self, others: int, draw: Callable[[], int]) -> None:
+        self._others = others
+        self._nonce = draw() if others else 0
+        self._said: dict[int, int] = {}  # subflow -> the number of the connection over which it was
+        self._joined: set[int] = set()
+
+    @property
+    def wants_others(self) -> bool:
+        """Returns True if the other connections are due: the broker has answered over the first."""
+        return 0 in self._joined
+
+    def due(self, standing: Mapping[int, int]) -> dict[int, Bond]:
+        """Returns what is to be said, by subflow; :meth:`said` is to follow.
+
+        Args:
+            standing: Subflow -> number of the connection that stands, 0 for none.
+        """
+        if not self._others:
+            return {}
+        return {
+            subflow: Bond(self._nonce, subflow)
+            for subflow, connection in standing.items()
+            if connection and self._said.get(subflow) != connection and (subflow == 0 or self.wants_others)
+        }
+
+    def said(self, subflow: int, connection: int) -> None:
+        """It went out over a connection of this number."""
+        self._said[subflow] = connection
+
+    def heard(self, bond: Bond, subflow: int) -> bool:
+        """The broker has answered over a connection; returns whether another one carries chunks from now on."""
+        if bond != Bond(self._nonce, subflow) or subflow not in self._said or subflow in self._joined:
+            return False
+        self._joined.add(subflow)
+        return subflow != 0
+
+    def carries(self, subflow: int) -> bool:
+        """Returns True if a connection may carry chunks: the first, or one over which the broker answered."""
+        return subflow == 0 or subflow in self._joined
+
+    def torn(self, standing: Mapping[int, int]) -> bool:
+        """Returns True if a connection beside the first that carried chunks has ended.
+
+        Its chunks are lost, and all connections must be made anew.
+        """
+        return any(each and standing.get(each) != self._said[each] for each in self._joined)
+
+
 class Chunked:
     """Both ways of a client's bulk connection, and of others beside it that carry chunks, too.
 
@@ -34,7 +92,7 @@ class Chunked:
         put: Hands frames to the connection of a subflow (0 is the one that always is), and returns whether it took
             them.
         limits: Of messages that come.
-        others: Connections beside the first.
+        others: How many connections there are beside the first.
 
     Attributes:
         arrived: What has come, and what of that is refused.
@@ -55,14 +113,10 @@ class Chunked:
 
     def carried(self, connection: int) -> Carried:
         """Returns what the connection of now has carried up."""
+        link = Link(self._up.bytes_per_s, self._down.bytes_per_s, self._up.round_trip_s)
         if connection != self._connection:
-            return Carried(0, 0, connection, self.link)
-        return Carried(self._out.received_bytes, self._out.waiting_bytes, connection, self.link)
-
-    @property
-    def link(self) -> Link:
-        """The link, as its chunks have shown it."""
-        return Link(self._up.bytes_per_s, self._down.bytes_per_s, self._up.round_trip_s)
+            return Carried(0, 0, connection, link)
+        return Carried(self._out.received_bytes, self._out.waiting_bytes, connection, link)
 
     @property
     def has_room(self) -> bool:
@@ -94,10 +148,6 @@ class Chunked:
         self._stalls += 1
         return True
 
-    def spread_over(self, connection: int) -> int:
-        """Returns over how many connections chunks may go, if the first is that with this number."""
-        return self._bonding.carrying if connection == self._connection else 1
-
     def torn(self, standing: Mapping[int, int]) -> bool:
         """Whether another connection has ended that carried chunks: then all are to be made anew."""
         return self._bonding.torn(standing)
@@ -108,11 +158,11 @@ class Chunked:
         Args:
             connection: The number of the first connection.
             standing: The numbers of all, by subflow.
-            now_s: The time.
+            now_s: Now.
         """
         self._over(connection, now_s)
         for subflow, bond in self._bonding.due(standing).items():
-            if self._put([bond.packed()], subflow):
+            if self._put([packed(bond)], subflow):
                 self._bonding.said(subflow, standing[subflow])
         return self._bonding.wants_others
 
@@ -154,16 +204,10 @@ class Chunked:
                     nbytes = sum(memoryview(each).nbytes for each in frames[1:])
                     self._down.arrived(nbytes, now_s, goes_on=head.offset > 0)
                 for due, pieces in self._in.in_order(head, frames[1:], subflow):
-                    self._take(due, pieces)
-
-    def _take(self, head: heads.Chunk | heads.Ask, frames: Sequence[Buffer]) -> None:
-        """Takes in a chunk, or a question, whose turn it is."""
-        if isinstance(head, heads.Ask):
-            self._owed.append(self._in.answer(head, frames, self._kept).packed())
-            return
-        found = self._in.take(head, frames)
-        if found is not None:
-            self.arrived.append(found)
+                    if isinstance(due, heads.Ask):
+                        self._owed.append(packed(self._in.answer(due, pieces, self._kept)))
+                    elif (found := self._in.take(due, pieces)) is not None:
+                        self.arrived.append(found)
 
     def go_on(self, connection: int, now_s: float) -> None:
         """Sends what may go: answers and credit, then messages."""
@@ -171,7 +215,7 @@ class Chunked:
         while self._owed and self._put([self._owed[0]], 0):
             del self._owed[0]
         for subflow in tuple(self._owes_credit):
-            if self._put([self._in.credit(subflow).packed()], subflow):
+            if self._put([packed(self._in.credit(subflow))], subflow):
                 self._owes_credit.discard(subflow)
         self.full = bool(connection and (self._owed or self._owes_credit))
         while (step := self._out.next()) is not None:

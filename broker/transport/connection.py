@@ -1,4 +1,4 @@
-"""One connection of a client, replaced when it is lost. Shell."""
+"""One connection of a client, replaced when it is lost; the addresses of its host take turns. Shell."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import math
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from broker.process import logs
-from broker.transport.address_rotation import AddressRotation
 from broker.transport.descriptors import forget_unsent
 from broker.wire.errors import ConfigError
 
@@ -30,6 +31,10 @@ NOT_ALLOWED_CURE = (
 FORGOTTEN_AFTER_S = 1.0
 #: While a name's addresses are tried, whoever waits looks this often whether it is the next one's turn.
 LOOK_EVERY_S = 0.1
+#: How long an address may take to answer, in the first round and at most.
+PATIENCE_S, LONGEST_PATIENCE_S = 3.0, 30.0
+#: The pause after a round, likewise.
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
 def addresses_of(host: str, port: int) -> list[str]:
@@ -43,6 +48,71 @@ def addresses_of(host: str, port: int) -> list[str]:
     return [f"tcp://[{each}]:{port}" if ":" in each else f"tcp://{each}:{port}" for each in hosts]
 
 
+class AddressRotation:
+    """The addresses of one name, in turn. Pure.
+
+    A name may have several, and a broker may listen on one of them only: ``localhost`` is often ``::1`` and
+    ``127.0.0.1``. They are tried in the order in which the name service gives them, but that which worked last goes
+    first. One that refuses gives way at once, one that does not answer after a while. After such a round comes a pause,
+    and the name is looked up again: names move. Pauses and patience grow from round to round, since a link may be slow.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[str, ...] = ()  # as the name service said last
+        self._left: deque[str] = deque()  # of this round
+        self._at = self._good = ""  # the address that is tried now, and that which worked last
+        self._rounds = 0  # since one worked
+        self._due_s = math.inf
+
+    def found(self, addresses: Sequence[str], now_s: float) -> None:
+        """The name has these addresses: a round begins."""
+        self._known = tuple(dict.fromkeys(addresses))
+        self._left = deque(sorted(self._known, key=lambda each: each != self._good))
+        self._rounds += 1
+        self._due_s = now_s
+
+    def unknown(self, now_s: float) -> None:
+        """The name service gives no address: the earlier ones still count, or it is asked again later."""
+        if self._known:
+            self.found(self._known, now_s)
+        else:
+            self._rounds += 1
+            self._due_s = now_s + self._pause_s
+
+    def next(self, now_s: float) -> str | None:
+        """Returns the address to try now; None where the name is to be looked up first."""
+        if not self._left:
+            return None
+        self._at = self._left.popleft()
+        self._due_s = now_s + min(LONGEST_PATIENCE_S, PATIENCE_S * self._growth)
+        return self._at
+
+    def failed(self, now_s: float) -> None:
+        """An attempt at the address has failed; it may go on being tried until the next one is."""
+        self._due_s = min(self._due_s, now_s if self._left else now_s + self._pause_s)
+
+    def stood(self) -> None:
+        """The address works."""
+        self._good, self._rounds, self._due_s = self._at, 0, math.inf
+        self._left.clear()
+
+    def lost(self, now_s: float) -> None:
+        """The address worked, and the connection has been lost: it is tried again first."""
+        self._due_s = now_s + PATIENCE_S
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time for :meth:`next`."""
+        return now_s >= self._due_s
+
+    @property
+    def _growth(self) -> int:
+        return 1 << min(max(0, self._rounds - 1), 10)
+
+    @property
+    def _pause_s(self) -> float:
+        return min(LONGEST_PAUSE_S, PAUSE_S * self._growth)
+
+
 class Connection:
     """The one connection of a client's socket, made anew when ZeroMQ has given it up.
 
@@ -53,7 +123,7 @@ class Connection:
 
     Of a host's name ZeroMQ would try one address only, and look it up in its own thread. So it is given addresses: the
     name is looked up here, in a thread, and each of its addresses is tried in turn
-    (:mod:`broker.transport.address_rotation`).
+    (:class:`AddressRotation`).
 
     Args:
         sock: Not yet connected.

@@ -33,8 +33,7 @@ from broker.process import logs
 from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
-from broker.transport.line import Dial, Line
-from broker.transport.polls import Polls
+from broker.transport.line import Dial, Line, Polls
 from broker.transport.sockets import IN_A_ROW
 from broker.wire.addresses import channel_address
 from broker.wire.codec import Origin, Unreadable, decode, encode, peek
@@ -195,12 +194,6 @@ class Endpoint:
         """Returns what the bulk connection has carried; None without one."""
         connection = self.connection
         return self._chunked.carried(connection) if connection and self._chunked is not None else None
-
-    @property
-    def spread_over(self) -> int:
-        """Returns over how many connections chunks may be sent now; 0 while none stands."""
-        connection = self.connection
-        return self._chunked.spread_over(connection) if connection and self._chunked is not None else 0
 
     def renew(self) -> None:
         """Ends the connection, which may stand and yet deliver nothing, and makes another one."""

@@ -59,7 +59,7 @@ def failure_of(done: Any) -> BaseException | None:
     """Returns why a send or receive that did not wait has failed; None if it has not.
 
     The error comes without its traceback, whose frames refer to the future, and that to the error. Such a cycle stays
-    until Python's collector comes, which in a daemon is hardly ever (:mod:`broker.process.collecting`); and with it
+    until Python's collector comes, which in a daemon is hardly ever; and with it
     stays all that the callers of those frames have, such as the version that they send.
 
     Args:

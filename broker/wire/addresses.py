@@ -52,7 +52,8 @@ def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
     found = tuple(each.strip() for each in text.split(","))
     for each in found:
         if not each:
-            raise ConfigError(field, text, "has an empty place: write tcp://a:7001,tcp://b:7001, commas between them")
+            cure = "has an empty place: write tcp://a:7001,tcp://b:7001, commas between them"
+            raise ConfigError(field, text, cure)
         check_address(each, field=field)
         if found.count(each) > 1:
             raise ConfigError(field, text, f"names {each} twice: name each broker once")
@@ -61,39 +62,28 @@ def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
     return found
 
 
-def split_tcp(address: str, *, field: str = "broker") -> tuple[str, int]:
+def split_tcp(address: str) -> tuple[str, int]:
     """Returns host and port of a control address that is ``tcp://HOST:PORT``; the host without brackets.
 
     Raises:
         ConfigError: As :func:`check_address`, or if it is ``ipc://PATH``.
     """
-    match = _TCP.fullmatch(check_address(address, field=field))
+    match = _TCP.fullmatch(check_address(address))
     if match is None:
-        raise ConfigError(field, address, "must be tcp://HOST:PORT here")
+        raise ConfigError("broker", address, "must be tcp://HOST:PORT here")
     return match["host"].strip("[]"), int(match["port"])
 
 
-def bulk_address(control_address: str, *, field: str = "broker") -> str:
-    """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
+def channel_address(control_address: str, channel: Channel) -> str:
+    """Returns the address of either channel; bulk has the next port, or the path with ``.bulk`` behind it.
 
     Raises:
         ConfigError: As :func:`check_address`.
     """
-    match = _TCP.fullmatch(check_address(control_address, field=field))
-    if match is None:
-        return control_address + ".bulk"
-    return f"tcp://{match['host']}:{int(match['port']) + 1}"
-
-
-def channel_address(control_address: str, channel: Channel, *, field: str = "broker") -> str:
-    """Returns the address of either channel.
-
-    Raises:
-        ConfigError: As :func:`check_address`.
-    """
-    if channel is Channel.BULK:
-        return bulk_address(control_address, field=field)
-    return check_address(control_address, field=field)
+    match = _TCP.fullmatch(check_address(control_address))
+    if channel is Channel.CONTROL:
+        return control_address
+    return control_address + ".bulk" if match is None else f"tcp://{match['host']}:{int(match['port']) + 1}"
 
 
 def check_exposure(address: str, *, setting: str, key: Path | None, insecure: bool, role: KeyRole) -> None:
@@ -104,7 +94,7 @@ def check_exposure(address: str, *, setting: str, key: Path | None, insecure: bo
         setting: Where it comes from.
         key: The process's secret key file, if it has one.
         insecure: The operator accepts the risk.
-        role: Of the process, for the cure.
+        role: Of the process.
 
     Raises:
         ConfigError: The address is not of this machine, and there is neither a key nor ``insecure``.

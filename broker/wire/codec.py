@@ -26,17 +26,12 @@ from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelo
 from broker.wire.messages.scattered import pieces_of
 from broker.wire.schema import MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
 
-#: Kind, as written in headers, to message type: ``fleet_state`` is :class:`broker.wire.messages.FleetState`.
-
 _RECORDS: dict[str, Record] = {kind: Record(cls) for kind, cls in KINDS.items()}
 _CODECS = {str(codec): codec for codec in Codec}
 _HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "body", "checksum"})
 _BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
 _BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
 _CHECKSUM_MAX = 2**64 - 1
-
-
-# --- encoding -------------------------------------------------------------------------------------------------
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
@@ -65,7 +60,7 @@ def encode(envelope: Envelope) -> list[Buffer]:
             header["buffers"] = [entry for entry, _ in buffers]
             frames += [data for _, data in buffers]
     except Unfit as unfit:
-        got = _shown(unfit.got)
+        got = reprlib.repr(unfit.got)  # ``repr`` alone could be megabytes
         raise LocalProtocolError(f"{kind}: {unfit.field} is {got}, must be {unfit.expected}") from unfit
     header["checksum"] = _CHECKSUM_MAX  # the last key; this number has the place of any other
     frames[0] = headers.seal(msgpack.packb(header))
@@ -92,13 +87,8 @@ def _write_buffer(encoded: Any) -> tuple[dict[str, Any], Buffer]:
     return entry, view
 
 
-# --- decoding -------------------------------------------------------------------------------------------------
-
-
 def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelope:
-    """Returns the message in ``frames``, its buffers as views of them.
-
-    Checksums of buffers are not looked at: see :func:`verify`.
+    """Returns the message in ``frames``; its buffers are views of them, not yet checked by :func:`verify`.
 
     Raises:
         Unreadable: Whatever is wrong, with reason ``oversize``, ``checksum`` (of the header), ``protocol_version``,
@@ -126,13 +116,10 @@ def _decode(header: dict[str, Any], frames: Sequence[Buffer]) -> Envelope:
         raise Unfit(sorted(map(str, header)), "the keys " + ", ".join(sorted(keys)), at="header")
     if header["checksum"] != int.from_bytes(frames[0][-headers.SEAL_BYTES :]):
         raise Unfit(header["checksum"], "the last 8 bytes of the header", at="checksum")
-    buffers = frames[1:]
-    if records.has_payload:
-        message = _at("body", records.read, header["body"], payload=_read_buffers(header["buffers"], buffers))
-    elif buffers:
-        raise Unfit(len(buffers), f"0 for {kind}", at="number of buffers")
-    else:
-        message = _at("body", records.read, header["body"])
+    if len(frames) > 1 and not records.has_payload:
+        raise Unfit(len(frames) - 1, f"0 for {kind}", at="number of buffers")
+    payload = {"payload": _read_buffers(header["buffers"], frames[1:])} if records.has_payload else {}
+    message = _at("body", records.read, header["body"], **payload)
     return Envelope(
         run_id=_at("run", identifier, header["run"]),
         sender=_at("sender", address, header["sender"]),
@@ -187,7 +174,7 @@ def verify(envelope: Envelope) -> None:
 
 
 def verify_payload(payload: Payload) -> None:
-    """The same for a payload without its envelope."""
+    """Checks a payload without its envelope."""
     for index, encoded in enumerate(payload):
         content = xxhash.xxh3_64()
         for piece in pieces_of(encoded.data):
@@ -199,19 +186,9 @@ def verify_payload(payload: Payload) -> None:
             raise RemoteProtocolError(Reason.CHECKSUM, field=field, got=f"{found:#018x}", expected=expected)
 
 
-# --- what can be said of a message that was refused -------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The claimed sender and kind of a message that failed its checks; good for addressing a refusal only.
-
-    Attributes:
-        kind: A known kind, or empty.
-        sender: An address, or empty.
-        sequence: The message's number, or -1.
-        to: An address, or empty.
-    """
+    """The claims of a message that failed its checks, as far as valid; good for addressing a refusal only."""
 
     kind: str = ""
     sender: str = ""
@@ -220,15 +197,11 @@ class Origin:
 
 
 class Unreadable(RemoteProtocolError):
-    """A message that :func:`decode` refused, with its claimed origin.
-
-    Attributes:
-        origin: Claims of the header, all empty if there was none.
-    """
+    """A message that :func:`decode` refused, with the ``origin`` that its header claimed."""
 
     def __init__(self, unfit: Unfit, origin: Origin) -> None:
         self.origin = origin
-        super().__init__(unfit.reason, field=unfit.field, got=_shown(unfit.got), expected=unfit.expected)
+        super().__init__(unfit.reason, field=unfit.field, got=reprlib.repr(unfit.got), expected=unfit.expected)
 
 
 def peek(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Origin:
@@ -256,9 +229,6 @@ def _or(otherwise: Any, check: Any, value: Any) -> Any:
         return otherwise
 
 
-# --- errors -----------------------------------------------------------------------------------------------------
-
-
 def _at(field: str, check: Any, *values: Any, **given: Any) -> Any:
     """Returns ``check(*values, **given)``; names ``field`` in what it raises."""
     try:
@@ -266,8 +236,3 @@ def _at(field: str, check: Any, *values: Any, **given: Any) -> Any:
     except Unfit as unfit:
         unfit.path.append(field)
         raise
-
-
-def _shown(value: object) -> str:
-    """Returns a short printable form of a foreign value; ``repr`` alone could be megabytes."""
-    return reprlib.repr(value)

@@ -52,11 +52,8 @@ class AtollError(Exception):
 class RemoteProtocolError(AtollError):
     """A peer sent something that breaks the protocol.
 
-    Attributes:
-        reason: One word from :class:`broker.wire.messages.Reason`, sent back to the peer and counted.
-        field: The header field or buffer that is wrong.
-        got: What was found, shortened for the log.
-        expected: What would have been right.
+    ``reason`` is of :class:`broker.wire.messages.Reason`, sent back to the peer and counted. ``field`` is the header
+    field or buffer that is wrong; what it is and what it should be are shortened for the log.
     """
 
     def __init__(self, reason: str, *, field: str, got: object, expected: object) -> None:
@@ -88,11 +85,7 @@ class ConfigError(AtollError):
 
 
 class Unavailable(AtollError):
-    """Redis, the disk or the network did not do what was asked.
-
-    Attributes:
-        definite: True when the operation certainly did not happen; False when it may have.
-    """
+    """Redis, the disk or the network did not do what was asked; unless ``definite`` it may have happened."""
 
     def __init__(self, message: str, *, definite: bool) -> None:
         self.definite = definite
@@ -113,9 +106,9 @@ def cure_of_listening(err: OSError) -> str:
     return _CURES_OF_LISTENING.get(err.errno or 0, "check the address")
 
 
-def _short(value: object, limit: int = 80) -> str:
+def _short(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def worth_repeating(times: int) -> bool:

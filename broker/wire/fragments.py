@@ -1,13 +1,12 @@
 """The manifest: the tensors of each fragment, as a run agrees on them.
 
 A *fragment* is a fixed set of tensors that is synchronised as a unit. Where several hosts train one island, each has
-*regions* of these tensors. The manifest is computed once, from
-the tensors of the first island, by :func:`partition`, and handed to every island that joins. It is pure data:
-names, shapes, dtypes, kinds. Nobody but the island ever sees a model.
+*regions* of these tensors. The manifest is computed once, from the tensors of the first island, by :func:`partition`,
+and handed to every island that joins. Nobody but the island ever sees a model.
 
 A tensor that no message could hold is *cut* along its first axis (:func:`cut`). To the run its *sections* are tensors
-like any other, in whatever fragments. Islands and exports put them together again
-(:attr:`FragmentManifest.sections`). Their names say what they are of: ``embed/table#0of3``, ``#1of3``, ``#2of3``.
+like any other. Islands and exports put them together again (:attr:`FragmentManifest.sections`). Their names say what
+they are of: ``embed/table#0of3``, ``#1of3``, ``#2of3``.
 
 Reference: Decoupled DiLoCo, https://arxiv.org/abs/2604.21428, appendix D.1 (balanced tensor fragmentation).
 """
@@ -44,9 +43,7 @@ class TensorSpec:
 
     Attributes:
         name: Path in the parameter tree, such as ``layers/0/attention/query``.
-        shape: Its dimensions.
         dtype: The island's own dtype, for the record; merging and reference values are float32.
-        kind: How it is merged.
         unit_axes: How many leading axes count independent units (layers or experts of a stacked tensor):
             RDA averages length and direction within each unit. 0: the tensor is one unit.
     """

@@ -7,7 +7,7 @@ whose, a line each::
     island  paris  T(^#gDwFdxY)vw=7q5nVihgBclAJ(j4PwxEwOmcL
     island  *      V&)!JdQR6Qu<+[fHs<:<*af-<+lhd+q56vX1c3O2
 
-:mod:`broker.routing.bindings` asks :meth:`Identity.may_speak_as` about every message, so a key that is taken off the
+:mod:`broker.routing.rights` asks :meth:`Identity.may_speak_as` about every message, so a key that is taken off the
 list is worth nothing from that moment on, whatever connections it has opened.
 """
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_t
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec
-from broker.wire.messages.probing import MAX_PROBE_BUFFERS, Probe
+from broker.wire.messages.observation import MAX_PROBE_BUFFERS, Probe
 from broker.wire.messages.rounds import Contribution, HostPart, Outstanding, Resolution, Seed
 from broker.wire.messages.values import AGGREGATOR, BROKER, Block, DataRange, Reason, Share
 from broker.wire.messages.versions import Version

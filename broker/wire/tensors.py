@@ -203,11 +203,6 @@ def norm(encoded: Encoded) -> float:
     return math.sqrt(squared_norm(encoded))
 
 
-def is_finite(encoded: Encoded) -> bool:
-    """Whether no element is infinite or NaN."""
-    return math.isfinite(squared_norm(encoded))
-
-
 def payload_bytes(payload: Sequence[Encoded]) -> int:
     """Returns the bytes of all buffers together, without headers."""
     return sum(memoryview(encoded.data).nbytes for encoded in payload)

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from aggregator.config import AggregatorConfig
+from broker.process.limits import memory_bytes
 from broker.process.release import install
 from broker.process.settings import expanded
 from broker.registry import redis_address
 from broker.registry.registry import Registry
-from broker.transport.memory import memory_bytes
 from broker.wire.errors import ConfigError, Unavailable, cure_of, shown
 from broker.wire.messages import Profile
 from ops import run_directory

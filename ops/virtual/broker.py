@@ -5,12 +5,11 @@ It mirrors :mod:`broker.server` action by action, with the links of the simulati
 
 from __future__ import annotations
 
-from broker.routing.relay import (
+from broker.routing.events import (
     AllowListChanged,
     HangUp,
     LookUp,
     Note,
-    Relay,
     RelayAction,
     RelayConfig,
     RelayEvent,
@@ -18,6 +17,7 @@ from broker.routing.relay import (
     Send,
     Tick,
 )
+from broker.routing.relay import Relay
 from broker.wire import messages as m
 from broker.wire.identity import Identity, KeyRole
 from ops.virtual.queue import Alarm

@@ -7,9 +7,9 @@ from functools import partial
 from aggregator import events as agg
 from aggregator.standby.replication_events import Followed, Outranked
 from broker.chunks.meter import Link
-from broker.routing.relay import Delivered, Unreachable
-from broker.routing.relay import Received as RelayReceived
-from broker.routing.relay import Send as RelaySend
+from broker.routing.events import Delivered, Unreachable
+from broker.routing.events import Received as RelayReceived
+from broker.routing.events import Send as RelaySend
 from broker.routing.resending import Carried
 from broker.wire import messages as m
 from broker.wire.lengths import encoded_bytes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
-from broker.gateway.arrivals import VERIFY_HERE_BYTES
+from broker.gateway.turns import VERIFY_HERE_BYTES
 from broker.wire import messages as m
 from broker.wire.codec import encode
 from broker.wire.headers import seal

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from broker.chunks import heads, subflow
-from broker.chunks.heads import Credit
+from broker.chunks.heads import Credit, packed
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow
 from broker.chunks.sending import Outflow
@@ -139,7 +139,7 @@ async def test_no_frame_on_the_wire_is_larger_than_a_chunk():
             peer, first, *frames = await received(router)
             sizes += map(len, frames)
             (whole,) = [into.take(*each) for each in into.in_order(heads.read(first), frames)]
-            await router.send_multipart([peer, into.credit().packed()])
+            await router.send_multipart([peer, packed(into.credit())])
         assert await under_way
         assert max(sizes) <= MOST_CHUNK_BYTES
         assert sum(sizes) > LARGE.nbytes
@@ -204,7 +204,7 @@ async def test_what_one_task_leaves_on_a_socket_wakes_another():
         receiving = asyncio.create_task(endpoint.recv(PATIENCE_S))
         await asyncio.sleep(0.1)
         small = encode(envelope(Want(versions=(1,)), sender="broker", to="island-0"))
-        credit = Credit(received=0, limit=0).packed()
+        credit = packed(Credit(received=0, limit=0))
         for frames in [[credit]] * AT_A_TIME + [small]:
             await router.send_multipart([peer, *frames])
         time.sleep(0.2)  # all of it comes, and the receiver has no turn

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from aggregator.process.lease import LeaseKey
-from broker.registry.registry import FragmentRecord, MemberRecord, Registry
+from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.records import FragmentRecord, MemberRecord
 from ops.doctor import redis_probe
 from ops.doctor.finding import Verdict
 from ops.processes import redis_server

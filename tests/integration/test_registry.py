@@ -16,8 +16,9 @@ import pytest
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from broker.registry import registry
-from broker.registry.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry, RunTotals
+from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
 from ops import cli
 from ops.processes import redis_server
 from ops.processes.cluster import free_ports
@@ -262,7 +263,7 @@ async def test_keys_vanish_some_time_after_the_last_write(run):
     await write_a_run(run)
     await run.append_events([{"number": 1}])
     await run.write_versions([{"fragment": 0, "version": 1}])
-    ttls = {key: await run._redis.ttl(key) async for key in run._redis.scan_iter(run.key("*"))}
+    ttls = {key: await run._client.redis.ttl(key) async for key in run._client.redis.scan_iter(run.key("*"))}
     assert len(ttls) == 12
     assert all(0 < ttl <= registry.KEEP_S for ttl in ttls.values()), ttls
 
@@ -306,12 +307,12 @@ async def test_a_server_that_was_restarted_is_used_again(run, server):
 async def test_a_failed_operation_is_not_repeated_behind_our_back(run):
     """The client library's default repeats everything, an append included."""
     await run.append_events([{"number": 1}])
-    await run._redis.config_set("maxmemory", "1")
+    await run._client.redis.config_set("maxmemory", "1")
     for _ in range(2):
         with pytest.raises(Unavailable) as caught:
             await run.append_events([{"number": 2}])
         assert caught.value.definite
-    await run._redis.config_set("maxmemory", "0")
+    await run._client.redis.config_set("maxmemory", "0")
     assert [event for _, event in await run.read_events_after((0, 0), 10)] == [{"number": 1}]
 
 
@@ -331,7 +332,7 @@ async def test_a_cancellation_that_the_client_swallows_ends_the_task_all_the_sam
                 raise RedisTimeout("Timeout reading") from None
             return [1, 0]
 
-    monkeypatch.setattr(run._redis, "zrevrange", swallowing)
+    monkeypatch.setattr(run._client.redis, "zrevrange", swallowing)
     task = asyncio.create_task(run.known_runs())
     await entered.wait()
     task.cancel()

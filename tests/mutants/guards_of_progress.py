@@ -223,7 +223,7 @@ PROGRESS = (
     Mutant(
         9,
         "a key speaks for any island",
-        "broker/routing/bindings.py::Bindings.refusal",
+        "broker/routing/rights.py::Bindings.refusal",
         "if not identity.may_speak_as(sender):",
         "if not sender:",
         "unit/test_relay_peers.py::test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key",

@@ -3,7 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from broker.gateway.outbox import AT_ONCE, Outbox
+from broker.gateway.turns import AT_ONCE, Outbox
 
 
 def to(peer, name=0):

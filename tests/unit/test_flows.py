@@ -52,7 +52,7 @@ class Line:
 
     def credit(self, now_s=0.1):
         """It says what it has; returns what becomes of that."""
-        assert self.flows.take(PEER, 7, [self.into.credit().packed()], now_s) == []
+        assert self.flows.take(PEER, 7, [heads.packed(self.into.credit())], now_s) == []
         return self.flows.go_on(PEER, now_s)
 
 
@@ -222,7 +222,7 @@ def test_a_descriptor_may_be_anothers_before_an_end_is_told_and_that_is_not_the_
 
 def test_chunks_that_are_wrong_are_refused_and_say_whose_they_were(line):
     head = heads.Chunk(1, 1 << 40, 0, 0)
-    for frames in ([head.packed(), b"x"], [b"\xc1?"]):
+    for frames in ([heads.packed(head), b"x"], [b"\xc1?"]):
         (found,) = line.flows.take(PEER, 7, frames, 0.0)
         assert isinstance(found, Refused)
 

@@ -11,8 +11,8 @@ from broker.chunks.receiving import CREDIT_BYTES
 from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.gateway.connections import Connections, Ending, files_for_connections, most_unread_bytes
 from broker.gateway.gate import zap_answer
-from broker.gateway.receiving import said_of
-from broker.routing.bindings import Bindings
+from broker.gateway.turns import said_of
+from broker.routing.rights import Bindings
 from broker.transport.keys import (
     ALLOW_LIST,
     client_keys,

@@ -11,7 +11,7 @@ from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
 from broker.config import BrokerConfig
 from broker.gateway.flows import Flows, Put
-from broker.transport import memory
+from broker.process import limits
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.headers import Limits, partial_room_bytes, room_bytes
 from broker.wire.messages import Reason, Welcome
@@ -54,17 +54,17 @@ def test_the_memory_is_that_of_the_least_limit_above(tmp_path, monkeypatch):
     own = tmp_path / "system.slice" / "atoll.service"
     own.mkdir(parents=True)
     (own / "memory.max").write_text("max\n")
-    assert memory._limits(tmp_path, "/system.slice/atoll.service") == []
+    assert limits._memory_limits(tmp_path, "/system.slice/atoll.service") == []
     (own.parent / "memory.max").write_text("5000\n")
     (own / "memory.max").write_text("7000\n")
-    assert sorted(memory._limits(tmp_path, "/system.slice/atoll.service")) == [5000, 7000]
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    assert sorted(limits._memory_limits(tmp_path, "/system.slice/atoll.service")) == [5000, 7000]
+    monkeypatch.setattr(limits, "_CGROUPS", tmp_path)
     (tmp_path / "memory.max").write_text("4096\n")
-    assert memory.memory_bytes() == 4096
+    assert limits.memory_bytes() == 4096
     (tmp_path / "memory.max").unlink()
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{1 << 62}\n")  # version 1, without a limit
-    assert memory.memory_bytes() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert limits.memory_bytes() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize(("fragments", "memory_bytes"), [(24, 0), (8, 0), (24, 64 * GIB), (8, 64 * GIB), (8, 8 * GIB)])
@@ -114,7 +114,7 @@ def test_messages_that_are_not_whole_have_room_together_and_the_silent_one_gives
     def piece(fd, offset, nbytes, now_s):
         """Of a message of 1000 bytes."""
         head = heads.Chunk(1, 1000, offset, 1000 - offset - nbytes)
-        return flows.take(b"peer %d" % fd, fd, [head.packed(), bytes(nbytes)], now_s)
+        return flows.take(b"peer %d" % fd, fd, [heads.packed(head), bytes(nbytes)], now_s)
 
     for fd in (1, 2, 3):
         assert piece(fd, 0, 600, fd - 1) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.observing import answers
 from broker.observing.rules import MOST_OBSERVERS, MOST_REFUSALS, QUESTIONS_AT_ONCE, QUESTIONS_PER_S, Observers
-from broker.routing.relay import AllowListChanged, HangUp, LookedUp, LookUp
+from broker.routing.events import AllowListChanged, HangUp, LookedUp, LookUp
 from broker.wire import messages as m
 from broker.wire.codec import decode, encode
 from broker.wire.errors import Unavailable

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from broker.process.collecting import THRESHOLDS
+from broker.process.limits import THRESHOLDS
 
 
 def said_by(program, *words):
@@ -16,7 +16,7 @@ def said_by(program, *words):
 
 def test_of_reference_cycles_what_is_there_is_never_looked_at_again_and_the_rest_seldom():
     asked = "gc.get_threshold(), gc.get_freeze_count() > 1000"
-    code = f"import gc; from broker.process.collecting import collect_seldom; collect_seldom(); print({asked})"
+    code = f"import gc; from broker.process.limits import collect_seldom; collect_seldom(); print({asked})"
     assert said_by(code) == f"{THRESHOLDS} True"
 
 

@@ -20,7 +20,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.store.tape import start_line
 from broker.config import BrokerConfig
 from broker.process.sources import from_sources, read_file
-from broker.registry import redis_address, redis_errors
+from broker.registry import redis_address, redis_client
 from broker.registry.redis_address import Place
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, masked, shown
@@ -248,5 +248,5 @@ def test_an_address_is_taken_apart_for_redis_py(url, place):
     ],
 )
 def test_what_redis_says_comes_with_what_to_do(err, url, said, cure):
-    assert said in redis_errors.why(err)
-    assert cure in redis_errors.cure(err, url)
+    assert said in redis_client.why(err)
+    assert cure in redis_client.cure(err, url)

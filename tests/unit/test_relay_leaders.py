@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from broker.routing.directory import MAX_SHARDS
-from broker.routing.relay import Report, Send
+from broker.routing.events import Report, Send
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, Channel, Reason, standing_by
 from tests.aggregator_hand import beat

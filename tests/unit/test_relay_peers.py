@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.routing.directory import UNKNOWN, WINDOW, Seen
-from broker.routing.relay import AllowListChanged, Rejected, Report, Send, TurnedAway
+from broker.routing.events import AllowListChanged, Rejected, Report, Send, TurnedAway
 from broker.wire import messages as m
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Reason

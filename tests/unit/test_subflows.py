@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.chunks import heads
-from broker.chunks.bonding import Bonding
-from broker.chunks.heads import Bond, Chunk, Credit
+from broker.chunks.heads import Bond, Chunk, Credit, packed
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
-from broker.gateway.bonds import Bonds
-from broker.gateway.flows import Flows, Put
+from broker.gateway.flows import Bonds, Flows, Put
+from broker.transport.chunked import Bonding
 from broker.wire.headers import Limits
 from tests.profiles import examples
 from tests.unit.test_flows import version
@@ -160,17 +159,17 @@ def test_a_flow_ends_with_any_of_its_connections():
     put = []
     flows = Flows(lambda peer, frames: put.append((peer, bytes(frames[0]))) or Put.TAKEN, Limits())
     for fd, peer in enumerate((b"a", b"b")):
-        assert flows.take(peer, fd, [Bond(7, fd).packed()], 0.0, "key") == []
+        assert flows.take(peer, fd, [packed(Bond(7, fd))], 0.0, "key") == []
         assert flows.go_on(peer, 0.0) == []
-    assert put == [(b"a", Bond(7, 0).packed()), (b"b", Bond(7, 1).packed())]
+    assert put == [(b"a", packed(Bond(7, 0))), (b"b", packed(Bond(7, 1)))]
     assert flows.first_of(b"b") == b"a"
     head = Chunk(1, 2000, 1000, 0)
-    assert flows.take(b"b", 1, [head.packed(), bytes(1000)], 0.1, "key") == []
-    assert flows.take(b"a", 0, [Chunk(1, 2000, 0, 0).packed(), bytes(1000)], 0.1, "key") != []
+    assert flows.take(b"b", 1, [packed(head), bytes(1000)], 0.1, "key") == []
+    assert flows.take(b"a", 0, [packed(Chunk(1, 2000, 0, 0)), bytes(1000)], 0.1, "key") != []
     assert flows.stalled(1.0) == []
     assert flows.ended(1, 1.0) == []
     assert flows.stalled(1.0) == [0]  # its client is to make both anew
-    assert flows.take(b"a", 0, [head.packed(), bytes(1000)], 1.1, "key") == []
+    assert flows.take(b"a", 0, [packed(head), bytes(1000)], 1.1, "key") == []
     assert flows.partial_bytes == 0
     assert flows.ended(0, 2.0) == []
     assert flows.stalled(2.0) == []
@@ -185,15 +184,15 @@ def test_nothing_goes_over_a_connection_before_it_is_told_that_it_is_one_of_the_
 
     flows = Flows(hand_over, Limits())
     for fd, peer in enumerate((b"a", b"b")):
-        flows.take(peer, fd, [Bond(7, fd).packed()], 0.0)
+        flows.take(peer, fd, [packed(Bond(7, fd))], 0.0)
         flows.go_on(peer, 0.0)
     assert flows.full == {b"a"}
-    flows.take(b"b", 1, [Credit(1 << 40, 1 << 41).packed()], 0.1)  # of nothing
+    flows.take(b"b", 1, [packed(Credit(1 << 40, 1 << 41))], 0.1)  # of nothing
     flows.send(version(1, 4 << 20, peer=b"a"), 0.2)
     assert {peer for peer, head in put if isinstance(head, Chunk)} == {b"a"}
     outcome.clear()
     flows.go_on(b"a", 0.3)
-    flows.take(b"a", 0, [Credit(1 << 40, 1 << 41).packed()], 0.4)
+    flows.take(b"a", 0, [packed(Credit(1 << 40, 1 << 41))], 0.4)
     flows.go_on(b"a", 0.4)
     assert {peer for peer, head in put if isinstance(head, Chunk)} == {b"a", b"b"}
     assert [head for peer, head in put if peer == b"b" and not isinstance(head, Chunk)] == [Bond(7, 1)] * 3
@@ -223,7 +222,7 @@ def test_whatever_peers_say_over_several_connections_does_no_harm(said):
         elif what == "send":
             flows.send(version(number, 4 * nbytes, peer=flows.first_of(peer)), float(number))
         else:
-            flows.take(peer, fd, [what.packed(), bytes(nbytes)], float(number))
+            flows.take(peer, fd, [packed(what), bytes(nbytes)], float(number))
         flows.go_on(peer, float(number))
         flows.stalled(float(number))
         assert 0 <= flows.partial_bytes <= flows._most_bytes + (1 << 24)

@@ -8,11 +8,33 @@ Field types are limited to str, bytes, int, float, bool, enums, other messages' 
 the codec derives its strict checks from the annotations. ``payload`` fields travel as raw frames behind the header.
 """
 
-from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
-from broker.wire.messages.envelope import KINDS, MESSAGE_TYPES, Envelope, Message, kind_of
-from broker.wire.messages.membership import Departure, Join, Leave, Refused, RunSettings, Welcome
-from broker.wire.messages.observation import Inquiry, Observe, Observed
-from broker.wire.messages.probing import MAX_PROBE_BUFFERS, PROBE_BUFFER_BYTES, Probe, Probed, probe_payload
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from broker.wire.messages.membership import (
+    AskDonor,
+    Departure,
+    Donor,
+    FetchState,
+    Join,
+    Leave,
+    Refused,
+    RunSettings,
+    StatePart,
+    Welcome,
+)
+from broker.wire.messages.observation import (
+    MAX_PROBE_BUFFERS,
+    PROBE_BUFFER_BYTES,
+    Inquiry,
+    Observe,
+    Observed,
+    Probe,
+    Probed,
+    probe_payload,
+)
 from broker.wire.messages.recipe import (
     RECIPE,
     Demand,
@@ -69,95 +91,70 @@ from broker.wire.messages.values import (
 )
 from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want, WantBack, WantWhole
 
-__all__ = [
-    "KINDS",
-    "kind_of",
-    "AGGREGATOR",
-    "AskDonor",
-    "Attach",
-    "AttachBulk",
-    "Attached",
-    "BROKER",
-    "Begin",
-    "Block",
-    "Channel",
-    "Codec",
-    "Contribution",
-    "DataRange",
-    "Demand",
-    "Departure",
-    "Donor",
-    "Encoded",
-    "Enrolled",
-    "Envelope",
-    "FASTEST_STEP_S",
-    "Fate",
-    "FetchState",
-    "FleetState",
-    "Follow",
-    "FollowBulk",
-    "Following",
-    "Heartbeat",
-    "HostPart",
-    "Inquiry",
-    "Join",
-    "Leave",
-    "MAX_PROBE_BUFFERS",
-    "MESSAGE_TYPES",
-    "MergeRule",
-    "Merged",
-    "Message",
-    "Nothing",
-    "OWN_PASS",
-    "Observe",
-    "Observed",
-    "OpenRound",
-    "LinkUse",
-    "Outstanding",
-    "PROBE_BUFFER_BYTES",
-    "PROTOCOL_VERSION",
-    "Pacing",
-    "Payload",
-    "Phase",
-    "Place",
-    "Probe",
-    "Probed",
-    "Profile",
-    "RECIPE",
-    "RETRY_REASONS",
-    "Reached",
-    "Reason",
-    "Recipe",
-    "Refused",
-    "Replica",
-    "ReplicaRun",
-    "Resolution",
-    "Role",
-    "Roster",
-    "Rostered",
-    "RunSettings",
-    "SLOWEST_STEP_S",
-    "UNASKED",
-    "Seed",
-    "Share",
-    "Standing",
-    "StatePart",
-    "StateSource",
-    "Stored",
-    "Tenure",
-    "TrainedOn",
-    "Version",
-    "Want",
-    "WantBack",
-    "WantWhole",
-    "Welcome",
-    "joining",
-    "newness",
-    "probe_payload",
-    "observing",
-    "recipe_digest",
-    "recipe_line",
-    "recipe_of",
-    "recipe_table",
-    "standing_by",
-]
+Message = (
+    Join
+    | Heartbeat
+    | Nothing
+    | Leave
+    | Seed
+    | Contribution
+    | HostPart
+    | Want
+    | AskDonor
+    | FetchState
+    | StatePart
+    | Welcome
+    | FleetState
+    | Donor
+    | Version
+    | Refused
+    | Attach
+    | AttachBulk
+    | Attached
+    | WantWhole
+    | WantBack
+    | Roster
+    | Rostered
+    | Follow
+    | FollowBulk
+    | Following
+    | Replica
+    | ReplicaRun
+    | Probe
+    | Probed
+    | Observe
+    | Observed
+)
+
+
+MESSAGE_TYPES: tuple[type[Message], ...] = Message.__args__
+#: How headers and refusals spell the kinds.
+KINDS: dict[str, type[Message]] = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in MESSAGE_TYPES}
+_NAMES = {cls: kind for kind, cls in KINDS.items()}
+
+
+def kind_of(message: Message | type[Message]) -> str:
+    """Returns the kind of a message or message type, as headers and refusals spell it."""
+    return _NAMES[message if isinstance(message, type) else type(message)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message with its addresses.
+
+    Attributes:
+        run_id: Messages of other runs are refused.
+        sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator``, ``standby:NAME``,
+            ``observer:NAME`` or ``broker``.
+        incarnation: 0 for all but islands.
+        sequence: Grows by one with each message of a sender's life; named in refusals.
+        to: Island id, ``join:NONCE``, ``aggregator``, ``standby:NAME``, ``observer:NAME`` or ``broker``.
+        message: The content.
+    """
+
+    run_id: str
+    sender: str
+    incarnation: int
+    sequence: int
+    to: str
+    message: Message

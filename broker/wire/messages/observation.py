@@ -1,16 +1,20 @@
-"""Messages of an observer: a question about the run, and the broker's answer from Redis.
+"""Messages of those who take no part in a run: an observer's questions, and the measuring of a link.
 
-Both travel on the bulk port, and nothing else does over an observer's connection. An answer may have half a megabyte,
-and there ZeroMQ holds four messages for who does not read, not a thousand.
+All travel on the bulk port, and nothing else does over an observer's connection. An answer may have half a megabyte,
+and there ZeroMQ holds four messages for who does not read, not a thousand. A broker answers a probe at once, passes
+nothing on and remembers nobody.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from broker.wire.messages.values import Channel, Role
+import xxhash
+
+from broker.wire.messages.values import Channel, Codec, Encoded, Payload, Role
 
 
 class Inquiry(StrEnum):
@@ -55,3 +59,48 @@ class Observed:
     question: int
     detail: str
     record: bytes
+
+
+#: Of each buffer of an answer.
+PROBE_BUFFER_BYTES = 1 << 16
+#: In one answer: 16 MiB.
+MAX_PROBE_BUFFERS = 256
+
+_BYTES = hashlib.shake_128(b"atoll").digest(PROBE_BUFFER_BYTES)  # that no tunnel can compress
+_BUFFER = Encoded(
+    codec=Codec.F32, shape=(PROBE_BUFFER_BYTES // 4,), checksum=xxhash.xxh3_64_intdigest(_BYTES), data=_BYTES
+)
+
+
+def probe_payload(buffers: int) -> Payload:
+    """Returns so many buffers of 64 KiB, all the same memory, so that many take no more than one."""
+    return (_BUFFER,) * buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Asks a broker for an answer of ``answer_buffers`` buffers; ``payload`` sets its own size."""
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.ISLAND
+    answer_buffers: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """Answers :class:`Probe`.
+
+    Attributes:
+        answers: The number of the probe that it answers.
+        release: Version of the broker's package; empty: it is not known there.
+        clock_s: The broker's wall clock, in seconds since 1970; 0: it has none.
+        payload: As many buffers as were asked for.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.BROKER
+    answers: int
+    release: str
+    clock_s: float
+    payload: Payload
