@@ -13,7 +13,6 @@ import asyncio
 import errno
 import signal
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,12 +35,11 @@ from broker.gateway.listening import (
     unix_paths,
 )
 from broker.gateway.turns import Intake, Outbox, Taken, event_of, refused, said_of
-from broker.metrics.relay_families import BrokerSnapshot, families_of
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
 from broker.process import clocks, limits, logs, settings, sources
 from broker.registry.registry import Registry
-from broker.registry.reporter import Reporter
+from broker.registry.reporter import Reporter, families_of
 from broker.routing.events import (
     AllowListChanged,
     Blocked,
@@ -161,7 +159,7 @@ async def serve(
             redis=registry.address,
             keys=config.key is not None,
         )
-        async with served(config.metrics_host, config.metrics_port, broker.snapshot, families_of):
+        async with served(config.metrics_host, config.metrics_port, broker.reporter.snapshot, families_of):
             ready(listening)
             await broker.run(stop)
     finally:
@@ -180,7 +178,7 @@ class _Broker:
         self._clock = clocks.monotonic
         memory = limits.memory_bytes()
         self._relay = Relay(config.relay(memory))
-        self._reporter = Reporter(
+        self.reporter = Reporter(
             registry,
             self._relay,
             name=config.name,
@@ -221,7 +219,7 @@ class _Broker:
                 if port != 0 or attempt == PORT_ATTEMPTS - 1 or err.errno not in (errno.EADDRINUSE, errno.EINVAL):
                     raise cannot_listen(self._config, err) from err
             else:
-                self._reporter.name = self._config.name or f"{socket.gethostname()}:{control_port}"
+                self.reporter.name = self._config.name or f"{socket.gethostname()}:{control_port}"
                 paths = unix_paths(self._config.ipc)
                 for channel, path in paths.items():
                     listen_on_unix(self._sockets[channel], path)
@@ -268,20 +266,6 @@ class _Broker:
             sock.close(linger=LINGER_MS)
         self._sockets.clear()
 
-    def snapshot(self) -> BrokerSnapshot:
-        """Returns the figures of the moment, for metrics."""
-        reporter = self._reporter
-        return BrokerSnapshot(
-            run_id=self._config.run_id,
-            name=reporter.name,
-            record=reporter.record(),
-            members=reporter.membership.due(self._clock(), everything=True),
-            refused=reporter.refused(),
-            liveness=self._config.liveness,
-            redis_connected=not reporter.lost,
-            wall_s=time.time(),
-        )
-
     # --- tasks ---
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -292,7 +276,7 @@ class _Broker:
                 group.create_task(self._receive(Channel.BULK), name="bulk"),
                 group.create_task(self._outbox.run(self._send_kept), name="bulk out"),
                 group.create_task(self._keep_time(), name="time"),
-                group.create_task(self._reporter.run(), name="reporter"),
+                group.create_task(self.reporter.run(), name="reporter"),
                 group.create_task(self._desk.run(), name="observers"),
                 group.create_task(self._gate.answer(), name="keys"),
                 group.create_task(self._gate.listen(Channel.CONTROL), name="control connections"),
@@ -306,7 +290,7 @@ class _Broker:
                 task.cancel()
         try:
             async with asyncio.timeout(LAST_REPORT_S):
-                await self._reporter.write()  # so that status knows who left last
+                await self.reporter.write()  # so that status knows who left last
         except TimeoutError:
             log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
 
@@ -360,7 +344,7 @@ class _Broker:
         now_s, bulk = self._clock(), 0
         actions = deque(self._relay.handle(event, now_s))
         if isinstance(event, AllowListChanged):
-            self._reporter.membership.allow(self._relay.anyone_may_be)
+            self.reporter.membership.allow(self._relay.anyone_may_be)
         while actions:
             match actions.popleft():
                 case Send() as send:
@@ -370,7 +354,7 @@ class _Broker:
                     for told in self._send(send, now_s):
                         actions.extend(self._relay.handle(told, now_s))
                 case Report(envelope=envelope):
-                    self._reporter.membership.observe(envelope, now_s)
+                    self.reporter.membership.observe(envelope, now_s)
                 case Note(event=name, fields=fields, warning=warning):
                     (log.warning if warning else log.info)(name, **fields)
                 case LookUp() as question:

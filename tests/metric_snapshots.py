@@ -2,8 +2,8 @@
 
 from aggregator.process.metrics import AggregatorSnapshot, IslandFigures, Leading
 from aggregator.process.metrics import families_of as aggregator_families
-from broker.metrics.relay_families import BrokerSnapshot
-from broker.metrics.relay_families import families_of as broker_families
+from broker.registry.reporter import BrokerSnapshot
+from broker.registry.reporter import families_of as broker_families
 from broker.routing.liveness import Liveness, LivenessConfig
 from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
 from islands.metrics import IslandSnapshot

@@ -1,4 +1,4 @@
-"""The broker's reports to Redis: membership on behalf of the islands, and its own counters.
+"""The broker's reports to Redis, membership on behalf of islands and its counters, and its metrics.
 
 Redis is a place to look, never a step on anyone's way. The relay's observations are noted here in memory, the newest
 of each island; a task of its own writes what has changed twice a second and everything every few seconds, so that a
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from broker.metrics.family import Families, Family
 from broker.process import logs
 from broker.registry.registry import Registry
-from broker.routing.events import RelayConfig, RelayCounters
-from broker.routing.liveness import LivenessConfig
+from broker.routing.directory import JOINING
+from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from broker.routing.relay import Relay
 from broker.wire.errors import Unavailable
 from broker.wire.messages import Envelope, Heartbeat, Leave, Welcome
 from broker.wire.records import BrokerRecord, MemberRecord
@@ -25,6 +28,8 @@ log = logs.get(__name__)
 
 #: Everything is written this often, changed or not: an emptied Redis may look exactly like one that was never gone.
 REWRITE_S = 5.0
+#: In the place of the names of processes that ask to become an island: each has a new one.
+_JOINING = "(joining)"
 
 
 @dataclass(slots=True)
@@ -63,18 +68,12 @@ class MembersSeen:
                     link=None if beat.link is None else dataclasses.asdict(beat.link),
                 )
             case Leave() as leave:
-                record = MemberRecord(
-                    island_id=envelope.sender,
-                    incarnation=envelope.incarnation,
-                    inner_step=leave.inner_step,
-                    tokens=leave.tokens,
-                    left=True,
-                )
-                known = self._noted.get(envelope.sender)
-                if known is not None and known.record.incarnation == envelope.incarnation:
-                    record = dataclasses.replace(
-                        known.record, inner_step=leave.inner_step, tokens=leave.tokens, left=True
-                    )
+                sender, life = envelope.sender, envelope.incarnation
+                known = self._noted.get(sender)
+                record = MemberRecord(island_id=sender, incarnation=life, inner_step=0, tokens=0)
+                if known is not None and known.record.incarnation == life:
+                    record = known.record
+                record = dataclasses.replace(record, inner_step=leave.inner_step, tokens=leave.tokens, left=True)
             case Welcome() as welcome:
                 record = MemberRecord(
                     island_id=welcome.island_id,
@@ -126,32 +125,13 @@ def _replaces(record: MemberRecord, known: _Noted, envelope: Envelope) -> bool:
     return envelope.sequence > known.sequence
 
 
-class Relaying(Protocol):
-    """The relay, as far as it is reported."""
-
-    config: RelayConfig
-    counters: RelayCounters
-
-    @property
-    def num_peers(self) -> int:
-        """Islands known, and those joining."""
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of contributions that wait for an aggregator."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of versions that are kept."""
-
-
 class Reporter:
     """Writes membership and the relay's counters to Redis until it is cancelled."""
 
     def __init__(
         self,
         registry: Registry,
-        relay: Relaying,
+        relay: Relay,
         *,
         name: str,
         liveness: LivenessConfig,
@@ -180,9 +160,9 @@ class Reporter:
         everything = self._lost or started_s >= self._complete_at_s
         records = self.membership.due(started_s, everything=everything)
         # Copied now: while Redis thinks, the relay goes on counting.
-        refused = self.refused()
+        refused = self._refused()
         try:
-            await self._registry.write_broker(self.name, self.record())
+            await self._registry.write_broker(self.name, self._record())
             await self._registry.write_refusals(f"broker:{self.name}", refused)
             await self._registry.write_members(self.name, records)
         except Unavailable as err:
@@ -198,20 +178,25 @@ class Reporter:
             self._complete_at_s = started_s + REWRITE_S
         return True
 
-    def refused(self) -> dict[str, dict[str, int]]:
+    def snapshot(self) -> BrokerSnapshot:
+        """Returns the figures of the moment, for metrics."""
+        return BrokerSnapshot(
+            run_id=self._registry.run_id,
+            name=self.name,
+            record=self._record(),
+            members=self.membership.due(self._clock(), everything=True),
+            refused=self._refused(),
+            liveness=self._liveness,
+            redis_connected=not self._lost,
+            wall_s=time.time(),
+        )
+
+    def _refused(self) -> dict[str, dict[str, int]]:
         """Returns a copy of sender -> reason -> messages refused."""
-        return {
-            sender: {str(reason): n for reason, n in reasons.items()}
-            for sender, reasons in self._relay.counters.refused.items()
-        }
+        refused = self._relay.counters.refused
+        return {sender: {str(reason): n for reason, n in reasons.items()} for sender, reasons in refused.items()}
 
-    @property
-    def lost(self) -> bool:
-        """Whether Redis did not take the last report."""
-        return self._lost
-
-    def record(self) -> BrokerRecord:
-        """Returns the broker's counters of the moment."""
+    def _record(self) -> BrokerRecord:
         counters = self._relay.counters
         return BrokerRecord(
             suspect_after_s=self._liveness.suspect_after_s,
@@ -226,3 +211,45 @@ class Reporter:
             repeated_messages=counters.repeated_messages,
             dropped=dict(counters.dropped),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSnapshot:
+    """A broker at one moment."""
+
+    run_id: str
+    name: str
+    record: BrokerRecord
+    members: Sequence[MemberRecord]  # the islands that it has heard
+    refused: Mapping[str, Mapping[str, int]]  # sender -> reason -> messages
+    liveness: LivenessConfig
+    redis_connected: bool  # its last report to Redis was taken
+    wall_s: float  # since 1970
+
+
+def families_of(now: BrokerSnapshot) -> list[Family]:
+    """Returns the metrics of a broker."""
+    own, record = Families("atoll_broker", run=now.run_id, broker=now.name), now.record
+    refused: Counter[tuple[str, str]] = Counter()
+    for sender, reasons in now.refused.items():
+        for reason, count in reasons.items():
+            refused[_JOINING if sender.startswith(JOINING) else sender, reason] += count
+    states = {
+        each.island_id: Liveness.LEFT if each.left else liveness(each.heard_ago_s, now.liveness) for each in now.members
+    }
+    heard = {each.island_id: now.wall_s - each.heard_ago_s for each in now.members}
+
+    own.gauge("peers", "Islands, standbys and processes about to join that the broker knows.", record.peers)
+    own.counter("received_messages", "Messages received.", record.received_messages)
+    own.counter("received_bytes", "Bytes of messages received.", record.received_bytes)
+    own.counter("sent_messages", "Messages sent.", record.sent_messages)
+    own.counter("sent_bytes", "Bytes of messages sent.", record.sent_bytes)
+    own.counter("repeated_messages", "Messages refused because they had come before.", record.repeated_messages)
+    own.counter("refused_messages", "Messages refused, by sender and reason.", refused, "sender", "reason")
+    own.counter("dropped_messages", "Messages that went nowhere, by cause.", record.dropped, "cause")
+    own.gauge("queued_bytes", "Bytes of contributions that wait for an aggregator.", record.queued_bytes)
+    own.gauge("held_bytes", "Bytes of versions and other messages that the broker holds.", record.held_bytes)
+    own.gauge("redis_connected", "1 if Redis took the last report, else 0.", float(now.redis_connected))
+    own.state("island_state", "1 in the state of the island by its silence at this broker.", states, Liveness, "island")
+    own.gauge("island_heard_timestamp_seconds", "When this broker heard the island last.", heard, "island")
+    return own.all

@@ -51,8 +51,6 @@ class Actions:
         """Puts in what is no message."""
         self._actions.append(action)
 
-    # --- sending ---
-
     def send(self, channel: Channel, peer: bytes, envelope: Envelope, size_bytes: int) -> None:
         """Sends a message to a connection: ``peer`` is its routing id."""
         self.counters.sent_messages += 1
@@ -81,8 +79,6 @@ class Actions:
         )
         self.send(channel, peer, envelope, size_bytes)
 
-    # --- refusing ---
-
     def refuse_message(self, channel: Channel, peer: bytes, envelope: Envelope, refusal: Refusal) -> None:
         """Refuses a message whose sender is who it says; see :meth:`refuse`."""
         self.refuse(channel, peer, envelope.sender, kind_of(envelope.message), envelope.sequence, refusal)
@@ -99,14 +95,8 @@ class Actions:
     ) -> None:
         """Counts a refusal, notes it now and then, and tells the sender why.
 
-        Args:
-            channel: Where the message came from, with ``peer``.
-            peer: Routing id.
-            claimed: Who sent it, as far as that is known: believed only if it is a known peer.
-            kind: Of the message, or empty.
-            sequence: Of the message, or -1.
-            refusal: Reason and detail.
-            to: The address on the answer, if not ``claimed``: what the message named as its sender.
+        ``claimed`` is who sent the message, as far as that is known: believed only if it is a known peer. The answer
+        goes to ``to``, what the message named as its sender, if that is another.
         """
         reason, detail = refusal
         name = self._who.name_of(channel, peer) or (claimed if claimed in self._who.peers else UNKNOWN)

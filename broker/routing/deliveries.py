@@ -43,18 +43,12 @@ AT_ONCE_S = 0.5
 
 
 class Deliveries:
-    """The queues for islands and aggregators, and the connections that are blocked now.
-
-    Attributes:
-        shelf: What leads to the newest version of each fragment.
-        queue: Contributions and seeds that wait for an aggregator.
-        retry_at_s: When :meth:`retry` is due; None while no connection is blocked.
-    """
+    """The queues for islands and aggregators, and the connections that are blocked now."""
 
     def __init__(self, config: RelayConfig, who: Directory, out: Actions) -> None:
         self.shelf = VersionShelf()
         self.queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
-        self.retry_at_s: float | None = None
+        self.retry_at_s: float | None = None  # when :meth:`retry` is due; None while no connection is blocked
         self._retry_s = config.retry_s
         self._who = who
         self._out = out
@@ -148,17 +142,13 @@ class Deliveries:
         self.queue.push(shard, item)
         return None
 
-    def attached(self, leader: Leader, now_s: float) -> None:
-        """Sends what waits for an aggregator."""
-        self._forward_queue(leader, now_s)
-
     def delivered(self, event: Delivered) -> None:
         """Takes note that something has reached an aggregator."""
         leader = self._who.leader_behind(event.channel, event.peer)
         if leader is not None and isinstance(event.envelope.message, m.Contribution | m.Seed | m.HostPart):
             self._arrived(leader.shard, Queued(envelope=event.envelope, size_bytes=0))
 
-    def _forward_queue(self, leader: Leader, now_s: float) -> None:
+    def forward_queue(self, leader: Leader, now_s: float) -> None:
         """Sends an aggregator what waits for it, a burst at a time, if its connection takes anything."""
         route = leader.routes.get(Channel.BULK)
         if route is None or leader.shard in self._blocked_shards:
@@ -207,7 +197,7 @@ class Deliveries:
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
                 self._arrived(shard, item)
-                self.queue.put_back(shard, item)
+                self.queue.push(shard, item, back=True)
                 self._blocked_shards[shard] = None
                 self._retry_at(now_s + self._retry_s)
             case _:
@@ -220,7 +210,7 @@ class Deliveries:
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
                 self._under_way.pop(shard, None)  # it went with the connection
-                self.queue.put_back(shard, item)
+                self.queue.push(shard, item, back=True)
             case _:
                 self._out.counters.dropped["unreachable"] += 1
 
@@ -229,7 +219,7 @@ class Deliveries:
         leader = self._who.leader_behind(event.channel, event.peer)
         if leader is not None:
             self._blocked_shards.pop(leader.shard, None)
-            self._forward_queue(leader, now_s)
+            self.forward_queue(leader, now_s)
             return
         name = self._who.name_of(event.channel, event.peer) or ""
         if name in self._blocked_peers:
@@ -250,4 +240,4 @@ class Deliveries:
         for shard in shards:
             leader = self._who.leaders.get(shard)
             if leader is not None:  # else what waits is for a shard of another count, which has not attached yet
-                self._forward_queue(leader, now_s)
+                self.forward_queue(leader, now_s)

@@ -54,30 +54,19 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
-    """One incarnation of an island, or a process that asks to become one (``join:NONCE``).
-
-    Attributes:
-        routes: Routing id by channel; a channel is missing until the peer has been heard on it.
-        window: Versions under way to it.
-        served: Fragment -> number of this peer's transfer that carried it last.
-        transfers: Versions sent to it.
-        asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
-        seen: The sequence numbers heard over each connection.
-        host_seen: The same of each connection of another host of this island.
-        follow: What a standby said last.
-    """
+    """One incarnation of an island, a process that asks to become one (``join:NONCE``), or a standby."""
 
     name: str
     incarnation: int
     heard_s: float
-    routes: dict[Channel, bytes] = field(default_factory=dict)
-    window: Window = field(default_factory=Window)
-    served: dict[int, int] = field(default_factory=dict)
-    transfers: int = 0
-    asked_s: float | None = None
+    routes: dict[Channel, bytes] = field(default_factory=dict)  # routing ids; none until it was heard on a channel
+    window: Window = field(default_factory=Window)  # versions under way to it
+    served: dict[int, int] = field(default_factory=dict)  # fragment -> number of the transfer that carried it last
+    transfers: int = 0  # versions sent to it
+    asked_s: float | None = None  # when it first sent what an aggregator is to answer; None: nothing is owed
     seen: dict[Channel, Seen] = field(default_factory=dict)
-    host_seen: dict[bytes, Seen] = field(default_factory=dict)
-    follow: Follow | None = None
+    host_seen: dict[bytes, Seen] = field(default_factory=dict)  # by connection of another host of this island
+    follow: Follow | None = None  # what a standby said last
 
     @property
     def is_joining(self) -> bool:
@@ -129,12 +118,12 @@ class Directory:
         return self._names.get((channel, route))
 
     def route_to(self, name: str, channel: Channel) -> bytes | None:
-        """The connection of a peer, None while it is not known or not connected there."""
+        """Returns the connection of a peer; None while it is not known or not connected there."""
         peer = self.peers.get(name)
         return peer.routes.get(channel) if peer is not None else None
 
     def control_beside(self, channel: Channel, route: bytes) -> bytes | None:
-        """The control connection of whoever speaks over this one; None while that is not known."""
+        """Returns the control connection of whoever speaks over this one; None while that is not known."""
         who = self.leader_behind(channel, route) or self.peers.get(self._names.get((channel, route), ""))
         return who.routes.get(Channel.CONTROL) if who is not None else None
 
@@ -144,7 +133,7 @@ class Directory:
         return leader if leader is not None and leader.leads else None
 
     def newest_standby(self, shard: int, *, beside: str, since_s: float) -> Standing | None:
-        """Which standby of a shard has the newest store: of those heard since then, other than ``beside``."""
+        """Returns the standby of a shard with the newest store, of those heard since then, but for ``beside``."""
         heard = [
             Standing(name=each.name.removeprefix(STANDBY), made_under=each.follow.made_under, stored=each.follow.stored)
             for each in self.peers.values()
@@ -153,7 +142,7 @@ class Directory:
         return max(heard, key=lambda each: (newness(each.made_under, each.stored), each.name), default=None)
 
     def leader_behind(self, channel: Channel, route: bytes) -> Leader | None:
-        """The aggregator that is attached over this connection."""
+        """Returns the aggregator that is attached over this connection."""
         return next((each for each in self.leaders.values() if each.routes.get(channel) == route), None)
 
     def enter(self, name: str, incarnation: int, now_s: float) -> Peer:

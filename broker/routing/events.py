@@ -15,27 +15,16 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
-    """Limits of one relay.
+    """Limits of one relay."""
 
-    Attributes:
-        run_id: Messages of other runs are refused.
-        peer_queue_bytes: Bytes of contributions of one island that may wait for an aggregator.
-        total_queue_bytes: The same of all islands together.
-        max_peers: Senders known at a time; further ones are refused.
-        forget_after_s: A peer not heard for this long is forgotten.
-        leader_silent_s: An aggregator not heard for this long no longer leads.
-        retry_s: Pause before what waits for an aggregator goes on.
-        release: Version of the package, for who measures a way here; empty: not known.
-    """
-
-    run_id: str
-    peer_queue_bytes: int = 256 * _MIB
-    total_queue_bytes: int = 1024 * _MIB
-    max_peers: int = 10_000
-    forget_after_s: float = 60.0
-    leader_silent_s: float = 6.0
-    retry_s: float = 0.002
-    release: str = ""
+    run_id: str  # messages of other runs are refused
+    peer_queue_bytes: int = 256 * _MIB  # of contributions of one island that may wait for an aggregator
+    total_queue_bytes: int = 1024 * _MIB  # of all islands together
+    max_peers: int = 10_000  # senders known at a time; further ones are refused
+    forget_after_s: float = 60.0  # a peer not heard for this long is forgotten
+    leader_silent_s: float = 6.0  # an aggregator not heard for this long no longer leads
+    retry_s: float = 0.002  # pause before what waits for an aggregator goes on
+    release: str = ""  # version of the package, for who measures a way here; empty: not known
 
     def __post_init__(self) -> None:
         for name in ("peer_queue_bytes", "max_peers", "forget_after_s", "leader_silent_s", "retry_s"):
@@ -80,23 +69,21 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
+class _Outgoing:
+    """A message for a connection."""
+
+    channel: Channel
+    peer: bytes
+    envelope: Envelope
+    size_bytes: int = 0
+
+
+class Blocked(_Outgoing):
     """A :class:`Send` could not be carried out: the connection is at its high-water mark."""
 
-    channel: Channel
-    peer: bytes
-    envelope: Envelope
-    size_bytes: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreachable:
+class Unreachable(_Outgoing):
     """A :class:`Send` could not be carried out: there is no such connection any more."""
-
-    channel: Channel
-    peer: bytes
-    envelope: Envelope
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +147,8 @@ RelayEvent = (
 # --- actions ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(_Outgoing):
     """Send ``envelope`` to a connection now, or answer with :class:`Blocked` or :class:`Unreachable`."""
-
-    channel: Channel
-    peer: bytes
-    envelope: Envelope
-    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,8 @@ class LivenessConfig:
     def interval_of(self, islands: int) -> float:
         """Returns the seconds between two heartbeats of an island; more where islands are very many.
 
-        As a hub has so many heartbeats a second, and no more, as long as the allowances bear it: whoever is not heard
-        for two intervals is not suspect yet, and for three not dead. Longer allowances let it grow further.
+        Then they are as many a second as of 128 islands, as long as the allowances bear it: who is not heard for two
+        intervals is not suspect yet, and for three not dead.
         """
         most_s = max(self.heartbeat_interval_s, min(self.suspect_after_s / 2, self.dead_after_s / 3))
         return min(most_s, self._wanted_s(islands))

@@ -61,16 +61,10 @@ class Presence:
         """Takes note of one more host of an island, over its own connection; returns the island's peer."""
         name, incarnation = event.envelope.sender, event.envelope.incarnation
         if peer is None or incarnation > peer.incarnation:
-            return (
-                Reason.UNKNOWN_ISLAND,
-                f"incarnation {incarnation} of {name} was not heard yet",
-            )
+            return Reason.UNKNOWN_ISLAND, f"incarnation {incarnation} of {name} was not heard yet"
         while len(peer.host_seen) >= MAX_HOSTS and event.peer not in peer.host_seen:
             del peer.host_seen[next(iter(peer.host_seen))]
-        if not peer.host_seen.setdefault(event.peer, Seen()).repeats(event.envelope.sequence):
-            return peer
-        self._out.counters.repeated_messages += 1
-        return Reason.REPLAYED, f"message {event.envelope.sequence} has come over this connection before"
+        return self._repeated(peer.host_seen.setdefault(event.peer, Seen()), event) or peer
 
     def _end_joiner(self, event: Received) -> None:
         """Forgets who asked over this connection to become an island, once another name comes over it.
@@ -151,10 +145,8 @@ class Presence:
         if epoch < highest:
             return Reason.FENCED, f"epoch {epoch} has ended, {highest} leads"
         if leader is None:
-            return (
-                Reason.NOT_LEADER,
-                f"nobody is attached over this connection: attach on the {event.channel} port first",
-            )
+            detail = f"nobody is attached over this connection: attach on the {event.channel} port first"
+            return Reason.NOT_LEADER, detail
         if shard not in (None, leader.shard):
             return Reason.WRONG_ROLE, f"shard {leader.shard} speaks for itself alone"
         return self._admit(leader, event, now_s)
@@ -212,9 +204,14 @@ class Presence:
 
     def _admit(self, who: Speaker, event: Received, now_s: float) -> Speaker | Refusal:
         """Returns the speaker, heard just now; or refuses a message that its connection brought before."""
-        if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):
+        refusal = self._repeated(who.seen.setdefault(event.channel, Seen()), event)
+        if refusal is None:
             who.heard_s = now_s
-            return who
+        return refusal or who
+
+    def _repeated(self, seen: Seen, event: Received) -> Refusal | None:
+        if not seen.repeats(event.envelope.sequence):
+            return None
         self._out.counters.repeated_messages += 1
         return Reason.REPLAYED, f"message {event.envelope.sequence} has come over this connection before"
 

@@ -22,16 +22,11 @@ class HeldVersion:
 
     An island is told of its own contributions alone. With those of all the bytes of a round would grow with the square
     of the number of islands.
-
-    Attributes:
-        version: With the contributions of all.
-        size_bytes: Header and buffers on the wire, without contributions.
-        number: Counts the versions put on the shelf: a smaller one has lain there longer.
     """
 
-    version: Version
-    size_bytes: int
-    number: int
+    version: Version  # with the contributions of all
+    size_bytes: int  # header and buffers on the wire, without contributions
+    number: int  # counts the versions put on the shelf: a smaller one has lain there longer
     _bare: Envelope
     _merged: dict[str, list[Merged]]
 
@@ -162,7 +157,7 @@ class VersionShelf:
         return True
 
     def versions(self, num_fragments: int) -> tuple[int, ...]:
-        """The fragment version held of each of the first ``num_fragments`` fragments, -1 for none."""
+        """Returns the fragment version held of each of the first ``num_fragments`` fragments, -1 for none."""
         return tuple(
             trail.newest.version.fragment_version if (trail := self._trails.get(p)) is not None else -1
             for p in range(num_fragments)
@@ -272,13 +267,17 @@ class ContributionQueue:
             return f"{self.queued_bytes} bytes wait already, the limit is {self._total_bytes}"
         return None
 
-    def push(self, shard: int, item: Queued) -> None:
-        """Puts ``item`` at the end of the shard's lane; the caller has asked :meth:`full_for`."""
-        self._lane(shard).waiting.append(self._counted(item))
+    def push(self, shard: int, item: Queued, *, back: bool = False) -> None:
+        """Puts ``item`` at the end of the shard's lane; the caller has asked :meth:`full_for`.
 
-    def put_back(self, shard: int, item: Queued) -> None:
-        """Puts an item that was popped and could not be sent before all others, after those put back earlier."""
-        self._lane(shard).returned.append(self._counted(item))
+        One that was taken and comes ``back``, since it could not be sent, goes before all others, after those that came
+        back earlier.
+        """
+        lane, sender = self._lanes.setdefault(shard, _Lane()), item.envelope.sender
+        (lane.returned if back else lane.waiting).append(item)
+        self._identities.add(item.identity)
+        self.queued_bytes += item.size_bytes
+        self._by_sender[sender] = self._by_sender.get(sender, 0) + item.size_bytes
 
     def waits(self, shard: int) -> bool:
         """Whether anything waits for a shard."""
@@ -301,13 +300,3 @@ class ContributionQueue:
             if left > 0:
                 self._by_sender[sender] = left
         return items
-
-    def _lane(self, shard: int) -> _Lane:
-        return self._lanes.setdefault(shard, _Lane())
-
-    def _counted(self, item: Queued) -> Queued:
-        sender = item.envelope.sender
-        self._identities.add(item.identity)
-        self.queued_bytes += item.size_bytes
-        self._by_sender[sender] = self._by_sender.get(sender, 0) + item.size_bytes
-        return item

@@ -6,9 +6,8 @@ with the time, and carries out the actions that come back, in order. It calls ag
 
 This module says which way a message goes. Whether it goes at all is asked of :mod:`broker.routing.rights` (who may say
 what, under which key) and :mod:`broker.routing.presence` (who is heard, who was replaced or fell silent), and of
-questions :mod:`broker.observing.rules`. :mod:`broker.routing.deliveries` keeps
-what is large until somebody takes it, and :mod:`broker.routing.actions` collects the actions, counts them, and words
-refusals.
+questions :mod:`broker.observing.rules`. :mod:`broker.routing.deliveries` keeps what is large until somebody takes it,
+and :mod:`broker.routing.actions` collects the actions, counts them, and words refusals.
 
 *Keys.* Once :class:`AllowListChanged` has come, each message must also fit the key of its connection: the sender is who
 the key belongs to, and an island joins under no other name. Without keys a sender's name is believed.
@@ -191,8 +190,6 @@ class Relay:
             case _:
                 return self._from_island(event, now_s)
 
-    # --- from who measures ---
-
     def _answer_probe(self, event: Received, probe: m.Probe) -> None:
         """Answers where the question came from; who asks becomes nobody's peer, and takes nobody's place."""
         answer = m.Probed(
@@ -246,12 +243,10 @@ class Relay:
             envelope, reason = event.envelope, Reason.NOT_LEADER
             detail = "the aggregator has not answered yet" if led else "no aggregator leads shard 0 now"
             last = self._who.leaders.get(0)
-            gone = last is not None and last.ended and not last.leads
-            if gone:
+            if last is not None and last.ended and not last.leads:
                 reason, detail = Reason.RUN_ENDED, "the run has ended, and its aggregator has gone"
-            refused = m.Refused(
-                kind=kind_of(envelope.message), sequence=envelope.sequence, reason=reason, detail=detail
-            )
+            kind = kind_of(envelope.message)
+            refused = m.Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
             self._out.reply(event.channel, event.peer, envelope.sender, refused)
 
     # --- from aggregators ---
@@ -260,13 +255,12 @@ class Relay:
         leader = self._presence.attach(event, message, now_s)
         if not isinstance(leader, Leader):
             return leader
-        match message:
-            case m.Attach(versions=versions, ended=ended):
-                leader.ended = leader.ended or ended
-                held = m.Attached(versions=self._deliveries.shelf.versions(len(versions)))
-                self._out.reply(event.channel, event.peer, AGGREGATOR, held)
-            case m.AttachBulk():
-                self._deliveries.attached(leader, now_s)
+        if isinstance(message, m.AttachBulk):
+            self._deliveries.forward_queue(leader, now_s)
+            return None
+        leader.ended = leader.ended or message.ended
+        held = m.Attached(versions=self._deliveries.shelf.versions(len(message.versions)))
+        self._out.reply(event.channel, event.peer, AGGREGATOR, held)
         return None
 
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal | None:

@@ -94,11 +94,7 @@ class Backoff:
 
 
 class Patience:
-    """The time to wait for a delivery over a link, learnt from earlier deliveries.
-
-    Args:
-        least_s: The shortest first pause.
-    """
+    """The time to wait for a delivery over a link, learnt from earlier ones; at least ``least_s`` at first."""
 
     def __init__(self, least_s: float = RESEND_S) -> None:
         self._least_s = least_s

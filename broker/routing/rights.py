@@ -31,10 +31,8 @@ def improper(event: Received, *, run_id: str) -> Refusal | None:
     if kind.channel is not event.channel:
         return Reason.WRONG_ROLE, f"{kind_of(kind)} belongs on the {kind.channel} port, not on {event.channel}"
     if kind is m.Probe and not sender.startswith(JOINING):
-        return (
-            Reason.WRONG_ROLE,
-            f"{kind_of(kind)} takes no part in the run: send it as {JOINING}NONCE, not as {sender}",
-        )
+        detail = f"{kind_of(kind)} takes no part in the run: send it as {JOINING}NONCE, not as {sender}"
+        return Reason.WRONG_ROLE, detail
     if sender.startswith(JOINING) and kind not in (m.Join, m.Probe):
         return Reason.UNKNOWN_ISLAND, f"{kind_of(kind)} needs an island id: join first"
     return None

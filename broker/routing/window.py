@@ -42,20 +42,15 @@ class Taken(NamedTuple):
 
 
 class Window:
-    """The versions under way to one island.
-
-    Attributes:
-        size: How many there may be, at least 1.
-        versions: By fragment, those that the island has, as it said over this connection; None while it said nothing.
-        under_way: What was sent, by fragment.
-    """
+    """The versions under way to one island."""
 
     __slots__ = ("_lost", "_patience", "_sequence", "_taken", "_until_next", "size", "under_way", "versions")
 
     def __init__(self) -> None:
-        self.size = 1
+        self.size = 1  # how many there may be, at least 1
+        #: By fragment, those that the island has, as it said over this connection; None while it said nothing.
         self.versions: tuple[int, ...] | None = None
-        self.under_way: dict[int, Sent] = {}
+        self.under_way: dict[int, Sent] = {}  # by fragment
         self._lost: dict[int, int] = {}  # fragment -> version
         self._taken: dict[int, Taken] = {}  # by fragment
         self._sequence = 0  # of the heartbeat that was heard last
@@ -69,10 +64,7 @@ class Window:
     def wants(self, versions: tuple[int, ...], now_s: float, sequence: int = 0) -> None:
         """The island says what it has: that has arrived. It says so again while it lacks something.
 
-        Args:
-            versions: By fragment.
-            now_s: The time.
-            sequence: Of the message: one that a heartbeat has overtaken knows less.
+        One that a heartbeat has overtaken, by the ``sequence`` of the messages, knows less.
         """
         if self.versions is not None and sequence < self._sequence and len(versions) == len(self.versions):
             versions = tuple(map(max, self.versions, versions))

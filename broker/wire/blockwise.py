@@ -61,17 +61,7 @@ _LARGEST_SCALE: Final = {
 
 
 def quantise(flat: Float32Array, codec: Codec) -> ByteArray:
-    """Returns a tensor as scales and codes.
-
-    Besides the result, some chunks of float32 and its codes are allocated.
-
-    Args:
-        flat: float32 [elements], contiguous.
-        codec: int8 or int4.
-
-    Returns:
-        uint8 [:func:`broker.wire.lengths.encoded_bytes`].
-    """
+    """Returns a contiguous float32 [elements] as scales and codes, uint8 [encoded_bytes]."""
     data = np.empty(encoded_bytes(codec, flat.size), np.uint8)
     scales, written = _parts(data, flat.size)
     scratch = np.empty(min(flat.size, _CHUNK), np.float32)
@@ -92,13 +82,7 @@ def scale_limits(codec: Codec) -> tuple[np.float32, np.float32, np.float32]:
 
 
 class Quantised:
-    """Scales and codes as they were received, to be decoded a range at a time.
-
-    Args:
-        data: uint8 [:func:`broker.wire.lengths.encoded_bytes`], at any address.
-        codec: int8 or int4.
-        elements: Of the tensor.
-    """
+    """Scales and codes as they were received, uint8 [encoded_bytes], to be decoded a range at a time."""
 
     __slots__ = ("_codec", "_codes", "_scales")
 
@@ -107,13 +91,9 @@ class Quantised:
         self._scales, self._codes = _parts(data, elements)
 
     def read(self, start: int, out: Float32Array) -> None:
-        """Fills ``out`` with the elements from ``start`` on; each is one float32 product.
+        """Fills ``out``, flat float32, with the elements from any ``start`` on; each is one float32 product.
 
         Allocates a byte an element for int4: ``out`` should be a piece that fits the cache.
-
-        Args:
-            start: Any element; it need not begin a block.
-            out: float32, flat and contiguous.
         """
         stop = start + out.size
         first = start // BLOCK_ELEMENTS
@@ -172,13 +152,7 @@ def _codes(chunk: Float32Array, codec: Codec, scales: Float32Array, scratch: Flo
 
 
 def _clip(values: Float32Array, quotients: Float32Array, scales: Float32Array) -> None:
-    """Takes the smaller scale for blocks that lose less with it: writes the scales and the quotients.
-
-    Args:
-        values: float32 [blocks, elements].
-        quotients: By the scales, same shape.
-        scales: float32 [blocks].
-    """
+    """Takes the smaller scale for blocks that lose less with it: writes scales and the quotients by them."""
     smaller = scales * CLIPPED
     candidates = np.flatnonzero((smaller >= _SMALLEST_SCALE) & (smaller <= _LARGEST_SCALE[Codec.INT4]))
     exact = np.rint(quotients[candidates] * np.float32(ERROR_UNITS)).astype(np.int32)

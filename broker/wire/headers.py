@@ -30,20 +30,15 @@ SEAL_BYTES = 8
 _CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 #: Maps and arrays that a header may hold besides one for each so many bytes: ours have one in 20 at most.
 _FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
-
-
 #: The least that machines of ours take as one message, and the part of their memory that they take at the most.
 LEAST_ROOM_BYTES, ROOM_SHARE = 4 << 30, 4
 
 
 def room_bytes(memory_bytes: int) -> int:
-    """Returns the bytes for one message, and for all that wait: a quarter of the machine's memory.
+    """Returns the bytes for one message, and for all that wait: a quarter of the memory; 0: not known.
 
     4 GiB at least, however little there is: memory is taken as bytes come. With eight fragments, one in float32 takes a
     quarter of what the model takes in bfloat16. So whoever can hold that has room for its fragments.
-
-    Args:
-        memory_bytes: Of the machine; 0: not known, which counts as little.
     """
     return max(LEAST_ROOM_BYTES, memory_bytes // ROOM_SHARE)
 
@@ -85,10 +80,6 @@ def seal(header: bytes) -> bytes:
     return content + xxhash.xxh3_64_digest(content)  # big-endian, too
 
 
-def _is_sealed(header: memoryview) -> bool:
-    return bytes(header[-SEAL_BYTES:]) == xxhash.xxh3_64_digest(header[:-SEAL_BYTES])
-
-
 def views(frames: Sequence[Buffer], limits: Limits) -> list[Buffer]:
     """Returns views of the frames, after their number has been checked.
 
@@ -116,7 +107,7 @@ def view(frame: Buffer) -> Buffer:
 
 
 def read(frames: Sequence[Buffer], limits: Limits) -> dict[str, Any]:
-    """Returns the map in the first frame, after the sizes of all and its checksum have been looked at.
+    """Returns the map in the first frame, once the sizes of all frames and its checksum are right.
 
     Raises:
         Unfit: Something is too large, the checksum is another one, or it is no map.
@@ -126,7 +117,8 @@ def read(frames: Sequence[Buffer], limits: Limits) -> dict[str, Any]:
         raise Unfit(sizes[0], f"at most {limits.max_header_bytes} bytes", reason=Reason.OVERSIZE, at="header")
     if sum(sizes) > limits.max_message_bytes:
         raise Unfit(sum(sizes), f"at most {limits.max_message_bytes} bytes", reason=Reason.OVERSIZE, at="message")
-    if not _is_sealed(frames[0]) and not _is_of_version_1(frames[0]):
+    sealed = bytes(frames[0][-SEAL_BYTES:]) == xxhash.xxh3_64_digest(frames[0][:-SEAL_BYTES])
+    if not sealed and not _is_of_version_1(frames[0]):
         raise Unfit("another one", "that of all bytes before it", reason=Reason.CHECKSUM, at="checksum")
     return _unpacked(frames[0])
 

@@ -39,12 +39,7 @@ class KeyRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The owner of a key: a role and a name.
-
-    Attributes:
-        role: What it is.
-        name: Which one of these; :data:`ANY` for islands without names of their own.
-    """
+    """The owner of a key: a role, and a name in it; :data:`ANY` for islands without names of their own."""
 
     role: KeyRole
     name: str
@@ -83,10 +78,7 @@ class Identity:
                 return False
 
     def may_be(self, island_id: str) -> bool:
-        """Returns True if this may be the island ``island_id``.
-
-        An empty one asks the run to choose: only an identity for any island may do that.
-        """
+        """Returns True if this may be that island; an empty id, which the run fills in, is for any one."""
         if self.role is not KeyRole.ISLAND:
             return False
         if self.name == ANY:

@@ -32,13 +32,8 @@ _ELEMENT_BITS: Final = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4
 def encoded_bytes(codec: Codec, elements: int) -> int:
     """Returns the exact length in bytes of a tensor on the wire, without its entry in the header.
 
-    Exact for whatever is asked, in integers that do not overflow: senders, receivers and planners all use it, and a
-    length that a stranger claims is compared with it before anything is allocated.
-
-    Args:
-        codec: How the elements are written.
-        elements: Of the tensor; 0 takes no bytes. Each tensor is encoded by itself: the bytes of several are the sum
-            of theirs, not those of their elements together.
+    Exact for whatever is asked, in integers that do not overflow: a length that a stranger claims is compared with it
+    before anything is allocated. Each tensor is encoded by itself, so the bytes of several are the sum of theirs.
     """
     scales = block_count(elements) * SCALE_BYTES if codec.blockwise else 0
     return scales + -(-elements * _ELEMENT_BITS[codec] // 8)

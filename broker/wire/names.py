@@ -7,12 +7,8 @@ from typing import TypeGuard
 
 from broker.wire.errors import ConfigError
 
-#: One name, as a regular expression: for patterns that consist of more.
-NAME = r"[A-Za-z0-9._-]{1,64}"
-
-#: The same in words.
-RULE = "1 to 64 of the characters A-Z a-z 0-9 . _ -"
-
+#: One name, as a regular expression and in words.
+NAME, RULE = r"[A-Za-z0-9._-]{1,64}", "1 to 64 of the characters A-Z a-z 0-9 . _ -"
 _NAME = re.compile(NAME, re.ASCII)
 
 

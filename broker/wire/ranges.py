@@ -70,12 +70,7 @@ class IntervalSet:
         return zip(self._ends[:-1], self._starts[1:], strict=True)
 
     def close_gaps(self, most: int, keep: Callable[[int, int], bool]) -> None:
-        """Adds the lowest gaps until there are ``most`` intervals.
-
-        Args:
-            most: Intervals.
-            keep: Whether the gap ``[start, end)`` stays, whatever that makes.
-        """
+        """Adds the lowest gaps, but those that ``keep(start, end)`` keeps, until there are ``most`` intervals."""
         beyond = self.num_intervals - most
         if beyond > 0:
             for start, end in [gap for gap in self.gaps() if not keep(*gap)][:beyond]:
@@ -83,7 +78,7 @@ class IntervalSet:
 
     @property
     def num_intervals(self) -> int:
-        """Of how many intervals it consists."""
+        """Returns the number of intervals in the set."""
         return len(self._starts)
 
     def overlaps(self, start: int, end: int) -> bool:

@@ -43,10 +43,7 @@ class MemberRecord:
 class FragmentRecord:
     """The newest durable version of a fragment, committed ``committed_ago_s`` seconds ago.
 
-    Attributes:
-        digest: As in :class:`broker.wire.messages.Version`.
-        merged_tokens: Tokens merged into this fragment so far, over all versions.
-        contributors: Islands of the round that made this version; empty for version 0.
+    ``merged_tokens`` counts all versions so far; ``contributors`` are the islands of this one, none for version 0.
     """
 
     fragment_id: int
@@ -188,20 +185,13 @@ class Snapshot:
 
 #: The place of an event in the stream of a run: milliseconds by the clock of Redis, and a count within one of them.
 EventNumber = tuple[int, int]
-
-#: An event with its number.
 NumberedEvent = tuple[EventNumber, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptVersion:
-    """One version of a fragment in Redis, which keeps the newest of those with contributions.
-
-    Attributes:
-        found: What its aggregator noted when it was made; None: this version is not there.
-        known: The versions of this fragment that are, in order.
-    """
+    """One version of a fragment in Redis, which keeps the newest of those with contributions."""
 
     fragment_id: int
-    found: Mapping[str, Any] | None
-    known: Sequence[int]
+    found: Mapping[str, Any] | None  # what its aggregator noted when it was made; None: this version is not there
+    known: Sequence[int]  # the versions of this fragment that are there, in order

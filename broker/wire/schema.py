@@ -60,14 +60,7 @@ _ADDRESS = re.compile(rf"((join|standby|observer):)?{NAME}", re.ASCII)
 
 
 class Unfit(Exception):
-    """A value does not fit its field.
-
-    Attributes:
-        path: Names and indexes that lead to the value, innermost first.
-        reason: Usually ``malformed``.
-        got: The value.
-        expected: What would fit, in words.
-    """
+    """A value does not fit its field; ``path`` are the names and indexes that lead to it, innermost first."""
 
     def __init__(self, got: object, expected: str, *, reason: Reason = Reason.MALFORMED, at: str = "") -> None:
         self.path = [at] if at else []
@@ -90,11 +83,7 @@ class Rule(NamedTuple):
 
 
 class Record:
-    """Reads and writes the values of one dataclass, whose fields all have rules.
-
-    Attributes:
-        cls: The dataclass.
-        has_payload: Whether it has a payload, which is not among the fields that are read and written here.
+    """Reads and writes the values of one dataclass, but for its payload if it has one.
 
     Raises:
         TypeError: If a field is annotated with a type that has no form on the wire: a bug in the message list.
@@ -109,7 +98,7 @@ class Record:
         self.has_payload = PAYLOAD in names
         self._rules = [(name, _rule(hints[name], name)) for name in names if name != PAYLOAD]
         self._names = frozenset(name for name, _ in self._rules)
-        self._check = _RELATIONS.get(cls)
+        self._check = _RELATIONS.get(cls, lambda _: None)
 
     def read(self, value: Any, **given: Any) -> Any:
         """Returns an instance with the fields of the map ``value`` and the fields ``given``.
@@ -129,9 +118,11 @@ class Record:
             unfit.path.append(name)
             raise
         try:
-            return self._related(self.cls(**given))
+            value = self.cls(**given)
         except ConfigError as err:  # a part that checks its own relations, as settings do
             raise Unfit(err.value, err.cure, at=err.field) from err
+        self._check(value)
+        return value
 
     def write(self, value: Any) -> dict[str, Any]:
         """Returns the map that :meth:`read` turns into ``value``, without the payload.
@@ -141,7 +132,7 @@ class Record:
         """
         if type(value) is not self.cls:
             raise Unfit(value, f"an instance of {self.cls.__name__}")
-        self._related(value)
+        self._check(value)
         written = {}
         name = ""
         try:
@@ -151,11 +142,6 @@ class Record:
             unfit.path.append(name)
             raise
         return written
-
-    def _related(self, value: Any) -> Any:
-        if self._check is not None:
-            self._check(value)
-        return value
 
 
 def counter(value: Any) -> int:
@@ -331,9 +317,7 @@ _TEXTS = {
 
 
 def _check_steps(value: StepRange | Outstanding | Resolution) -> None:
-    if value.from_step >= value.to_step:
-        expected = f"more than from_step, {value.from_step}"
-        raise Unfit(value.to_step, expected, reason=Reason.IMPLAUSIBLE, at="to_step")
+    _check_order(value, "from_step", "to_step")
     if isinstance(value, StepRange) and value.from_tokens > value.to_tokens:
         expected = f"at least from_tokens, {value.from_tokens}"
         raise Unfit(value.to_tokens, expected, reason=Reason.IMPLAUSIBLE, at="to_tokens")
@@ -351,10 +335,14 @@ def _check_tensor(tensor: TensorSpec) -> None:
         raise Unfit(tensor.size, "at most 2**63 - 1 elements", at="shape")
 
 
+def _check_order(value: Any, low: str, high: str) -> None:
+    if getattr(value, low) >= getattr(value, high):
+        expected = f"more than {low}, {getattr(value, low)}"
+        raise Unfit(getattr(value, high), expected, reason=Reason.IMPLAUSIBLE, at=high)
+
+
 def _check_data(data: DataRange | Block) -> None:
-    if data.from_batch >= data.to_batch:
-        expected = f"more than from_batch, {data.from_batch}"
-        raise Unfit(data.to_batch, expected, reason=Reason.IMPLAUSIBLE, at="to_batch")
+    _check_order(data, "from_batch", "to_batch")
 
 
 def _check_hosts(value: Contribution | Seed) -> None:

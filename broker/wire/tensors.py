@@ -45,19 +45,12 @@ _BLOCK = 65_536
 
 
 def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
-    """Returns ``array`` as bytes with their checksum.
+    """Returns a float32 array of any shape as bytes with their checksum.
 
     With ``f32`` and contiguous memory the bytes are a view of the array: it must not be written to while the result
     is in use. bf16 rounds to nearest, ties to even; infinities and NaN stay what they are, and what exceeds the
-    largest bf16 (by rounding, above 3.3961e38) becomes infinite. int8 rounds to half a scale of the element's block,
-    absmax / 127; int4 to half of absmax / 7, or of a smaller scale that clips the largest elements. One value that is
-    not finite takes its block of 256 with it.
-
-    Besides the result, memory is allocated for a copy of what is not contiguous, and for some blocks of int8 or int4.
-
-    Args:
-        array: float32, of any shape.
-        codec: How to write the elements.
+    largest bf16 (by rounding, above 3.3961e38) becomes infinite. Block-wise integers are rounded as
+    :mod:`broker.wire.blockwise` says; one value that is not finite takes its block of 256 with it.
 
     Raises:
         LocalProtocolError: If ``array`` is not float32.
@@ -75,13 +68,7 @@ def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
 
 
 def encode_vector(vector: Float32Array, shapes: Sequence[tuple[int, ...]], codec: Codec) -> tuple[Encoded, ...]:
-    """Returns the tensors that lie side by side in a vector; with ``f32`` the buffers are views of it.
-
-    Args:
-        vector: float32 [elements of all tensors], contiguous.
-        shapes: Of the tensors, in this order.
-        codec: How to write the elements.
-    """
+    """Returns the tensors that lie side by side in a contiguous vector; ``f32`` buffers are views of it."""
     encoded, start = [], 0
     for shape in shapes:
         stop = start + math.prod(shape)
@@ -91,13 +78,7 @@ def encode_vector(vector: Float32Array, shapes: Sequence[tuple[int, ...]], codec
 
 
 class Elements:
-    """The elements of an encoded tensor as float32, a range at a time; its bytes are read where they lie.
-
-    Args:
-        encoded: What was received.
-
-    Attributes:
-        size: Elements in all.
+    """The ``size`` elements of an encoded tensor as float32, a range at a time, read where the bytes lie.
 
     Raises:
         LocalProtocolError: If the bytes are not as many as the shape takes; the codec refuses such buffers.
@@ -119,11 +100,7 @@ class Elements:
             self._plain = np.frombuffer(encoded.data, _WIRE_DTYPE[encoded.codec])
 
     def read(self, start: int, scratch: Float32Array) -> Float32Array:
-        """Returns the elements from ``start`` on, as many as ``scratch`` holds.
-
-        Args:
-            start: Of the range, which must not reach beyond the end.
-            scratch: float32, flat and contiguous, of a size that fits the cache.
+        """Returns the elements from ``start`` on, as many as ``scratch``, flat float32 in the cache, holds.
 
         Returns:
             With ``f32`` a read-only view of the bytes, perhaps unaligned; otherwise ``scratch``, filled.
@@ -156,11 +133,7 @@ def decode_tensor(encoded: Encoded) -> Float32Array:
 
 
 def decode_into(encoded: Encoded, out: Float32Array) -> None:
-    """Writes the tensor into ``out``.
-
-    Args:
-        encoded: What was received.
-        out: float32, contiguous, in the tensor's shape or flat: usually a slice of a fragment's vector.
+    """Writes the tensor into ``out``: contiguous float32, flat or in its shape: a slice of a vector.
 
     Raises:
         LocalProtocolError: If ``out`` has another dtype or size, or is not contiguous.
@@ -213,10 +186,7 @@ def check_payload(
 ) -> None:
     """Checks that a payload holds the tensors of a fragment, in its order, in one of the allowed codecs.
 
-    Args:
-        payload: As received; the codec has checked that lengths fit shapes.
-        specs: ``manifest.fragments[fragment_id]``.
-        codecs: Seeds and whole versions must be float32, contributions and differences may be in any.
+    Seeds and whole versions must be float32, contributions and differences may be in any codec.
 
     Raises:
         RemoteProtocolError: With reason ``wrong_shape`` (also for too many or too few tensors) or ``wrong_dtype``.
@@ -238,13 +208,9 @@ def check_payload(
 def difference(
     exact: Float32Array, base: Float32Array, shapes: Sequence[tuple[int, ...]], codec: Codec
 ) -> tuple[Encoded, ...]:
-    """Returns ``exact - base``, rounded by ``codec``.
+    """Returns ``exact - base``, rounded by ``codec``; ``base`` is the version that receivers have.
 
-    Args:
-        exact: float32 [elements of the fragment], tensors in manifest order.
-        base: float32, same shape: the version that receivers have.
-        shapes: Of the tensors.
-        codec: Any; with ``f32`` next to nothing is rounded.
+    Both are float32 [elements of the fragment], tensors of these shapes in manifest order.
     """
     # Two finite values may lie too far apart for float32: whoever adds what comes of it finds that out.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -252,14 +218,7 @@ def difference(
 
 
 def added(base: Float32Array, payload: Sequence[Encoded]) -> Float32Array:
-    """Returns ``base`` plus a difference: the version itself, the same bytes wherever it is computed.
-
-    Args:
-        base: float32 [elements of the fragment]; it stays as it is.
-        payload: From :func:`difference`.
-
-    Returns:
-        A new array like ``base``.
+    """Returns a new array, ``base`` plus a :func:`difference`: the version, the same bytes everywhere.
 
     Raises:
         LocalProtocolError: The difference has another number of elements.
@@ -282,8 +241,7 @@ def added(base: Float32Array, payload: Sequence[Encoded]) -> Float32Array:
 def fragment_digest(*parts: Float32Array) -> str:
     """Returns the name of a fragment's content: xxh3_128 of its float32 bytes, 32 hex digits.
 
-    Args:
-        parts: The fragment as one vector, or its tensors one by one in manifest order; the digest is the same.
+    It is the same for the fragment as one vector, and for its tensors one by one in manifest order.
 
     Raises:
         LocalProtocolError: If a part is not float32.

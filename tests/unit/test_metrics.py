@@ -15,9 +15,9 @@ from aggregator.process import summary
 from aggregator.process.metrics import AggregatorSnapshot, leading_of
 from aggregator.process.metrics import families_of as aggregator_families
 from aggregator.state.trouble import Troubles
-from broker.metrics import relay_families
 from broker.metrics.family import Families, Kind
 from broker.metrics.serving import MetricsServer, NoAnswer, served
+from broker.registry import reporter
 from broker.routing.liveness import Liveness
 from broker.wire.errors import ConfigError
 from islands.metrics import families_of as island_families
@@ -88,7 +88,7 @@ def test_what_is_not_known_is_left_out_and_a_label_stands_behind_those_shared():
 
 
 def test_a_broker_tells_who_was_refused_and_who_is_silent():
-    found = relay_families.families_of(broker_snapshot())
+    found = reporter.families_of(broker_snapshot())
     assert samples(found, "atoll_broker_refused_messages_total") == {
         ("island-0", "stale"): 2.0,
         ("(joining)", "wrong_run"): 3.0,  # two processes with a nonce each are one series

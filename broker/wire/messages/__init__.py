@@ -143,13 +143,11 @@ class Envelope:
     """A message with its addresses.
 
     Attributes:
-        run_id: Messages of other runs are refused.
         sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator``, ``standby:NAME``,
             ``observer:NAME`` or ``broker``.
         incarnation: 0 for all but islands.
         sequence: Grows by one with each message of a sender's life; named in refusals.
-        to: Island id, ``join:NONCE``, ``aggregator``, ``standby:NAME``, ``observer:NAME`` or ``broker``.
-        message: The content.
+        to: As ``sender``.
     """
 
     run_id: str

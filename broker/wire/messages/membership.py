@@ -25,12 +25,10 @@ class RunSettings:
 
     Attributes:
         recipe: What decides learning, settled.
-        heartbeat_interval_s: How often to send :class:`Heartbeat`.
         total_tokens: Where the run ends; 0 for no end.
         tokens_per_fleet_step: Tokens that as many islands as are configured train in one step, if all have this
             one's ``tokens_per_step``: the unit of ``Island.schedule_step``.
         seed: Of model initialisation and data order; the same on all islands.
-        islands: Islands expected.
         data_ahead_s: Seconds of training for which an island is given data at a time, in blocks; 0: it has one share of
             them for the whole run.
     """
@@ -56,7 +54,6 @@ class Join:
         tensors: Every tensor that is not local.
         tokens_per_step: Tokens in one inner step; the counters of contributions are checked against it.
         inner_optimizer: Its name, if known; that of the first island decides what the recipe leaves open.
-        demands: What of the recipe this island insists on.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -89,9 +86,7 @@ class Welcome:
 
     Attributes:
         island_id: The id to use from now on, with ``incarnation``.
-        fragments: The run's manifest.
-        start_step: Inner step to go on from: the highest step known to have been handed over.
-        start_tokens: The token counter at that step.
+        start_step: Inner step to go on from: the highest step known to have been handed over, with ``start_tokens``.
         blocks: Of the data; none where each island has one share of them for the whole run.
     """
 

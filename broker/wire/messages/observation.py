@@ -29,11 +29,8 @@ class Inquiry(StrEnum):
 class Observe:
     """A question. Asked again when no answer comes; it changes nothing, so a copy does no harm.
 
-    Attributes:
-        after_ms: Of ``events``: with ``after_n`` the number of the last one that is known; 0 and 0: from the oldest on.
-        after_n: Likewise.
-        fragment_id: Of ``version``.
-        fragment_version: Likewise; None: the newest one.
+    The number of the last event that is known is ``(after_ms, after_n)``; 0 and 0: from the oldest on. A
+    ``fragment_version`` of None is the newest one.
     """
 
     channel: ClassVar[Channel] = Channel.BULK
@@ -47,12 +44,7 @@ class Observe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The answer to question number ``question``.
-
-    Attributes:
-        detail: Why there is no record; empty where there is one.
-        record: What was asked for, as :mod:`broker.observing.answers` packs it.
-    """
+    """Answers question number ``question``: a record of :mod:`broker.observing.answers`, or why none."""
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.BROKER
@@ -89,13 +81,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """Answers :class:`Probe`.
+    """Answers probe number ``answers`` with as many buffers as were asked for.
 
-    Attributes:
-        answers: The number of the probe that it answers.
-        release: Version of the broker's package; empty: it is not known there.
-        clock_s: The broker's wall clock, in seconds since 1970; 0: it has none.
-        payload: As many buffers as were asked for.
+    ``release`` is the version of the broker's package, empty where it is not known; ``clock_s`` its wall clock, in
+    seconds since 1970, 0 where it has none.
     """
 
     channel: ClassVar[Channel] = Channel.BULK

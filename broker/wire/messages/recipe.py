@@ -113,9 +113,8 @@ class Recipe:
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.fragments > self.sync_interval:
-            cure = (
-                f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
-            )
+            most = f"must not exceed sync_interval = {self.sync_interval}"
+            cure = f"{most}: at most one fragment falls due per inner step"
             raise ConfigError("fragments", self.fragments, cure)
         if self.outlier_factor and self.outlier_factor < 3:
             cure = "must be at least 3: healthy contributions differ by half; 10 is usual, 0 for none"

@@ -64,19 +64,14 @@ FASTEST_STEP_S, SLOWEST_STEP_S = 1e-6, 1e5
 class LinkUse:
     """An island's link, as the chunks on it have shown it, and what it sends over that.
 
-    Attributes:
-        up: Bytes per second that the link takes; None: not known.
-        down: Bytes per second that come over it; None: not known.
-        round_trip_s: From a chunk to the note of it, over the idle link; None: not known.
-        codec: Of the pseudo-gradients that it sends.
-        share: Of the rounds, in which it takes part.
+    What is not known of the link is None.
     """
 
-    up: float | None
-    down: float | None
-    round_trip_s: float | None
-    codec: Codec
-    share: float
+    up: float | None  # bytes/s
+    down: float | None  # bytes/s
+    round_trip_s: float | None  # from a chunk to the note of it, over the idle link
+    codec: Codec  # of the pseudo-gradients that it sends
+    share: float  # of the rounds, in which it takes part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,15 +157,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPart:
-    """One host's part of a contribution, or of a seed, of an island that has several.
+    """One host's part of a contribution, or of a seed, of an island that has several: regions, maybe none.
 
-    The speaker's own part is in the :class:`Contribution` or the :class:`Seed` itself.
-
-    Attributes:
-        from_step: With ``to_step`` the range of the contribution; both 0: it is of version 0.
-        host: Which one of ``hosts``, from 1.
-        places: Of each buffer.
-        payload: The regions that this host hands over; may be none.
+    The speaker's own part is in the :class:`Contribution` or the :class:`Seed` itself. Both steps are 0 for a seed;
+    ``host`` counts from 1.
     """
 
     channel: ClassVar[Channel] = Channel.BULK
@@ -193,7 +183,6 @@ class FleetState:
 
     Attributes:
         epoch: Of the leader of this shard; lower ones are ignored.
-        phase: Where the run stands.
         rounds: Open rounds in which this island owes an answer.
         due_soon: Fragments whose rounds open within two steps and H / P more: copies of them are taken ahead.
         versions: The newest published version per fragment, -1 for none and for those of other shards.
@@ -201,7 +190,6 @@ class FleetState:
         seed: Fragments of version 0 that this island is asked to supply.
         trained_tokens: Tokens trained by the fleet as last reported.
         fleet_ratio: Tokens the fleet trains while this island trains one.
-        share: This island's own part of the data.
         taken_over: Parts of islands that are away; whatever is not listed any more is theirs again.
         blocks: Of the data, where these go out in blocks: what is not listed any more is not this island's. Then
             ``share`` is all of the data.

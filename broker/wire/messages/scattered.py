@@ -17,12 +17,7 @@ BLOCK_BYTES = 2 << 20
 
 
 class Scattered:
-    """One buffer in pieces, which is complete once :attr:`missing_bytes` is 0.
-
-    Args:
-        nbytes: Of the whole buffer.
-        fresh: Returns new memory of so many bytes, for small pieces.
-    """
+    """One buffer of ``nbytes`` in pieces, the small ones copied to ``fresh`` memory."""
 
     __slots__ = ("_begins", "_fresh", "_here", "_pieces", "_room", "nbytes")
 

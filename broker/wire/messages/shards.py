@@ -65,15 +65,11 @@ class Roster:
     Repeated until :class:`Rostered` says that it is durable there; see :mod:`aggregator.rounds.roster`.
 
     Attributes:
-        to_shard: Whom it is for.
         epoch: Of the leader of shard 0.
         serial: Of its run record that says so; grows under one epoch.
-        phase: Of the run.
         seeding_id: Of the present attempt at version 0; 0: of none yet.
         seeder: The island that is asked for it, empty for none.
-        seeder_incarnation: Its life.
-        fragments: The run's manifest; empty before the first island joins.
-        recipe: The run's; None before the first island joins.
+        fragments: The run's manifest; empty before the first island joins, when ``recipe`` is None.
         members: Every island that ever joined.
         tenures: Every share that was ever given to anybody, or every block that is in use.
     """
@@ -98,8 +94,6 @@ class Rostered:
     """Another shard's heartbeat to shard 0: its durable roster, and facts for shard 0's decisions.
 
     Attributes:
-        shard: Who says it.
-        epoch: Of its leader.
         roster_epoch: With ``roster_serial``: of the newest roster that is durable there; 0: of none in this life.
         seeding_id: Of the attempt at version 0 that is durable there whole; 0: none is.
         flushed: Its flush is done, as far as it can be.

@@ -25,7 +25,6 @@ class Follow:
     The broker answers with :class:`Following` and passes it on to the leader, which sends whatever differs.
 
     Attributes:
-        shard: Whose fragments it follows.
         epoch: Of the leader that it follows: it takes nothing of a lower one any more. 0: of none yet.
         stored: The newest version per fragment, as far as there is one.
         made_under: The epoch under which the last of them was made, as far as the store can tell; 0: there is none.

@@ -122,19 +122,12 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Encoded:
-    """One tensor on the wire.
-
-    Attributes:
-        codec: How ``data`` is written.
-        shape: Its dimensions.
-        checksum: xxh3_64 of ``data``, as an unsigned integer.
-        data: A bytes-like object, often a view of a received frame; never copied on the way through the broker.
-    """
+    """One tensor on the wire."""
 
     codec: Codec
     shape: tuple[int, ...]
-    checksum: int
-    data: Any
+    checksum: int  # xxh3_64 of ``data``, unsigned
+    data: Any  # bytes-like, often a view of a received frame; never copied on the way through the broker
 
 
 #: One entry per tensor of the fragment, in manifest order. In virtual time it is whatever the driver merges.
@@ -218,22 +211,19 @@ class Merged:
     data: tuple[DataRange, ...] = ()  # what the steps were trained on
 
 
-AGGREGATOR = "aggregator"
-
-
-BROKER = "broker"
+AGGREGATOR, BROKER = "aggregator", "broker"
 
 
 def standing_by(name: str) -> str:
-    """The address of a standby aggregator."""
+    """Returns the address of a standby aggregator."""
     return f"standby:{name}"
 
 
 def observing(name: str) -> str:
-    """The address of a process that asks about the run, and takes no part in it."""
+    """Returns the address of a process that asks about the run, and takes no part in it."""
     return f"observer:{name}"
 
 
 def joining(nonce: str) -> str:
-    """The address of an island that has no id yet."""
+    """Returns the address of an island that has no id yet."""
     return f"join:{nonce}"
