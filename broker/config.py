@@ -74,9 +74,8 @@ class BrokerConfig:
         if not self.host:
             raise ConfigError("host", self.host, "must be an address of this machine, or 0.0.0.0 for all of them")
         if "/" in self.host or re.fullmatch(r"[^:]*:\d+", self.host):
-            raise ConfigError(
-                "host", self.host, "must be an address alone, such as 0.0.0.0; the port is another setting"
-            )
+            cure = "must be an address alone, such as 0.0.0.0; the port is another setting"
+            raise ConfigError("host", self.host, cure)
         check_exposure(self.host, setting="host", key=self.key, insecure=self.insecure, role=KeyRole.BROKER)
         if not 0 <= self.port <= 65_534:
             raise ConfigError("port", self.port, "must be from 1 to 65534 (the bulk port is the next one), or 0")
@@ -102,19 +101,18 @@ class BrokerConfig:
         self.relay()
 
     def limits(self, memory_bytes: int = 0) -> Limits:
-        """Limits of the codec on the bulk channel, on a machine with so much memory; 0: not known."""
+        """Returns limits of the codec on the bulk channel, on a machine with so much memory; 0: not known."""
         message_bytes = self.max_message_bytes or max(room_bytes(memory_bytes), self.max_header_bytes)
         return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=message_bytes)
 
     def control_limits(self) -> Limits:
-        """Limits of the codec on the control channel: a header without buffers."""
+        """Returns limits of the codec on the control channel: a header without buffers."""
         return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_header_bytes, max_buffers=1)
 
     def relay(self, memory_bytes: int = 0) -> RelayConfig:
-        """The relay's share of these settings, on a machine with so much memory; 0: not known."""
-        total_bytes = self.total_queue_bytes or max(
-            room_bytes(memory_bytes), self.peer_queue_bytes, self.max_message_bytes
-        )
+        """Returns the relay's share of these settings, on a machine with so much memory; 0: not known."""
+        least_bytes = max(self.peer_queue_bytes, self.max_message_bytes)
+        total_bytes = self.total_queue_bytes or max(room_bytes(memory_bytes), least_bytes)
         peer_bytes = self.peer_queue_bytes or max(total_bytes // 4, self.max_message_bytes)
         return RelayConfig(
             run_id=self.run_id,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import functools
 import signal
 import socket
 from collections import deque
@@ -113,21 +114,15 @@ async def _return_spare() -> None:
 
 async def _until_signalled(config: BrokerConfig) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await serve(config, stop=stop)
 
 
 async def serve(
     config: BrokerConfig, *, stop: asyncio.Event, ready: Callable[[Listening], None] = lambda _: None
 ) -> None:
-    """Serves until ``stop`` is set.
-
-    Args:
-        config: Resolved settings.
-        stop: Ends the broker within about a second.
-        ready: Called once, as soon as both ports accept connections.
+    """Serves until about a second after ``stop`` is set; calls ``ready`` once both ports are open.
 
     Raises:
         ConfigError: An address cannot be listened on, or ``redis_url`` is none.
@@ -140,16 +135,11 @@ async def serve(
     registry, shown = Registry(url, config.run_id), Registry(url, config.run_id)  # operations over one may not overlap
     context = zmq.asyncio.Context(io_threads=2)
     draw_afresh()
+    broker = None
     try:
         broker = _Broker(config, registry, shown, context)
-    except ConfigError:
-        await registry.aclose()
-        await shown.aclose()
-        context.term()
-        raise
-    try:
         listening = broker.bind(context)
-        broker.share_files(limit)
+        broker.gate.share_files(limit, limits.open_files(), unix=bool(config.ipc))
         log.info(
             "broker.ready",
             run=config.run_id,
@@ -163,7 +153,8 @@ async def serve(
             ready(listening)
             await broker.run(stop)
     finally:
-        broker.close()
+        if broker is not None:
+            broker.close()
         await registry.aclose()
         await shown.aclose()
         context.term()
@@ -196,8 +187,9 @@ class _Broker:
         self._waiting_for: set[bytes] = set()  # bulk connections that are tried again in a moment
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
-        self._flows = Flows(self._put, self._limits[Channel.BULK], partial_room_bytes(memory))
-        self._gate = Gate(context, config.key, self._handle, self._ended)
+        put = functools.partial(self._hand_over, Channel.BULK)
+        self._flows = Flows(put, self._limits[Channel.BULK], partial_room_bytes(memory))
+        self.gate = Gate(context, config.key, self._handle, self._ended)
 
     # --- sockets ---
 
@@ -234,10 +226,6 @@ class _Broker:
                 )
         raise AssertionError("the last attempt returns or raises")
 
-    def share_files(self, limit: int) -> None:
-        """Bounds the connections by the limit of open files; raises ConfigError if too few are left."""
-        self._gate.share_files(limit, limits.open_files(), unix=bool(self._config.ipc))
-
     def _open(self, context: zmq.asyncio.Context, channel: Channel, host: str, port: int) -> zmq.asyncio.Socket:
         sock = self._sockets[channel] = context.socket(zmq.ROUTER)
         configure_socket(sock, channel, self._limits[channel])
@@ -246,7 +234,7 @@ class _Broker:
         sock.set(zmq.HEARTBEAT_IVL, 0)
         sock.set(zmq.ROUTER_MANDATORY, 1)  # a send that nobody takes must not vanish silently
         sock.set(zmq.IPV6, int(":" in host))  # the name of an IPv4 address must stay one for bind
-        self._gate.guard(sock)
+        self.gate.guard(sock)
         sock.bind(f"tcp://{host}:{port}")
         return sock
 
@@ -254,11 +242,11 @@ class _Broker:
         sock = self._sockets[channel]
         most_bytes = most_unread_bytes(channel, int(sock.get(zmq.MAXMSGSIZE)))
         connections = Connections(most_bytes=most_bytes, total_bytes=room_bytes(limits.memory_bytes()))
-        self._gate.watch(channel, sock, names, connections)
+        self.gate.watch(channel, sock, names, connections)
 
     def close(self) -> None:
         """Closes the sockets; what is queued in them is sent for ``LINGER_MS`` at most."""
-        self._gate.close()
+        self.gate.close()
         self._close_ports()
 
     def _close_ports(self) -> None:
@@ -278,10 +266,10 @@ class _Broker:
                 group.create_task(self._keep_time(), name="time"),
                 group.create_task(self.reporter.run(), name="reporter"),
                 group.create_task(self._desk.run(), name="observers"),
-                group.create_task(self._gate.answer(), name="keys"),
-                group.create_task(self._gate.listen(Channel.CONTROL), name="control connections"),
-                group.create_task(self._gate.listen(Channel.BULK), name="bulk connections"),
-                group.create_task(self._gate.look_around(), name="gate"),
+                group.create_task(self.gate.answer(), name="keys"),
+                group.create_task(self.gate.listen(Channel.CONTROL), name="control connections"),
+                group.create_task(self.gate.listen(Channel.BULK), name="bulk connections"),
+                group.create_task(self.gate.look_around(), name="gate"),
                 group.create_task(self._end_stalled(), name="stalled connections"),
                 group.create_task(_return_spare(), name="memory"),
             ]
@@ -300,12 +288,12 @@ class _Broker:
             self._sockets[channel],
             most_frames=limits.max_buffers + 2,  # a header, and the head of a chunk
             in_a_row=IN_A_ROW[channel],
-            flooded=lambda frame: self._gate.show_out(channel, frame, "a message of far too many frames"),
-            drained=lambda: self._gate.drained(channel),
+            flooded=lambda fd: self.gate.end(channel, fd, "a message of far too many frames"),
+            drained=lambda: self.gate.drained(channel),
         )
         while True:
             taken = await intake.take()
-            key = self._gate.key_of(channel, taken)
+            key = self.gate.key_of(channel, taken)
             if key is not None:
                 for whole in self._whole(channel, taken, key):
                     if isinstance(whole, Refused):
@@ -361,7 +349,7 @@ class _Broker:
                     self._desk.ask(question)
                 case HangUp(channel=channel, why=why):
                     if taken is not None and taken.last is not None:
-                        self._gate.show_out(channel, taken.last, why)
+                        self.gate.end(channel, said_of(taken.last, zmq.SRCFD), why)
                 case other:
                     assert_never(other)
         deadline_s = self._relay.next_deadline_s()
@@ -382,9 +370,6 @@ class _Broker:
     def _send_kept(self, send: Send) -> None:
         for told in self._send(send, self._clock()):
             self._handle(told)
-
-    def _put(self, peer: bytes, frames: Sequence[Buffer]) -> Put:
-        return self._hand_over(Channel.BULK, peer, frames)
 
     def _hand_over(self, channel: Channel, peer: bytes, frames: Sequence[Buffer]) -> Put:
         # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
@@ -420,7 +405,7 @@ class _Broker:
             await asyncio.sleep(LOOK_EVERY_S)
             stalled = set(self._flows.stalled(self._clock()))
             for fd in stalled & suspected:  # where this process was held up, what waits is read between two looks
-                self._gate.end(Channel.BULK, fd, "it takes no note of what it is sent")
+                self.gate.end(Channel.BULK, fd, "it takes no note of what it is sent")
             suspected = stalled
 
     def _ended(self, channel: Channel, fd: int) -> None:

@@ -41,11 +41,6 @@ def files_for_connections(limit: int, in_use: int, *, unix: bool) -> int:
     A quarter of those that are left is a reserve for Redis, for files, and for a burst of connections. ZeroMQ accepts
     them in threads of its own, before anybody is told. Where no open file is left it does without TCP connections, but
     libzmq 4.3.5 ends the process (an assertion in ``ipc_listener.cpp``) when somebody connects to a Unix socket.
-
-    Args:
-        limit: Of the process.
-        in_use: Its open files but for connections.
-        unix: Whether it listens on Unix sockets, too.
     """
     left = limit - in_use
     return max(0, left - max(left // 4, UNTOLD_FILES if unix else 0))
@@ -74,10 +69,7 @@ class Connections:
     """The connections of one port, by file descriptor.
 
     ZeroMQ does not say whose handshake has succeeded or failed; how many have is enough to count the ends of each kind.
-
-    Args:
-        most_bytes: What of one of them may wait unread.
-        total_bytes: What of all of them may.
+    Of one ``most_bytes`` may wait unread, of all together ``total_bytes``.
     """
 
     def __init__(self, *, most_bytes: int, total_bytes: float = math.inf) -> None:
@@ -173,12 +165,10 @@ class Connections:
             self._unheard.pop(fd, None)
 
     def overfull(self, received_bytes: Callable[[int], int | None]) -> list[tuple[int, int]]:
-        """Returns descriptor and unread bytes of each connection that is to end for them.
+        """Returns descriptor and unread bytes of each connection that is to end for them; asked once a second.
 
-        It is to be asked about once a second. Where all connections together have too much, those with most of it end.
-
-        Args:
-            received_bytes: What the kernel has received for a descriptor; None if it does not say.
+        Where all connections together have too much, those with most of it end. ``received_bytes`` is what the kernel
+        has received for a descriptor, None if it does not say.
         """
         self._ended_early.clear()  # a beginning that did not come by now was before the watch
         drained, self._drained = self._drained, False

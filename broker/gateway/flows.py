@@ -275,12 +275,8 @@ class Flows:
             flow.out.sent(step, now_s)
         if flow.owes_credit or flow.owed:
             self.full.add(peer)
-        sent = [each.what for each in flow.out.delivered()]
-        events += [
-            Delivered(channel=Channel.BULK, peer=peer, envelope=each.envelope)
-            for each in sent
-            if isinstance(each, Send)
-        ]
+        sent = [each.what for each in flow.out.delivered() if isinstance(each.what, Send)]
+        events += [Delivered(channel=Channel.BULK, peer=peer, envelope=each.envelope) for each in sent]
         if flow.blocked and len(flow.out) < MOST_WAITING:
             flow.blocked = False
             events.append(Room(channel=Channel.BULK, peer=peer))

@@ -52,7 +52,6 @@ DRAWN_BYTES = 5
 LOOK_EVERY_S = 1.0
 #: A broker that can hold fewer connections does not begin: an aggregator and a few islands take so many.
 LEAST_CONNECTIONS = 16
-
 #: Cure for too few open files.
 MORE_FILES = "raise the limit (`ulimit -n`, `ulimit -Hn`; LimitNOFILE= of a systemd unit)"
 
@@ -246,16 +245,10 @@ class Gate:
         if port is not None:
             port.connections.drained()
 
-    def show_out(self, channel: Channel, frame: zmq.Frame, why: str) -> None:
-        """Ends the connection that a message came by."""
-        fd = said_of(frame, zmq.SRCFD)
-        if fd is not None:
-            self.end(channel, fd, why)
-
-    def end(self, channel: Channel, fd: int, why: str) -> None:
-        """Ends a connection."""
+    def end(self, channel: Channel, fd: int | None, why: str) -> None:
+        """Ends a connection, if it is known."""
         port = self._ports.get(channel)
-        if port is not None and hang_up(fd, port.names):
+        if port is not None and fd is not None and hang_up(fd, port.names):
             log.warning("gate.shown_out", channel=channel, reason=why)
 
     # --- tasks ---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import socket
 import stat
@@ -36,12 +35,8 @@ def resolved(host: str) -> str:
         why = err.strerror if isinstance(err, OSError) else "no host can have that name"
         cure = f"is no address ({why}); give one of this machine, or 0.0.0.0 for all of them"
         raise ConfigError("host", host, cure) from err
-    address = str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])  # IPv4 first
-    return (
-        f"[{address}]"
-        if isinstance(ipaddress.ip_address(address.partition("%")[0]), ipaddress.IPv6Address)
-        else address
-    )
+    family, *_, at = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first
+    return f"[{at[0]}]" if family == socket.AF_INET6 else str(at[0])
 
 
 def cannot_listen(config: BrokerConfig, err: zmq.ZMQError) -> ConfigError:
@@ -91,7 +86,6 @@ def listen_on_unix(sock: zmq.Socket[Any], path: str) -> None:
     try:
         sock.bind(f"ipc://{path}")
     except zmq.ZMQError as err:
-        cure = (
-            "give a path on a local disk, in a folder that this user may write in, or @NAME, which needs none on Linux"
-        )
-        raise ConfigError("ipc", path, f"cannot be listened on ({os.strerror(err.errno or 0)}): {cure}") from err
+        cure = "in a folder that this user may write in, or @NAME, which needs none on Linux"
+        why = f"cannot be listened on ({os.strerror(err.errno or 0)}): give a path on a local disk, {cure}"
+        raise ConfigError("ipc", path, why) from err

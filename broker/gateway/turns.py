@@ -71,7 +71,7 @@ class Intake:
         most_frames: Of a message, behind the routing id.
         in_a_row: After so many messages others have their turn.
         drained: Called when there is no message to take.
-        flooded: Called with a frame of a message that has far too many, while the rest is still coming.
+        flooded: Called with the descriptor by which a message with far too many frames is still coming.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Intake:
         socket: zmq.asyncio.Socket,
         *,
         most_frames: int,
-        flooded: Callable[[zmq.Frame], None],
+        flooded: Callable[[int | None], None],
         drained: Callable[[], None] = lambda: None,
         in_a_row: int = 1,
     ) -> None:
@@ -117,7 +117,7 @@ class Intake:
             self._direct.recv(zmq.NOBLOCK)
             surplus += 1
             if surplus == FLOOD_FRAMES:
-                self._flooded(of)
+                self._flooded(said_of(of, zmq.SRCFD))
             if not self._direct.get(zmq.RCVMORE):
                 return surplus
             if surplus % _SLICE == 0:

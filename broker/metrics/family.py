@@ -21,20 +21,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric with all its samples.
+    """One metric with all its samples."""
 
-    Attributes:
-        name: As it is served; of a counter with ``_total``.
-        help: What it counts, in one sentence.
-        labels: Names of the labels, in the order of the samples' values.
-        samples: Values of the labels -> value; empty while there is nothing to tell.
-    """
-
-    name: str
+    name: str  # as it is served; of a counter with ``_total``
     kind: Kind
-    help: str
-    labels: tuple[str, ...]
-    samples: Mapping[tuple[str, ...], float]
+    help: str  # one sentence
+    labels: tuple[str, ...]  # names, in the order of the samples' values
+    samples: Mapping[tuple[str, ...], float]  # values of the labels -> value; empty while there is nothing to tell
 
 
 #: One value; or values of the labels -> value: a text where there is one label, else a tuple.
@@ -42,25 +35,16 @@ Values = float | None | Mapping[Any, float | None]
 
 
 class Families:
-    """The families of one process, whose samples share a prefix and some labels.
-
-    Args:
-        prefix: Of every name, such as ``atoll_broker``.
-        **shared: Labels of every sample.
-    """
+    """The families of one process, whose samples share a prefix like ``atoll_broker`` and some labels."""
 
     def __init__(self, prefix: str, **shared: str) -> None:
         self._prefix, self._shared = prefix, shared
         self.all: list[Family] = []
 
     def gauge(self, name: str, help: str, values: Values, *labels: str) -> None:
-        """Adds what may rise and fall.
+        """Adds what may rise and fall: a value, or one for each value of the label (a tuple of several).
 
-        Args:
-            name: Without the prefix.
-            help: One sentence.
-            values: One value; or value of the label -> value, with several labels by tuples. None is left out.
-            *labels: Their names.
+        Values of None are left out; ``name`` comes without the prefix.
         """
         self._add(Kind.GAUGE, name, help, values, labels)
 
@@ -71,12 +55,7 @@ class Families:
     def state(self, name: str, help: str, found: Mapping[str, str] | str, states: type[StrEnum], *labels: str) -> None:
         """Adds a gauge that is 1 in the state that something is in, and 0 in each other one.
 
-        Args:
-            name: Also that of the label which names the state, after its last underscore.
-            help: One sentence.
-            found: The state; or value of the label -> state.
-            states: All that there are.
-            *labels: Name of the label, if there is one.
+        The label that names the state is what follows the last underscore of ``name``.
         """
         own = found if isinstance(found, Mapping) else {"": found}
         values = {
@@ -94,7 +73,5 @@ class Families:
             for key, value in by_label.items()
             if value is not None
         }
-        family = Family(
-            name=f"{self._prefix}_{name}", kind=kind, help=help, labels=(*self._shared, *labels), samples=samples
-        )
-        self.all.append(family)
+        name, labels = f"{self._prefix}_{name}", (*self._shared, *labels)
+        self.all.append(Family(name=name, kind=kind, help=help, labels=labels, samples=samples))

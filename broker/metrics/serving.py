@@ -42,10 +42,7 @@ class NoAnswer(Exception):
 class MetricsServer:
     """Serves metrics until it is closed.
 
-    Args:
-        host: Address to listen on.
-        port: Likewise.
-        collect: Returns the families of the moment; called by threads of the server. It may raise :class:`NoAnswer`.
+    ``collect`` returns the families of the moment; threads of the server call it. It may raise :class:`NoAnswer`.
 
     Raises:
         ConfigError: The address cannot be listened on, or the packages of the extra are missing.
@@ -99,11 +96,11 @@ class MetricsServer:
 async def served(
     host: str, port: int, collect: Callable[[], T], families_of: Callable[[T], Iterable[Family]]
 ) -> AsyncIterator[None]:
-    """Serves metrics while the body runs.
+    """Serves metrics while the body runs; at port 0 it serves nothing, and needs no package for that.
 
     Args:
         host: Address to listen on.
-        port: 0: serves nothing, and needs no package for that.
+        port: TCP port, or 0.
         collect: Returns the figures of the moment, and nothing that will change: called in this event loop, between two
             callbacks of it, when somebody asks.
         families_of: Makes metrics of them; called in a thread of the server.

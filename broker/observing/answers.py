@@ -33,22 +33,12 @@ class TooLarge(Exception):
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes:
-    """Returns a snapshot as a record.
-
-    Raises:
-        TooLarge: That of thousands of islands.
-    """
-    fields = {each.name: getattr(snapshot, each.name) for each in dataclasses.fields(snapshot)}
-    leases = {shard: _lease_fields(lease) for shard, lease in snapshot.leases.items()}
-    return _packed(fields | {"leases": leases})
+    """Returns a snapshot as a record; raises TooLarge where there are thousands of islands."""
+    return _packed({each.name: getattr(snapshot, each.name) for each in dataclasses.fields(snapshot)})
 
 
 def unpack_snapshot(record: bytes) -> Snapshot:
-    """Returns what :func:`pack_snapshot` packed.
-
-    Raises:
-        Unavailable: It is no such record.
-    """
+    """Returns what :func:`pack_snapshot` packed; raises Unavailable if it is no such record."""
 
     def build(fields: dict[str, Any]) -> Snapshot:
         leases = {shard: LeaseView(**_sets(lease)) for shard, lease in fields["leases"].items()}
@@ -58,11 +48,7 @@ def unpack_snapshot(record: bytes) -> Snapshot:
 
 
 def pack_events(events: Sequence[NumberedEvent]) -> tuple[bytes, int]:
-    """Returns the first events as a record, all or as many as go into one, and how many these are.
-
-    Raises:
-        TooLarge: A single one is.
-    """
+    """Returns the first events as a record, as many as go into it, and their number; raises TooLarge."""
     count = len(events)
     while True:
         try:
@@ -87,7 +73,7 @@ def unpack_events(record: bytes) -> list[NumberedEvent]:
 
 def pack_version(kept: KeptVersion) -> bytes:
     """Returns what is known of a version as a record; raises TooLarge."""
-    return _packed(dataclasses.asdict(kept))
+    return _packed(kept)
 
 
 def unpack_version(record: bytes) -> KeptVersion:
@@ -95,17 +81,16 @@ def unpack_version(record: bytes) -> KeptVersion:
     return _unpacked(record, lambda fields: KeptVersion(**(fields | {"known": tuple(map(int, fields["known"]))})))
 
 
-def _lease_fields(lease: LeaseView) -> dict[str, Any]:
-    fields = dataclasses.asdict(lease)
-    return fields | {name: sorted(value) for name, value in fields.items() if isinstance(value, frozenset)}
-
-
 def _sets(fields: Mapping[str, Any]) -> dict[str, Any]:
     return dict(fields) | {name: frozenset(value) for name, value in fields.items() if isinstance(value, list)}
 
 
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else dataclasses.asdict(value)
+
+
 def _packed(value: Any) -> bytes:
-    packed = zlib.compress(msgpack.packb(value), _EFFORT)
+    packed = zlib.compress(msgpack.packb(value, default=_plain), _EFFORT)
     if len(packed) > MOST_BYTES:
         raise TooLarge
     return packed

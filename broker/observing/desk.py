@@ -27,13 +27,7 @@ PAUSES, LEAST_PAUSE_S, LONGEST_PAUSE_S = 3.0, 0.02, 1.0
 
 
 class Desk:
-    """Answers questions until it is cancelled.
-
-    Args:
-        registry: Of the run, for nobody else.
-        tell: Takes each answer, for the relay.
-        clock: Monotonic seconds.
-    """
+    """Answers questions until it is cancelled; it has its own registry, and tells the relay."""
 
     def __init__(self, registry: Registry, tell: Callable[[LookedUp], None], *, clock: Callable[[], float]) -> None:
         self._registry = registry

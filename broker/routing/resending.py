@@ -94,7 +94,7 @@ class Backoff:
 
 
 class Patience:
-    """The time to wait for a delivery over a link, learnt from earlier ones; at least ``least_s`` at first."""
+    """The time to wait for a delivery over a link, learnt from earlier ones, ``least_s`` at first."""
 
     def __init__(self, least_s: float = RESEND_S) -> None:
         self._least_s = least_s

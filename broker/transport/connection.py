@@ -24,9 +24,11 @@ from broker.wire.errors import ConfigError
 log = logs.get(__name__)
 
 #: What helps where a broker does not know a key, or not any more.
-NOT_ALLOWED_CURE = (
+_NOT_ALLOWED_CURE = (
     "its key was revoked, or never allowed: on the hub `keys list` shows who is let in, `keys allow` adds"
 )
+#: How long there may be no connection before it is made anew; longer than a handshake takes.
+RENEW_AFTER_S = 30.0
 #: ZeroMQ says within a moment of a loss that it tries again. If it has not after this long, it never will.
 FORGOTTEN_AFTER_S = 1.0
 #: While a name's addresses are tried, whoever waits looks this often whether it is the next one's turn.
@@ -128,25 +130,16 @@ class Connection:
     Args:
         sock: Not yet connected.
         address: Where to connect it.
-        renew_after_s: How long there may be no connection before it is made anew; longer than a handshake takes.
         on_lookup: Told of each time that the host's name was looked up: why in vain, or nothing.
 
     Attributes:
         connections: How many there were, up to now.
-        shut_out: The broker did not take our key at the last attempt.
         reached: Something at the address has taken a connection since the last one that stood, be it in vain.
     """
 
-    def __init__(
-        self,
-        sock: zmq.asyncio.Socket,
-        address: str,
-        renew_after_s: float,
-        on_lookup: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, sock: zmq.asyncio.Socket, address: str, on_lookup: Callable[[str], None]) -> None:
         self._socket = sock
         self._address = address
-        self._renew_after_s = renew_after_s
         self._on_lookup = on_lookup
         self._host, self._port = _host_and_port(address)
         self._rotation = AddressRotation() if _is_name(self._host) else None
@@ -156,7 +149,7 @@ class Connection:
         self._trying = True
         self._fd: int | None = None  # the descriptor of the connection
         self.connections = 0
-        self.reached = self.shut_out = False
+        self.reached = self._shut_out = False
         watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         watched |= zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         self._watcher = sock.get_monitor_socket(watched)
@@ -179,7 +172,7 @@ class Connection:
             return False
         if self._rotation is not None and self._rotation.due(now_s):
             self._go_on(now_s)
-        patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
+        patience_s = RENEW_AFTER_S if self._trying else min(RENEW_AFTER_S, FORGOTTEN_AFTER_S)
         if now_s - self._down_since_s < patience_s:
             return False
         self.renew(now_s)
@@ -195,14 +188,14 @@ class Connection:
                 case zmq.EVENT_CONNECTED:
                     self._fd, self.reached = seen["value"], True
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._down_since_s, self.shut_out = None, False
+                    self._down_since_s, self._shut_out = None, False
                     self.connections += 1
                     if rotation is not None:
                         rotation.stood()
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the end of the connection is told besides
-                    if not self.shut_out:
-                        log.warning("connection.not_allowed", address=self._address, cure=NOT_ALLOWED_CURE)
-                    self.shut_out = True
+                    if not self._shut_out:
+                        log.warning("connection.not_allowed", address=self._address, cure=_NOT_ALLOWED_CURE)
+                    self._shut_out = True
                 case zmq.EVENT_CONNECT_RETRIED:
                     if rotation is not None and self._trying:  # the first after a loss says that ZeroMQ begins to try
                         rotation.failed(now_s)
@@ -298,7 +291,7 @@ class Connection:
     @property
     def look_again_s(self) -> float:
         """Seconds after which :meth:`watch` is to be called again at the latest."""
-        return self._renew_after_s if self._rotation is None or self.stands else LOOK_EVERY_S
+        return RENEW_AFTER_S if self._rotation is None or self.stands else LOOK_EVERY_S
 
     @property
     def stands(self) -> bool:

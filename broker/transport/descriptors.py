@@ -32,7 +32,7 @@ def _copy(fd: int) -> socket.socket:
 
 
 def _name(sock: socket.socket) -> Name | None:
-    """Returns the name of our end of a connection; None if it has none. Raises OSError for what is closed."""
+    """Returns the name of our end of a connection, None if it has none; raises OSError if that is closed."""
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return os.fsencode(name) or None

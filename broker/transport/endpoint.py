@@ -83,7 +83,6 @@ class Endpoint:
         keys: What to connect with; None: without keys.
         limits: Of what is sent and received.
         bulk_wait_s: How long a message waits on the bulk channel before it is begun; on control it never does.
-        renew_after_s: How long there may be no connection before it is made anew.
         reconnect_max_s: Longest pause between two attempts to connect.
         connections: That chunks are spread over; the broker is to know of it, or there is one.
         on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
@@ -102,7 +101,6 @@ class Endpoint:
         keys: ClientKeys | None = None,
         limits: Limits = DEFAULT_LIMITS,
         bulk_wait_s: float = 5.0,
-        renew_after_s: float = 30.0,
         reconnect_max_s: float = 5.0,
         connections: int = 1,
         on_unreadable: OnUnreadable | None = None,
@@ -122,11 +120,9 @@ class Endpoint:
             channel=channel,
             keys=keys,
             limits=limits,
-            renew_after_s=renew_after_s,
             reconnect_max_s=reconnect_max_s,
             on_lookup=self._looked_up,
         )
-        self._renew_after_s = renew_after_s
         self._line: Line | None = None
         self._others: dict[int, Line] = {}  # subflow -> what carries chunks beside it,
         self._others_of = 0  # of the connection with this number
@@ -174,7 +170,7 @@ class Endpoint:
             left_s = deadline_s - time.monotonic()
             if self._line.stands != stands or left_s <= 0:
                 return self._line.stands
-            await self._line.changed(min(left_s, self._renew_after_s))
+            await self._line.changed(left_s)
         return False
 
     @property
@@ -266,7 +262,7 @@ class Endpoint:
             if chunked.full or not chunked.has_room:
                 await asyncio.sleep(TRY_AGAIN_S)
             else:
-                await self._poll(zmq.POLLIN, LOOK_S)
+                await self._poll(LOOK_S)
             self._take_in(chunked)
         return True
 
@@ -302,7 +298,7 @@ class Endpoint:
             here = chunked is not None and chunked.arrived
             left_s = max(0.0, deadline_s - time.monotonic())
             wait_s = min(left_s, TRY_AGAIN_S) if chunked is not None and chunked.full else left_s
-            if not here and not await self._poll(zmq.POLLIN, wait_s) and wait_s == left_s:
+            if not here and not await self._poll(wait_s) and wait_s == left_s:
                 return None
             if chunked is None:
                 continue
@@ -338,10 +334,8 @@ class Endpoint:
         if taken:
             self._polls.look_again()
 
-    def _read(self, frames: Sequence[Buffer] | Refused | None) -> Envelope | None:
+    def _read(self, frames: Sequence[Buffer] | Refused) -> Envelope | None:
         """Returns a message; None where it cannot be read."""
-        if frames is None:
-            return None
         try:
             if isinstance(frames, Refused):
                 raise frames.error
@@ -365,8 +359,8 @@ class Endpoint:
             raise LocalProtocolError(f"endpoint {self.address} is closed: use it inside `async with`")
         return self._line
 
-    async def _poll(self, events: int, timeout_s: float) -> bool:
-        """Waits until a socket is ready for ``events``, and looks after the connections meanwhile."""
+    async def _poll(self, timeout_s: float) -> bool:
+        """Waits until there is something to read, and looks after the connections meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._look_after_line()
@@ -377,7 +371,7 @@ class Endpoint:
             timeout_ms = max(0, math.ceil(1000 * left_s))
             try:
                 sockets = [line.socket for line in (self._open_line, *self._others.values())]
-                if await self._polls.ready(sockets, events, timeout_ms):
+                if await self._polls.ready(sockets, timeout_ms):
                     return True
             except zmq.ZMQError as err:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
@@ -386,9 +380,9 @@ class Endpoint:
 
     @property
     def _look_again_s(self) -> float:
-        lines = [each for each in (self._line, *self._others.values()) if each is not None]
-        soon_s = LOOK_SOON_S if any(not each.stands for each in self._others.values()) else self._renew_after_s
-        return min([soon_s, *(each.look_again_s for each in lines)])
+        others = self._others.values()
+        soon = [LOOK_SOON_S] if not all(each.stands for each in others) else []
+        return min([*soon, *(each.look_again_s for each in (self._open_line, *others))])
 
     def _looked_up(self, flaw: str) -> None:
         self._unresolved = self._unresolved + 1 if flaw else 0
@@ -402,21 +396,15 @@ class Endpoint:
         if line is None:
             return
         if line.watch(now_s):
-            self._told_of_renewal(line)
+            self.traffic.renewals += 1
+            if worth_repeating(self.traffic.renewals):
+                cure = "start the broker there, or check the address, and the keys on both sides"
+                event, more = ("connection.renewed", {}) if line.connections else ("connection.none", {"cure": cure})
+                log.warning(event, address=self.address, **more, times=self.traffic.renewals)
         if self._others and line.connection != self._others_of:
             self._end_others()
         for other in self._others.values():
             other.watch(now_s)
-
-    def _told_of_renewal(self, line: Line) -> None:
-        self.traffic.renewals += 1
-        if not worth_repeating(self.traffic.renewals):
-            return
-        if line.connections:
-            log.warning("connection.renewed", address=self.address, times=self.traffic.renewals)
-            return
-        cure = "start the broker there, or check the address, and the keys on both sides"
-        log.warning("connection.none", address=self.address, cure=cure, times=self.traffic.renewals)
 
     def _look_after_others(self, chunked: Chunked) -> None:
         """Makes the connections that carry chunks beside the first, once the broker knows of that."""

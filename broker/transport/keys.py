@@ -60,9 +60,6 @@ def new_pair(identity: Identity) -> KeyPair:
     return KeyPair(identity=identity, public=public.decode(), secret=secret.decode())
 
 
-# --- files --------------------------------------------------------------------------------------------------------
-
-
 def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
     """Writes both files of a key pair, overwriting nothing; returns their paths, the secret one first.
 
@@ -94,18 +91,18 @@ def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
     return secret, public
 
 
-def read_secret(path: Path, *, setting: str = "key") -> KeyPair:
+def read_secret(path: Path) -> KeyPair:
     """Returns the pair whose secret file this is.
 
     Raises:
         ConfigError: It is missing, no secret key file, or open to others.
     """
-    text = _read(path, setting)
+    text = _read(path, "key")
     if path.suffix == ".public":
-        raise ConfigError(setting, str(path), "is the public half; name the .secret file of the pair")
+        raise ConfigError("key", str(path), "is the public half; name the .secret file of the pair")
     found = path.stat()
     if others_may_read(stat.S_IMODE(found.st_mode), found.st_uid, os.geteuid()):
-        raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {shlex.quote(str(path))}")
+        raise ConfigError("key", str(path), f"may be read by others: chmod 600 {shlex.quote(str(path))}")
     identity, secret = parse_line(text, field=str(path))
     return KeyPair(identity=identity, secret=secret, public=zmq.curve_public(secret.encode()).decode())
 
@@ -114,12 +111,8 @@ def others_may_read(mode: int, owner: int, reader: int) -> bool:
     """Says whether a secret file is open to others than its reader.
 
     A group may read what root owns and the reader does not: so Kubernetes and others hand out secrets to a process that
-    is not root, through a group of its own (``fsGroup``), and cannot do it otherwise.
-
-    Args:
-        mode: Permission bits.
-        owner: User id that the file belongs to.
-        reader: User id of this process.
+    is not root, through a group of its own (``fsGroup``), and cannot do it otherwise. ``mode`` are permission bits, the
+    others user ids.
     """
     by_group = owner == 0 and reader != 0
     return bool(mode & (0o037 if by_group else 0o077))
@@ -177,9 +170,6 @@ def _read(path: Path, setting: str) -> str:
     if not text.isascii():
         raise ConfigError(setting, str(path), "is no key file: not ASCII")
     return text
-
-
-# --- which keys a process needs -------------------------------------------------------------------------------------
 
 
 def client_keys(key: Path | None, role: KeyRole) -> ClientKeys | None:

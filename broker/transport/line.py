@@ -21,25 +21,13 @@ from broker.wire.messages import Channel
 
 @dataclass(frozen=True, kw_only=True)
 class Dial:
-    """Where and how to connect.
-
-    Attributes:
-        context: Of the process; it must outlive the connection.
-        address: Of a channel of a broker.
-        channel: Which one that is.
-        keys: What to connect with; None: without keys.
-        limits: Of what is sent and received.
-        renew_after_s: How long there may be no connection before it is made anew.
-        reconnect_max_s: Longest pause between two attempts to connect.
-        on_lookup: Told of each time that the name of the broker's host was looked up: why in vain, or nothing.
-    """
+    """Where and how to connect, as an :class:`~broker.transport.endpoint.Endpoint` was told."""
 
     context: zmq.asyncio.Context
-    address: str
+    address: str  # of the channel
     channel: Channel
     keys: ClientKeys | None
     limits: Limits
-    renew_after_s: float
     reconnect_max_s: float
     on_lookup: Callable[[str], None]
 
@@ -64,7 +52,7 @@ class Line(Connection):
         socket.set(zmq.MAXMSGSIZE, -1)
         if dial.keys is not None:
             dial.keys.apply(socket)
-        super().__init__(socket, dial.address, dial.renew_after_s, dial.on_lookup)
+        super().__init__(socket, dial.address, dial.on_lookup)
         self._spoken_over = 0  # the number of a connection
         try:
             self.connect(time.monotonic())
@@ -93,14 +81,7 @@ class Line(Connection):
         if self.connection != self._spoken_over:
             self.socket.get(zmq.EVENTS)  # has ZeroMQ notice that the old one is gone: a send looks once in 1 ms
             self._spoken_over = self.connection
-        # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
-        sent: Any = self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        error = failure_of(sent)
-        if isinstance(error, zmq.Again):
-            return False
-        if error is not None:
-            raise Unavailable(f"sending to {self.address} failed: {error}", definite=True) from error
-        return True
+        return self._done(self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False), "sending to")
 
     def taken(self) -> list[zmq.Frame] | None:
         """Takes one message off the socket, if there is one.
@@ -109,13 +90,15 @@ class Line(Connection):
             Unavailable: If the socket fails.
         """
         taken: Any = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        error = failure_of(taken)
-        if isinstance(error, zmq.Again):
-            return None
-        if error is not None:
-            raise Unavailable(f"receiving from {self.address} failed: {error}", definite=True) from error
-        frames: list[zmq.Frame] = taken.result()
+        frames: list[zmq.Frame] | None = taken.result() if self._done(taken, "receiving from") else None
         return frames
+
+    def _done(self, attempt: Any, what: str) -> bool:
+        # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
+        error = failure_of(attempt)
+        if error is None or isinstance(error, zmq.Again):
+            return error is None
+        raise Unavailable(f"{what} {self.address} failed: {error}", definite=True) from error
 
 
 class Polls:
@@ -128,11 +111,11 @@ class Polls:
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[Any]] = set()
 
-    async def ready(self, sockets: Iterable[zmq.asyncio.Socket], events: int, timeout_ms: int) -> bool:
-        """Waits until a socket is ready for ``events``, or :meth:`look_again`; returns whether that is so."""
+    async def ready(self, sockets: Iterable[zmq.asyncio.Socket], timeout_ms: int) -> bool:
+        """Waits until a socket has something, or :meth:`look_again`; returns whether that is so."""
         poller = zmq.asyncio.Poller()
         for socket in sockets:
-            poller.register(socket, events)
+            poller.register(socket, zmq.POLLIN)
         polling: Any = poller.poll(timeout_ms)
         self._waiting.add(polling)
         try:

@@ -18,20 +18,13 @@ from broker.wire.messages import Channel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketOptions:
-    """The socket options of one channel, at brokers and at their clients. The reasons are in PROTOCOL.md.
+    """The socket options of one channel, at brokers and at their clients."""
 
-    Attributes:
-        high_water_mark: Messages queued per connection and direction.
-        linger_s: How long closing waits for what is queued.
-        ping_every_s: Interval of ZeroMQ's own heartbeats.
-        ping_timeout_s: Silence after which ZeroMQ gives a connection up. An answer waits behind the frame that is
-            being sent, so this must exceed the time of the largest frame on the slowest link, or that frame never
-            arrives.
-    """
-
-    high_water_mark: int
-    linger_s: float
-    ping_every_s: float
+    high_water_mark: int  # messages queued per connection and direction
+    linger_s: float  # how long closing waits for what is queued
+    ping_every_s: float  # interval of ZeroMQ's own heartbeats
+    #: Silence after which ZeroMQ gives a connection up. An answer waits behind the frame that is being sent, so this
+    #: must exceed the time of the largest frame on the slowest link, or that frame never arrives.
     ping_timeout_s: float
 
     def apply(self, socket: zmq.Socket[Any], max_frame_bytes: int) -> None:
@@ -59,11 +52,8 @@ def failure_of(done: Any) -> BaseException | None:
     """Returns why a send or receive that did not wait has failed; None if it has not.
 
     The error comes without its traceback, whose frames refer to the future, and that to the error. Such a cycle stays
-    until Python's collector comes, which in a daemon is hardly ever; and with it
-    stays all that the callers of those frames have, such as the version that they send.
-
-    Args:
-        done: The future of pyzmq.
+    until Python's collector comes, which in a daemon is hardly ever; and with it stays all that the callers of those
+    frames have, such as the version that they send.
     """
     try:
         done.result()

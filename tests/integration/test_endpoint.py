@@ -19,7 +19,7 @@ from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.transport.endpoint import AT_A_TIME, Endpoint
 from broker.transport.line import Line
 from broker.transport.sockets import IN_A_ROW, failure_of
-from broker.wire.addresses import bulk_address, channel_address, check_address
+from broker.wire.addresses import channel_address, check_address
 from broker.wire.codec import decode, encode, verify
 from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.headers import Limits
@@ -292,7 +292,6 @@ async def test_a_message_that_peers_would_refuse_for_its_size_is_our_own_error()
     ],
 )
 def test_the_bulk_port_is_the_next_one(control, bulk):
-    assert bulk_address(control) == bulk
     assert channel_address(control, Channel.BULK) == bulk
     assert channel_address(control, Channel.CONTROL) == check_address(control) == control
 
@@ -323,7 +322,7 @@ def test_the_bulk_port_is_the_next_one(control, bulk):
 )
 def test_a_malformed_address_names_its_setting_and_says_what_would_be_right(address):
     with pytest.raises(ConfigError) as caught:
-        bulk_address(address, field="bind")
+        check_address(address, field="bind")
     assert caught.value.field == "bind"
     assert caught.value.value == address
     assert "must" in caught.value.cure

@@ -14,9 +14,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from benchmarks.hostile import strangers
 from broker.process import logs
+from broker.transport import connection
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import BULK_OPTIONS
-from broker.wire.addresses import bulk_address
+from broker.wire.addresses import channel_address
 from broker.wire.codec import decode, encode
 from broker.wire.headers import Limits, seal
 from broker.wire.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Reason, Want
@@ -73,13 +74,14 @@ async def test_what_cannot_be_read_is_reported_and_the_line_lives_on(frames):
 
 
 @in_a_loop
-async def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_each_time(caplog):
+async def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_each_time(caplog, monkeypatch):
+    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.05)
     address = f"tcp://127.0.0.1:{free_ports(1)}"
     with caplog.at_level("WARNING"):
         async with (
             asyncio.timeout(PATIENCE_S),
             context() as ctx,
-            Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint,
+            Endpoint(ctx, address, Channel.CONTROL) as endpoint,
         ):
             while endpoint.traffic.renewals < 5:
                 await endpoint.ready(0.1)
@@ -93,8 +95,9 @@ async def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_ea
 
 
 @in_a_loop
-async def test_a_connection_that_zeromq_has_given_up_is_made_anew():
+async def test_a_connection_that_zeromq_has_given_up_is_made_anew(monkeypatch):
     """A stranger with another security mechanism is answered by ZeroMQ with giving up for ever."""
+    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.05)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
     met = asyncio.Event()
 
@@ -106,7 +109,7 @@ async def test_a_connection_that_zeromq_has_given_up_is_made_anew():
 
     server = await asyncio.start_server(stranger, "127.0.0.1", 0)
     address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint:
+    async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL) as endpoint:
         async with server:
             await asyncio.wait_for(met.wait(), PATIENCE_S)
         async with bound(ctx, Channel.CONTROL, address) as (router, _):
@@ -119,7 +122,8 @@ async def test_a_connection_that_zeromq_has_given_up_is_made_anew():
     "channel", [Channel.CONTROL, pytest.param(Channel.BULK, marks=pytest.mark.full("the same over another socket"))]
 )
 @in_a_loop
-async def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached_in_the_end(channel):
+async def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached_in_the_end(channel, monkeypatch):
+    monkeypatch.setattr(connection, "RENEW_AFTER_S", 0.05)
     rng = random.Random(5)
     saying = [strangers.KINDS[name](rng) for name in sorted(strangers.KINDS)]
 
@@ -142,7 +146,6 @@ async def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached
             ctx,
             f"tcp://127.0.0.1:{port}",
             channel,
-            renew_after_s=0.05,
             bulk_wait_s=0.05,
             on_unreadable=lambda error, origin: heard.append(error.reason),
         ) as endpoint,
@@ -209,7 +212,7 @@ async def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_i
     async with (
         context() as ctx,
         bound(ctx, Channel.BULK) as (router, address),
-        relayed(bulk_address(address)) as (through, clients),
+        relayed(channel_address(address, Channel.BULK)) as (through, clients),
     ):
         host, port = through.rsplit(":", 1)
         async with Endpoint(ctx, f"{host}:{int(port) - 1}", Channel.BULK) as endpoint:
