@@ -80,7 +80,6 @@ class Listening:
     """The addresses of a broker: for clients, with its ports, and, if there is one, for this machine."""
 
     address: str
-    control_port: int
     bulk_port: int
     ipc: str
 
@@ -220,7 +219,6 @@ class _Broker:
                     self._watch(channel, frozenset({number} | own))
                 return Listening(
                     address=f"tcp://{host}:{control_port}",
-                    control_port=control_port,
                     bulk_port=control_port + 1,
                     ipc=f"ipc://{self._config.ipc}" if paths else "",
                 )

@@ -129,7 +129,7 @@ class Bench:
 
 def bare_socket(stack, context, listening, channel):
     """Returns a bare DEALER that is connected to a broker, for what no endpoint would send."""
-    port = listening.bulk_port if channel is Channel.BULK else listening.control_port
+    port = listening.bulk_port if channel is Channel.BULK else listening.bulk_port - 1
     sock = context.socket(zmq.DEALER)
     sock.linger = 0
     stack.callback(sock.close)

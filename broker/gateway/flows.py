@@ -131,8 +131,6 @@ class Flows:
         self._untold: list[Unreachable] = []  # what the relay is yet to hear
         self.full: set[bytes] = set()
 
-    # --- in ---
-
     def first_of(self, peer: bytes) -> bytes:
         """Returns the connection that stands for a flow, by any of its connections."""
         return self._bonds.place_of(peer)[0]
@@ -229,8 +227,6 @@ class Flows:
             return []
         peer = self._behind.pop(fd, None)
         return [] if peer is None or peer in self._gone else self._lost(peer, now_s)
-
-    # --- out ---
 
     def send(self, send: Send, now_s: float) -> list[Blocked | Unreachable | Delivered | Room]:
         """Takes a message in, and sends what may go; returns what has become of messages."""

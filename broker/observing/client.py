@@ -81,8 +81,6 @@ class ObservedRun:
             self._context.term()
             self._context = None
 
-    # --- questions ---
-
     async def read(self) -> Snapshot:
         """Reads all that is known about the run.
 
@@ -92,25 +90,15 @@ class ObservedRun:
         return unpack_snapshot(await self._ask(Observe(about=Inquiry.SNAPSHOT)))
 
     async def read_events_after(self, after: EventNumber, count: int) -> list[NumberedEvent]:
-        """Reads at most ``count`` events after a number, oldest first; a broker may give fewer than there are.
-
-        Raises:
-            Unavailable: As :meth:`read`.
-        """
+        """Reads at most ``count`` events after a number, oldest first, or fewer; raises as :meth:`read` does."""
         ms, n = after
         events = unpack_events(await self._ask(Observe(about=Inquiry.EVENTS, after_ms=ms, after_n=n)))
         return events[:count]
 
     async def read_version(self, fragment_id: int, version: int | None) -> KeptVersion:
-        """Reads who is in a version of a fragment; None: in its newest one.
-
-        Raises:
-            Unavailable: As :meth:`read`.
-        """
+        """Reads who is in a version of a fragment, None: in its newest one; raises as :meth:`read` does."""
         question = Observe(about=Inquiry.VERSION, fragment_id=fragment_id, fragment_version=version)
         return unpack_version(await self._ask(question))
-
-    # --- asking ---
 
     async def _ask(self, question: Observe) -> bytes:
         async with self._asking:
@@ -154,21 +142,16 @@ class ObservedRun:
                 envelope = await endpoint.recv(min(1.0, max(0.0, ends_s - time.monotonic())))
                 if self._unreadable is not None:
                     raise Unavailable(self._misread(self._unreadable), definite=True)
-                if envelope is not None and self._answers(envelope):
-                    return envelope
+                if envelope is not None:
+                    match envelope.message:
+                        case Observed(question=number) | Refused(sequence=number) if number == self._sequence:
+                            return envelope
                 if not endpoint.connection:
                     break
         address = self.address
         await self._disconnect()
         self._at = (self._at + 1) % len(self._brokers)
         raise Unavailable(f"the broker at {address} gave no answer: it has ended, or hangs", definite=False)
-
-    def _answers(self, envelope: Envelope) -> bool:
-        match envelope.message:
-            case Observed(question=number) | Refused(sequence=number):
-                return number == self._sequence
-            case _:
-                return False
 
     async def _connected(self) -> Endpoint:
         """Returns an endpoint with a connection; to the next broker where there is none."""
@@ -204,8 +187,6 @@ class ObservedRun:
 
     def _note_unreadable(self, error: RemoteProtocolError, _: Origin) -> None:
         self._unreadable = error
-
-    # --- what is said of failures ---
 
     def _no_connection(self, endpoint: Endpoint) -> str:
         within = f"within {CONNECT_WITHIN_S:g} s"

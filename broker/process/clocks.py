@@ -29,7 +29,6 @@ class SteadyClock:
     """Makes a clock that may go back one that does not; may be read by any thread."""
 
     def __init__(self, source: Callable[[], float]) -> None:
-        """Follows ``source``, in seconds."""
         self._source = source
         self._lock = threading.Lock()
         self._last_s = source()

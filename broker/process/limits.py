@@ -21,10 +21,9 @@ THRESHOLDS = (50_000, 20, 50)
 def raise_open_files() -> int:
     """Raises this process's limit of open files to the system's; returns the limit in force.
 
-    Where the system refuses, or names no upper limit, the limit stays. Each island holds two connections to its broker,
-    and each is an open file there; an aggregator holds a file of each fragment. Systems let a process have 1,024 of
-    them unless it asks for more, which it may up to a second, far higher limit: without that about 500 islands connect,
-    and the others are left to wait for ever.
+    Where the system refuses, or names no upper limit, the limit stays. Systems let a process have 1,024 open files
+    unless it asks for more: about 500 islands would connect to a broker, with two connections each, and the others wait
+    for ever.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard in (soft, resource.RLIM_INFINITY):
@@ -52,9 +51,7 @@ def return_freed(least_bytes: int) -> None:
 
     Left alone, glibc raises its limit for separate mappings to the size of what it sees, up to 32 MiB, and what is
     smaller lies between other things: its place is not the system's before all above it is free, and fits nothing else.
-
-    Args:
-        least_bytes: Large enough that the page faults cost little beside the use of it.
+    So many bytes are to be enough that page faults cost little beside the use of them.
     """
     _set(_MMAP_THRESHOLD, least_bytes)
 
@@ -62,9 +59,8 @@ def return_freed(least_bytes: int) -> None:
 def keep_freed(most_bytes: int = (1 << 31) - 1, *, arenas: int = 0) -> None:
     """Has glibc keep freed memory: a new page costs the kernel more than the bytes written to it.
 
-    Args:
-        most_bytes: What is free at the end of a pool beyond that goes back to the system.
-        arenas: Pools, at the most; 0: as many as glibc likes, some for each processor.
+    What is free at the end of a pool beyond ``most_bytes`` goes back to the system. There are at most ``arenas`` pools,
+    or with 0 as many as glibc likes, some for each processor.
     """
     _set(_TRIM_THRESHOLD, most_bytes)
     _set(_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts

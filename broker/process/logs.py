@@ -63,14 +63,10 @@ class Log:
         """Something that somebody must deal with."""
         self._write(logging.ERROR, event, fields)
 
-    def exception(self, event: str, /, **fields: Any) -> None:
-        """An error, with the traceback of the exception being handled."""
-        self._write(logging.ERROR, event, fields, trace=True)
-
-    def _write(self, level: int, event: str, fields: dict[str, Any], *, trace: bool = False) -> None:
+    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
         if self._logger.isEnabledFor(level):
-            message, carried = _Message(event, fields), {_EVENT: event, _FIELDS: fields}
-            self._logger.log(level, "%s", message, extra=carried, exc_info=trace, stacklevel=3)
+            carried = {_EVENT: event, _FIELDS: fields}
+            self._logger.log(level, "%s", _Message(event, fields), extra=carried, stacklevel=3)
 
 
 def get(name: str) -> Log:
@@ -78,33 +74,24 @@ def get(name: str) -> Log:
     return Log(logging.getLogger(name))
 
 
-def configure(
-    process: str,
-    json: bool | None = None,
-    *,
-    level: int = logging.INFO,
-    stream: TextIO | None = None,
-) -> None:
-    """Sends every record of this process to ``stream``, replacing what was configured before.
+def configure(process: str) -> None:
+    """Sends every record of this process to standard error, replacing what was configured before.
+
+    Standard output is for results. Lines are text exactly when it is a terminal, else JSON; ATOLL_LOG=text or
+    ATOLL_LOG=json decides in its place, for files that people read.
 
     Args:
         process: This process's name, which stands on every line: ``broker``, ``aggregator``, an island's id.
-        json: Lines as JSON objects or as text; if not given, text exactly when the stream is a terminal. The
-            environment variable ATOLL_LOG=text or ATOLL_LOG=json decides in its place, for files that people read.
-        level: The lowest level that is written.
-        stream: Standard error if not given; standard output is for results.
     """
-    stream = sys.stderr if stream is None else stream
-    if json is None:
-        wanted = os.environ.get("ATOLL_LOG")
-        json = wanted == "json" if wanted in ("text", "json") else not stream.isatty()
+    stream, wanted = sys.stderr, os.environ.get("ATOLL_LOG")
+    as_json = wanted == "json" if wanted in ("text", "json") else not stream.isatty()
     handler = _Handler(stream)
-    handler.setFormatter(JsonFormatter(process) if json else TextFormatter(process))
+    handler.setFormatter(JsonFormatter(process) if as_json else TextFormatter(process))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
 
 
 def log_to_stderr(level: int | str = logging.INFO) -> None:
@@ -157,12 +144,14 @@ class _Handler(logging.StreamHandler[TextIO]):
         self.flush()
 
 
-class TextFormatter(logging.Formatter):
-    """``12:03:04.512 aggregator round.committed round=31``; warnings and errors say so before the event."""
-
+class _Formatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
+
+
+class TextFormatter(_Formatter):
+    """``12:03:04.512 aggregator round.committed round=31``; warnings and errors say so before the event."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as one line, and its traceback, if any, below."""
@@ -173,17 +162,12 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """One JSON object per line: time (UTC), process, level, logger, event, then the fields."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as one JSON object; a field never replaces one of the five fixed keys."""
         moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
-        line: dict[str, Any] = dict(getattr(record, _FIELDS, {}))
         fixed = {
             "time": moment.isoformat(timespec="milliseconds"),
             "process": self._process,
@@ -191,7 +175,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": _event_of(record),
         }
-        line = fixed | {(f"field_{key}" if key in fixed else key): value for key, value in line.items()}
+        fields = getattr(record, _FIELDS, {})
+        line = fixed | {(f"field_{key}" if key in fixed else key): value for key, value in fields.items()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(_finite(line), default=str)
@@ -203,11 +188,11 @@ def _event_of(record: logging.LogRecord) -> str:
 
 
 def _line(event: str, fields: Mapping[str, Any]) -> str:
-    return " ".join([_one_line(event), *(f"{key}={_text(value)}" for key, value in fields.items())])
+    return " ".join([event.replace("\n", "\\n"), *(f"{key}={_text(value)}" for key, value in fields.items())])
 
 
 def _text(value: Any) -> str:
-    """A field as text: numbers short, anything with spaces in quotes, so that a line can be split again."""
+    """Returns a field as text: numbers short, what has spaces in quotes, so that a line can be split."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()  # "none" reads better than an empty field
     if isinstance(value, float):
@@ -216,10 +201,6 @@ def _text(value: Any) -> str:
         return ",".join(_text(each) for each in value) or "none"
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "\n\r\t=') else text
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", "\\n")
 
 
 def _finite(value: Any) -> Any:

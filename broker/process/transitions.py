@@ -23,13 +23,7 @@ class IllegalTransition(LocalProtocolError):
 
 
 class Transitions(Generic[S]):
-    """The stages of one kind of item.
-
-    Args:
-        name: Of the kind, for errors and diagrams.
-        start: The first stage.
-        edges: Stage -> event -> the next stage.
-    """
+    """The stages of one kind of item: from ``start`` on, stage -> event -> the next stage."""
 
     def __init__(self, name: str, start: S, edges: Mapping[S, Mapping[str, S]]) -> None:
         self.name, self.start, self.edges = name, start, edges

@@ -151,8 +151,6 @@ class Registry:
         """Closes the connection."""
         await self._client.aclose()
 
-    # --- written before a run begins ---
-
     async def claim(self) -> bool:
         """Takes the run's name for a new run; False: a run has it, whose keys would be those of the new one."""
         return bool(await self._run(_CLAIM, [RUNS, self.key("lease", "0")], [self.run_id, KEEP_S]))
@@ -260,8 +258,6 @@ class Registry:
                 await pipe.execute()
 
         await self.attempt(write)
-
-    # --- written by whoever evaluates the run ---
 
     async def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Writes the newest evaluation of the global model; whatever plain data it is, status hands it on."""

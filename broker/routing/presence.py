@@ -200,8 +200,6 @@ class Presence:
         # Often enough that nobody is remembered for more than a quarter longer than configured.
         self._sweep_at_s = now_s + self._config.forget_after_s / 4 if self._who.peers else None
 
-    # --- what is asked of all ---
-
     def _admit(self, who: Speaker, event: Received, now_s: float) -> Speaker | Refusal:
         """Returns the speaker, heard just now; or refuses a message that its connection brought before."""
         refusal = self._repeated(who.seen.setdefault(event.channel, Seen()), event)

@@ -295,8 +295,6 @@ class Relay:
         self._to_peer(event)
         return None
 
-    # --- from standbys ---
-
     def _follow(self, event: Received, message: m.Follow | m.FollowBulk, now_s: float) -> Refusal | None:
         """Passes a standby's heartbeat on to the leader, and tells it what is known here."""
         shard = message.shard
@@ -317,8 +315,6 @@ class Relay:
         self._to_shard(shard, event)
         return None
 
-    # --- from observers ---
-
     def _observe(self, event: Received, now_s: float) -> Refusal | None:
         """Has a question looked up, unless its observer asks too often; one that goes on and on is hung up."""
         refusal, hang_up = self._observers.hear(event.peer, event.envelope.sequence, now_s)
@@ -329,8 +325,6 @@ class Relay:
         if hang_up:
             self._out.add(HangUp(channel=event.channel, why="an observer asked on after many refusals"))
         return refusal
-
-    # --- onwards ---
 
     def _to_shard(self, shard: int, event: Received) -> bool:
         """Passes a small message on to the aggregator of a shard; says whether there is one."""

@@ -61,7 +61,6 @@ class Traffic:
     sent: int = 0  # messages given to a live connection
     unsent: int = 0  # messages dropped, for want of a connection or of room
     received: int = 0  # messages read
-    unreadable: int = 0  # messages refused by the codec
     renewals: int = 0  # connections made anew: ZeroMQ had given up, or they delivered nothing
     bytes_up: int = 0
     bytes_down: int = 0
@@ -132,12 +131,7 @@ class Endpoint:
         self._chunked = Chunked(self._put, limits, connections - 1) if channel is Channel.BULK else None
 
     async def __aenter__(self) -> Self:
-        """Opens the socket and starts connecting.
-
-        Raises:
-            ConfigError: If ZeroMQ does not take the address.
-            LocalProtocolError: If it is open already.
-        """
+        """Opens the socket and starts connecting; raises ConfigError if ZeroMQ does not take the address."""
         if self._line is not None:
             raise LocalProtocolError(f"endpoint {self.address} is open already: close it before it is opened again")
         self._line = Line(self._dial)
@@ -341,7 +335,6 @@ class Endpoint:
                 raise frames.error
             envelope = decode(frames, self._limits)
         except RemoteProtocolError as error:
-            self.traffic.unreadable += 1
             header = frames.header if isinstance(frames, Refused) else list(frames)
             origin = error.origin if isinstance(error, Unreadable) else peek(header, self._limits)
             if self._on_unreadable is not None:

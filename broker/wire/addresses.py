@@ -91,10 +91,10 @@ def check_exposure(address: str, *, setting: str, key: Path | None, insecure: bo
 
     Args:
         address: ``tcp://HOST:PORT``, ``ipc://PATH``, or a host alone.
-        setting: Where it comes from.
+        setting: Where the address comes from.
         key: The process's secret key file, if it has one.
         insecure: The operator accepts the risk.
-        role: Of the process.
+        role: That of the process.
 
     Raises:
         ConfigError: The address is not of this machine, and there is neither a key nor ``insecure``.

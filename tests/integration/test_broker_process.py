@@ -128,7 +128,7 @@ needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv
 def test_a_host_may_be_a_wildcard_or_a_name_or_stand_in_brackets(host):
     async def use(bench):
         there = host if host.startswith("[") else "127.0.0.1"
-        address = f"tcp://{there}:{bench.listening.control_port}"
+        address = f"tcp://{there}:{bench.listening.bulk_port - 1}"
         bench.listening = replace(bench.listening, address=address)
         aggregator = await bench.aggregator()
         assert (await aggregator.attach()).versions == (-1,)

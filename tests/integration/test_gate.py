@@ -69,7 +69,7 @@ class Bench:
         return sock
 
     def port(self, channel=Channel.CONTROL):
-        return self.listening.bulk_port if channel is Channel.BULK else self.listening.control_port
+        return self.listening.bulk_port if channel is Channel.BULK else self.listening.bulk_port - 1
 
     def envelope(self, sender, message, *, inc=1):
         self.sequence += 1

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import sys
 
 import pytest
 
@@ -22,14 +23,22 @@ def _restore_logging():
         ours.setLevel(logging.NOTSET)
 
 
-def written(**options):
-    stream = io.StringIO()
-    logs.configure("aggregator", stream=stream, **options)
-    return stream
+@pytest.fixture
+def written(monkeypatch):
+    """Has this process log to a stream, in a form that the environment names."""
+
+    def to(form=None, stream=None):
+        stream = stream or io.StringIO()
+        monkeypatch.setattr("sys.stderr", stream)
+        (monkeypatch.setenv if form else monkeypatch.delenv)("ATOLL_LOG", *([form] if form else [False]))
+        logs.configure("aggregator")
+        return stream
+
+    return to
 
 
-def test_a_text_line_has_time_process_event_and_fields_and_is_one_line():
-    stream = written(json=False)
+def test_a_text_line_has_time_process_event_and_fields_and_is_one_line(written):
+    stream = written("text")
     logs.get("core").info("round.committed", round=31, late=0.123456789, islands=("a", "b"), why="two words", none=None)
     clock, rest = stream.getvalue().split(" ", 1)
     assert len(clock) == len("12:03:04.512")
@@ -38,8 +47,8 @@ def test_a_text_line_has_time_process_event_and_fields_and_is_one_line():
     assert stream.getvalue().count("\n") == 2
 
 
-def test_a_json_line_has_fixed_keys_that_fields_cannot_replace():
-    stream = written(json=True)
+def test_a_json_line_has_fixed_keys_that_fields_cannot_replace(written):
+    stream = written("json")
     logs.get("core").info("round.committed", event="mine", round=31, bad=float("nan"), path=logs, deep={"x": (1.5,)})
     line = json.loads(stream.getvalue(), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert line["event"] == "round.committed"
@@ -49,32 +58,32 @@ def test_a_json_line_has_fixed_keys_that_fields_cannot_replace():
     assert line["time"].endswith("+00:00")
 
 
-def test_no_terminal_means_json_unless_the_environment_says_text(monkeypatch):
-    monkeypatch.delenv("ATOLL_LOG", raising=False)
+def test_no_terminal_means_json_unless_the_environment_says_text(written):
     stream = written()
     logs.get("core").info("started")
     assert json.loads(stream.getvalue())["event"] == "started"
-    monkeypatch.setenv("ATOLL_LOG", "text")
-    stream = written()
+    stream = written("text")
     logs.get("core").info("started")
     assert stream.getvalue().endswith("aggregator started\n")
 
 
-@pytest.mark.parametrize("json_lines", [False, True])
-def test_exceptions_come_with_their_traceback_and_nothing_comes_of_a_closed_stream(json_lines, capsys):
-    stream = written(json=json_lines)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_exceptions_come_with_their_traceback_and_nothing_comes_of_a_closed_stream(written, form):
+    stream = written(form)
     try:
         raise ValueError("boom")
     except ValueError:
-        logs.get("core").exception("crashed", round=3)
+        logging.getLogger("core").exception("crashed")
     assert "ValueError: boom" in stream.getvalue()
     assert "crashed" in stream.getvalue()
+    errors = io.StringIO()
+    sys.stderr = errors  # the fixture puts it back
     stream.close()
     logs.get("core").info("late")
-    assert capsys.readouterr().err == "", "no error of logging"
+    assert errors.getvalue() == "", "no error of logging"
 
 
-def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
+def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(written):
     class Disk(io.StringIO):
         full = False
 
@@ -83,8 +92,7 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
                 raise OSError(28, "No space left on device")
             return super().write(text)
 
-    stream = Disk()
-    logs.configure("aggregator", json=False, stream=stream)
+    stream = written("text", Disk())
     log = logs.get("core")
     log.info("before")
     stream.full = True
