@@ -77,7 +77,7 @@ LAST_REPORT_S = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """The addresses of a broker: for clients, with its ports, and, if there is one, for this machine."""
+    """The addresses of a broker: for clients, its bulk port, and, if there is one, for this machine."""
 
     address: str
     bulk_port: int

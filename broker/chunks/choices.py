@@ -152,10 +152,10 @@ class LinkChoice:
 
 
 class VersionCodec:
-    """The number format of the next version.
+    """The number format of the next version; whole versions (float32) stay whole.
 
     Args:
-        recipe: Of the run. Whole versions (float32) stay whole.
+        recipe: The run's recipe.
         sizes: Elements of each fragment of the model.
         ours: The fragments that are merged here, of those that move.
         moving: All that move, in any shard.

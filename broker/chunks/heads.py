@@ -84,11 +84,7 @@ def is_head(frame: bytes | memoryview) -> bool:
 
 
 def read(frame: bytes | memoryview) -> Head:
-    """Returns what a first frame says, of which :func:`is_head` is true.
-
-    Raises:
-        RemoteProtocolError: ``malformed``: it is none of them.
-    """
+    """Returns what a first frame says, of which :func:`is_head` is true; raises RemoteProtocolError."""
     kind = _KINDS.get(bytes(frame[1:2]))
     form = _FOUR if kind is Chunk else _TWO
     if kind is None or len(frame) != form.size:

@@ -14,6 +14,7 @@ import xxhash
 from broker.chunks.memory import Opened
 from broker.wire import headers
 from broker.wire.headers import Buffer, Limits
+from broker.wire.messages import Message
 from broker.wire.schema import Unfit
 
 #: Payloads below this are sent again as a whole: that takes no longer than asking.
@@ -35,6 +36,12 @@ class Partial:
 def key_of(checksums: Iterable[int]) -> int:
     """Returns the name of a payload with these checksums of its buffers."""
     return xxhash.xxh3_64_intdigest(b"".join(each.to_bytes(8) for each in checksums))
+
+
+def key_for(message: Message, nbytes: int) -> int:
+    """Returns the name of a message's payload; 0 if it has none, or is too small to go on with."""
+    payload = getattr(message, "payload", ())
+    return key_of(each.checksum for each in payload) if nbytes >= LEAST_BYTES and payload else 0
 
 
 def key_in(header: Buffer, limits: Limits) -> int | None:

@@ -101,13 +101,7 @@ class Inflow:
         return (self._transfer + 1, 0) if self._whole else (self._transfer, self._offset)
 
     def answer(self, ask: Ask, frames: Sequence[Buffer], kept: Kept) -> Resume:
-        """Says how much of a message is here, and goes on from there; its chunks follow.
-
-        Args:
-            ask: The question.
-            frames: The header of the message.
-            kept: What earlier connections have left.
-        """
+        """Says how much of a message with this header earlier connections left; its chunks go on from there."""
         self._begin(Chunk(ask.transfer, ask.total, 0, 0))
         header = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
         if len(frames) == 1 and 0 < header.nbytes < ask.total:
@@ -129,11 +123,7 @@ class Inflow:
         return None if key is None else (key, partial)
 
     def take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
-        """Takes a chunk in; :meth:`credit` is to be sent then.
-
-        Args:
-            chunk: The head of the chunk.
-            frames: The frames behind it.
+        """Takes a chunk in, with the frames behind its head; :meth:`credit` is to be sent then.
 
         Returns:
             The frames of the message if it is whole now. Or why it is refused: it is too large, or this chunk does not

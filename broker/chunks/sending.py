@@ -114,15 +114,7 @@ class Outflow:
     def put(
         self, frames: Sequence[Buffer], what: object = None, *, urgent: bool = False, key: int = 0, asks: bool = False
     ) -> Transfer:
-        """Takes a message in.
-
-        Args:
-            frames: Header and buffers.
-            what: As in :class:`Transfer`.
-            urgent: It may overtake others; small ones do.
-            key: Of its payload (:mod:`broker.chunks.kept`), if it is worth going on with.
-            asks: A part of it has gone over an earlier connection.
-        """
+        """Takes a message in, with what :class:`Transfer` says of it; an urgent one overtakes, if small."""
         nbytes = sum(map(nbytes_of, frames))
         whole = nbytes <= WHOLE_BYTES and (urgent or len(frames) == 1)
         transfer = Transfer(frames=frames, nbytes=nbytes, whole=whole, what=what, key=key, asks=asks)

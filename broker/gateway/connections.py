@@ -29,8 +29,8 @@ FRAME_BYTES = 64
 def most_unread_bytes(channel: Channel, most_frame_bytes: int) -> int:
     """Returns how many bytes a connection may bring in unread; more is a flood.
 
-    That is the largest frame that ZeroMQ takes, and some for frames' own headers. On bulk it is also all that a peer
-    has credit for: its chunks may wait while others are served.
+    That is the largest frame that ZeroMQ takes, and some for frames' own headers; on bulk also all that a peer has
+    credit for.
     """
     return most_frame_bytes * 9 // 8 + (CREDIT_BYTES if channel is Channel.BULK else 0)
 
@@ -88,10 +88,7 @@ class Connections:
         return len(self._open) - len(self._given_up)
 
     def give_up(self) -> int | None:
-        """Returns the connection to end where there are too many; None if all have delivered.
-
-        It is the oldest that has delivered nothing: who takes part stays, and a newcomer has time to say something.
-        """
+        """Returns the connection to end where there are too many: the oldest that has delivered nothing."""
         fd = next(iter(self._unheard), None)
         if fd is not None:
             del self._unheard[fd]
@@ -128,10 +125,7 @@ class Connections:
         self._left += 1
 
     def closed(self, fd: int, received_bytes: int | None) -> Ending | None:
-        """A connection has ended; returns how far it had come, with what came over it if that is known.
-
-        None if nothing is known of it: it began before the watch, or :meth:`accepted` is yet to be told of it.
-        """
+        """A connection has ended; returns how far it had come; None if it is not known (yet)."""
         connection = self._forget(fd)
         if connection is None:
             self._ended_early.add(fd)

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from broker.chunks import heads
-from broker.chunks.kept import LEAST_BYTES, Kept, key_of
+from broker.chunks.kept import Kept, key_for
 from broker.chunks.receiving import Inflow, Refused
 from broker.chunks.sending import Outflow, is_urgent
 from broker.chunks.subflow import MOST_SUBFLOWS
@@ -236,8 +236,7 @@ class Flows:
         if len(flow.out) >= (2 * MOST_WAITING if urgent else MOST_WAITING):
             flow.blocked = True
             return [_failed(Blocked, send)]
-        payload = getattr(send.envelope.message, "payload", ())
-        key = key_of(each.checksum for each in payload) if send.size_bytes >= LEAST_BYTES and payload else 0
+        key = key_for(send.envelope.message, send.size_bytes)
         flow.out.put(encode(send.envelope), send, urgent=urgent, key=key, asks=key in self._begun)
         return self.go_on(send.peer, now_s)
 

@@ -130,10 +130,10 @@ class Gate:
     """Keys, strangers and floods of one broker.
 
     Args:
-        context: Of the sockets that it is to guard: ZeroMQ asks within one context.
+        context: The context of the sockets to guard: ZeroMQ asks within one.
         key: The broker's secret key file, with the allow list beside it; None: no keys.
         tell: Takes what the relay should know.
-        ended: Told the descriptor of each connection that has ended.
+        ended: Takes the descriptor of each connection that has ended.
 
     Raises:
         ConfigError: A key file or the allow list is missing or wrong.
@@ -188,11 +188,7 @@ class Gate:
         self._ports[channel] = _Port(sock=sock, names=names, monitor=monitor, connections=connections)
 
     def share_files(self, limit: int, in_use: int, *, unix: bool) -> None:
-        """Sets how many connections there may be; the arguments are those of :func:`files_for_connections`.
-
-        Raises:
-            ConfigError: There is room for hardly any.
-        """
+        """Sets how many connections there may be; raises ConfigError if there is room for hardly any."""
         self._most_files = files_for_connections(limit, in_use, unix=unix)
         if self._most_files < LEAST_CONNECTIONS:
             cure = f"leaves room for {self._most_files} connections beside {in_use} files: {MORE_FILES}"

@@ -183,9 +183,7 @@ class Outbox:
     def keeps(self, send: Send, number: int) -> bool:
         """Returns whether a message waits here: the first of an event do not, unless others to their peer do.
 
-        Args:
-            send: The message.
-            number: Of it among those that one event has made, from 1.
+        Those that one event has made are numbered from 1.
         """
         if number <= AT_ONCE and not self._peers[send.peer]:
             return False

@@ -98,15 +98,9 @@ async def served(
 ) -> AsyncIterator[None]:
     """Serves metrics while the body runs; at port 0 it serves nothing, and needs no package for that.
 
-    Args:
-        host: Address to listen on.
-        port: TCP port, or 0.
-        collect: Returns the figures of the moment, and nothing that will change: called in this event loop, between two
-            callbacks of it, when somebody asks.
-        families_of: Makes metrics of them; called in a thread of the server.
-
-    Raises:
-        ConfigError: As :class:`MetricsServer`.
+    When somebody asks, ``collect`` is called in this event loop, between two callbacks of it: it returns the figures of
+    the moment, and nothing that will change. ``families_of`` makes metrics of them, in a thread of the server. Raises
+    ConfigError as :class:`MetricsServer` does.
     """
     if not port:
         yield

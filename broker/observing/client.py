@@ -45,12 +45,9 @@ _ANY_RUN = "any"
 
 
 class ObservedRun:
-    """The run that a broker serves.
+    """The run that a broker serves; the next of the brokers is asked where one does not answer.
 
-    Args:
-        brokers: Control addresses, at least one; the next one is asked where one does not answer.
-        run_id: Of the run; empty: whichever the broker serves, which :attr:`run_id` says after the first answer.
-        keys: An observer's; None: without keys.
+    An empty ``run_id`` is whichever run the broker serves, which :attr:`run_id` says after the first answer.
 
     Raises:
         ConfigError: ``run_id`` can be none.

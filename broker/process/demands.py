@@ -27,21 +27,13 @@ def demands_of(table: Mapping[str, Any]) -> tuple[Demand, ...]:
 
 
 def demanded(demands: Sequence[Demand]) -> dict[str, Any]:
-    """Returns setting -> value of what is demanded.
-
-    Raises:
-        ConfigError: As :func:`demands_of`.
-    """
+    """Returns setting -> value of what is demanded; raises ConfigError as :func:`demands_of` does."""
     refuse_unknown({each.name: each.value for each in demands}, _SETTINGS, where="recipe")
     return {each.name: typed(each.name, _read(each), _SETTINGS[each.name].type) for each in demands}
 
 
 def contradicted(recipe: Recipe, demands: Sequence[Demand]) -> str:
-    """Says which demand a settled recipe does not meet, with both values; empty if it meets all.
-
-    Raises:
-        ConfigError: As :func:`demands_of`.
-    """
+    """Says which demand a settled recipe does not meet, with both values; empty if it meets all."""
     for name, wanted in demanded(demands).items():
         has = getattr(recipe, name)
         if wanted != has:

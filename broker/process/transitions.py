@@ -50,11 +50,7 @@ class Staged(Generic[S]):
         self._story: deque[str] = deque(maxlen=REMEMBERED)
 
     def take(self, event: str) -> S:
-        """Goes on to the next stage, and returns it.
-
-        Raises:
-            IllegalTransition: The table has no such event in this stage.
-        """
+        """Goes on to the next stage, and returns it; raises IllegalTransition if the table has none."""
         target = self._table.edges.get(self.stage, {}).get(event)
         if target is None:
             story = " -> ".join(self._story) or "nothing yet"

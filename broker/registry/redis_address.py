@@ -48,22 +48,13 @@ SENTINEL_CURE = "write redis+sentinel://HOST:PORT,HOST:PORT/MASTER, with rediss+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An address, taken apart.
+    """An address, taken apart; what is not in it is empty."""
 
-    Attributes:
-        url: What redis-py takes: without our own options; behind Sentinel with the first sentinel as its host.
-        user: Of the server; empty: the default one.
-        password_file: Empty: the password, if there is one, stands in ``url``.
-        sentinels: Host and port of each; none: the server itself is at ``url``.
-        master: The name under which the sentinels know it.
-        sentinel_user: Of the sentinels, as the next two; empty: they want none.
-    """
-
-    url: str = field(repr=False)
+    url: str = field(repr=False)  # what redis-py takes; behind Sentinel with the first sentinel as its host
     user: str = ""
-    password_file: str = ""
-    sentinels: tuple[tuple[str, int], ...] = ()
-    master: str = ""
+    password_file: str = ""  # without one the password, if there is any, stands in ``url``
+    sentinels: tuple[tuple[str, int], ...] = ()  # host and port of each; none: the server itself is at ``url``
+    master: str = ""  # the name under which the sentinels know it
     sentinel_user: str = ""
     sentinel_password: str = field(default="", repr=False)
     sentinel_password_file: str = ""
@@ -116,11 +107,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 
 def check(url: str, *, field: str = "redis_url") -> None:
-    """Refuses what is no address of a Redis server.
-
-    Raises:
-        ConfigError: With the address as :func:`broker.wire.errors.shown` shows it.
-    """
+    """Raises ConfigError, with the address as ``shown`` shows it, for what is no address of Redis."""
     problem = _problem(url)
     if problem:
         raise ConfigError(field, shown(url), f"is no address of Redis: {problem}")

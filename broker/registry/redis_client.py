@@ -7,6 +7,7 @@ one leads to the new master.
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +45,7 @@ class PasswordFile(CredentialProvider):
         self._user, self._path = user, path
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Returns what to log in with.
-
-        Raises:
-            ConnectionError: The file cannot be read any more.
-        """
+        """Returns what to log in with; raises ConnectionError if the file cannot be read any more."""
         try:
             password = read_password(self._path)
         except ConfigError as err:
@@ -61,11 +58,7 @@ class PasswordFile(CredentialProvider):
 
 
 def read_password(path: str) -> str:
-    """Returns the password in a file, without the end of its line.
-
-    Raises:
-        ConfigError: It cannot be read, or has none.
-    """
+    """Returns the password in a file, without the end of its line; raises ConfigError if it has none."""
     try:
         text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except UnicodeDecodeError as err:
@@ -101,16 +94,10 @@ def client(url: str, connect_timeout_s: float, answer_timeout_s: float, *, field
     for path in (place.password_file, place.sentinel_password_file):
         if path:
             read_password(path)
-    usual: dict[str, Any] = {
-        "decode_responses": True,
-        # The default repeats up to ten times whatever failed, with pauses, appending to a stream included.
-        "retry": Retry(NoBackoff(), 0),
-    }
-    ours = usual | {
-        "socket_connect_timeout": connect_timeout_s,
-        "socket_timeout": answer_timeout_s,
-        "max_connections": 2,
-    }
+    # The default repeats up to ten times whatever failed, with pauses, appending to a stream included.
+    usual: dict[str, Any] = {"decode_responses": True, "retry": Retry(NoBackoff(), 0)}
+    timeouts = {"socket_connect_timeout": connect_timeout_s, "socket_timeout": answer_timeout_s}
+    ours = usual | timeouts | {"max_connections": 2}
     if place.password_file:
         ours["credential_provider"] = PasswordFile(place.user, place.password_file)
     try:
@@ -161,9 +148,8 @@ def cure(err: BaseException, url: str) -> str:
             return "leave it out of the address"
         case AuthenticationError():
             place = "unix://:PASSWORD@/PATH" if scheme == "unix" else f"{scheme}://:PASSWORD@HOST:PORT"
-            return (
-                f"give the password in the address, as in {place}, with a user USER:PASSWORD@, or ?password_file=/PATH"
-            )
+            others = "with a user USER:PASSWORD@, or ?password_file=/PATH"
+            return f"give the password in the address, as in {place}, {others}"
         case NoPermissionError():
             return "its user needs the commands on the keys atoll:* that docs/operate.md lists"
         case MasterNotFoundError():
@@ -178,11 +164,6 @@ def cure(err: BaseException, url: str) -> str:
             return "without TLS the address begins with redis://"
         case InvalidResponse():
             return "what listens there is no Redis, or wants TLS, for which the address begins with rediss://"
-        case ConnectionError() if scheme == "redis" and _hung_up(err):
+        case ConnectionError() if scheme == "redis" and re.search("closed by server|reset by peer", str(err)):
             return "if it wants TLS, the address begins with rediss://"
     return ""
-
-
-def _hung_up(err: BaseException) -> bool:
-    """Whether a server ended the connection without a word, as one does that expects TLS."""
-    return any(words in str(err) for words in ("closed by server", "reset by peer"))

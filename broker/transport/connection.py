@@ -40,11 +40,7 @@ PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
 def addresses_of(host: str, port: int) -> list[str]:
-    """Returns ZeroMQ addresses of a host, in the name service's order; this may take seconds.
-
-    Raises:
-        OSError: The name service does not know it, or does not answer.
-    """
+    """Returns ZeroMQ addresses of a host, as the name service has them; may take seconds; raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     hosts = (str(address[0]) for *_, address in found)
     return [f"tcp://[{each}]:{port}" if ":" in each else f"tcp://{each}:{port}" for each in hosts]
@@ -120,17 +116,11 @@ class Connection:
 
     ZeroMQ reconnects after a loss, but not after what it takes for a violation of its own protocol: another security
     mechanism, a stranger on the broker's port, bytes that were damaged on the way. Then it forgets the connection
-    without a word. Only its monitor shows the difference between such a socket, one that is still trying, and one that
-    is merely full: who tries says so as soon as a connection is lost.
+    without a word. Only its monitor tells such a socket from one that is still trying, which says so at once.
 
     Of a host's name ZeroMQ would try one address only, and look it up in its own thread. So it is given addresses: the
     name is looked up here, in a thread, and each of its addresses is tried in turn
-    (:class:`AddressRotation`).
-
-    Args:
-        sock: Not yet connected.
-        address: Where to connect it.
-        on_lookup: Told of each time that the host's name was looked up: why in vain, or nothing.
+    (:class:`AddressRotation`); ``on_lookup`` is told each time why in vain, or nothing.
 
     Attributes:
         connections: How many there were, up to now.
@@ -157,11 +147,7 @@ class Connection:
         self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
 
     def connect(self, now_s: float) -> None:
-        """Starts connecting; in a task of the event loop.
-
-        Raises:
-            ConfigError: If ZeroMQ does not take the address.
-        """
+        """Starts connecting; raises ConfigError if ZeroMQ does not take the address."""
         self._down_since_s, self._trying = now_s, True
         self._go_on(now_s)
 

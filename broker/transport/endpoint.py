@@ -26,7 +26,7 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
-from broker.chunks.kept import LEAST_BYTES, key_of
+from broker.chunks.kept import key_for
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
 from broker.process import logs
@@ -192,19 +192,13 @@ class Endpoint:
             self.traffic.renewals += 1
 
     async def send(self, envelope: Envelope, *, over: int | None = None) -> bool:
-        """Hands a message to the connection.
+        """Hands a message to the connection; returns whether one took it, which does not mean that it arrives.
 
         With no connection, or at the high-water mark, a control message is dropped at once. A bulk message waits: for a
         connection and its turn at most ``bulk_wait_s``; once its first chunk has gone, for the link, as long as the
-        connection stands. What is dropped is counted. Buffers are sent from where they are: they must not be written to
-        until the broker's or aggregator's answer shows that they have arrived.
-
-        Args:
-            envelope: The message.
-            over: The only :attr:`connection` that is good for it; dropped if that has ended. None: any.
-
-        Returns:
-            True if a live connection took it (which does not mean that it arrives); False if it was dropped.
+        connection stands. If that is not the number ``over``, it is dropped. What is dropped is counted. Buffers are
+        sent from where they are: they must not be written to until the broker's or aggregator's answer shows that they
+        have arrived.
 
         Raises:
             LocalProtocolError: If the message belongs on the other channel, exceeds the limits or does not encode.
@@ -242,8 +236,7 @@ class Endpoint:
         self, chunked: Chunked, envelope: Envelope, frames: Sequence[Buffer], nbytes: int, deadline_s: float
     ) -> bool:
         """Returns whether all of a message has gone over the connection that stands now."""
-        connection, payload = self.connection, getattr(envelope.message, "payload", ())
-        key = key_of(each.checksum for each in payload) if nbytes >= LEAST_BYTES and payload else 0
+        connection, key = self.connection, key_for(envelope.message, nbytes)
         urgent = is_urgent(envelope.message)
         transfer = chunked.put(frames, connection, time.monotonic(), urgent=urgent, key=key)
         while not transfer.done:

@@ -76,16 +76,14 @@ def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
             made.append(path)
             with open(descriptor, "w", encoding="ascii") as file:
                 file.write(format_line(pair.identity, key) + "\n")
-    except FileExistsError as err:
-        if not directory.is_dir():
-            raise ConfigError("dir", str(directory), "is a file: name a directory") from err
-        for path in made:
-            path.unlink(missing_ok=True)
-        cure = "is there already; take another --dir, or revoke the key and remove both of its files first"
-        raise ConfigError("name", err.filename, cure) from err
     except OSError as err:
         for path in made:  # half a pair is none, and would stand in the way of the next attempt
             path.unlink(missing_ok=True)
+        if isinstance(err, FileExistsError) and not directory.is_dir():
+            raise ConfigError("dir", str(directory), "is a file: name a directory") from err
+        if isinstance(err, FileExistsError):
+            cure = "is there already; take another --dir, or revoke the key and remove both of its files first"
+            raise ConfigError("name", err.filename, cure) from err
         what = f"cannot write keys into {directory} ({err.strerror}); {cure_of(err)}"
         raise Unavailable(what, definite=True) from err
     return secret, public
@@ -119,31 +117,19 @@ def others_may_read(mode: int, owner: int, reader: int) -> bool:
 
 
 def read_public(path: Path, *, setting: str) -> tuple[Identity, str]:
-    """Returns whose public key a file holds, and the key.
-
-    Raises:
-        ConfigError: It is missing or no key file.
-    """
+    """Returns whose public key a file holds, and the key; raises ConfigError if it is no key file."""
     if path.suffix == ".secret":
         raise ConfigError(setting, str(path), "is the secret half; name the .public file of the pair")
     return parse_line(_read(path, setting), field=str(path))
 
 
 def read_allow_list(path: Path) -> dict[str, Identity]:
-    """Returns public key -> identity.
-
-    Raises:
-        ConfigError: The file is missing, or a line in it is wrong.
-    """
+    """Returns public key -> identity; raises ConfigError if the file is missing or a line is wrong."""
     return parse_allow_list(_read(path, "allow"), field=str(path))
 
 
 def write_allow_list(path: Path, allowed: dict[str, Identity]) -> None:
-    """Replaces the allow list in one move, so that a broker never reads half of it.
-
-    Raises:
-        Unavailable: It cannot be written.
-    """
+    """Replaces the allow list in one move: no broker reads half of it; raises Unavailable."""
     text = _HEADING + "".join(f"{format_line(identity, key)}\n" for key, identity in allowed.items())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,11 +33,7 @@ class Dial:
 
 
 class Line(Connection):
-    """A socket that connects in the background, and again after a loss.
-
-    Raises:
-        ConfigError: If ZeroMQ does not take the address.
-    """
+    """A socket that connects in the background, and again after a loss; raises ConfigError."""
 
     def __init__(self, dial: Dial) -> None:
         self.address = dial.address
@@ -71,11 +67,7 @@ class Line(Connection):
         return self.connections if self.stands else 0
 
     def put(self, frames: Sequence[Buffer]) -> bool:
-        """Hands frames to the connection that stands, now; returns whether it took them.
-
-        Raises:
-            Unavailable: If the socket fails.
-        """
+        """Hands frames to the connection that stands, now; returns whether it did; raises Unavailable."""
         if not self.connection:
             return False  # a connection that was given up would still take them for a moment, and lose them
         if self.connection != self._spoken_over:
@@ -84,11 +76,7 @@ class Line(Connection):
         return self._done(self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False), "sending to")
 
     def taken(self) -> list[zmq.Frame] | None:
-        """Takes one message off the socket, if there is one.
-
-        Raises:
-            Unavailable: If the socket fails.
-        """
+        """Takes one message off the socket, if there is one; raises Unavailable if the socket fails."""
         taken: Any = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         frames: list[zmq.Frame] | None = taken.result() if self._done(taken, "receiving from") else None
         return frames

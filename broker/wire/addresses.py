@@ -75,11 +75,7 @@ def split_tcp(address: str) -> tuple[str, int]:
 
 
 def channel_address(control_address: str, channel: Channel) -> str:
-    """Returns the address of either channel; bulk has the next port, or the path with ``.bulk`` behind it.
-
-    Raises:
-        ConfigError: As :func:`check_address`.
-    """
+    """Returns a channel's address; bulk has the next port, or the path and ``.bulk``; raises ConfigError."""
     match = _TCP.fullmatch(check_address(control_address))
     if channel is Channel.CONTROL:
         return control_address
@@ -125,11 +121,7 @@ def is_local(address: str) -> bool:
 
 
 def check_metrics_address(host: str, port: int) -> None:
-    """Checks the settings ``metrics_host`` and ``metrics_port``.
-
-    Raises:
-        ConfigError: One of them cannot be.
-    """
+    """Raises ConfigError if the settings ``metrics_host`` and ``metrics_port`` cannot be."""
     if not 0 <= port <= 65_535:
         raise ConfigError("metrics_port", port, "must be from 1 to 65535, or 0: no metrics are served")
     if not host:

@@ -9,11 +9,9 @@ values that are normally distributed, it comes to 0.7 % of their length.
 *Clipping.* Fifteen codes are few: a block's largest elements make the steps between all others wide. So int4 tries a
 second scale, 13/16 of the first, with which elements beyond the codes become the largest code, and takes it where the
 squared errors of the block add up to less. On values that are normally distributed 11 % of their length is lost then,
-in place of 13 %; more candidates gain next to nothing. Both sums are of integers, in 1024ths of the first scale:
-whoever adds them, in whatever order, makes the same choice.
+in place of 13 %. Both sums are of integers, in 1024ths of the first scale: the choice is the same in whatever order.
 
-The rest of the story is error feedback (:meth:`islands.arrays.reference.Reference.capture`): what is rounded or clipped
-away is not lost, only late.
+What is rounded or clipped away is not lost, only late (:meth:`islands.arrays.reference.Reference.capture`).
 
 On the wire all scales come first, then all codes, two int4 in a byte (PROTOCOL.md, section 2):
 

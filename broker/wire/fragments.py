@@ -125,10 +125,8 @@ def cut(tensors: Iterable[TensorSpec], most: int) -> tuple[TensorSpec, ...]:
     """Returns tensors of at most ``most`` elements: larger ones in the fewest sections, of equal size.
 
     A section is some rows of the first axis. Units that this axis counts stay whole, so that merging is what it was;
-    without unit axes a section is a unit by itself. A tensor with rows that are too large stays as it is.
-
-    Raises:
-        ValueError: A tensor has a name as only sections have.
+    without unit axes a section is a unit by itself. A tensor with rows that are too large stays as it is. Raises
+    ValueError where a tensor has a name as only sections have.
     """
     found: list[TensorSpec] = []
     for tensor in tensors:

@@ -50,17 +50,11 @@ def partial_room_bytes(memory_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The size limits of a message in bytes; a larger one is refused as ``oversize``.
+    """The size limits of a message in bytes; a larger one is refused as ``oversize``."""
 
-    Attributes:
-        max_header_bytes: Of the first frame. The largest header is a Welcome, whose manifest takes 150 bytes a tensor.
-        max_message_bytes: Of all frames together. The largest message is a float32 fragment with its header.
-        max_buffers: Frames behind the header; one per tensor of a fragment.
-    """
-
-    max_header_bytes: int = 4 << 20
-    max_message_bytes: int = 1 << 30
-    max_buffers: int = 16_384
+    max_header_bytes: int = 4 << 20  # the largest is a Welcome, whose manifest takes 150 bytes a tensor
+    max_message_bytes: int = 1 << 30  # the largest is a float32 fragment with its header
+    max_buffers: int = 16_384  # frames behind the header; one per tensor of a fragment
 
     def __post_init__(self) -> None:
         for name in ("max_header_bytes", "max_buffers"):
@@ -81,11 +75,7 @@ def seal(header: bytes) -> bytes:
 
 
 def views(frames: Sequence[Buffer], limits: Limits) -> list[Buffer]:
-    """Returns views of the frames, after their number has been checked.
-
-    Raises:
-        Unfit: There are none, too many, or one that is no frame.
-    """
+    """Returns views of the frames; raises Unfit if there are none, too many, or one that is no frame."""
     if not frames:
         raise Unfit(0, "at least the header", at="number of frames")
     if len(frames) - 1 > limits.max_buffers:

@@ -102,11 +102,7 @@ def check_key(text: str, *, field: str = "key") -> str:
 
 
 def parse_line(line: str, *, field: str) -> tuple[Identity, str]:
-    """Returns whom a line ``ROLE NAME KEY`` is about, and the key.
-
-    Raises:
-        ConfigError: It is none, or says something impossible.
-    """
+    """Returns whom a line ``ROLE NAME KEY`` is about, and the key; raises ConfigError if it is none."""
     words = line.split()
     if len(words) != 3:
         raise ConfigError(field, f"{len(words)} words", "must be a line ROLE NAME KEY, such as: island paris T(^#...")

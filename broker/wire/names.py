@@ -18,10 +18,6 @@ def is_name(value: object) -> TypeGuard[str]:
 
 
 def check_name(field: str, value: str) -> None:
-    """Checks the setting ``field``.
-
-    Raises:
-        ConfigError: It may not be a name.
-    """
+    """Raises ConfigError if the value of the setting ``field`` may not be a name."""
     if not is_name(value):
         raise ConfigError(field, value, f"must be {RULE}")

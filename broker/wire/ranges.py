@@ -42,11 +42,7 @@ class IntervalSet:
             self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
-        """Adds every integer in ``[start, end)``.
-
-        Raises:
-            ValueError: If one of them is in the set already, or the interval is empty.
-        """
+        """Adds every integer in ``[start, end)``; raises ValueError if there is none, or one is in the set."""
         if start >= end:
             raise ValueError(f"empty interval [{start}, {end})")
         if self.overlaps(start, end):

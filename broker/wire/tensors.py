@@ -1,7 +1,7 @@
 """Tensors as bytes: encoding, decoding, and what can be checked without a full-size temporary.
 
-Pure, and careful with memory: a model of 100 M parameters is 400 MB in float32, and every needless pass or copy costs
-as much as a network hop. Elements are little-endian on the wire, as they are in the memory of every host JAX runs on.
+Pure, and careful with memory: every needless pass or copy of a model costs as much as a network hop. Elements are
+little-endian on the wire, as they are in the memory of every host JAX runs on.
 
 Whatever the codec, everything here reads tensors through :class:`Elements`, a range at a time: merging, norms and
 decoding then see the same float32 values, to the last bit. Block-wise integers are :mod:`broker.wire.blockwise`.
@@ -218,11 +218,7 @@ def difference(
 
 
 def added(base: Float32Array, payload: Sequence[Encoded]) -> Float32Array:
-    """Returns a new array, ``base`` plus a :func:`difference`: the version, the same bytes everywhere.
-
-    Raises:
-        LocalProtocolError: The difference has another number of elements.
-    """
+    """Returns ``base`` plus a :func:`difference`, the same bytes everywhere; raises LocalProtocolError."""
     parts = [Elements(encoded) for encoded in payload]
     size = sum(part.size for part in parts)
     if size != base.size:

@@ -39,11 +39,7 @@ class Scattered:
         return self.nbytes - self._here
 
     def add(self, piece: memoryview) -> None:
-        """Takes in the next bytes.
-
-        Raises:
-            MemoryError: There is no room for them.
-        """
+        """Takes in the next bytes; raises MemoryError if there is no room for them."""
         if piece.nbytes >= LEAST_PIECE_BYTES:
             self._close()
             self._append(piece)
