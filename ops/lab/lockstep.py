@@ -3,7 +3,7 @@
 Every island takes the same number of steps, and everybody is at the same one. Nothing here is shared with the
 production cores but the merge and the outer step, whose rule, rate and momentum are settings of the cell: so what
 differs between a baseline and a decoupled run is how islands work together and nothing else. (DiLoCo's own values are
-``merge = "mean"``, 0.7 and 0.9.) Batches are those a decoupled island would draw: of data share i of M.
+``merge = "mean"``, 0.7 and 0.9.) Island i of M draws part i of the batches, all together those of decoupled islands.
 
     data-parallel   every step: one inner step on the batches of all islands together
     diloco          every H steps: everybody stops; Delta_i = Theta - local_i; Theta <- outer(Theta, merge(Delta));

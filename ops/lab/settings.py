@@ -34,7 +34,7 @@ _EVENT_FIELDS = {
     "outages": "[island, from s, for s]",
 }
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
-_YOUNGER = {"data_ahead_s": 0.0, "version_codec": Codec.F32}
+_YOUNGER = {"data_ahead_s": None, "version_codec": Codec.F32}
 #: Settings that there were, and always had this value: part of the keys of records.
 _FORMER = {"mtbi_years": 1.0, "curve_sequences": 512}
 
@@ -76,8 +76,8 @@ class CellSettings:
     jitter: float = setting(0.0, "relative spread of step times")
     delays_s: tuple[float, ...] = setting((0.002,), "one-way delay of each island's link, repeated")
     megabytes_per_s: float = setting(0.0, "rate of every link; 0 for infinite")
-    data_ahead_s: float = setting(
-        0.0, "virtual seconds of training for which an island is given data at a time; 0: one share each"
+    data_ahead_s: float | None = setting(
+        None, "virtual seconds of training for which an island is given data at a time (default: 10)"
     )
     joins: tuple[tuple[float, ...], ...] = setting((), "who is there for a part of the run: [island, from s, until s]")
     outages: tuple[tuple[float, ...], ...] = setting((), "whose link fails: [island, from s, for s]")
@@ -130,7 +130,8 @@ class CellSettings:
             raise ConfigError("sync_interval", self.sync_interval, cure)
         if self.mode is Mode.DILOCO and self.fragments != 1:
             raise ConfigError("fragments", self.fragments, "must be 1 with mode = diloco: it merges the whole model")
-        _ = self.aggregator  # checks its own relations
+        if self.data_ahead_s != 0:  # of records of runs with one share for each island, which nothing runs any more
+            _ = self.aggregator  # checks its own relations
 
     @property
     def aggregator(self) -> AggregatorConfig:
@@ -155,7 +156,7 @@ class CellSettings:
             presence_exponent=self.presence_exponent,
             codec=self.codec,
             version_codec=self.version_codec,
-            data_ahead_s=self.data_ahead_s,
+            data_ahead_s=10.0 if self.data_ahead_s is None else self.data_ahead_s,
             heartbeat_interval_s=fastest_s / 2,
             suspect_after_s=2 * slowest_s + 2,
             share_takeover_s=0.0,  # islands that die come back: data changes hands in other tests
@@ -218,6 +219,8 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
 def key_of(cell: CellSettings, seed: int) -> str:
     """Returns a digest of all that decides a run: the name under which its record is found again."""
     whole = resolved(cell) | _FORMER | {"seed": seed}
+    if cell.data_ahead_s == 0:
+        del whole["data_ahead_s"]  # records are older than the setting
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
