@@ -17,6 +17,12 @@ from broker.wire.identity import KeyRole
 from broker.wire.messages import Recipe
 from broker.wire.names import check_name
 
+#: The cure of a run whose ``data_ahead_s`` is 0.
+NO_SHARES = (
+    "a run that began with 0, one share of the data for each island, is for the checkout that began it: finish it "
+    "there, or export its model"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig(Recipe):
@@ -60,11 +66,9 @@ class AggregatorConfig(Recipe):
     islands: int = fixed(4, "islands expected", subject="run")
     total_tokens: int = changeable(0, "tokens to train before the run ends; 0: no end", flag="--tokens")
     share_takeover_s: float = changeable(
-        120.0, "seconds of absence after which an island's data go to another, until it is back; 0: never"
+        120.0, "seconds of absence after which an island's data go to others; 0: never"
     )
-    data_ahead_s: float = fixed(
-        10.0, "seconds of training for which an island is given data at a time; 0: one share each for the whole run"
-    )
+    data_ahead_s: float = fixed(10.0, "seconds of training for which an island is given data at a time")
     seed: int = fixed(0, "seed of the initial model and of the data order")
 
     max_tokens_per_step: int = changeable(
@@ -136,8 +140,10 @@ class AggregatorConfig(Recipe):
             raise ConfigError(
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
             )
+        if self.data_ahead_s <= 0:
+            raise ConfigError("data_ahead_s", self.data_ahead_s, f"must be above 0, 10 is usual; {NO_SHARES}")
         counted = ("total_tokens", "seed", "keep_every", "tape_segment_mb", "tape_segments")
-        seconds = ("max_staleness_s", "quarantine_s", "share_takeover_s", "data_ahead_s")
+        seconds = ("max_staleness_s", "quarantine_s", "share_takeover_s")
         limits = ("held_bytes", "max_message_bytes", "memory_bytes")
         for name in (*counted, *seconds, *limits):
             if getattr(self, name) < 0:

@@ -144,7 +144,7 @@ class Aggregator:
         self._behind = StoreBehind(self.run)
         self._save_again_at_s: float | None = None
         self._handlers, self._from_members = self._table()
-        #: Those that act by themselves, in this order: shares move before rounds close and open.
+        #: Those that act by themselves, in this order: data move before rounds close and open.
         self._parts: tuple[Part, ...] = (
             self._sharing,
             self._seeding,

@@ -88,7 +88,7 @@ class BetweenSteps:
         self._answered: frozenset[int] = lockstep.NONE
         self.versions = [-1] * self._membership.num_fragments
         self.lockstep = lockstep.Lockstep(self._membership.settings.recipe, self._membership.moving)
-        self.owes_data = self._membership.settings.data_ahead_s > 0
+        self.owes_data = True
         self.samples = Samples(exchange)
         self.frozen: FrozenLeaves | None = None
         self.initial = InitialValues(())
@@ -149,7 +149,7 @@ class BetweenSteps:
         if self.owes_data and at.step > self._membership.start.step:
             self.owes_data = False
             detail = "it trains on other data than the run deals to it, and books these as trained: take batches from "
-            detail += "islands.batches, or ask island.share for each; data of its own need a run of --data-ahead-s 0"
+            detail += "islands.batches, or ask island.share for each; of data that only this island has, by share.own"
             log.warning("data.not_taken", step=at.step, detail=detail)
 
     def run(self, params: Tree, at: Position, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:

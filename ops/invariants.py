@@ -41,7 +41,7 @@ class Contents:
 
 
 class MergedRanges:
-    """Invariant 2: each range of an island's steps, or of a data share's batches, is merged at most once.
+    """Invariant 2: each range of an island's steps, or of the data, is merged at most once.
 
     Ranges are kept under keys: who trained them, and the fragment that they were merged into.
     """

@@ -15,9 +15,8 @@ SETTINGS = m.RunSettings(
     tokens_per_fleet_step=TOKENS_PER_STEP,
     seed=0,
     islands=1,
-    data_ahead_s=0.0,
+    data_ahead_s=10.0,
 )
-SHARE = m.Share(index=0, count=1, share_epoch=0)
 
 
 class Hand:
@@ -75,7 +74,6 @@ class Hand:
                 epoch=self.epoch,
                 fragments=manifest,
                 settings=self.settings,
-                share=SHARE,
                 start_step=start,
                 start_tokens=start * TOKENS_PER_STEP,
             )
@@ -92,7 +90,7 @@ class Hand:
             **more,
         }
         open_ = tuple(m.OpenRound(round_id=r, fragment_id=p) for r, p in rounds)
-        state = m.FleetState(epoch=self.epoch, rounds=open_, resolutions=tuple(resolutions), share=SHARE, **fields)
+        state = m.FleetState(epoch=self.epoch, rounds=open_, resolutions=tuple(resolutions), **fields)
         return self.hear(state, sequence=sequence, carried=carried)
 
     def version(self, number, p=0, merged=(), flaw=""):

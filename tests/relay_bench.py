@@ -38,7 +38,7 @@ def welcome(island_id, incarnation, nonce="n"):
         tokens_per_fleet_step=10,
         seed=0,
         islands=2,
-        data_ahead_s=0.0,
+        data_ahead_s=10.0,
     )
     return m.Welcome(
         nonce=nonce,
@@ -47,7 +47,6 @@ def welcome(island_id, incarnation, nonce="n"):
         epoch=1,
         fragments=(),
         settings=settings_,
-        share=m.Share(index=0, count=1, share_epoch=0),
         start_step=0,
         start_tokens=0,
     )
@@ -64,7 +63,6 @@ def fleet_state(epoch=1, phase=m.Phase.RUNNING):
         seed=(),
         trained_tokens=0,
         fleet_ratio=1.0,
-        share=m.Share(index=0, count=1, share_epoch=0),
     )
 
 

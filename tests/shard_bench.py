@@ -133,7 +133,7 @@ class Shards:
         return incarnation, tuple(start), begun
 
     def tenure(self, n, share):
-        return next(each for each in self.desks[n].run.shares.tenures() if each.share == share)
+        return next(each for each in self.desks[n].run.data.tenures() if each.share == share)
 
 
 def shards(*island_ids, **settings):

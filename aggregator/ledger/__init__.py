@@ -1,1 +1,1 @@
-"""The ledger: the fate of every token, and the owner of every data share. Pure."""
+"""The ledger: the fate of every token, and the owner of every block of the data. Pure."""

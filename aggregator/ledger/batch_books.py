@@ -1,4 +1,4 @@
-"""Batches that were merged or wait to be: by fragment, and by share or block of the data. Pure."""
+"""Batches that were merged or wait to be: by fragment and block of the data. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from broker.wire.messages import OWN_PASS, DataRange
 from broker.wire.ranges import IntervalSet
 
-#: Intervals kept of one part of the data on one fragment, as of one island (:mod:`aggregator.ledger.lives`).
+#: Intervals kept of one block on one fragment, as of one island (:mod:`aggregator.ledger.lives`).
 MOST_INTERVALS = 32
 
 
 class BatchBooks:
-    """Books of numbered parts of the data, each of numbered batches.
+    """Books of numbered blocks of the data, each of numbered batches.
 
     What islands train in a pass of their own is in none: no such batch is anybody else's.
     """
 
     def __init__(self) -> None:
-        self._merged: dict[tuple[int, int], IntervalSet] = {}  # (fragment, part) -> batches
+        self._merged: dict[tuple[int, int], IntervalSet] = {}  # (fragment, block) -> batches
         self._waiting: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self._fragments: set[int] = set()  # of which any batch is known
 
@@ -54,22 +54,22 @@ class BatchBooks:
         self.refuse(fragment_id, data)
         for d in data:
             self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
-        for part in {d.share for d in data}:
-            self._merged[fragment_id, part].close_gaps(MOST_INTERVALS, partial(self._waits, fragment_id, part))
+        for n in {d.share for d in data}:
+            self._merged[fragment_id, n].close_gaps(MOST_INTERVALS, partial(self._waits, fragment_id, n))
 
-    def reached(self, part: int) -> int:
-        """Returns the furthest batch of a part that was merged or waits to be, on any fragment: one past it."""
-        ends = [self._merged[p, part].end for p in self._fragments if (p, part) in self._merged]
-        ends += [end for p in self._fragments for _, end in self._waiting.get((p, part), ())]
+    def reached(self, n: int) -> int:
+        """Returns the furthest batch of a block that was merged or waits to be, on any fragment: one past it."""
+        ends = [self._merged[p, n].end for p in self._fragments if (p, n) in self._merged]
+        ends += [end for p in self._fragments for _, end in self._waiting.get((p, n), ())]
         return max([0, *ends])
 
-    def keep(self, parts: Collection[int]) -> None:
-        """Forgets all parts but these."""
-        self._merged = {key: batches for key, batches in self._merged.items() if key[1] in parts}
-        self._waiting = {key: batches for key, batches in self._waiting.items() if key[1] in parts}
+    def keep(self, blocks: Collection[int]) -> None:
+        """Forgets all blocks but these."""
+        self._merged = {key: batches for key, batches in self._merged.items() if key[1] in blocks}
+        self._waiting = {key: batches for key, batches in self._waiting.items() if key[1] in blocks}
 
     def slice(self, fragment_id: int) -> dict[str, list[list[int]]]:
-        """Returns what was merged into one fragment, by part, as plain data for its commit."""
+        """Returns what was merged into one fragment, by block, as plain data for its commit."""
         return {
             str(n): [list(i) for i in self._merged[fragment_id, n]]
             for n in sorted(n for p, n in self._merged if p == fragment_id)
@@ -82,9 +82,9 @@ class BatchBooks:
             for n, intervals in rows.items():
                 self._merged[p, int(n)] = IntervalSet((a, b) for a, b in intervals)
 
-    def _waits(self, fragment_id: int, part: int, from_batch: int, to_batch: int) -> bool:
+    def _waits(self, fragment_id: int, n: int, from_batch: int, to_batch: int) -> bool:
         """Whether a contribution that waits to be merged was trained on any of these batches."""
-        return any(a < to_batch and from_batch < b for a, b in self._waiting.get((fragment_id, part), ()))
+        return any(a < to_batch and from_batch < b for a, b in self._waiting.get((fragment_id, n), ()))
 
 
 def _given(data: Iterable[DataRange]) -> tuple[DataRange, ...]:

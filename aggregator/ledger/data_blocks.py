@@ -25,10 +25,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.ledger.batch_books import BatchBooks, batches_of
-from aggregator.ledger.ownership import Ownership
-from aggregator.ledger.presence import Presence, Told
+from aggregator.ledger.ownership import Given, Ownership
 from broker.wire import messages
-from broker.wire.messages import OWN_PASS, Block, DataRange, Reason, Share
+from broker.wire.messages import OWN_PASS, Block, DataRange, Reason
 
 #: A block has at least the batches of so many parts of a sync interval: a contribution names all that it spans.
 PIECES = 16
@@ -37,18 +36,27 @@ MOST_BATCHES = 1 << 20
 #: Numbers of the blocks that are given under one epoch: what is not durable, or given up with a lineage, is not reused.
 NUMBERS_PER_EPOCH = 1 << 20
 
-#: All of the data, as the share of an island.
-_WHOLE = Share(index=0, count=1, share_epoch=0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """Batches ``[from_batch, to_batch)`` of ``tokens`` each, an island's; empty ``owner``: about to end."""
+class Presence:
+    """One island, as far as its data are concerned.
 
-    owner: str
-    from_batch: int
-    to_batch: int
-    tokens: int
+    Attributes:
+        away_s: Seconds since it was heard; infinite once it has left.
+        able: It trains now, and what it trains is merged, so it can be given a block.
+        batch_tokens: Tokens in one of its batches; 0: it has not said.
+        step_time_s: Of its inner steps; None: not known yet.
+        block: Number of the block that it trains.
+        released: Numbers of blocks that it needs no more.
+    """
+
+    island_id: str
+    away_s: float
+    able: bool
+    batch_tokens: int = 0
+    step_time_s: float | None = None
+    block: int = 0
+    released: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,25 +105,25 @@ class DataBlocks:
         self._alone = alone
         self.unit: int | None = None
         self._next = 1
-        self._owners: Ownership[Given] = Ownership()
+        self._owners = Ownership()
 
     # --- dealing ----------------------------------------------------------------------------------------------
 
-    def join(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Dealt]:
+    def join(self, island_id: str, batch_tokens: int = 0) -> list[Dealt]:
         """A new life of an island begins with a block; those of an earlier life end."""
         dealt = [each for n in self._owners.of(island_id) for each in self._end(n, "its island begins a new life")]
         return [*dealt, self._give(island_id, batch_tokens, self._interval)]
 
-    def resume(self, island_id: str, home: int, batch_tokens: int = 0) -> list[Dealt]:
+    def resume(self, island_id: str, batch_tokens: int = 0) -> list[Dealt]:
         """Gives a life that goes on after a pause a block to begin with, if its own have ended."""
         return [] if self._owners.of(island_id) else [self._give(island_id, batch_tokens, self._interval)]
 
-    def leave(self, island_id: str, home: int) -> None:
+    def leave(self, island_id: str) -> None:
         """The first step of joining where there are several shards: what the island has is nobody's."""
         for n in self._owners.of(island_id):
             self._end(n, "its island begins a new life")
 
-    def settle(self, present: Sequence[Presence], now_s: float) -> list[Dealt]:
+    def settle(self, present: Sequence[Presence]) -> list[Dealt]:
         """Ends blocks that nobody needs or trains, and gives others to those who begin their last one."""
         agreed = [n for n in self._owners.nobodys() if self._owners.is_agreed(n)]
         dealt = [self._finish(n, self._owners.now[n], "every shard knows") for n in agreed]
@@ -241,9 +249,9 @@ class DataBlocks:
         """Returns the numbers of blocks that belong to nobody now."""
         return self._owners.nobodys()
 
-    def reached_elsewhere(self, share: int, batch: int) -> None:
+    def reached_elsewhere(self, n: int, batch: int) -> None:
         """Another shard has merged, or holds, a block of nobody up to this batch."""
-        self._owners.reached_elsewhere(share, batch)
+        self._owners.reached_elsewhere(n, batch)
 
     def tenures(self) -> tuple[messages.Tenure, ...]:
         """Returns who has what for other shards."""
@@ -265,13 +273,13 @@ class DataBlocks:
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def told(self, island_id: str, home: int) -> Told:
+    def told(self, island_id: str) -> tuple[Block, ...]:
         """Returns what an island is told: its blocks, those that it trains first in front."""
         own = ((n, self._owners.durable[n]) for n in self._owners.told(island_id))
-        return Told(_WHOLE, (), tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own))
+        return tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own)
 
     def refusal(
-        self, island_id: str, home: int, fragment_id: int, data: Sequence[DataRange], steps: int, most_batches: int
+        self, island_id: str, fragment_id: int, data: Sequence[DataRange], steps: int
     ) -> tuple[Reason, str] | None:
         """Returns the reason to refuse a contribution's data: impossible, or not its island's; None if fine.
 

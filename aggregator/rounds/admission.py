@@ -42,7 +42,7 @@ def admit(
     space are judged. Counters come before the rest: what a refusal wastes is booked by them. A flaw is told even to an
     island that is ``quarantined`` (says why and for how long; empty if it is not): it may have to recover from it.
     ``RETRY`` means that the island should send the same bytes again. ``misplaced`` says what is wrong with the data it
-    was trained on (:meth:`aggregator.ledger.data_shares.DataShares.refusal`), ``crowded`` why too much of its island
+    was trained on (:meth:`aggregator.ledger.data_blocks.DataBlocks.refusal`), ``crowded`` why too much of its island
     waits already (:meth:`aggregator.state.run.Run.crowded`).
     """
     steps = contribution.steps

@@ -103,7 +103,7 @@ class Commits:
             digest=event.digest,
             round_id=round_.round_id if round_ is not None else run.seeding_id,
             contributions=round_.merged if round_ is not None else (),
-            ledger={**run.ledger.slice(p), "norms": fragment.norms.record(), "data": run.shares.books.slice(p)}
+            ledger={**run.ledger.slice(p), "norms": fragment.norms.record(), "data": run.data.books.slice(p)}
             if p in run.moving
             else {},
         )
@@ -116,7 +116,7 @@ class Commits:
         run = self._run
         for merged in round_.merged:
             run.ledger.merge(merged.island_id, merged.incarnation, p, merged.steps)
-            run.shares.books.merge(p, merged.data)
+            run.data.books.merge(p, merged.data)
         islands = {m.island_id for m in round_.merged}
         live = run.eligible() | islands
         run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))

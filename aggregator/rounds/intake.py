@@ -51,7 +51,7 @@ class Intake:
             return
         steps = contribution.steps
         run.ledger.wait(member.island_id, member.incarnation, p, steps)
-        run.shares.books.wait(p, contribution.data)
+        run.data.books.wait(p, contribution.data)
         member.counted_at_s = run.now_s
         run.clock.report(member.island_id, steps.to_step, run.now_s)
         run.round_times.arrived(contribution.round_id, run.now_s)
@@ -88,14 +88,7 @@ class Intake:
         if run.phase is Phase.ENDED:
             return Admission(fate=Fate.REFUSED, reason=Reason.RUN_ENDED, detail="the run is over", first=False)
         life, steps = run.ledger.life(member.island_id, member.incarnation), contribution.steps
-        misplaced = run.shares.refusal(
-            member.island_id,
-            member.index,
-            p,
-            contribution.data,
-            steps=steps.steps,
-            most_batches=steps.to_step - life.start_step,
-        )
+        misplaced = run.data.refusal(member.island_id, p, contribution.data, steps.steps)
         admission = admit(
             contribution,
             flaw=event.flaw,
@@ -192,7 +185,7 @@ class Intake:
         """Refuses a contribution that had been let in."""
         run = self._run
         run.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)
-        run.shares.books.refuse(c.fragment_id, c.data)
+        run.data.books.refuse(c.fragment_id, c.data)
         member = run.members[c.island_id]
         run.count_refusal(reason, member)
         if member.incarnation == c.incarnation:

@@ -118,7 +118,7 @@ class Membership:
             self._begin(member)
             return
         run.begins.pop(member.island_id, None)
-        run.shares.leave(member.island_id, member.index)
+        run.data.leave(member.island_id)
         self._sharing.look_again()
         # One that has not begun gives way to this one: nobody has taken anything of it.
         run.pending_joins.beginning = [each for each in run.pending_joins.beginning if each[1] != member.island_id]
@@ -129,7 +129,7 @@ class Membership:
         run = self._run
         run.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
         self.replaced(member)
-        dealt = run.shares.resume(member.island_id, member.index, member.tokens_per_step)
+        dealt = run.data.resume(member.island_id, member.tokens_per_step)
         run.pending_joins.welcomes.append((run.save(), member.island_id))
         life = run.ledger.life(member.island_id, member.incarnation)
         facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
@@ -159,7 +159,7 @@ class Membership:
         run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
         if run.phase is Phase.ENDED:
             run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
-        dealt = run.shares.join(member.island_id, member.index, member.tokens_per_step)
+        dealt = run.data.join(member.island_id, member.tokens_per_step)
         run.pending_joins.welcomes.append((run.save(), member.island_id))
         run.note(
             "island.joined",
@@ -171,8 +171,8 @@ class Membership:
         self._sharing.note(dealt)
 
     def saved(self, serial: int) -> None:
-        """The run record of that serial is durable: welcomes islands that waited, and tells its shares."""
-        self._run.shares.saved(serial)
+        """The run record of that serial is durable: welcomes islands that waited."""
+        self._run.data.saved(serial)
         if self._run.config.shards > 1:
             self._sharing.look_again()  # what was nobody's may be given now
         pending = self._run.pending_joins
@@ -268,7 +268,6 @@ class Membership:
             islands=c.islands,
             data_ahead_s=c.data_ahead_s,
         )
-        data = run.shares.told(member.island_id, member.index)
         welcome = Welcome(
             nonce=member.nonce,
             island_id=member.island_id,
@@ -276,7 +275,7 @@ class Membership:
             epoch=run.epoch,
             fragments=run.manifest.fragments,
             settings=settings,
-            **data._asdict(),
+            blocks=run.data.told(member.island_id),
             start_step=life.start_step,
             start_tokens=life.start_tokens,
         )

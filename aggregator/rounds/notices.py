@@ -101,7 +101,6 @@ class Notices:
         )
         newest = {(r.fragment_id, r.from_step, r.to_step): r for r in member.resolutions}
         member.resolutions.clear()
-        data = run.shares.told(member.island_id, member.index)
         return FleetState(
             epoch=run.epoch,
             phase=run.phase,
@@ -112,7 +111,7 @@ class Notices:
             seed=self._seed_wanted(member),
             trained_tokens=run.ledger.trained_tokens(),
             fleet_ratio=run.rates.ratio(member.island_id, run.now_s),
-            **data._asdict(),
+            blocks=run.data.told(member.island_id),
             shard=run.config.shard,
             shards=run.config.shards,
         )

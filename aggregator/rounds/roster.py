@@ -7,7 +7,7 @@ excerpt of its run record, as soon as that is durable; the others write it into 
 A serial number of shard 0's record is *agreed* once every shard has it.
 
 Two decisions need to know first what the other shards hold, so each takes two steps. The first takes away: the old life
-of an island that joins again, or the owner of a share that moves. No shard takes anything more from there, and each
+of an island that joins again, or the owner of a block that ends. No shard takes anything more from there, and each
 answers how far it had come. The second gives, from the furthest of these points on, and nobody hears of it before it is
 agreed. So no step and no batch is handed over twice, whichever shard is how late.
 
@@ -68,7 +68,7 @@ class Keeper:
             at = begin.step, begin.tokens
             run.begins[begin.island_id] = max(at, run.begins.get(begin.island_id, at))
         for reached in said.reached:
-            run.shares.reached_elsewhere(reached.share, reached.batch)
+            run.data.reached_elsewhere(reached.share, reached.batch)
         self._settle()
 
     def due(self) -> bool:
@@ -151,7 +151,7 @@ class Adopter:
         run.roster_at, self._adopted = at, True
         for each in roster.members:
             self._enrol(each)
-        run.shares.adopt(roster.tenures)
+        run.data.adopt(roster.tenures)
         run.told_phase = roster.phase
         run.began = run.began or run.told_phase is not Phase.SEEDING
         self._saving.append((run.save(), at))
@@ -193,7 +193,7 @@ class Adopter:
             seeding_id=run.seeding_id if whole and self._durable == run.roster_at else 0,
             flushed=run.flushed and self._durable == run.roster_at,
             begins=tuple(Begin(island_id=i, step=step, tokens=tokens) for i, step, tokens in begins),
-            reached=tuple(Reached(share=n, batch=run.shares.books.reached(n)) for n in run.shares.nobodys()),
+            reached=tuple(Reached(share=n, batch=run.data.books.reached(n)) for n in run.data.nobodys()),
         )
 
     def _seed(self, roster: Roster) -> bool:

@@ -63,7 +63,7 @@ class Member:
     """One island, through all its incarnations."""
 
     island_id: str
-    index: int  #: order of joining, and number of its own data share
+    index: int  #: order of joining
     hint: str
     incarnation: int
     nonce: str  #: of the process that joined last

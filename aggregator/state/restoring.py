@@ -31,7 +31,7 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
     last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
     run.last_round_id = last_round_id + ROUND_IDS_PER_LIFE
     slices = {p: commit.ledger.get("data", {}) for p, commit in commits.items()}
-    run.shares.restore(record.get("shares", {}), slices, run.epoch)
+    run.data.restore(record.get("shares", {}), slices, run.epoch)
     at_epoch, at_serial = record.get("roster", (0, 0))
     run.roster_at = at_epoch, at_serial
     told_phase, told_target = record.get("told", (Phase.SEEDING, 0))

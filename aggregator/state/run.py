@@ -17,7 +17,6 @@ from typing import Any
 from aggregator.config import AggregatorConfig
 from aggregator.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_blocks import DataBlocks
-from aggregator.ledger.data_shares import DataShares
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.fleet_rates import FleetRates
 from aggregator.rules.interval import Interval
@@ -72,9 +71,7 @@ class Run:
         #: Absence after which an island's data go to others; 0: never.
         self.takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
         alone = config.shards == 1
-        self.shares: DataShares | DataBlocks = DataShares(config.islands, self.takeover_s, now_s, alone=alone)
-        if config.data_ahead_s:
-            self.shares = DataBlocks(config.data_ahead_s, config.sync_interval, self.takeover_s, alone=alone)
+        self.data = DataBlocks(config.data_ahead_s, config.sync_interval, self.takeover_s, alone=alone)
         self.ledger = Ledger({})
         self.routes = Routes()
         self.clock = StepClock(config.heartbeat_interval_s, self.counts, self._counts_until_s)
@@ -166,7 +163,7 @@ class Run:
             "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
             "lives": self.ledger.counters(),
-            "shares": self.shares.saving(self.saved_serial),
+            "shares": self.data.saving(self.saved_serial),
         }
 
     def _remember_roster(self) -> None:
@@ -183,7 +180,7 @@ class Run:
             fragments=() if self.manifest is None else self.manifest.fragments,
             recipe=None if self.manifest is None else recipe_of(self.config),
             members=self.members.enrolled(),
-            tenures=self.shares.tenures(),
+            tenures=self.data.tenures(),
         )
         if [replace(each, serial=0) for each in self.rosters[-2:]] == [replace(roster, serial=0)] * 2:
             self.rosters.pop()  # a disk that fails is asked again and again: the first and the last of these will do

@@ -7,9 +7,8 @@ the run's, as they are when it is written. A later life, here or on a standby th
 * what is given and fixed must be what the run has;
 * what is given and changeable is taken, and the core notes the change (``aggregator.setting_changed``).
 
-A record without them was written by an earlier release: there, nothing is compared. How the data is cut a run keeps all
-the same: what it was before there was a setting for it, :data:`_BEFORE` says. Which run and which shard a store holds
-stands in its record by itself, and is checked by :mod:`aggregator.store.loading`.
+A record without them was written by an earlier release: there, nothing is compared. Which run and which shard a store
+holds stands in its record by itself, and is checked by :mod:`aggregator.store.loading`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from aggregator.config import AggregatorConfig
+from aggregator.config import NO_SHARES, AggregatorConfig
 from aggregator.rules.recipes import begun_with
 from aggregator.state.records import manifest_from_rows
 from broker.process.settings import Scope, Setting, build, settings_of, typed
@@ -29,9 +28,6 @@ from broker.wire.messages import RECIPE, MergeRule, Profile
 
 #: Their key in the run record.
 SETTINGS = "settings"
-
-#: What runs had before there was a setting for it.
-_BEFORE: dict[str, Any] = {"data_ahead_s": 0.0}
 
 _BY_ITSELF = frozenset({"run_id", "shard", "shards"})
 _RUN_ID = next(each.default for each in settings_of(AggregatorConfig) if each.name == "run_id")
@@ -64,10 +60,13 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
         record: Of the run that the life goes on with; None: a new one.
 
     Raises:
-        ConfigError: A fixed setting is given another value than the run has, or two settings do not go together.
+        ConfigError: A fixed setting is given another value than the run has, or two settings do not go together; or the
+            data of the run do not go out in blocks.
     """
     other = record is not None and record.get("run_id") != given.get("run_id", _RUN_ID)
-    known = {} if other else _before(record) | _known(record)  # of another run, all is wrong: which the loading says
+    known = {} if other else _known(record)  # of another run, all is wrong: which the loading says
+    if not other and record is not None and record.get("manifest") is not None and not known.get("data_ahead_s"):
+        raise ConfigError("data_ahead_s", 0.0, NO_SHARES)  # runs that are older than the setting, too
     for name, had in known.items():
         if _OF_RUN[name].scope is Scope.FIXED and given.get(name, had) != had:
             cure = f"the run has {_plain(had)}, from its beginning to its end: leave it out, or start another run"
@@ -91,11 +90,6 @@ def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> tuple
         for name, had in _known(record).items()
         if getattr(config, name) != had
     )
-
-
-def _before(record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns settings of a run that is older than they are."""
-    return {} if record is None or record.get("manifest") is None else _BEFORE
 
 
 def _known(record: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,20 +1,17 @@
-"""Moves of data between islands that are away and others: when to look for them. Pure.
+"""Blocks of data that islands are given, or that end: when to look for them. Pure.
 
-What moves is decided in :mod:`aggregator.ledger.data_shares` and :mod:`aggregator.ledger.data_blocks`, from the
-presence of every island. With most messages nothing can move: so an island is looked at only if what decides of it has
-changed since the last time, or its silence has become long enough; everybody only if that may concern others, or a
-quarantine ends.
+What moves is decided in :mod:`aggregator.ledger.data_blocks`, from the presence of every island. With most messages
+nothing can move: so an island is looked at only if what decides of it has changed since the last time, or its silence
+has become long enough; everybody only if that may concern others, or a quarantine ends.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from aggregator.ledger.data_blocks import Dealt
-from aggregator.ledger.data_shares import Moved
-from aggregator.ledger.presence import Presence
+from aggregator.ledger.data_blocks import Dealt, Presence
 from aggregator.rules.deadlines import ROUNDING_S, Deadlines
 from aggregator.state.members import Member
 from aggregator.state.run import Run
@@ -26,11 +23,10 @@ SAVED_AT_ONCE, SAVED_APART_S = 64, 0.0005
 
 
 class Sharing:
-    """Moves data shares, or blocks; a part of the core that acts by itself."""
+    """Gives and ends blocks of the data; a part of the core that acts by itself."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._began_s = run.now_s
         self._unseen: dict[str, None] = dict.fromkeys(m.island_id for m in run.members)  # changed, or heard
         self._seen: dict[str, tuple[Any, ...]] = {}  # what decided of each island, when everybody was looked at last
         self._paused: set[str] = set()  # whose last contributions may still be merged, which nobody is told of
@@ -45,27 +41,26 @@ class Sharing:
         self._look_at_s = -math.inf
 
     def due(self) -> bool:
-        """Returns True if data shares may move now: only shard 0 moves them, and only during training.
+        """Returns True if data may move now: only shard 0 moves them, and only during training.
 
         Not while nobody can be heard: whoever seems to be away then most likely trains on what is theirs.
         """
         return self._run.phase is Phase.RUNNING and not self._run.config.shard and not self._run.deaf
 
     def deadlines_s(self) -> list[float]:
-        """Returns the time to write down moved shares; a share itself moves with any event after its time."""
+        """Returns the time to write down what has moved; a block itself moves with any event after its time."""
         return [self._save_at_s] if self._save_at_s is not None and self.due() else []
 
     def advance(self) -> None:
-        """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
+        """Moves data between islands that are away and others; a move is durable before anyone is told."""
         run = self._run
         changed = self._changed()
-        moved: Sequence[Moved | Dealt] | None = None
         if run.now_s < self._look_at_s:
-            moved = run.shares.settle_some(changed)
-        if moved is None:
+            moved = run.data.settle_some(changed)
+        else:
             present = [self._presence(m) for m in run.members]
             self._seen = {p.island_id: _deciding(p) for p in present}
-            moved = run.shares.settle(present, run.now_s)
+            moved = run.data.settle(present)
             self._look_at_s = -math.inf if moved else self._next_s()
         self.note(moved)
         self._save(bool(moved))
@@ -80,7 +75,7 @@ class Sharing:
             self._saved_at_s, self._save_at_s = run.now_s, None
             run.save()
 
-    def note(self, moved: Sequence[Moved | Dealt]) -> None:
+    def note(self, moved: Iterable[Dealt]) -> None:
         """Records what has moved."""
         for each in moved:
             name, facts = each.note()
@@ -105,13 +100,10 @@ class Sharing:
 
     def _presence(self, m: Member) -> Presence:
         run, beat = self._run, m.heartbeat
-        quarantined = run.quarantine.holds(m.island_id, run.now_s)
         return Presence(
             island_id=m.island_id,
-            home=m.index,
             away_s=math.inf if self._left_nothing(m) else run.now_s - m.last_seen_s,
-            able=not quarantined and run.members.lives(m.island_id, run.now_s) and m.ready and not m.stopped,
-            quarantined=quarantined,
+            able=run.counts(m.island_id) and m.ready and not m.stopped,
             batch_tokens=m.tokens_per_step,
             step_time_s=None if beat is None else beat.step_time_s,
             block=0 if beat is None else beat.block,
@@ -136,13 +128,11 @@ class Sharing:
         return min((at_s for at_s in moments if at_s > run.now_s + ROUNDING_S), default=None)
 
     def _next_s(self) -> float:
-        """Returns the first moment at which the time alone concerns more than one island."""
-        run, now_s = self._run, self._run.now_s
-        moments = [self._began_s + wait_s for wait_s in (run.config.dead_after_s, run.takeover_s)]
-        moments += [now_s + each.for_s for each in run.quarantine.now(now_s)]
-        return min((at_s for at_s in moments if at_s > now_s - ROUNDING_S), default=math.inf) - ROUNDING_S
+        """Returns the first moment at which a quarantine ends."""
+        now_s = self._run.now_s
+        return min((now_s + each.for_s for each in self._run.quarantine.now(now_s)), default=math.inf) - ROUNDING_S
 
 
 def _deciding(p: Presence) -> tuple[Any, ...]:
     """Returns what may move data as soon as it changes; how long an island is away does so with the time."""
-    return math.isinf(p.away_s), p.able, p.quarantined, p.batch_tokens, p.block, p.released
+    return math.isinf(p.away_s), p.able, p.batch_tokens, p.block, p.released

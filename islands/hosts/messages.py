@@ -19,7 +19,7 @@ import msgpack
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
 from broker.wire.headers import Buffer
-from broker.wire.messages import Block, Codec, RunSettings, Share, StateSource
+from broker.wire.messages import Block, Codec, RunSettings, StateSource
 from broker.wire.schema import Record
 
 # --- parts ------------------------------------------------------------------------------------------------------
@@ -52,8 +52,7 @@ class Plan:
         snapshot: Whether to copy the optimizer's state.
         done: Training ends.
         life: Incarnation that the data are of.
-        shares: Of the data; or else ``blocks``.
-        blocks: Likewise.
+        blocks: Of the data.
         trained_tokens: The progress of the run (:class:`islands.protocol.fleet.Progress`); with the next two.
     """
 
@@ -63,7 +62,6 @@ class Plan:
     snapshot: bool = False
     done: bool = False
     life: int = 0
-    shares: tuple[Share, ...] = ()
     blocks: tuple[Block, ...] = ()
     trained_tokens: int = 0
     own_tokens: int = 0
@@ -167,7 +165,7 @@ class Mistaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The island is a member of the run; ``shares`` and ``blocks`` are its data, as in :class:`Plan`."""
+    """The island is a member of the run; ``blocks`` are its data."""
 
     island_id: str
     incarnation: int
@@ -175,7 +173,6 @@ class Terms:
     start_tokens: int
     fragments: tuple[tuple[TensorSpec, ...], ...]
     settings: RunSettings
-    shares: tuple[Share, ...]
     blocks: tuple[Block, ...]
     handed: tuple[HeldTensor, ...]
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker.wire.fragments import Region
-from broker.wire.messages import Block, Codec, RunSettings, Share, Version
+from broker.wire.messages import Block, Codec, RunSettings, Version
 from broker.wire.ranges import StepRange
 from islands.protocol.events import Joined
 from islands.session.exchange import Due, Install, StateFound
@@ -51,7 +51,7 @@ class Alone:
         """Returns the regions of each tensor that this host hands over, where there are several."""
         return {}
 
-    def joined(self, joined: Joined, settings: RunSettings, shares: Sequence[Share | Block]) -> None:
+    def joined(self, joined: Joined, settings: RunSettings, blocks: tuple[Block, ...]) -> None:
         """The island is a member."""
 
     def encode(self, fragment_id: int, seed: int) -> None:

@@ -224,7 +224,7 @@ class HostSession(CommunicationThread):
         self._array_work.open(manifest, handed)
         start = Position(terms.start_step, terms.start_tokens)
         exchange.position = start
-        exchange.due.life, exchange.due.shares = terms.incarnation, terms.shares or terms.blocks
+        exchange.due.life, exchange.due.blocks = terms.incarnation, terms.blocks
         self._plans.begin(start.step)
         exchange.membership = JoinedRun(
             island_id=terms.island_id,

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from broker.wire.messages import Block, Share
 from islands.hosts import messages as m
 from islands.hosts.speaker import Speaker, Stage, Vote
 from islands.multihost.plans import NEVER, Plans
@@ -115,8 +114,7 @@ class Planner:
             snapshot=due.snapshot_wanted,
             done=due.done,
             life=due.life,
-            shares=tuple(each for each in due.shares if isinstance(each, Share)),
-            blocks=tuple(each for each in due.shares if isinstance(each, Block)),
+            blocks=due.blocks,
             trained_tokens=progress.trained_tokens,
             own_tokens=progress.own_tokens,
             ratio=progress.ratio,

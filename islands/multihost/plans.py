@@ -144,9 +144,8 @@ class Plans:
             due.ready.append(Batch(installs=installs, fresh_optimizer=plan.fresh_optimizer))
         due.watched, due.snapshot_wanted = frozenset(plan.copies), plan.snapshot
         due.life, due.done = plan.life, plan.done
-        shares = plan.shares or plan.blocks
-        if shares != due.shares:
-            due.shares = shares
+        if plan.blocks != due.blocks:
+            due.blocks = plan.blocks
         progress = Progress(plan.trained_tokens, plan.own_tokens, plan.ratio)
         if progress != due.progress:
             due.progress = progress

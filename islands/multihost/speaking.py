@@ -18,7 +18,7 @@ from broker.process import logs
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.headers import Buffer
-from broker.wire.messages import Block, Codec, Pacing, RunSettings, Share, Version
+from broker.wire.messages import Block, Codec, Pacing, RunSettings, Version
 from broker.wire.ranges import StepRange
 from islands.arrays.reference import cut
 from islands.hosts import messages as m
@@ -184,7 +184,7 @@ class Speaking(Alone):
 
     # --- orders -----------------------------------------------------------------------------------------------
 
-    def joined(self, joined: Joined, settings: RunSettings, shares: Sequence[Share | Block]) -> None:
+    def joined(self, joined: Joined, settings: RunSettings, blocks: tuple[Block, ...]) -> None:
         """The island is a member: the hosts learn what of.
 
         Raises:
@@ -207,8 +207,7 @@ class Speaking(Alone):
                 start_tokens=joined.start_tokens,
                 fragments=joined.manifest.fragments,
                 settings=settings,
-                shares=tuple(each for each in shares if isinstance(each, Share)),
-                blocks=tuple(each for each in shares if isinstance(each, Block)),
+                blocks=blocks,
                 handed=tuple(
                     m.HeldTensor(tensor=each.tensor, regions=tuple(sorted(handed[each.tensor.name])))
                     for each in self._tensors

@@ -29,7 +29,6 @@ from broker.wire.messages import (
     Reason,
     Refused,
     RunSettings,
-    Share,
     StatePart,
     StateSource,
     Version,
@@ -43,6 +42,7 @@ from islands.protocol.events import (
     Boundary,
     Captured,
     Event,
+    Fail,
     Joined,
     Leaving,
     Line,
@@ -221,9 +221,9 @@ class Island:
         return self._fleet.published
 
     @property
-    def shares(self) -> tuple[Share | Block, ...]:
-        """Its part of the data, and what it has taken over; or its blocks."""
-        return self._fleet.shares
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks of the data."""
+        return self._fleet.blocks
 
     @property
     def held_back(self) -> bool:
@@ -297,6 +297,9 @@ class Island:
             return
         self._choice.listen(envelope, now_s)
         match message:
+            case Welcome() if not message.settings.data_ahead_s:
+                cure = "the run has one share of the data for each island (data_ahead_s = 0), which is not known here"
+                actions.append(Fail(reason=str(Reason.PROTOCOL_VERSION), cure=cure))
             case Welcome():
                 if self._member.welcomed(message, now_s):
                     self._welcome(message, now_s, actions)

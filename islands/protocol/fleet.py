@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from broker.wire.fragments import shard_of
-from broker.wire.messages import Block, FleetState, Phase, Share, Welcome
-from islands.protocol.data_shares import Cursor, number_of
+from broker.wire.messages import Block, FleetState, Phase, Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,7 @@ class Fleet:
     Attributes:
         phase: As the first shard, which decides for all, says.
         done: The training loop should end.
-        shares: This island's part of the data, and what it has taken over; or its blocks.
-        by_blocks: The data go out in blocks.
+        blocks: This island's blocks of the data.
         published: The newest version that there is of each fragment; -1 for none.
         due_soon: Fragments whose rounds open soon.
         deserted: It ended while this island was away, and nobody is left who would tell what became of anything.
@@ -67,30 +65,26 @@ class Fleet:
     def __init__(self) -> None:
         self.phase = Phase.SEEDING
         self.done = False
-        self.shares: tuple[Share | Block, ...] = ()
-        self.by_blocks = False
+        self.blocks: tuple[Block, ...] = ()
         self.published: tuple[int, ...] = ()
         self.due_soon: frozenset[int] = frozenset()
         self.deserted = False
         self._news: dict[int, tuple[int, int]] = {}  # shard -> epoch and sequence of its newest FleetState
         self._open_shards: set[int] = set()  # those that may make another version
         self.schedule = ScheduleTokens()
-        self._trained_to: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> by an earlier process of this life
+        self._trained_to: Mapping[int, int] = {}  # block -> by an earlier process of this life
 
-    def resume(self, cursors: Sequence[Cursor]) -> None:
-        """An earlier process of this life has trained its data so far: the aggregator may not know."""
-        self._trained_to = {(c.share, c.share_epoch): c.batch for c in cursors}
-        self.shares = self._trained(self.shares)
+    def resume(self, cursors: Mapping[int, int]) -> None:
+        """An earlier process of this life has trained its blocks so far: the aggregator may not know."""
+        self._trained_to = cursors
+        self.blocks = self._trained(self.blocks)
 
-    def _trained(self, shares: tuple[Share | Block, ...]) -> tuple[Share | Block, ...]:
-        """Returns shares, or blocks, that begin behind what this life has trained of them."""
-        return tuple(map(self._begun, shares)) if self._trained_to else shares
-
-    def _begun(self, share: Share | Block) -> Share | Block:
-        if isinstance(share, Block):
-            return replace(share, from_batch=max(share.from_batch, self._trained_to.get((share.number, 0), 0)))
-        at = self._trained_to.get((number_of(share), share.share_epoch), 0)
-        return replace(share, cursor=max(share.cursor, at))
+    def _trained(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        """Returns blocks that begin behind what this life has trained of them."""
+        done = self._trained_to
+        return (
+            tuple(replace(b, from_batch=max(b.from_batch, done.get(b.number, 0))) for b in blocks) if done else blocks
+        )
 
     @property
     def ended(self) -> bool:
@@ -99,8 +93,7 @@ class Fleet:
 
     def welcomed(self, welcome: Welcome) -> None:
         """A life begins: only what is said from now on, by this epoch or a later one, is news."""
-        self.by_blocks = welcome.settings.data_ahead_s > 0
-        self.shares = self._trained(welcome.blocks if self.by_blocks else (welcome.share, *welcome.taken_over))
+        self.blocks = self._trained(welcome.blocks)
         self._news = {0: (welcome.epoch, -1)}
         self.published = self.published or tuple(-1 for _ in welcome.fragments)
 
@@ -122,8 +115,8 @@ class Fleet:
             self._open_shards.add(state.shard)
         if state.shard == 0:  # which decides for all
             self.phase = state.phase
-            shares = self._trained(state.blocks if self.by_blocks else (state.share, *state.taken_over))
-            self.shares = shares if shares != self.shares else self.shares
+            blocks = self._trained(state.blocks)
+            self.blocks = blocks if blocks != self.blocks else self.blocks
             self.schedule.hear(Progress(state.trained_tokens, own_tokens, state.fleet_ratio), own_tokens)
             if state.phase in (Phase.FLUSHING, Phase.ENDED):
                 self.done = True

@@ -8,7 +8,7 @@ what the aggregator lacks is sent again, after pauses that follow the link; what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from broker.chunks.choices import LinkChoice
@@ -29,7 +29,7 @@ from broker.wire.messages import (
     Version,
 )
 from broker.wire.ranges import StepRange
-from islands.protocol.data_shares import Cursor, Trail, TrainedBatch, number_of
+from islands.protocol.data_shares import Trail, TrainedBatch
 from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send, Watch
 from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Pending, Point, Stage
@@ -62,8 +62,8 @@ class HandOver:
         self._patience = Patience()
         self._chosen: LinkChoice | None = None
         self._trail = Trail()
-        self._cursors: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> the batch after the last one trained
-        self._at_hand = 0  # the share or block that was trained last
+        self._cursors: dict[int, int] = {}  # block -> the batch after the last one trained
+        self._at_hand = 0  # the block that was trained last
         self._asked_from = 0  # the last of which it was said that no other one is known
         self.fates: Counter[Fate] = Counter()  #: of contributions, by what became of them in the end
         self._seeds_for: dict[int, int] = {}  # shard -> epoch that asked for version 0 last
@@ -77,23 +77,21 @@ class HandOver:
         """Takes down what steps were trained on: (number of the step from 0, its batch)."""
         for step, taken in steps:
             self._trail.add(step, taken)
-            self._cursors[taken.share, taken.share_epoch] = taken.batch + 1
-            self._at_hand = taken.share
+            self._cursors[taken.block] = taken.batch + 1
+            self._at_hand = taken.block
 
-        if self._fleet.by_blocks and self._at_hand not in (self._asked_from, 0):
-            newest = max((number_of(block) for block in self._fleet.shares), default=0)
+        if self._at_hand not in (self._asked_from, 0):
+            newest = max((block.number for block in self._fleet.blocks), default=0)
             if self._at_hand >= newest:  # it has begun the last one that it knows: the answer has the next one
                 self._asked_from = self._at_hand
                 self._member.beat_besides()
 
     def blocks(self) -> tuple[int, tuple[int, ...]]:
         """Returns the number of the block at hand, and of those that are this island's and needed no more."""
-        if not self._fleet.by_blocks:
-            return 0, ()
-        numbers = [number_of(block) for block in self._fleet.shares]
+        numbers = [block.number for block in self._fleet.blocks]
         outstanding = (pending for f in self._training.fragments.values() for pending in f.outstanding.values())
-        needed = self._trail.shares.union(d.share for pending in outstanding for d in pending.message.data)
-        self._cursors = {key: batch for key, batch in self._cursors.items() if key[0] in needed.union(numbers)}
+        needed = self._trail.blocks.union(d.share for pending in outstanding for d in pending.message.data)
+        self._cursors = {n: batch for n, batch in self._cursors.items() if n in needed.union(numbers)}
         return self._at_hand, tuple(n for n in numbers if n < self._at_hand and n not in needed)
 
     def begin_blocks(self) -> None:
@@ -105,7 +103,7 @@ class HandOver:
     def paused(self, run_id: str, sequence: int) -> Paused:
         """Returns what the next process needs to go on with this life.
 
-        That is how far each share of the data was trained, and contributions that nobody is known to have merged. Steps
+        That is how far each block of the data was trained, and contributions that nobody is known to have merged. Steps
         that are in no contribution are given up.
 
         Args:
@@ -124,14 +122,14 @@ class HandOver:
             sequence=sequence,
             at=training.at,
             overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in fragments.items()),
-            cursors=tuple(Cursor(*key, batch) for key, batch in self._cursors.items()),
+            cursors=dict(self._cursors),
             contributions=tuple(pending.message for f in fragments.values() for pending in f.outstanding.values()),
         )
 
-    def resume(self, contributions: Sequence[Contribution], cursors: Sequence[Cursor], now_s: float) -> None:
+    def resume(self, contributions: Sequence[Contribution], cursors: Mapping[int, int], now_s: float) -> None:
         """Takes over contributions kept by this life's last process; sent again if the aggregator lacks them."""
-        self._cursors = {(c.share, c.share_epoch): c.batch for c in cursors}
-        self._at_hand = max((c.share for c in cursors), default=0)
+        self._cursors = dict(cursors)
+        self._at_hand = max(cursors, default=0)
         for each in contributions:
             key = (each.steps.from_step, each.steps.to_step)
             pending = Pending(each, self._pauses(each.fragment_id), sent_at_s=now_s, sent_once=False)

@@ -8,10 +8,10 @@ while. So the aggregator's ledger merges each of them once, whatever it had hear
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.wire.messages import Contribution, Welcome
-from islands.protocol.data_shares import Cursor
 from islands.protocol.fragment import Point
 
 
@@ -27,7 +27,7 @@ class Paused:
         sequence: Of the last message that it sent: the next one goes on counting.
         at: Its counters: everything before is in a contribution, merged, or among ``overwritten_tokens``.
         overwritten_tokens: Per fragment, tokens of this life that are in no contribution.
-        cursors: How far it has trained each of its data shares.
+        cursors: Block -> the next batch of it: all before are trained.
         contributions: Those that nobody is known to have merged.
     """
 
@@ -38,7 +38,7 @@ class Paused:
     sequence: int
     at: Point
     overwritten_tokens: tuple[int, ...]
-    cursors: tuple[Cursor, ...]
+    cursors: Mapping[int, int]
     contributions: tuple[Contribution, ...]
 
     def fits(self, welcome: Welcome) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 
 from broker.process import logs
 from broker.wire.errors import ConfigError, LocalProtocolError
-from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, Share, StateSource
+from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, StateSource
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fleet import Progress
 from islands.protocol.fragment import Fragment
@@ -175,7 +175,7 @@ class Due:
     which the plans are made.
     """
 
-    shares: tuple[Share | Block, ...] = ()  #: of the data
+    blocks: tuple[Block, ...] = ()  #: of the data
     life: int = 0  #: incarnation that these are of; written before them
     progress: Progress = field(default_factory=Progress)  #: of the whole run
     ready: deque[Batch] = field(default_factory=deque)
@@ -268,7 +268,7 @@ class Exchange:
     wake: Callable[[], None] = lambda: None  #: tells the communication thread of a moment; set by it once
 
     waked_at_s: float = 0.0
-    dealt: tuple[Share | Block, ...] = ()  #: the shares that the training thread has seen
+    dealt: tuple[Block, ...] = ()  #: the blocks that the training thread has seen
     repeats: bool = False  #: it has trained batches of a pass of its own
 
     def forked(self, island_id: str) -> LocalProtocolError:
@@ -281,13 +281,13 @@ class Exchange:
     def data_share(self) -> DataShare:
         """Returns the training thread's view of the data, once this island is a member."""
         assert self.membership is not None
-        settings, self.dealt = self.membership.settings, self.due.shares
-        return DataShare.of(self.dealt, settings.seed, life=self.due.life, by_blocks=settings.data_ahead_s > 0)
+        member, self.dealt = self.membership, self.due.blocks
+        return DataShare.of(self.dealt, member.settings.seed, life=self.due.life, own=member.start.step)
 
     def deal(self, share: DataShare) -> None:
         """Gives the view this island's present data; asks for the next block as it begins the last one."""
-        if self.due.shares is not self.dealt:
-            self.dealt = self.due.shares
+        if self.due.blocks is not self.dealt:
+            self.dealt = self.due.blocks
             share.hold(self.dealt, self.due.life)
         if share.runs_short():
             self.wake()

@@ -21,7 +21,6 @@ from broker.wire.codec import decode, encode, verify
 from broker.wire.errors import RemoteProtocolError, Unavailable, cure_of
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Contribution, Envelope
-from islands.protocol.data_shares import Cursor
 from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
 from islands.session.checkpoint import read_if_there, sync_directory
@@ -98,7 +97,7 @@ def _rows(paused: Paused) -> dict[str, Any]:
         "sequence": paused.sequence,
         "at": [paused.at.step, paused.at.tokens],
         "overwritten_tokens": list(paused.overwritten_tokens),
-        "cursors": [[c.share, c.share_epoch, c.batch] for c in paused.cursors],
+        "cursors": [[block, 0, batch] for block, batch in paused.cursors.items()],
         "contributions": [[bytes(frame) for frame in encode(_envelope(paused, c))] for c in paused.contributions],
     }
 
@@ -123,7 +122,7 @@ def _paused(rows: dict[str, Any], limits: Limits) -> Paused:
         sequence=rows["sequence"],
         at=Point(*rows["at"]),
         overwritten_tokens=tuple(rows["overwritten_tokens"]),
-        cursors=tuple(Cursor(*row) for row in rows["cursors"]),
+        cursors={block: batch for block, _, batch in rows["cursors"]},
         contributions=tuple(_contribution(frames, limits) for frames in rows["contributions"]),
     )
 

@@ -313,7 +313,7 @@ class Session(CommunicationThread):
     def _after(self) -> None:
         """Publishes what the training thread looks at, and sets the timer."""
         exchange, core, due = self._exchange, self._core, self._due
-        due.life, due.shares, due.progress = core.incarnation, core.shares, core.schedule.progress
+        due.life, due.blocks, due.progress = core.incarnation, core.blocks, core.schedule.progress
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
         exchange.held_back = core.held_back
         startable = core.startable and self._warm
@@ -365,12 +365,12 @@ class Session(CommunicationThread):
         assert core.settings is not None
         self._config.check_room(joined.manifest)
         self._array_work.open(joined.manifest, self._handed, core.settings.recipe.codec_of_versions)
-        self._hosts.joined(joined, core.settings, core.shares)
+        self._hosts.joined(joined, core.settings, core.blocks)
         self._hosts.use(core.broker)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
         for due in (exchange.due, self._due):
-            due.life, due.shares = core.incarnation, core.shares
+            due.life, due.blocks = core.incarnation, core.blocks
         exchange.membership = JoinedRun(
             island_id=joined.island_id,
             incarnation=joined.incarnation,

@@ -6,9 +6,9 @@ that island ``index`` of ``count`` trains on in inner step ``cursor`` has the nu
 
     g = (cursor * batch + b) * count + index
 
-in one order that all islands share, and that is window permutation(g mod N) of epoch g // N. For one ``count`` no
-two islands ever share a number, so in an epoch no window is trained twice, whatever the islands' speeds. ``count``
-is fixed for a run; an island may own several parts for a while (:mod:`islands.protocol.data_shares`).
+in one order that all islands share, and that is window permutation(g mod N) of epoch g // N. In a run, ``count`` is 1,
+and no two islands have the same ``cursor`` (:mod:`islands.protocol.data_shares`); without one, ``count`` processes have
+a part each. So in an epoch no window is trained twice, whatever their speeds.
 """
 
 from __future__ import annotations

@@ -65,18 +65,20 @@ def batches(
     batch: int | None,
     shuffle: bool = True,
     collate: Callable[[list[Example]], Batch] | None = None,
+    own: bool = False,
 ) -> Iterator[Batch]:
     """Returns the batches that are this island's, one for each inner step, until the run is done.
 
     Data that end before the run does begin anew: the log says so once for each epoch.
 
     Args:
-        source: Sized, or a stream: see :mod:`islands.tasks.sources`. The same on all islands.
+        source: Sized, or a stream: see :mod:`islands.tasks.sources`. The same on all islands, unless it is ``own``.
         island: From :func:`islands.join`; or its share alone, as a task has it: then the batches never end.
         batch: Examples in a batch, always as many; None: what the source holds are batches already.
         shuffle: Deals a sized source in another order in each epoch, by the run's seed. A stream keeps its order.
         collate: Examples -> batch. None: arrays are stacked, within dicts and tuples; lists are arrays. Not for
             ``batch=None``.
+        own: The source is this island's alone, and others have other ones: it trains all of it, epoch by epoch.
 
     Raises:
         ConfigError: ``source`` cannot begin again, shuffles by itself, or is nothing of this kind; or, from a batch on,
@@ -94,7 +96,10 @@ def batches(
 
     def of_share() -> Iterator[Batch]:
         while isinstance(island, DataShare) or not island.done:
+            number = share.own
             index, count, cursor, seed = share.take()
+            if own:
+                index, count, cursor = 0, 1, number
             numbers = sequence_numbers(cursor, index, count, batch=batch or 1)
             found = examples.read(numbers, seed, cursor >= OWN_PASS)
             yield found[0] if batch is None else (collate or stacked)(found)

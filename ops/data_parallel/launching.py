@@ -1,7 +1,7 @@
 """``up --profile data-parallel``: the synchronous baseline, by JAX collectives.
 
 On the CPU as many processes as islands form one mesh, each with the batch of an island. On accelerators one process has
-the batches of all, and divides them over its devices. No broker, aggregator or Redis takes part. Task, data shares,
+the batches of all, and divides them over its devices. No broker, aggregator or Redis takes part. Task, data,
 pace, evaluation and report are those of any run. A process that dies ends the run, as in any job that is synchronous.
 """
 

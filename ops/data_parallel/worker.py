@@ -1,8 +1,9 @@
 """A process of a data-parallel run: the same task; JAX collectives average gradients at every step.
 
 The processes form one mesh. Parameters and optimizer state are the same everywhere. Each process brings the batch of
-its own data share, or of several, a part of one large batch. The task's jitted step runs on that, so XLA reduces the
-gradients over the devices before the update (between processes by gloo on CPU). Nobody goes on without the slowest.
+its own part of the data, or of several, as its part of one large batch. The task's jitted step runs on that, so XLA
+reduces the gradients over the devices before the update (between processes by gloo on CPU). Nobody goes on without the
+slowest.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def train(
         tokens: Of the run.
         pace_s: Least seconds for a step.
         out: Directory.
-        parts: Data shares of each process; its devices divide their number.
+        parts: Parts of the data for each process; its devices divide their number.
 
     Raises:
         ConfigError: The task's parameters or batches are no arrays of JAX or numpy.

@@ -1,4 +1,4 @@
-"""The data dealt in a simulated run: invariant 2 (design, section 10), where data go out in blocks.
+"""The data dealt in a simulated run: invariant 2 (design, section 10).
 
 An observer, like :mod:`ops.virtual.invariants`: of what aggregators give, what islands are told, and what they train.
 All islands of a simulated run have batches of the same size, so a place in the data is the number of a batch.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from aggregator.ledger.data_blocks import DataBlocks
-from broker.wire.messages import OWN_PASS, Block, DataRange, Share
+from broker.wire.messages import OWN_PASS, Block, DataRange
 from broker.wire.ranges import IntervalSet
 from islands.protocol.data_shares import TrainedBatch
 
@@ -30,11 +30,9 @@ class Dealing:
         self._trained: dict[int, int] = {}  # block -> one past the furthest batch
         self._seen: dict[str, tuple[list[tuple[int, int]], int]] = {}  # life -> what was left, and the end
 
-    def told(self, island_id: str, shares: Sequence[Share | Block]) -> str:
-        """An island is told its shares: the number of a block stands for one island and one end."""
-        for block in shares:
-            if not isinstance(block, Block):
-                continue
+    def told(self, island_id: str, blocks: Sequence[Block]) -> str:
+        """An island is told its blocks: the number of a block stands for one island and one end."""
+        for block in blocks:
             owner, first = self.blocks.setdefault(block.number, (island_id, block))
             if (owner, first.to_batch) != (island_id, block.to_batch):
                 return f"{island_id} is told of {block}, which is {first} of {owner}"
@@ -45,14 +43,14 @@ class Dealing:
         if taken.batch >= OWN_PASS:
             self.own += 1
             return ""
-        if taken.share not in self.blocks:
-            return f"batch {taken.batch} is of block {taken.share}, which nobody was told of"
-        owner, block = self.blocks[taken.share]
-        known = self._trained.get(taken.share, block.from_batch)
+        if taken.block not in self.blocks:
+            return f"batch {taken.batch} is of block {taken.block}, which nobody was told of"
+        owner, block = self.blocks[taken.block]
+        known = self._trained.get(taken.block, block.from_batch)
         if not block.from_batch <= taken.batch < block.to_batch or taken.batch > known:
             return f"{owner} trains batch {taken.batch} of {block}, where {known} comes next"
         if taken.batch == known:
-            self._trained[taken.share] = known + 1
+            self._trained[taken.block] = known + 1
             _add(self._places, taken.batch, taken.batch + 1)
         return ""
 

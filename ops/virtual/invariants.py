@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 from aggregator.core import Aggregator
 from aggregator.events import Commit, Merge, Publish
-from aggregator.ledger.data_blocks import DataBlocks
 from broker.wire.fragments import shard_of
-from broker.wire.messages import OWN_PASS, Block, DataRange, Phase, Share
-from broker.wire.ranges import IntervalSet
+from broker.wire.messages import OWN_PASS, Block, DataRange, Phase
 from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.events import Fail
 from islands.protocol.fragment import Stage
@@ -80,31 +78,23 @@ class Invariants:
         self._speakers = Epochs()
         self._merged = MergedRanges()  # of steps, by life and fragment
         self.merged_tokens: Counter[int] = Counter()
-        self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
-        self._merged_data = MergedRanges()  # of batches, by fragment and share
+        self._merged_data = MergedRanges()  # of batches, by fragment
         self.dealing = Dealing()
         self._versions_seen: dict[str, tuple[int, ...]] = {}
         self._trained_tokens: dict[tuple[str, int], int] = {}
         self._ends: dict[int, _End] = {}  # by shard
 
     def trained(self, taken: TrainedBatch) -> None:
-        """An island has trained a batch: the next one of its share, or one trained before by somebody."""
-        if self.dealing.blocks or taken.batch >= OWN_PASS:
-            hold(2, self.dealing.trained(taken))
-            return
-        known = self._trained.setdefault(taken.share, IntervalSet())
-        if taken.batch > known.end:
-            require(False, 2, f"batches [{known.end}, {taken.batch}) of share {taken.share} were skipped")
-        if taken.batch == known.end:
-            known.add(taken.batch, taken.batch + 1)
+        """An island has trained a batch: the next one of its block, or one trained before by somebody."""
+        hold(2, self.dealing.trained(taken))
 
     def commits(self, fragment_id: int) -> list[Commit]:
         """Returns every version of a fragment that was durable anywhere."""
         return [commit for (p, _), commit in self._durable.items() if p == fragment_id]
 
-    def told(self, island_id: str, shares: Sequence[Share | Block]) -> None:
-        """An island knows these shares, or blocks, as its own."""
-        hold(2, self.dealing.told(island_id, shares))
+    def told(self, island_id: str, blocks: Sequence[Block]) -> None:
+        """An island knows these blocks as its own."""
+        hold(2, self.dealing.told(island_id, blocks))
 
     # --- told by the drivers ----------------------------------------------------------------------------------
 
@@ -145,11 +135,7 @@ class Invariants:
             require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {steps}")
             for d in merged.data:
                 hold(2, self._merged_data.merge(self._place(p, d), d.from_batch, d.to_batch))
-                if self.dealing.blocks:
-                    hold(2, self.dealing.merged(d))
-                    continue
-                ends_at = self._trained.get(d.share, IntervalSet()).end
-                require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
+                hold(2, self.dealing.merged(d))
             self.merged_tokens[p] += steps.tokens
         hold(2, weights_fit(key, [merged.merge_weight for merged in commit.contributions]))
 
@@ -213,8 +199,8 @@ class Invariants:
         if not self._watching:
             return
         run = aggregator.core.run
-        if isinstance(run.shares, DataBlocks) and not run.config.shard:
-            hold(2, self.dealing.dealt(aggregator.address, run.shares))
+        if not run.config.shard:
+            hold(2, self.dealing.dealt(aggregator.address, run.data))
         ledger = run.ledger
         ledger.check()
         books = ledger.books()
@@ -273,9 +259,7 @@ class Invariants:
         """Checks what must hold when a run has ended and everybody is calm."""
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
-        shares = simulation.aggregator.core.run.shares
-        if isinstance(shares, DataBlocks):
-            hold(2, self.dealing.passed_over(shares))
+        hold(2, self.dealing.passed_over(simulation.aggregator.core.run.data))
 
     def _at_end(self, simulation: World, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
@@ -339,8 +323,8 @@ class Invariants:
                 self._merged_data.take_back(self._place(p, d), d.from_batch, d.to_batch)
 
     def _place(self, p: int, d: DataRange) -> tuple[int, int]:
-        """Returns where batches are merged: in a share or a pass of one's own, or in what blocks are cut from."""
-        return (p, 0) if self.dealing.blocks and d.from_batch < OWN_PASS else (p, d.share)
+        """Returns where batches are merged: in the data that all share, or in a pass of one's own."""
+        return (p, 0) if d.from_batch < OWN_PASS else (p, d.share)
 
 
 def _newest_on(station: Station, fragment_id: int) -> int:

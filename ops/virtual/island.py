@@ -47,7 +47,7 @@ class SimIsland:
         self.training = self.searching = False
         self.stepped_at_s = math.inf  # when its first step ended
         self.data: DataShare
-        self.shares: tuple[m.Share | m.Block, ...] = ()
+        self.blocks: tuple[m.Block, ...] = ()
         self.trained: list[tuple[int, TrainedBatch]] = []  # since the last boundary
         self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
@@ -162,9 +162,8 @@ class SimIsland:
                     settings = self.core.settings
                     assert settings is not None
                     self.lockstep = Lockstep(settings.recipe, action.manifest.moving)
-                    by_blocks, life = settings.data_ahead_s > 0, self.core.incarnation
-                    self.data = DataShare.of(self.core.shares, settings.seed, life=life, by_blocks=by_blocks)
-                    self.simulation.invariants.told(self.name, self.core.shares)
+                    self.data = DataShare.of(self.core.blocks, settings.seed, life=self.core.incarnation)
+                    self.simulation.invariants.told(self.name, self.core.blocks)
                     self.work.joined(self.core, self.data)
                 case ie.Watch():
                     self.watched = action.fragments
@@ -262,10 +261,10 @@ class SimIsland:
         """An inner step ended."""
         if not self.alive:
             return
-        if self.core.shares is not self.shares:
-            self.shares = self.core.shares
-            self.data.hold(self.shares, self.core.incarnation)
-            self.simulation.invariants.told(self.name, self.shares)
+        if self.core.blocks is not self.blocks:
+            self.blocks = self.core.blocks
+            self.data.hold(self.blocks, self.core.incarnation)
+            self.simulation.invariants.told(self.name, self.blocks)
         self.work.train(self.tokens)
         taken = self.data.trained()
         self.simulation.invariants.trained(taken)

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from itertools import pairwise
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from broker.wire.messages import OWN_PASS
-from broker.wire.ranges import IntervalSet
 from islands.session import checkpoint
 from tests.hub import WAIT_S, Hub
 from tests.local_run import wait_for
@@ -188,39 +186,8 @@ def merged_data(store):
                     yield row["fragment_id"], each["island_id"], each["incarnation"], data
 
 
-def owners_in(store):
-    """Whose batches were merged, as (island, incarnation, data share)."""
-    return {(island_id, incarnation, data["share"]) for _, island_id, incarnation, data in merged_data(store)}
-
-
 #: How soon an island that is cut off loses its data to another.
 WAITS = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5}
-
-
-def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_batch_is_merged_twice(tmp_path):
-    with Hub(tmp_path / "store", islands=2, data_ahead_s=0.0, **WAITS) as hub:
-        tenures = hub.core.run.shares._owners.now
-        with join(hub, params_of(), island_id="stays") as stays:
-            params, _ = stays.restore(params_of())
-            goes = join(hub, params_of(), island_id="goes")
-            theirs, _ = goes.restore(params_of())
-            with training(stays, params):
-                train(goes, theirs, until=lambda: min(newest(hub)) > 2)
-                goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
-                train(goes, theirs, until=lambda: tenures[1].owner == "stays")
-                reached = tenures[1].cursor
-                train(goes, theirs, until=lambda: hub.core.run.shares.books.reached(1) > reached + 8)
-                goes.leave()
-                with join(hub, params_of(), island_id="goes") as back:
-                    assert (back.share.index, back.share.cursor) == (1, tenures[1].cursor)
-                    assert back.share.cursor > reached + 8, "it goes on where its heir has come to"
-                    theirs, _ = back.restore(params_of())
-                    train(back, theirs, until=lambda: ("goes", 2, 1) in owners_in(tmp_path / "store"))
-    batches = defaultdict(IntervalSet)
-    for fragment_id, _, _, data in merged_data(tmp_path / "store"):
-        # Raises if one of them is there already.
-        batches[fragment_id, data["share"]].add(data["from_batch"], data["to_batch"])
-    assert {("stays", 1, 0), ("stays", 1, 1), ("goes", 1, 1), ("goes", 2, 1)} <= owners_in(tmp_path / "store")
 
 
 def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_blocks_of_its_own(tmp_path):
@@ -234,10 +201,11 @@ def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_block
         with training(stays, params):
             train(goes, theirs, until=lambda: min(newest(hub)) > 2)
             goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
-            train(goes, theirs, until=lambda: not hub.core.run.shares.told("goes", 1).blocks)
+            train(goes, theirs, until=lambda: not hub.core.run.data.told("goes"))
             assert goes.share.cursor >= OWN_PASS, "it had no block left, and trained on all the same"
             goes.leave()
             with join(hub, params_of(), island_id="goes") as back:
+                assert back.share.own == back.inner_step > 0, "of data of its own it trains none twice"
                 theirs, _ = back.restore(params_of())
                 began = back.share.cursor
                 theirs = train(back, theirs, until=lambda: back.share.cursor > began + 30)

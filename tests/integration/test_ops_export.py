@@ -11,8 +11,10 @@ from safetensors.numpy import load_file
 from aggregator.events import Commit
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import manifest_to_rows
+from aggregator.state.run_settings import settled
+from aggregator.store.layout import read_run
 from aggregator.store.store import Store
-from broker.wire.errors import Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, cut, partition
 from broker.wire.tensors import fragment_digest
 from ops.inspect.export import add_arguments, export, run
@@ -152,3 +154,13 @@ def test_what_the_run_has_cut_is_whole_in_the_file(tmp_path, monkeypatch):
     rows = [parts[f"embed#{i}of12"] for i in range(12)]
     assert_same(found, {"embed": np.concatenate(rows), "norm": parts["norm"]})
     assert exported.parameters == 23 * 4 + 4
+
+
+def test_of_a_run_with_one_share_of_the_data_for_each_island_the_model_can_be_exported_and_no_more(tmp_path):
+    with write_run(tmp_path) as store:
+        older = {"settings": {"data_ahead_s": 0.0}, "shares": {"0": ["a", 1, 8]}}
+        store.save_run({"run_id": "demo", "epoch": 1, "manifest": manifest_to_rows(MANIFEST), **older})
+    exported = export(tmp_path, tmp_path / "model.safetensors")
+    assert_same(load_file(exported.path), expected(VERSIONS))
+    with pytest.raises(ConfigError, match=r"data_ahead_s.*export its model"):
+        settled({"run_id": "demo"}, read_run(tmp_path / "store"))

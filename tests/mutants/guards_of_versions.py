@@ -78,19 +78,11 @@ VERSIONS = (
     ),
     Mutant(
         2,
-        "what a share's earlier owner trains is taken in",
-        "aggregator/ledger/data_shares.py::DataShares.refusal",
-        "if tenure is None or (tenure.owner, tenure.share_epoch) != (island_id, d.share_epoch):",
-        "if tenure is None:",
-        "unit/test_aggregator_share_moves.py::test_what_is_trained_under_an_earlier_epoch_is_refused",
-    ),
-    Mutant(
-        2,
         "batches are merged that were merged before",
         "aggregator/ledger/batch_books.py::BatchBooks.overlap",
         "known = merged.overlaps(d.from_batch, d.to_batch) or here",
         "known = here",
-        "unit/test_aggregator_share_moves.py::test_batches_that_were_merged_or_wait_are_not_taken_again",
+        "unit/test_aggregator_blocks.py::test_batches_that_were_merged_or_wait_are_not_taken_again",
     ),
     Mutant(
         2,
@@ -125,7 +117,7 @@ VERSIONS = (
         "agreed = run.durable_serial",
         "unit/test_aggregator_roster.py::test_a_join_is_answered_only_when_every_shard_has_the_new_life_on_record",
         "unit/test_aggregator_roster.py::test_nobody_is_welcome_while_a_shard_is_away_and_it_is_told_again_when_it_is_back",
-        "unit/test_aggregator_roster.py::test_nobody_is_told_of_a_share_before_every_shard_has_it_on_record",
+        "unit/test_aggregator_roster.py::test_nobody_is_told_of_a_block_before_every_shard_has_it_on_record",
     ),
     Mutant(
         2,

@@ -38,9 +38,9 @@ def initial():
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def batch(island, k):
-    rng = np.random.default_rng([7, island, k])
-    return {name: (rng.normal(size=shape) + island).astype(np.float32) for name, shape in SHAPES.items()}
+def batch(k):
+    rng = np.random.default_rng([7, k])
+    return {name: (rng.normal(size=shape) + k % ISLANDS).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 def inner_step(params, towards):
@@ -50,8 +50,8 @@ def inner_step(params, towards):
 
 def batches(share: DataShare):
     while True:
-        index, _, k, _ = share.take()
-        yield batch(index, k)
+        _, _, k, _ = share.take()
+        yield batch(k)
 
 
 TASK = Task(
@@ -71,7 +71,7 @@ TASK = Task(
 class Learner:
     """Algorithm 1. Counters s and n are of each fragment, since its last overwrite."""
 
-    share: int
+    data: dict  # step -> its batch
     theta: dict = field(default_factory=initial)
     t: int = 0
     s: dict = field(default_factory=lambda: dict.fromkeys(SHAPES, 0))
@@ -79,7 +79,7 @@ class Learner:
 
     def step(self):
         """Lines 3 and 4."""
-        self.theta = inner_step(self.theta, batch(self.share, self.t))
+        self.theta = inner_step(self.theta, batch(self.data[self.t]))
         self.t += 1
         for p in SHAPES:
             self.s[p] += 1
@@ -136,30 +136,31 @@ class Tape:
 
     merges: list  # (fragment, version, {island: step of capture}), in order
     overwrites: dict  # island -> step -> [(fragment, version)]
-    shares: dict  # island -> its part of the data
+    data: dict  # island -> step -> its batch
 
     @classmethod
     def of(cls, commits, names):
-        merges, overwrites, shares, before = [], {i: {} for i in range(ISLANDS)}, {}, set()
+        merges, overwrites, before = [], {i: {} for i in range(ISLANDS)}, set()
+        trained = {i: {} for i in range(ISLANDS)}
         for commit, _ in commits:
             (p,), captured = names[commit.fragment_id], {}
             for merged in commit.contributions:
                 island = int(merged.island_id[-1])
                 captured[island] = merged.steps.to_step
-                (data,) = merged.data
-                shares[island] = data.share
+                of_steps = (k for data in merged.data for k in range(data.from_batch, data.to_batch))
+                trained[island].update(enumerate(of_steps, merged.steps.from_step))
                 if (island, p) in before:  # a range begins with the value that it was trained on
                     version = commit.fragment_version - 1 - round(merged.staleness)
                     overwrites[island].setdefault(merged.steps.from_step, []).append((p, version))
                 before.add((island, p))
             if captured:
                 merges.append((p, commit.fragment_version, captured))
-        return cls(merges, overwrites, shares)
+        return cls(merges, overwrites, trained)
 
 
 def transcribed(tape, rate, momentum):
     """Runs both algorithms along a tape; yields fragment, version and value."""
-    learners = [Learner(tape.shares[island]) for island in range(ISLANDS)]
+    learners = [Learner(tape.data[island]) for island in range(ISLANDS)]
     syncer, values, pulled = Syncer(rate, momentum), {}, {}
     for p, version, captured in tape.merges:
         for island, step in captured.items():
@@ -187,7 +188,6 @@ def produced(step_times_s=(1.0,) * ISLANDS, **changes):
         run_id="paper",
         islands=ISLANDS,
         total_tokens=(STEPS - 4) * ISLANDS * TOKENS,
-        data_ahead_s=0.0,  # an island keeps to its share, as the transcription has it
         share_takeover_s=0.0,
         dead_after_s=40.0,
         suspect_after_s=20.0,

@@ -73,8 +73,8 @@ def random_plan(seed: int) -> SimulationPlan:
 
 
 def data_ahead_s(seed: int) -> float:
-    """Returns how much data islands of the plan with that seed have ahead; 0: a share each."""
-    return random.Random(f"data {seed}").choice([0.0, 0.3, 1.0, 4.0])
+    """Returns for how many seconds islands of the plan with that seed have data."""
+    return random.Random(f"data {seed}").choice([10.0, 0.3, 1.0, 4.0])
 
 
 def max_staleness_s(seed: int) -> float:
@@ -226,7 +226,7 @@ def _target(plan: SimulationPlan, islands: tuple[IslandPlan, ...]) -> int:
 def absences_plan(seed: int) -> SimulationPlan:
     """Returns a small fleet whose islands die, are cut off, freeze and leave for longer than their data waits for them.
 
-    So every run has takeovers and hand-backs, of islands that noticed nothing among them. The aggregator and the broker
+    So every run has takeovers, of islands that noticed nothing among them. The aggregator and the broker
     die too, and messages get lost.
     """
     rng = random.Random(f"absences {seed}")

@@ -40,7 +40,7 @@ class World:
             suspect_after_s=1.0,
             dead_after_s=1.5,
             round_timeout_s=3.0,
-            data_ahead_s=(0.0, 1.0)[seed % 2],
+            data_ahead_s=1.0,
         )
         plans = tuple(
             IslandPlan(island_id=name, step_time_s=0.15 + 0.05 * i, joins_at_s=0.0 if i < 3 else 1e9)
@@ -53,7 +53,7 @@ class World:
         )
         self.seen = Counter()
         self._searching = {}  # address -> since when
-        self._owners = {}  # (share, epoch) -> whose it is, as told
+        self._owners = {}  # block -> whose it is, as told
         while not self.sim.islands or not all(island.training for island in self.sim.islands.values()):
             self.pass_time(1.0)
             assert self.now_s < 30.0, "version 0 takes too long"
@@ -77,11 +77,9 @@ class World:
             if island.searching and not island.training:
                 since_s = self._searching.setdefault(island.address, self.now_s)
                 assert self.now_s - since_s <= DONOR_WAIT_S + SLACK_S, f"{island.address} looks for a donor for ever"
-        for number, tenure in self.sim.aggregator.core.run.shares._owners.durable.items():
-            epoch = getattr(tenure, "share_epoch", 0)  # a block has none: its number is one owner's
-            before = self._owners.setdefault((number, epoch), tenure.owner)
-            assert before == tenure.owner, f"{before} and {tenure.owner} own {number} under one epoch"
-        self.seen["takeovers"] = max(self.seen["takeovers"], *(epoch for _, epoch in self._owners), 0)
+        for number, given in self.sim.aggregator.core.run.data._owners.durable.items():
+            before = self._owners.setdefault(number, given.owner)
+            assert before == given.owner, f"{before} and {given.owner} own {number}"
 
     def kill(self, name):
         island = self.sim.islands.get(name)

@@ -45,7 +45,7 @@ def test_whatever_happens_to_shards_every_invariant_holds(sim_seed: int) -> None
     cores = [simulation.leaders[n].core.run for n in range(simulation.plan.config.shards)]
     lives = [{m.island_id: (m.incarnation, m.start, m.begun) for m in core.members} for core in cores]
     assert all(each == lives[0] for each in lives), "every shard has the same lives, from the same step on"
-    assert all(core.shares.tenures() == cores[0].shares.tenures() for core in cores)
+    assert all(core.data.tenures() == cores[0].data.tenures() for core in cores)
     for n, core in enumerate(cores):
         assert {shard_of(p, len(cores)) for p in core.fragments} == {n}
 

@@ -35,7 +35,7 @@ def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_i
     All that is decided is decided likewise by a second core that hears the same events.
     """
     monkeypatch.setattr(failover, "SimAggregator", ShadowedAggregator)
-    plan = replace(steady(2, fragments=8, total_tokens=220_000, data_ahead_s=0), in_turn=True)
+    plan = replace(steady(2, fragments=8, total_tokens=220_000), in_turn=True)
     simulation = Simulation(replace(plan, **{stage: SLOW_S}))
     run = simulation.aggregator.core.run
     most = 0
@@ -65,7 +65,7 @@ def test_an_aggregator_that_comes_back_begins_with_the_interval_of_the_recipe_an
 
 def test_versions_that_are_made_durable_in_several_places_at_a_time_are_not_timed() -> None:
     """With standbys: what is on its way to one does not keep the next from setting out."""
-    plan = replace(steady(2, fragments=8, total_tokens=120_000, data_ahead_s=0, failover=True), standbys=1)
+    plan = replace(steady(2, fragments=8, total_tokens=120_000, failover=True), standbys=1)
     simulation = finish(Simulation(replace(plan, persist_s=SLOW_S)))
     assert simulation.aggregator.core.run.ledger.participation().rounds.total() > 50
     assert changes_of(simulation) == []

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.ledger.data_blocks import MOST_BATCHES, DataBlocks
-from aggregator.ledger.presence import Presence
+from aggregator.ledger.batch_books import MOST_INTERVALS
+from aggregator.ledger.data_blocks import MOST_BATCHES, DataBlocks, Presence
 from broker.wire.messages import OWN_PASS, DataRange, Reason
 from ops.invariants import InOrder
 
@@ -17,7 +17,7 @@ AHEAD_S, INTERVAL = 20.0, 16
 
 
 def presence(island_id, *, batch_tokens=10, **what):
-    known = {"home": 0, "away_s": 0.0, "able": True, "step_time_s": None, "block": 0, "released": ()}
+    known = {"away_s": 0.0, "able": True, "step_time_s": None, "block": 0, "released": ()}
     return Presence(island_id=island_id, batch_tokens=batch_tokens, **known | what)
 
 
@@ -27,7 +27,7 @@ def data(block, from_batch, to_batch):
 
 def refusal(blocks, *ranges, island_id="a", fragment=0):
     steps = sum(d.to_batch - d.from_batch for d in ranges)
-    found = blocks.refusal(island_id, 0, fragment, ranges, steps=steps, most_batches=1000)
+    found = blocks.refusal(island_id, fragment, ranges, steps)
     return found and found[0]
 
 
@@ -38,7 +38,7 @@ def restarted(record, slices):
 
 
 def told(blocks, island_id):
-    return [(b.number, b.from_batch, b.to_batch) for b in blocks.told(island_id, 0).blocks]
+    return [(b.number, b.from_batch, b.to_batch) for b in blocks.told(island_id)]
 
 
 def save(blocks, serial):
@@ -51,7 +51,7 @@ def of_two(takeover_s=TAKEOVER_S, batch_tokens=(10, 10), *, alone=True):
     """Islands a and b have joined, and have a block each of one interval: their pace is not known."""
     made = DataBlocks(AHEAD_S, INTERVAL, takeover_s, alone=alone)
     for island_id, tokens in zip("ab", batch_tokens, strict=True):
-        made.join(island_id, 0, tokens)
+        made.join(island_id, tokens)
     save(made, 1)
     return made
 
@@ -63,33 +63,32 @@ def blocks():
 
 def test_islands_begin_with_batches_of_one_interval_each_its_own(blocks):
     assert (told(blocks, "a"), told(blocks, "b")) == ([(1, 0, 16)], [(2, 16, 32)])
-    assert (blocks.told("a", 0).share.index, blocks.told("a", 0).share.count) == (0, 1)
 
 
 def test_who_begins_its_last_block_is_given_another_of_as_many_seconds_whatever_its_pace(blocks):
     present = [presence("a", block=1, step_time_s=0.5), presence("b", block=2, step_time_s=2.0)]
-    assert len(blocks.settle(present, 1.0)) == 2
+    assert len(blocks.settle(present)) == 2
     save(blocks, 2)
     assert told(blocks, "a")[-1] == (3, 32, 52)  # 10 s of training
     assert told(blocks, "b")[-1] == (4, 52, 57)
-    assert blocks.settle(present, 1.1) == [], "one in reserve is enough"
-    blocks.join("c", 2, 10)
+    assert blocks.settle(present) == [], "one in reserve is enough"
+    blocks.join("c", 10)
     save(blocks, 3)
     assert told(blocks, "c") == [(5, 57, 73)], "of what nobody had"
     unable = [presence("a", block=3, able=False), presence("b"), presence("c")]
-    assert blocks.settle(unable, 1.2) == [], "nothing for one that is not able"
+    assert blocks.settle(unable) == [], "nothing for one that is not able"
 
 
 @pytest.mark.parametrize(("step_time_s", "batches"), [(1000.0, 1), (1e-9, MOST_BATCHES), (None, 16), (0.0, 16)])
 def test_a_block_is_neither_so_short_that_no_contribution_could_name_all_nor_endless(blocks, step_time_s, batches):
-    blocks.settle([presence("a", block=1, step_time_s=step_time_s), presence("b")], 1.0)
+    blocks.settle([presence("a", block=1, step_time_s=step_time_s), presence("b")])
     save(blocks, 2)
     _, from_batch, to_batch = told(blocks, "a")[-1]
     assert to_batch - from_batch == batches
 
 
 def test_nobody_is_told_of_a_block_before_it_is_durable(blocks):
-    blocks.settle([presence("a", block=1), presence("b")], 1.0)
+    blocks.settle([presence("a", block=1), presence("b")])
     assert len(told(blocks, "a")) == 1
     blocks.saving(2)
     assert len(told(blocks, "a")) == 1
@@ -100,7 +99,7 @@ def test_nobody_is_told_of_a_block_before_it_is_durable(blocks):
 def test_a_block_that_is_trained_and_needed_no_more_ends_and_leaves_nothing(blocks):
     blocks.books.merge(0, [data(1, 0, 16)])
     present = [presence("a", block=3, released=(1,)), presence("b")]
-    ended = blocks.settle(present, 1.0)[0]
+    ended = blocks.settle(present)[0]
     assert ended.note()[1]["reached"] == 16
     assert blocks.left == []
     assert refusal(blocks, data(1, 0, 1)) is Reason.SHARE_MOVED
@@ -110,7 +109,7 @@ def test_a_block_that_is_trained_and_needed_no_more_ends_and_leaves_nothing(bloc
 def test_what_an_absent_island_has_not_trained_goes_out_again_before_anything_new(blocks, away_s, ends):
     blocks.books.merge(0, [data(1, 0, 5)])
     blocks.books.wait(1, [data(1, 5, 7)])
-    blocks.settle([presence("a", away_s=away_s, able=False), presence("b", block=2, step_time_s=2.5)], away_s)
+    blocks.settle([presence("a", away_s=away_s, able=False), presence("b", block=2, step_time_s=2.5)])
     save(blocks, 2)
     # Four batches are 10 s of b. What was merged, or waits to be, on any fragment is not trained again.
     assert told(blocks, "b")[-1] == ((3, 7, 11) if ends else (3, 32, 36))
@@ -118,12 +117,12 @@ def test_what_an_absent_island_has_not_trained_goes_out_again_before_anything_ne
 
 
 def test_without_takeover_an_absent_island_keeps_its_block():
-    assert of_two(takeover_s=0.0).settle([presence("a", away_s=math.inf, able=False), presence("b")], 1e6) == []
+    assert of_two(takeover_s=0.0).settle([presence("a", away_s=math.inf, able=False), presence("b")]) == []
 
 
 def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blocks):
     blocks.books.merge(0, [data(1, 0, 5)])
-    ended, given_ = blocks.join("a", 0, 10)
+    ended, given_ = blocks.join("a", 10)
     save(blocks, 2)
     assert (ended.note()[0], given_.note()[0]) == ("block.ended", "block.given")
     assert told(blocks, "a") == [(3, 5, 16)]
@@ -134,7 +133,7 @@ def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blo
 def test_the_books_of_a_block_stay_until_its_end_is_durable(blocks):
     """Else a crash between a commit without them and the record could give the same batches out again."""
     blocks.books.merge(0, [data(1, 0, 9)])
-    blocks.settle([presence("a", block=3, released=(1,)), presence("b")], 1.0)
+    blocks.settle([presence("a", block=3, released=(1,)), presence("b")])
     blocks.saving(2)
     blocks.saved(1)
     assert blocks.books.slice(0) == {"1": [[0, 9]]}
@@ -146,14 +145,39 @@ def test_with_several_shards_a_block_ends_when_all_have_said_how_far_it_was_trai
     made = of_two(alone=False)
     made.books.merge(0, [data(1, 0, 4)])
     away = [presence("a", away_s=math.inf, able=False), presence("b")]
-    made.settle(away, 20.0)
+    made.settle(away)
     assert made.nobodys() == [1]
     made.saving(2)
-    assert made.settle(away, 20.0) == []
+    assert made.settle(away) == []
     made.reached_elsewhere(1, 9)
     made.saved(2)
-    (ended,) = made.settle(away, 20.0)
+    (ended,) = made.settle(away)
     assert (ended.reached, made.left, made.nobodys()) == (9, [(90, 160)], [])
+
+
+def test_an_agreement_on_an_earlier_record_ends_no_block():
+    made = of_two(alone=False)
+    made.saving(2)
+    made.leave("a")
+    made.saving(3)
+    made.saved(2)
+    assert made.settle([presence("b")]) == []
+    made.saved(3)
+    assert [each.because for each in made.settle([presence("b")])] == ["every shard knows"]
+
+
+def test_after_a_restart_a_block_of_nobody_waits_for_an_agreement_of_the_new_life():
+    made = of_two(alone=False)
+    made.leave("a")
+    later = DataBlocks(AHEAD_S, INTERVAL, TAKEOVER_S, alone=False)
+    later.restore(made.saving(2), {}, 2)
+    later.saving(1)
+    assert later.settle([presence("b")]) == []
+    later.reached_elsewhere(1, 6)
+    later.reached_elsewhere(1, 4)  # an earlier answer, which came late
+    later.saved(1)
+    (ended,) = later.settle([presence("b")])
+    assert ended.reached == 6
 
 
 def test_other_shards_refuse_what_shard_0_has_given_to_somebody_else(blocks):
@@ -173,6 +197,56 @@ def test_what_is_not_in_the_block_or_was_handed_over_before_is_refused(blocks):
     assert refusal(blocks, data(1, 3, 6), fragment=1) is None
 
 
+def test_batches_must_be_as_many_as_steps(blocks):
+    found = blocks.refusal("a", 0, [data(1, 0, 4)], 5)
+    assert found == (Reason.IMPLAUSIBLE, "it names 4 batches for 5 steps")
+
+
+def test_batches_that_were_merged_or_wait_are_not_taken_again(blocks):
+    blocks.books.wait(0, [data(1, 0, 4)])
+    assert refusal(blocks, data(1, 2, 6)) is Reason.OVERLAP
+    blocks.books.merge(0, [data(1, 0, 4)])
+    assert refusal(blocks, data(1, 3, 5)) is Reason.OVERLAP
+    assert refusal(blocks, data(1, 4, 6)) is None
+
+
+def test_batches_that_were_refused_after_all_may_come_again_but_not_twice_in_one_contribution(blocks):
+    blocks.books.wait(0, [data(1, 0, 4)])
+    blocks.books.refuse(0, [data(1, 0, 4)])
+    assert refusal(blocks, data(1, 0, 4)) is None
+    assert refusal(blocks, data(1, 0, 4), data(1, 3, 5)) is Reason.OVERLAP
+
+
+def long_block():
+    """A block of one island that is long enough for many gaps."""
+    made = DataBlocks(AHEAD_S, 16 * MOST_INTERVALS, TAKEOVER_S)
+    made.join("a", 10)
+    return made
+
+
+def test_an_island_that_leaves_gaps_does_not_make_every_commit_longer():
+    made = long_block()
+    made.books.wait(0, [data(1, 1, 2)])  # arrived, and waits
+    for n in range(MOST_INTERVALS + 10):
+        made.books.merge(0, [data(1, 4 * n + 2, 4 * n + 3), data(1, 4 * n + 4, 4 * n + 5)])
+    assert len(made.books.slice(0)["1"]) <= MOST_INTERVALS
+    assert made.books.slice(0)["1"][0][0] == 2
+    assert refusal(made, data(1, 3, 4)) is Reason.OVERLAP, "a gap that was given up"
+    newest = 4 * (MOST_INTERVALS + 9) + 4
+    assert refusal(made, data(1, newest - 1, newest)) is None, "a young one"
+    made.books.merge(0, [data(1, 1, 2)])
+
+
+def test_a_gap_in_which_something_waits_is_not_given_up():
+    made, late = long_block(), data(1, 1, 2)
+    made.books.merge(0, [data(1, 0, 1)])
+    made.books.wait(0, [late])
+    for n in range(1, MOST_INTERVALS + 10):
+        made.books.merge(0, [data(1, 2 * n, 2 * n + 1)])
+    made.books.merge(0, [late])
+    assert made.books.slice(0)["1"][0][0] == 0
+
+
 def test_batches_of_a_pass_of_ones_own_are_taken_and_in_no_books(blocks):
     own = data(1, OWN_PASS, OWN_PASS + 8)
     assert refusal(blocks, own) is None
@@ -188,8 +262,8 @@ def test_who_does_not_say_what_it_was_trained_on_must_have_a_block(blocks):
 
 
 def test_an_island_with_other_batches_counts_in_its_own_and_shares_no_place_with_anybody(blocks):
-    blocks.join("c", 2, 24)  # tokens a batch, where a and b have 10
-    blocks.join("d", 3, 0)  # which does not say: as the first island
+    blocks.join("c", 24)  # tokens a batch, where a and b have 10
+    blocks.join("d")  # which does not say: as the first island
     save(blocks, 2)
     ((_, first, last),) = told(blocks, "c")
     assert first * 24 >= 320 > (first - 1) * 24
@@ -207,7 +281,7 @@ def test_a_restart_goes_on_with_numbers_that_nobody_was_given(blocks):
     later = restarted(save(blocks, 2), {0: blocks.books.slice(0)})
     assert told(later, "a") == told(blocks, "a")
     assert refusal(later, data(1, 3, 6)) is Reason.OVERLAP
-    later.settle([presence("a", block=1), presence("b")], 1.0)
+    later.settle([presence("a", block=1), presence("b")])
     save(later, 1)
     number, from_batch, _ = told(later, "a")[-1]
     assert number > 2**20
@@ -217,7 +291,7 @@ def test_a_restart_goes_on_with_numbers_that_nobody_was_given(blocks):
 def test_of_blocks_that_ended_a_restart_remembers_nothing(blocks):
     blocks.books.merge(0, [data(1, 0, 16)])
     slices = {0: blocks.books.slice(0)}
-    blocks.settle([presence("a", block=3, released=(1,)), presence("b")], 1.0)
+    blocks.settle([presence("a", block=3, released=(1,)), presence("b")])
     assert restarted(save(blocks, 2), slices).books.slice(0) == {}
 
 
@@ -246,13 +320,13 @@ class Fleet:
             able = island_id not in self.away
             what = {"step_time_s": 0.5, "away_s": 0.0 if able else math.inf, "able": able, "batch_tokens": 1}
             present.append(presence(island_id, block=block, released=older, **what))
-        self.take(self.blocks.settle(present, 0.0))
+        self.take(self.blocks.settle(present))
         self.serial += 1
         save(self.blocks, self.serial)
 
     def step(self, kind, island_id, batches):
         if kind == "join" or island_id not in self.at:
-            self.take(self.blocks.join(island_id, 0, 1) or ())
+            self.take(self.blocks.join(island_id, 1))
             self.at[island_id] = (0, 0)
             self.away.discard(island_id)
         elif kind == "die":

@@ -103,37 +103,36 @@ def test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first():
 
 
 @pytest.mark.parametrize(("departure", "moves"), [(m.Departure.PAUSED, False), (m.Departure.STOPPED, True)])
-@pytest.mark.parametrize(("ahead_s", "note"), [(0.0, "share.moved"), (10.0, "block.ended")])
-def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(departure, moves, ahead_s, note):
-    made = desk("a", "b", islands=2, share_takeover_s=30.0, data_ahead_s=ahead_s)
+def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(departure, moves):
+    made = desk("a", "b", islands=2, share_takeover_s=30.0)
     leave(made, "a", 3, departure)
     made.beat("b", 3)
-    assert bool(notes(made.log, note)) is moves
+    assert bool(notes(made.log, "block.ended")) is moves
     for at_s in range(1, 60):
         made.now_s = float(at_s)
         made.beat("b", 3 + at_s)
-    assert notes(made.log, note)
+    assert notes(made.log, "block.ended")
 
 
-@pytest.mark.parametrize(("ahead_s", "note"), [(0.0, "share.moved"), (10.0, "block.ended")])
-def test_the_data_of_an_island_that_has_paused_with_everything_merged_go_to_others_at_once(ahead_s, note):
-    made = desk("a", "b", islands=2, data_ahead_s=ahead_s)
+def test_the_data_of_an_island_that_has_paused_with_everything_merged_go_to_others_at_once():
+    made = desk("a", "b", islands=2)
     made.offer("a", 0, 3)
     leave(made, "a", 3, m.Departure.PAUSED)
-    assert not notes(made.log, note), "what waits for a round may come to nothing yet, and is brought again then"
+    assert not notes(made.log, "block.ended"), (
+        "what waits for a round may come to nothing yet, and is brought again then"
+    )
     made.open_round("b", step=4)
     made.offer("b", 0, 4)
     made.beat("b", 5)
-    assert [(each["before"], each["reason"]) for each in notes(made.log, note)] == [("a", "its island has left")]
+    assert [(each["before"], each["reason"]) for each in notes(made.log, "block.ended")] == [
+        ("a", "its island has left")
+    ]
     # It comes back, and has data of its own from the first step.
     welcome = resume(made)
-    assert (welcome.incarnation, welcome.share.share_epoch) == (1, 0 if ahead_s else 2)
-    if ahead_s:
-        (block,) = welcome.blocks
-        share, epoch, first = block.number, 0, block.from_batch
-    else:
-        share, epoch, first = welcome.share.index, welcome.share.share_epoch, welcome.share.cursor
-    data = (m.DataRange(share=share, share_epoch=epoch, from_batch=first, to_batch=first + 1),)
+    assert welcome.incarnation == 1
+    (block,) = welcome.blocks
+    first = block.from_batch
+    data = (m.DataRange(share=block.number, share_epoch=0, from_batch=first, to_batch=first + 1),)
     made.beat("a", 4)
     assert notes(made.offer("a", 3, 4, data=data), "contribution.refused") == []
 

@@ -168,11 +168,14 @@ def test_both_can_be_switched_off():
     assert not notes(made.take(), "island.quarantined")
 
 
-def test_a_quarantined_island_inherits_no_share_of_one_that_is_gone():
-    made = desk("a", "b", "c", share_takeover_s=6.0, quarantine_s=60.0, data_ahead_s=0.0)
+def test_a_quarantined_island_is_given_nothing_of_one_that_is_gone():
+    made = desk("a", "b", "c", share_takeover_s=6.0, quarantine_s=60.0)
     made.run.quarantine.restore({"b": [0, 1, 60.0, "outlier", 0]}, made.now_s)
-    moved = []
+    given = []
     for n in range(8):
         made.now_s += 1.0
-        moved += [note for name in "bc" for note in notes(made.beat(name, n), "share.moved")]
-    assert [(each["before"], each["owner"]) for each in moved] == [("a", "c")]
+        for name in "bc":
+            last = max((block.number for block in made.run.data.told(name)), default=0)
+            given += notes(made.beat(name, n, block=last), "block.given")
+    assert {each["before"] for each in notes(made.log, "block.ended")} == {"a"}
+    assert {each["owner"] for each in given} == {"c"}

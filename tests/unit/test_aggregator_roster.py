@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.events import SaveRun
 from aggregator.rounds.roster import AGAIN_S
-from broker.wire.messages import AGGREGATOR, DataRange, FleetState, Leave, Phase, Reached, Refused, Rostered, Tenure
+from broker.wire.messages import AGGREGATOR, DataRange, FleetState, Leave, Phase, Reached, Refused, Rostered
 from tests.aggregator_hand import Desk, notes, of, sent
 from tests.shard_bench import Shards, shards
 
@@ -76,8 +76,8 @@ def test_nothing_is_taken_from_a_life_that_has_not_begun():
     assert made.desks[0].run.members.live(made.now_s) == []
 
 
-def test_an_island_that_joins_twice_before_the_shards_agree_begins_once_and_keeps_its_share():
-    made = shards("a", data_ahead_s=0.0)
+def test_an_island_that_joins_twice_before_the_shards_agree_begins_once_with_its_block():
+    made = shards("a")
     made.desks[1].writes = False
     made.join("a")
     made.incarnations["a"] = 2  # that process dies, too
@@ -87,8 +87,9 @@ def test_an_island_that_joins_twice_before_the_shards_agree_begins_once_and_keep
     (welcome,) = made.welcomes("a")[1:]
     assert welcome.incarnation == 3
     assert len(notes(made.said[0], "island.joined")) == 2
-    assert made.tenure(0, 0) == made.tenure(1, 0)
-    assert (made.tenure(0, 0).owner, made.tenure(0, 0).share_epoch) == ("a", welcome.share.share_epoch)
+    (block,) = welcome.blocks
+    assert made.tenure(0, block.number) == made.tenure(1, block.number)
+    assert (made.tenure(0, block.number).owner, block.from_batch) == ("a", 0)
 
 
 def test_a_shard_that_restarts_in_a_join_does_not_let_it_begin_twice():
@@ -144,18 +145,19 @@ def test_an_older_roster_changes_nothing_and_neither_does_the_same_again():
 
 
 def test_what_a_shard_that_does_not_exist_or_an_earlier_leader_says_is_not_believed():
-    made = shards("a", data_ahead_s=0.0)
+    made = shards("a")
     made.restart(1)
     made.run_to(2.0)
     said = sent(made.said[1], Rostered)[-1]
     assert said.epoch == 2
-    far = (Reached(share=0, batch=10**6),)
+    far = (Reached(share=1, batch=3),)
     for lie in (replace(said, shard=7, reached=far), replace(said, shard=0, reached=far), replace(said, epoch=1)):
         serial = made.desks[0].run.agreed_serial
         made.desks[0].say(AGGREGATOR, replace(lie, roster_serial=serial + 100))
         assert made.desks[0].run.agreed_serial == serial
     made.join("a")
-    assert made.tenure(0, 0).cursor == 0
+    made.beat("a", 1)
+    assert [each["reached"] for each in notes(made.said[0], "block.ended")] == [0]
 
 
 def test_what_was_agreed_under_an_earlier_epoch_of_shard_0_counts_for_nothing_under_the_next():
@@ -243,59 +245,70 @@ def test_a_begun_run_is_believed_whichever_attempt_its_roster_names(restarted):
     assert made.published(1) == {(1, 0)}
 
 
-# --- data shares ----------------------------------------------------------------------------------------------
+# --- data -------------------------------------------------------------------------------------------------------
 
 
 def moving():
-    """Islands a and b; b was heard last at the beginning, and its share may move after three seconds."""
-    made = shards("a", "b", suspect_after_s=1.0, dead_after_s=2.0, share_takeover_s=3.0, islands=2, data_ahead_s=0.0)
-    made.beat("b", 12)
-    for p, to in ((0, 4), (1, 9)):
-        made.offer("b", 0, to, fragment=p, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=to),))
+    """Islands a and b; b was heard last at the beginning, and its block may end after three seconds.
+
+    Four batches of it are merged, or wait to be, in shard 0, and seven in shard 1; it has eight.
+    """
+    made = shards("a", "b", suspect_after_s=1.0, dead_after_s=2.0, share_takeover_s=3.0, islands=2, sync_interval=8)
+    made.beat("b", 12, block=2)
+    for p, to in ((0, 4), (1, 7)):
+        data = (DataRange(share=2, share_epoch=0, from_batch=8, to_batch=8 + to),)
+        made.offer("b", 0, to, fragment=p, data=data)
     return made
 
 
 def wait(made, at_s):
+    """Passes time, in which a begins each block that it is given."""
     while made.now_s < at_s:
         made.run_to(min(at_s, made.now_s + 0.5))
-        made.beat("a", 1)
+        made.beat("a", 1, block=max(told(made)))
 
 
-def test_a_share_that_moves_is_nobodys_first_and_then_goes_on_from_the_furthest_batch_of_any_shard():
+def told(made):
+    """Block -> its batches, of island a."""
+    blocks = sent(made.said[0], FleetState, "a")[-1].blocks
+    return {block.number: (block.from_batch, block.to_batch) for block in blocks}
+
+
+def test_a_block_that_ends_is_nobodys_first_and_what_no_shard_has_of_it_goes_out_again():
     made = moving()
     made.cut = {1}
     wait(made, 6.0)
-    assert made.tenure(0, 1) == Tenure(share=1, owner="", share_epoch=1, cursor=4)
-    assert made.tenure(1, 1).owner == "b"
+    assert made.tenure(0, 2).owner == ""
+    assert made.tenure(1, 2).owner == "b"
     made.cut.clear()
-    wait(made, 7.0)
+    wait(made, 8.0)
+    (ended,) = [each for each in notes(made.said[0], "block.ended") if each["block"] == 2]
+    assert (ended["reached"], ended["to_batch"]) == (15, 16)
+    (again,) = [each for each in notes(made.said[0], "block.given") if each["from_batch"] == 15]
+    assert (again["owner"], again["to_batch"]) == ("a", 16)
     for n in (0, 1):
-        assert made.tenure(n, 1) == Tenure(share=1, owner="a", share_epoch=2, cursor=9)
-    moves = notes(made.said[0], "share.moved")
-    assert [(each["before"], each["owner"]) for each in moves] == [("b", ""), ("", "a")]
+        assert made.tenure(n, again["block"]).owner == "a"
 
 
-def test_nobody_is_told_of_a_share_before_every_shard_has_it_on_record():
+def test_nobody_is_told_of_a_block_before_every_shard_has_it_on_record():
     made = moving()
     made.desks[1].writes = False
-    wait(made, 5.0)
-
-    def told():
-        return [(s.index, s.share_epoch) for s in sent(made.said[0], FleetState, "a")[-1].taken_over]
-
+    made.beat("a", 1, block=1)
+    given = notes(made.said[0], "block.given")[-1]["block"]
     while made.desks[1].writing:
-        assert told() == []
+        made.beat("a", 1, block=1)
+        assert given not in told(made)
         made.write(1)
-        made.beat("a", 1)
-    assert told() == [(1, 2)]
-    assert made.desks[1].disk.record["shares"]["1"] == ["a", 2, 9]
+    made.beat("a", 1, block=1)
+    assert given in told(made)
+    assert made.tenure(1, given).owner == "a"
 
 
-def test_only_shard_0_moves_shares():
+def test_only_shard_0_moves_data():
     made = moving()
     made.cut = {0}
     wait(made, 9.0)
-    assert made.tenure(1, 1).owner == "b"
+    assert made.tenure(1, 2).owner == "b"
 
 
 def test_a_disk_that_fails_for_days_makes_no_list_of_rosters_longer():

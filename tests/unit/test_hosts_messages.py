@@ -4,7 +4,7 @@ import pytest
 
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, Region, TensorSpec
-from broker.wire.messages import Codec, Share
+from broker.wire.messages import Block, Codec
 from broker.wire.schema import Unfit
 from islands.hosts import messages as m
 from islands.hosts.fitting import check_alike, handed_by, owners_of
@@ -26,7 +26,7 @@ def hello(*tensors, tokens=10):
     "message",
     [
         hello(held((0, 0))),
-        m.Proposal(number=3, step=12, plan=m.Plan(copies=(1, 2), shares=(Share(index=0, count=1, share_epoch=1),))),
+        m.Proposal(number=3, step=12, plan=m.Plan(copies=(1, 2), blocks=(Block(number=1, from_batch=0, to_batch=9),))),
         m.CaptureRegions(after=2, fragment_id=1, boundary=2, from_step=3, to_step=7, codec=Codec.INT8),
         m.Goodbye(reason="ended", ended=True),
     ],

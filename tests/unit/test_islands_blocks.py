@@ -3,14 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.wire import messages as m
 from broker.wire.messages import OWN_PASS, Block
-from islands.protocol.data_shares import Cursor, DataShare, TrainedBatch
-from islands.protocol.events import Boundary, Tick
+from broker.wire.schema import MAX_DATA_RANGES
+from islands.protocol.data_shares import DataShare, Trail, TrainedBatch
+from islands.protocol.events import Boundary, Fail, Tick
 from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
 from islands.tasks.task import endless_batches
+from tests.aggregator_hand import of
 from tests.island_hand import Hand, sent
 from tests.unit.test_islands_task import a_task
 
@@ -23,11 +27,11 @@ ONE, TWO, THREE = block(1, 0, 2), block(2, 10, 12), block(3, 20, 22)
 
 
 def view(*blocks):
-    return DataShare.of(blocks, seed=5, life=1, by_blocks=True)
+    return DataShare.of(blocks, seed=5, life=1)
 
 
 def train(share, steps):
-    return [(each.share, each.batch) for each in (share.trained() for _ in range(steps))]
+    return [(each.block, each.batch) for each in (share.trained() for _ in range(steps))]
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
@@ -111,13 +115,43 @@ def test_data_that_count_by_themselves_begin_anew_at_each_block_and_those_that_a
     assert (seen, begun) == ([0, 1, 10, 11, 12], begins)
 
 
+def test_batches_of_data_that_only_this_island_has_are_counted_over_all_its_lives():
+    share = DataShare.of([ONE, block(2, 10, 12)], seed=5, life=2, own=7)
+    assert share.own == 7
+    train(share, 3)  # its cursor has jumped
+    share.hold([], 3)
+    train(share, 1)
+    assert share.own == 11
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), min_size=1, max_size=12), st.data())
+def test_ranges_of_a_trail_hold_just_the_batches_of_their_steps(turns, draw):
+    trail, batches, steps = Trail(), {}, []
+    for number, num in turns:
+        for _ in range(num):
+            batches[number] = batches.get(number, -1) + 1
+            trail.add(len(steps), TrainedBatch(number, batches[number]))
+            steps.append((number, batches[number]))
+    a = draw.draw(st.integers(0, len(steps) - 1))
+    b = draw.draw(st.integers(a + 1, len(steps)))
+    said = [(d.share, i) for d in trail.data_of(a, b) for i in range(d.from_batch, d.to_batch)]
+    assert sorted(said) == sorted(steps[a:b])
+
+
+def test_what_is_in_too_many_pieces_to_be_named_is_not_named():
+    trail = Trail()
+    for step in range(MAX_DATA_RANGES + 1):
+        trail.add(step, TrainedBatch(0, 2 * step))
+    assert len(trail.data_of(0, MAX_DATA_RANGES)) == MAX_DATA_RANGES
+    assert trail.data_of(0, MAX_DATA_RANGES + 1) == ()
+
+
 class Dealt(Hand):
-    """An island of a run whose data go out in blocks."""
+    """An island that is given blocks."""
 
     def __init__(self, *blocks, **more):
         self.blocks = blocks
         super().__init__(joined=False, **more)
-        self.settings = replace(self.settings, data_ahead_s=10.0)
         self.join()
 
     def join(self, incarnation=1):
@@ -139,7 +173,7 @@ class Dealt(Hand):
 
     def train(self, *batches):
         """Runs a step on each of (block, batch); returns what it says."""
-        trained = tuple((self.step + i, TrainedBatch(n, 0, batch)) for i, (n, batch) in enumerate(batches))
+        trained = tuple((self.step + i, TrainedBatch(n, batch)) for i, (n, batch) in enumerate(batches))
         self.step += len(batches)
         return self.feed(Boundary(inner_step=self.step, tokens=self.step * 10, trained=trained, copied=(0,)))
 
@@ -193,9 +227,16 @@ def test_the_next_process_of_a_life_goes_on_in_its_block():
         sequence=5,
         at=Point(7, 70),
         overwritten_tokens=(0,),
-        cursors=(Cursor(1, 0, 4), Cursor(2, 0, 7)),
+        cursors={1: 4, 2: 7},
         contributions=(),
     )
     island = Dealt(block(1, 0, 4), block(2, 4, 9), paused=paused)
-    share = DataShare.of(island.core.shares, seed=0, life=1, by_blocks=True)
+    share = DataShare.of(island.core.blocks, seed=0, life=1)
     assert train(share, 2) == [(2, 7), (2, 8)]
+
+
+def test_an_island_does_not_join_a_run_with_one_share_of_the_data_for_each():
+    island = Hand(joined=False)
+    island.settings = replace(island.settings, data_ahead_s=0.0)
+    (fail,) = of(island.welcome(), Fail)
+    assert (fail.reason, "data_ahead_s = 0" in fail.cure) == (m.Reason.PROTOCOL_VERSION, True)

@@ -21,7 +21,7 @@ from islands.protocol.events import (
     Tick,
 )
 from tests.aggregator_hand import TOKENS_PER_STEP, notes, of
-from tests.island_hand import SHARE, Hand, sent
+from tests.island_hand import Hand, sent
 
 
 @pytest.fixture
@@ -281,10 +281,17 @@ def test_only_shard_0_speaks_of_the_phase_the_shares_and_the_progress():
     hand = Hand(fragments=2)
     hand.boundary(4)
     of_shard(hand, 0, trained_tokens=400, fleet_ratio=10.0)
-    shares = hand.core.shares
-    of_shard(hand, 1, phase=m.Phase.FLUSHING, trained_tokens=9_999, fleet_ratio=99.0, taken_over=(SHARE, SHARE))
+    blocks = hand.core.blocks
+    of_shard(
+        hand,
+        1,
+        phase=m.Phase.FLUSHING,
+        trained_tokens=9_999,
+        fleet_ratio=99.0,
+        blocks=(m.Block(number=1, from_batch=0, to_batch=9),),
+    )
     assert (hand.core.phase, hand.core.done) == (m.Phase.RUNNING, False)
-    assert hand.core.shares == shares
+    assert hand.core.blocks == blocks
     assert hand.core.schedule.at(40) == 400
     of_shard(hand, 0, phase=m.Phase.FLUSHING)
     assert (hand.core.phase, hand.core.done) == (m.Phase.FLUSHING, True)

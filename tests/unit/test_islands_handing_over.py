@@ -299,12 +299,10 @@ def test_a_resolution_of_something_else_is_ignored(hand):
 
 
 def test_what_was_trained_is_forgotten_once_the_fragments_that_move_have_handed_it_over():
-    """A frozen one never does: what an heir trained, a few batches of each share in turn, would be kept for ever."""
+    """A frozen one never does: what was trained, a batch of each block in turn, would be kept for ever."""
     hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
     for round_id in range(1, 40):
-        trained = tuple(
-            (n, TrainedBatch(share=n % 2, share_epoch=0, batch=n // 2)) for n in range(hand.step, hand.step + 4)
-        )
+        trained = tuple((n, TrainedBatch(n % 2, n // 2)) for n in range(hand.step, hand.step + 4))
         hand.step += 4
         tokens = hand.step * TOKENS_PER_STEP
         hand.feed(Boundary(inner_step=hand.step, tokens=tokens, copied=(0,), trained=trained))

@@ -4,7 +4,6 @@ import asyncio
 import os
 import pickle
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -26,7 +25,7 @@ from islands.session.exchange import Batch, Exchange, Install, JoinedRun, take_n
 from islands.session.training_state import Position, Snapshot
 from tests.aggregator_hand import id_of
 from tests.forked import said
-from tests.island_hand import SETTINGS, SHARE
+from tests.island_hand import SETTINGS
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def island_of():
         manifest = partition(tensor_specs(params, kinds), 1)
         exchange, array_work = Exchange(), ArrayWork(params, None)
         array_work.open(manifest)
-        exchange.due.shares = (SHARE,)
+        exchange.due.life = 1
         exchange.membership = JoinedRun(
             island_id="island-0",
             incarnation=1,
@@ -248,17 +247,16 @@ def test_a_frozen_leaf_that_training_moves_is_found_within_a_few_hand_overs(isla
     assert found == ["", "", "base/19", "", "", "base/19"]
 
 
-@pytest.mark.parametrize("ahead_s", [0.0, 1.0])
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_loop_that_never_asks_which_data_are_dealt_to_it_is_told_once(island_of, caplog, ahead_s, asks):
-    island, exchange = island_of(params_of(), settings=replace(SETTINGS, data_ahead_s=ahead_s))
+def test_a_loop_that_never_asks_which_data_are_dealt_to_it_is_told_once(island_of, caplog, asks):
+    island, exchange = island_of(params_of())
     params, _ = island.restore(params_of())
     for _ in range(4):
         if asks:
             island.share.take()
         params = hand_over(island, exchange, params)
     told = [r for r in caplog.records if r.getMessage().startswith("data.not_taken")]
-    assert len(told) == (ahead_s > 0 and not asks)
+    assert len(told) == (not asks)
 
 
 def test_a_fragment_is_copied_when_its_round_is_open_and_ahead_of_that_where_a_step_takes_long(begun):

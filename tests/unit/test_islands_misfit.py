@@ -82,7 +82,6 @@ def test_a_next_life_begins_with_no_more_tokens_than_its_steps_had():
         epoch=1,
         fragments=tuple((t,) for t in hand.tensors),
         settings=SETTINGS,
-        share=m.Share(index=0, count=1, share_epoch=0),
         start_step=4,
         start_tokens=41,
     )

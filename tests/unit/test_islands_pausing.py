@@ -9,13 +9,12 @@ from broker.wire import messages as m
 from broker.wire.errors import Unavailable
 from broker.wire.headers import Limits
 from broker.wire.tensors import encode_tensor
-from islands.protocol.data_shares import Cursor, TrainedBatch
+from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.events import Boundary, Capture, Captured, Fail, Joined
 from islands.protocol.fragment import Point
 from islands.session import paused_file
-from tests import island_hand
 from tests.aggregator_hand import notes, of
-from tests.island_hand import SHARE, Hand, sent
+from tests.island_hand import Hand, sent
 
 
 def stopped(hand, steps=3):
@@ -109,22 +108,18 @@ def test_a_process_that_must_join_anew_does_not_claim_the_kept_life_again():
     assert join.resumes == ""
 
 
-def test_its_data_go_on_where_the_last_process_stopped_although_the_aggregator_knows_less(monkeypatch):
+def test_its_data_go_on_where_the_last_process_stopped_although_the_aggregator_knows_less():
     hand = Hand()
     for step in range(3):
         hand.step += 1
-        taken = ((step, TrainedBatch(share=0, share_epoch=0, batch=step)),)
+        taken = ((step, TrainedBatch(1, step)),)
         hand.feed(Boundary(inner_step=hand.step, tokens=10 * hand.step, trained=taken))
     kept = paused(hand)
-    assert kept.cursors == (Cursor(share=0, share_epoch=0, batch=3),)
+    assert kept.cursors == {1: 3}
     later = Hand(joined=False, paused=kept)
     later.welcome(incarnation=1)
-    assert [share.cursor for share in later.core.shares] == [3]
-    later.state()
-    assert [share.cursor for share in later.core.shares] == [3]
-    monkeypatch.setattr(island_hand, "SHARE", replace(SHARE, share_epoch=1, cursor=2))
-    later.state(versions=(0,))
-    assert [share.cursor for share in later.core.shares] == [2], "under another epoch it is another's progress"
+    later.state(blocks=(m.Block(number=1, from_batch=0, to_batch=9), m.Block(number=2, from_batch=9, to_batch=12)))
+    assert [block.from_batch for block in later.core.blocks] == [3, 9]
 
 
 def test_whoever_comes_after_the_end_hears_that_it_is_over():
@@ -139,7 +134,7 @@ def test_whoever_comes_after_the_end_hears_that_it_is_over():
 @pytest.fixture
 def kept():
     hand = Hand()
-    trained = tuple((step, TrainedBatch(share=0, share_epoch=2, batch=4 + step)) for step in range(3))
+    trained = tuple((step, TrainedBatch(2, 4 + step)) for step in range(3))
     hand.feed(Boundary(inner_step=3, tokens=30, copied=(0,), trained=trained, stopped=True))
     hand.feed(Captured(fragment_id=0, payload=(encode_tensor(np.ones((8, 8), np.float32), m.Codec.BF16),)))
     return paused(hand)

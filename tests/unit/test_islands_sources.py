@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import islands
 from broker.wire.errors import ConfigError
-from broker.wire.messages import OWN_PASS, Block, Share
+from broker.wire.messages import OWN_PASS, Block
 from islands.protocol.data_shares import DataShare
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -144,7 +144,7 @@ def test_an_island_that_comes_back_goes_on_where_its_share_stands(name, size, ba
 def test_blocks_of_unequal_islands_hold_each_example_once(name):
     def island(*blocks):
         held = [Block(number=n + 1, from_batch=a, to_batch=b) for n, (a, b) in enumerate(blocks)]
-        share = DataShare.of(held, seed=3, by_blocks=True)
+        share = DataShare.of(held, seed=3, life=1)
         return dealt(SOURCES[name](40), share, sum(b - a for a, b in blocks), batch=4)
 
     seen = [*island((0, 2), (3, 7)), *island((2, 3), (7, 10))]
@@ -289,10 +289,16 @@ def test_arguments_that_cannot_work_are_refused_at_once(wrong):
         islands.batches([1], DataShare(index=0, count=1), **wrong)
 
 
-def test_shares_of_a_run_with_parts_are_dealt_in_turn():
-    held = [Share(index=i, count=2, share_epoch=0, cursor=0, lane=0) for i in range(2)]
-    share = DataShare.of(held, seed=1)
-    assert sorted(x for b in dealt(list(range(32)), share, 32, batch=1) for x in b) == list(range(32))
+@pytest.mark.parametrize("name", SOURCES)
+def test_of_a_source_of_its_own_an_island_trains_all_whatever_blocks_it_is_given(name):
+    def trained(own, num):
+        held = [Block(number=1, from_batch=3, to_batch=5), Block(number=2, from_batch=90, to_batch=99)]
+        share = DataShare.of(held, seed=3, life=1, own=own)
+        return [b.tolist() for b in islice(islands.batches(SOURCES[name](40), share, batch=4, own=True), num)]
+
+    whole = trained(0, 10)
+    assert sorted(each for b in whole for each in b) == list(range(40))
+    assert trained(4, 6) == whole[4:], "a later life goes on where the last one was"
 
 
 # --- the libraries themselves, where they are installed ---------------------------------------------------------------

@@ -173,6 +173,9 @@ def test_a_variant_stands_for_several_settings(write):
     assert (settings.keep, settings.islands, settings.steps, dict(settings.options)) == (0.0, 3, 99, {"batch": 4})
 
 
+AHEAD = {"data_ahead_s": 10.0}
+
+
 def test_settings_survive_the_way_through_json():
     cell = cell_settings({"mode": "decoupled", "task.model": "tiny", "joins": [[1, 2, 3.5]], "step_times_s": [1, 2]})
     assert cell_settings(resolved(cell)) == cell
@@ -188,6 +191,14 @@ def test_the_keys_of_records_stay_what_they_were_when_there_were_other_settings(
     (one,) = [each for each in read(RECORDS, "failures") if each.seed == 0 and not each.settings["chips"]][:1]
     known = {name: value for name, value in one.settings.items() if name in resolved(cell) or name.startswith("task.")}
     assert key_of(cell_settings(known), 0) == one.key
+
+
+def test_records_of_runs_with_one_share_of_the_data_for_each_island_count_and_nothing_runs_such():
+    before, now, named = (cell_settings({"mode": "decoupled", **data}) for data in ({"data_ahead_s": 0.0}, {}, AHEAD))
+    assert (now.aggregator.data_ahead_s, named.aggregator.data_ahead_s) == (10.0, 10.0)
+    assert key_of(before, 1) == key_of(now, 1) != key_of(named, 1)
+    with pytest.raises(ConfigError, match="data_ahead_s"):
+        _ = cell_settings(resolved(before)).aggregator  # as the worker has it
 
 
 def test_what_is_not_said_of_the_outer_step_is_what_suits_the_inner_optimizer():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from broker.wire.errors import Unavailable
-from broker.wire.messages import Share
+from broker.wire.messages import Block
 from islands.hosts import messages as m
 from islands.hosts.speaker import Vote
 from islands.multihost.planner import PROGRESS_EVERY, Planner
@@ -139,16 +139,16 @@ def test_there_is_one_plan_at_a_time_until_every_host_is_past_it(hand):
 
 
 def test_what_training_may_know_changes_with_a_plan_only(hand):
-    share = Share(index=1, count=2, share_epoch=3)
-    hand.due.shares, hand.due.life, hand.due.done = (share,), 2, True
+    block = Block(number=1, from_batch=0, to_batch=9)
+    hand.due.blocks, hand.due.life, hand.due.done = (block,), 2, True
     hand.due.progress = Progress(100, 40, 2.0)
     hand.advance()
     hand.vote()
     here = hand.exchange.due
-    assert (here.shares, here.life, here.done) == ((), 0, False)
+    assert (here.blocks, here.life, here.done) == ((), 0, False)
     for step in range(11, hand.last(m.Proposal).step + 1):
         hand.plans.arrive(step)
-    assert (here.shares, here.life, here.done, here.progress) == ((share,), 2, True, Progress(100, 40, 2.0))
+    assert (here.blocks, here.life, here.done, here.progress) == ((block,), 2, True, Progress(100, 40, 2.0))
 
 
 def test_the_progress_of_the_fleet_alone_is_no_plan_for_a_while(hand):

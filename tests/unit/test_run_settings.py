@@ -50,28 +50,44 @@ def test_what_is_not_given_follows_the_run_whatever_the_defaults_are():
     assert changes(again, record()) == ()
 
 
-def test_a_run_that_is_older_than_blocks_of_data_keeps_one_share_for_each_island():
+@pytest.mark.parametrize("given", [{}, {"data_ahead_s": 0.0}, {"data_ahead_s": 5.0}])
+@pytest.mark.parametrize("had", [{"data_ahead_s": 0.0}, {}], ids=["as it says", "older than the setting"])
+def test_a_run_with_one_share_of_the_data_for_each_island_is_refused_with_the_cure(given, had):
     older = {name: value for name, value in recorded(FOUNDED).items() if name != "data_ahead_s"}
-    again = settled({"run_id": "demo"}, record(settings=older))
-    assert again.data_ahead_s == 0.0
-    with pytest.raises(ConfigError, match="data_ahead_s"):
-        settled({"run_id": "demo", "data_ahead_s": 5.0}, record(settings=older))
-    assert settled({"run_id": "demo"}, record(settings={})).data_ahead_s == 0.0
+    with pytest.raises(ConfigError, match=r"the checkout that began it.*export") as refused:
+        settled({"run_id": "demo", **given}, record(settings=older | had))
+    assert (refused.value.field, refused.value.value) == ("data_ahead_s", 0.0)
+
+
+def test_a_tape_of_a_run_with_one_share_of_the_data_for_each_island_is_refused_with_the_cure():
+    tape = two_lives()
+    tape[0]["config"]["data_ahead_s"] = 0.0
+    told = played(tape)[1].what
+    assert "data_ahead_s = 0.0" in told
+    assert "the checkout that began it: finish it there, or export its model" in told
+
+
+def test_a_new_run_with_one_share_of_the_data_for_each_island_is_refused():
+    with pytest.raises(ConfigError, match=r"data_ahead_s = 0\.0: must be above 0, 10 is usual"):
+        settled({"run_id": "demo", "data_ahead_s": 0.0}, None)
 
 
 @pytest.mark.parametrize(("name", "had", "given"), list(with_scope(Scope.FIXED)))
 def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cure(name, had, given):
     with pytest.raises(ConfigError) as refused:
-        settled({"run_id": "demo", name: given}, record(settings={name: had}))
+        settled({"run_id": "demo", name: given}, record(settings={"data_ahead_s": 10.0, name: had}))
     assert (refused.value.field, refused.value.value) == (name, given)
     assert f"the run has {had}" in refused.value.cure
     assert "leave it out, or start another run" in refused.value.cure
-    assert getattr(settled({"run_id": "demo", name: given}, record(settings={name: given})), name) == given
+    assert (
+        getattr(settled({"run_id": "demo", name: given}, record(settings={"data_ahead_s": 10.0, name: given})), name)
+        == given
+    )
 
 
 @pytest.mark.parametrize(("name", "had", "given"), list(with_scope(Scope.CHANGEABLE)))
 def test_a_changeable_setting_is_taken_and_told(name, had, given):
-    before = record(settings={name: had})
+    before = record(settings={"data_ahead_s": 10.0, name: had})
     config = settled({"run_id": "demo", name: given}, before)
     assert getattr(config, name) == given
     assert changes(config, before) == (Change(field=name, was=had, now=given),)

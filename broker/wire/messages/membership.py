@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages.recipe import Demand, Recipe
-from broker.wire.messages.values import Block, Channel, Payload, Reason, Role, Share
+from broker.wire.messages.values import WHOLE, Block, Channel, Payload, Reason, Role, Share
 
 
 class Departure(StrEnum):
@@ -29,8 +29,7 @@ class RunSettings:
         tokens_per_fleet_step: Tokens that as many islands as are configured train in one step, if all have this
             one's ``tokens_per_step``: the unit of ``Island.schedule_step``.
         seed: Of model initialisation and data order; the same on all islands.
-        data_ahead_s: Seconds of training for which an island is given data at a time, in blocks; 0: it has one share of
-            them for the whole run.
+        data_ahead_s: Seconds of training for which an island is given data at a time, in blocks.
     """
 
     recipe: Recipe
@@ -87,7 +86,7 @@ class Welcome:
     Attributes:
         island_id: The id to use from now on, with ``incarnation``.
         start_step: Inner step to go on from: the highest step known to have been handed over, with ``start_tokens``.
-        blocks: Of the data; none where each island has one share of them for the whole run.
+        blocks: Of the data. ``share`` is always all of them, and ``taken_over`` empty.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -98,7 +97,7 @@ class Welcome:
     epoch: int
     fragments: tuple[tuple[TensorSpec, ...], ...]
     settings: RunSettings
-    share: Share
+    share: Share = WHOLE
     taken_over: tuple[Share, ...] = ()
     blocks: tuple[Block, ...] = ()
     start_step: int

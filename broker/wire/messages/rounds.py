@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from broker.wire.messages.values import (
+    WHOLE,
     Block,
     Channel,
     Codec,
@@ -190,9 +191,7 @@ class FleetState:
         seed: Fragments of version 0 that this island is asked to supply.
         trained_tokens: Tokens trained by the fleet as last reported.
         fleet_ratio: Tokens the fleet trains while this island trains one.
-        taken_over: Parts of islands that are away; whatever is not listed any more is theirs again.
-        blocks: Of the data, where these go out in blocks: what is not listed any more is not this island's. Then
-            ``share`` is all of the data.
+        blocks: Of the data: what is not listed any more is not this island's. ``share`` is all of the data.
         shard: Whose fragments this is about, of ``shards``.
     """
 
@@ -207,7 +206,7 @@ class FleetState:
     seed: tuple[int, ...]
     trained_tokens: int
     fleet_ratio: float
-    share: Share
+    share: Share = WHOLE
     taken_over: tuple[Share, ...] = ()
     blocks: tuple[Block, ...] = ()
     shard: int = 0

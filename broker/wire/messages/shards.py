@@ -28,9 +28,9 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """A share in one island's hands, from batch ``cursor`` on; empty ``owner``: in nobody's.
+    """Block number ``share`` in one island's hands; empty ``owner``: in nobody's.
 
-    Of a block ``to_batch`` says where it ends, ``batch_tokens`` what its owner calls a batch; of a share both are 0.
+    It goes from batch ``cursor`` to ``to_batch``. ``batch_tokens`` is what its owner calls a batch, ``share_epoch`` 0.
     """
 
     share: int
@@ -52,7 +52,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """The furthest batch of a share that one shard has merged, or holds: one past it."""
+    """The furthest batch of a block that one shard has merged, or holds: one past it."""
 
     share: int
     batch: int
@@ -60,7 +60,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """The decisions of shard 0 for all shards: phase, seeding island, members' lives, data shares.
+    """The decisions of shard 0 for all shards: phase, seeding island, members' lives, blocks of data.
 
     Repeated until :class:`Rostered` says that it is durable there; see :mod:`aggregator.rounds.roster`.
 
@@ -71,7 +71,7 @@ class Roster:
         seeder: The island that is asked for it, empty for none.
         fragments: The run's manifest; empty before the first island joins, when ``recipe`` is None.
         members: Every island that ever joined.
-        tenures: Every share that was ever given to anybody, or every block that is in use.
+        tenures: Every block that is in use.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -98,7 +98,7 @@ class Rostered:
         seeding_id: Of the attempt at version 0 that is durable there whole; 0: none is.
         flushed: Its flush is done, as far as it can be.
         begins: Where islands go on whose new life has not begun.
-        reached: How far shares that belong to nobody were trained.
+        reached: How far blocks that belong to nobody were trained.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL

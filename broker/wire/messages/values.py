@@ -152,11 +152,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A part of the data in one island's hands: ``index`` of ``count``, from batch ``cursor`` on.
-
-    ``share_epoch`` grows with each change of hands. ``lane`` counts passes over the data, for islands beyond the
-    expected number, each in an order of its own.
-    """
+    """A part of the data, as messages name it: always :data:`WHOLE` since data go out in blocks."""
 
     index: int
     count: int
@@ -164,6 +160,9 @@ class Share:
     lane: int = 0
     cursor: int = 0
 
+
+#: All of the data: what every island is told, since data go out in blocks of it.
+WHOLE = Share(index=0, count=1, share_epoch=0)
 
 #: Batches from here on are of a pass over the data of an island's own: no block reaches as far.
 OWN_PASS = 2**40
@@ -184,10 +183,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRange:
-    """Batches ``[from_batch, to_batch)`` of share number ``share``, which is ``lane * count + index``.
+    """Batches ``[from_batch, to_batch)`` of the block with number ``share``; ``share_epoch`` is 0.
 
-    Where the data go out in blocks, ``share`` is the block's number, and ``share_epoch`` 0. From :data:`OWN_PASS` on
-    batches are of a pass of the island's own, which it trained after the block because it knew of no other one.
+    From :data:`OWN_PASS` on batches are of a pass of the island's own, which it trained after the block because it knew
+    of no other one.
     """
 
     share: int
