@@ -25,7 +25,7 @@ from aggregator.copies.sets import STORE, CompleteSet, CopiedFile, CopiedVersion
 from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, ledger_path, mapped, read_run, run_path, versions
 from aggregator.store.replacing import TEMPORARY
-from aggregator.store.segments import numbers_in, segments_of
+from aggregator.store.segments import closed_of
 from broker.wire.errors import Unavailable
 from broker.wire.fragments import shard_of
 
@@ -242,11 +242,11 @@ def _segments(tape: Path, folder: str, stack: ExitStack) -> Iterator[Source]:
         try:
             growing = _growing(folder + tape.name, tape, stack)
         except FileNotFoundError:
-            if not numbers_in(tape):
+            if not closed_of(tape):
                 return
             continue  # it is being closed
         with mapped(f"cannot read {tape}", definite=True):
-            finished = [path for path in segments_of(tape).files if path != tape and path.is_file()]
+            finished = [path for path in closed_of(tape).values() if path.is_file()]
             same = tape.exists() and tape.stat().st_ino == growing.place.stat().st_ino
         if same:
             for path in finished:

@@ -32,7 +32,7 @@ from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
 from aggregator.store.replacing import flush_directory, replace
 from aggregator.store.rotation import Rotation
-from aggregator.store.segments import PACKED, Header, header_of, numbers_in, opened, segments_of
+from aggregator.store.segments import PACKED, Header, closed_of, header_of, opened, segments_of
 from aggregator.store.tape import read_lines
 from broker.process import logs
 
@@ -88,10 +88,10 @@ def dropped_before(path: Path) -> dict[int, Carried]:
     for again in (True, True, False):
         try:
             there = segments_of(path)
-            newest = header_of(there.files[-1]) if there.files else None
-            if newest is None or not 1 < there.first <= newest.dropped + 1:
+            first = min(there, default=1)
+            if not 1 < first <= header_of(there[max(there)]).dropped + 1:
                 return {}
-            with opened(there.files[0]) as file:
+            with opened(there[first]) as file:
                 _, line = file.readline(), file.readline()
             return carried_over(_row(line) or {}) or {}
         except FileNotFoundError:  # closed, compressed or dropped in this moment
@@ -126,7 +126,7 @@ def cut_above(path: Path, newest: Mapping[int, int]) -> None:
         Unavailable: The disk fails.
     """
     with mapped(f"cannot read {path}", definite=True):
-        files = segments_of(path).files
+        files = segments_of(path).values()
     stays: dict[int, Carried] = {}
     for file in files:
         with mapped(f"cannot read {file}", definite=True), opened(file) as read:
@@ -283,7 +283,7 @@ class LedgerFile:
         known: set[Key] = set()
         before: dict[int, Carried] = {}
         last: dict[int, Carried] = {}
-        whole = not numbers_in(self._path)
+        whole = not closed_of(self._path)
         with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 row = _row(line) or {}

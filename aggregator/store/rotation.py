@@ -2,9 +2,9 @@
 
 The files are an event tape and a store's ledger; both are called a tape here.
 
-Closing is two renamings, by whoever writes. Compressing and dropping are for a thread of their own with a low priority,
-so that nobody waits for them. Whatever fails there is logged when it begins and when it ends, and tried again with the
-next segment; until then segments stay as they are.
+Closing is two renamings, by whoever writes; a start undoes the first where the second is missing. Compressing and
+dropping are for a thread of their own with a low priority, so that nobody waits for them. Whatever fails there is
+logged when it begins and when it ends, and tried again with the next segment; until then segments stay as they are.
 
 A crash at any moment leaves each segment plain, compressed, or both with the same lines. A compressed file is written
 whole and flushed before it gets its name, and its plain one goes after that.
@@ -13,18 +13,29 @@ whole and flushed before it gets its name, and its plain one goes after that.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from aggregator.store.segments import UNFINISHED, Header, first_digest, numbers_in, opened, packed_name, plain_name
+from aggregator.store.commit_file import write_all
+from aggregator.store.segments import (
+    UNFINISHED,
+    Header,
+    closed_of,
+    first_digest,
+    header_of,
+    opened,
+    packed_name,
+    plain_name,
+)
 from broker.process import logs
 
 log = logs.get(__name__)
@@ -52,7 +63,8 @@ class Rotation:
         self._due_bytes = segment_bytes
         self._header = Header(segment=1)
         self._troubles: set[str] = set()
-        self._tidier = _Tidier(path, self._trouble)
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
 
     def open(self) -> int:
         """Returns a descriptor of the file to append to, and begins to compress what an earlier life has left.
@@ -60,20 +72,19 @@ class Rotation:
         Raises:
             OSError: It cannot be opened.
         """
-        closed = numbers_in(self._path)
-        if closed and (not self._path.exists() or self._path.stat().st_size == 0):  # killed between the two renamings
-            self._header = self._after(closed[-1])
-            fd = self._found(self._header.segment) or self._put(self._header)
-        else:
-            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            found = Header.of(os.pread(fd, 1 << 16, 0).partition(b"\n")[0])
-            if found is not None:
-                self._header = found
-            elif closed:  # a power failure took it
-                self._header = self._after(closed[-1])
-                os.write(fd, b"\n" + self._header.text())
+        closed = closed_of(self._path)
+        newest = max(closed, default=0)
+        if closed and not self._path.exists() and closed[newest] == plain_name(self._path, newest):
+            os.rename(closed.pop(newest), self._path)  # killed between the two renamings
+            newest = max(closed, default=0)
+        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._header = header_of(self._path)
+        if self._header.segment <= newest:  # a power failure took its header, or all of it
+            os.close(fd)
+            self._header = self._after(newest, closed[newest])
+            fd = self._put(self._header, self._path.read_bytes())
         if closed:
-            self._tidier.wake(self._header.dropped)
+            self._tidy_aside()
         return fd
 
     def turn(self, fd: int) -> int:
@@ -86,8 +97,7 @@ class Rotation:
             if not self._segment_bytes or size < self._due_bytes:
                 return fd
             self._due_bytes = size + self._segment_bytes  # if it fails now, so much later
-            with open(fd, "rb", closefd=False) as file:
-                header = self._next(self._header, file)
+            header = self._next(self._header, self._path)
             new = self._put(header, instead_of=plain_name(self._path, self._header.segment))
         except OSError as err:
             self._trouble("close", err)
@@ -96,66 +106,61 @@ class Rotation:
         os.close(fd)
         begins_at = os.fstat(new).st_size - len(header.text())
         self._header, self._due_bytes = header, self._segment_bytes + begins_at
-        self._tidier.wake(header.dropped)
+        self._tidy_aside()
         return new
 
     def wait(self) -> None:
         """Returns when the thread has nothing to do: only then may somebody else change closed segments."""
-        self._tidier.wait()
+        if self._thread is not None:
+            self._thread.join()
 
     def close(self) -> None:
         """Waits a little for the thread, and ends it."""
-        self._tidier.close(LAST_WAIT_S)
+        if self._thread is not None:
+            self._thread.join(LAST_WAIT_S)
+            self._ending.set()
+            self._thread.join(LAST_WAIT_S)
 
     # --- one segment after another ------------------------------------------------------------------------------
 
-    def _next(self, header: Header, file: BinaryIO) -> Header:
+    def _next(self, header: Header, file: Path) -> Header:
         """Returns the header of the segment after ``file``, which has ``header``."""
-        lines, lives, life = _counted(file)
+        lines, lives, first, life = header.lines, header.lives, header.first, header.life
+        begun = b""
+        with io.BufferedReader(opened(file)) as read:
+            for line in read:
+                lines += 1
+                if line.startswith(_LIFE):
+                    lives, begun = lives + 1, line
+                if lines == 1:
+                    with suppress(TypeError, ValueError):  # cut short
+                        first = first or first_digest(json.loads(line))
+        with suppress(KeyError, ValueError):  # cut short, or no aggregator wrote it
+            life = {name: json.loads(begun)[name] for name in ("tape", "epoch", "config")} if begun else life
         return Header(
             segment=header.segment + 1,
-            lines=header.lines + lines,
-            lives=header.lives + lives,
+            lines=lines,
+            lives=lives,
             dropped=max(header.dropped, header.segment - self._keep) if self._keep else header.dropped,
             time_s=round(time.time(), 3),
-            first=header.first or (_first_digest(file) if header.segment == 1 else ""),
-            life=life or header.life,
+            first=first,
+            life=life,
         )
 
-    def _after(self, number: int) -> Header:
+    def _after(self, number: int, file: Path) -> Header:
         """Returns the header of the segment after a closed one, from that one alone."""
-        plain = plain_name(self._path, number)
         try:
-            with opened(plain if plain.exists() else packed_name(self._path, number)) as file:
-                header = Header.of(file.readline()) or Header(segment=number)
-                return self._next(header, file)
+            return self._next(replace(header_of(file), segment=number), file)
         except (OSError, EOFError, zlib.error) as err:  # damaged: lines are counted anew, and that is all
             log.warning("tape.segment_damaged", path=str(self._path), segment=number, detail=str(err))
             return Header(segment=number + 1, time_s=round(time.time(), 3))
 
-    def _found(self, number: int) -> int:
-        """Returns a descriptor of the next file if it was finished, and only not renamed; else 0."""
-        new = self._path.with_name(self._path.name + UNFINISHED)
-        try:
-            fd = os.open(new, os.O_RDWR | os.O_APPEND)
-        except FileNotFoundError:
-            return 0
-        header = Header.of(os.pread(fd, 1 << 16, 0).partition(b"\n")[0])
-        if header is None or header.segment != number:
-            os.close(fd)
-            return 0
-        os.rename(new, self._path)
-        self._header = header
-        return fd
-
-    def _put(self, header: Header, instead_of: Path | None = None) -> int:
+    def _put(self, header: Header, content: bytes = b"", *, instead_of: Path | None = None) -> int:
         """Puts a new file with its header in the tape's place, and the one there under another name."""
         new = self._path.with_name(self._path.name + UNFINISHED)
         fd = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            data = memoryview(header.text() + self._opening())
-            while data:
-                data = data[os.write(fd, data) :]
+            write_all(fd, memoryview(header.text() + self._opening() + content))
             os.fsync(fd)  # before it has its name: a file by that name is whole
             if instead_of is not None:
                 os.rename(self._path, instead_of)
@@ -182,89 +187,24 @@ class Rotation:
             self._troubles.discard(what)
             log.info("tape.segments_back", path=str(self._path), what=what)
 
+    # --- closed ones, in a thread -------------------------------------------------------------------------------
 
-def _counted(file: BinaryIO) -> tuple[int, int, Mapping[str, Any] | None]:
-    """Returns how many lines a file has, how many lives begin in it, and the newest of them for a header."""
-    file.seek(0)
-    at = lines = lives = 0
-    begun: int | None = None
-    before = b"\n"  # as much of the chunk before as the mark of a life may have begun in
-    while chunk := file.read(_CHUNK_BYTES):
-        lines += chunk.count(b"\n")
-        text, text_at = before + chunk, at - len(before)
-        if found := text.count(b"\n" + _LIFE):
-            lives, begun = lives + found, text_at + text.rindex(b"\n" + _LIFE) + 1
-        before = text[-len(_LIFE) :]
-        at += len(chunk)
-    if begun is None:
-        return lines, lives, None
-    file.seek(begun)
-    try:
-        line = json.loads(file.readline())
-        return lines, lives, {name: line[name] for name in ("tape", "epoch", "config")}
-    except (KeyError, ValueError):  # cut short, or no aggregator wrote it
-        return lines, lives, None
+    def _tidy_aside(self) -> None:
+        """Has segments dropped by the rule, and the others compressed, once the thread of before has ended."""
+        arguments = self._thread, self._header
+        self._thread = threading.Thread(target=self._tidy, args=arguments, name="atoll-tape-segments", daemon=True)
+        self._thread.start()
 
-
-def _first_digest(file: BinaryIO) -> str:
-    file.seek(0)
-    try:
-        return first_digest(json.loads(file.readline()))
-    except (TypeError, ValueError):  # cut short
-        return ""
-
-
-class _Tidier:
-    """A thread that drops and compresses, while there is something to do."""
-
-    def __init__(self, path: Path, trouble: Callable[[str, OSError | None], None]) -> None:
-        self._path, self._trouble = path, trouble
-        self._dropped = 0
-        self._lock = threading.Lock()
-        self._due = False
-        self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
-
-    def wake(self, dropped: int) -> None:
-        """Has segments dropped up to a number, and the others compressed."""
-        with self._lock:
-            self._due, self._dropped = True, dropped
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._main, name="atoll-tape-segments", daemon=True)
-                self._thread.start()
-
-    def wait(self) -> None:
-        """Returns when there is nothing to do."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-
-    def close(self, wait_s: float) -> None:
-        """Ends it, within ``wait_s`` and a moment."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(wait_s)
-            self._ending.set()
-            thread.join(wait_s)
-
-    def _main(self) -> None:
+    def _tidy(self, before: threading.Thread | None, header: Header) -> None:
+        if before is not None:
+            before.join()
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        while True:
-            with self._lock:
-                if not self._due or self._ending.is_set():
-                    self._thread = None
-                    return
-                self._due, dropped = False, self._dropped
-            self._tidy(dropped)
-
-    def _tidy(self, dropped: int) -> None:
-        numbers = numbers_in(self._path)
+        # Not the one that is being closed by now: it may get its name back.
+        numbers = [number for number in closed_of(self._path) if number < header.segment]
         for what, work, of in (  # dropping first: it may be what makes room
-            ("drop", self._drop, [n for n in numbers if n <= dropped]),
-            ("compress", self._pack, [n for n in numbers if n > dropped]),
+            ("drop", self._drop, [n for n in numbers if n <= header.dropped]),
+            ("compress", self._pack, [n for n in numbers if n > header.dropped]),
         ):
             try:
                 for number in of:

@@ -6,8 +6,8 @@
     events.000002.jsonl        closed, not compressed yet
     events.jsonl               the newest: lines are appended here
 
-Each segment but the first begins with a line of its own, the :class:`Header`. It says how many lines and lives stand
-before it, so lines keep their numbers where older segments are gone, and which life goes on in it. Segments end with
+Each segment stands by itself: its first line is a :class:`Header`, which says its number, how many lines and lives are
+before it, and which life goes on in it. The first segment of a tape needs none: a life begins there. Segments end with
 whole lines, except where a power failure took something.
 
 :class:`TapeReader` reads while an aggregator writes, closes, compresses and drops; no line twice, none left out.
@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
-import io
 import json
 import os
 import re
@@ -75,29 +74,9 @@ class Header:
     @classmethod
     def of(cls, text: bytes) -> Header | None:
         """Returns the header that the text of a line is, if it is one."""
-        if not text.startswith(_BEGIN):
-            return None
-        try:
-            return cls.read(json.loads(text))
-        except (TypeError, ValueError):
-            return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
-    """The files of a tape, the oldest first.
-
-    Attributes:
-        numbers: Of each.
-    """
-
-    files: tuple[Path, ...]
-    numbers: tuple[int, ...]
-
-    @property
-    def first(self) -> int:
-        """The number of the first one that is there; 0: there is none."""
-        return min(self.numbers, default=0)
+        with suppress(TypeError, ValueError):
+            return cls.read(json.loads(text)) if text.startswith(_BEGIN) else None
+        return None
 
 
 def first_digest(line: Mapping[str, Any]) -> str:
@@ -118,45 +97,59 @@ def packed_name(path: Path, number: int) -> Path:
     return plain.with_name(plain.name + PACKED)
 
 
-def numbers_in(path: Path) -> list[int]:
-    """Returns the numbers of the closed segments of a tape that are there, in order."""
+def closed_of(path: Path) -> dict[int, Path]:
+    """Returns number -> file of the closed segments that are there, in order; of two files the plain one."""
     name = re.compile(rf"{re.escape(path.stem)}\.(\d{{6,}}){re.escape(path.suffix)}(?:{re.escape(PACKED)})?")
+    closed: dict[int, Path] = {}
     with suppress(OSError):
-        return sorted({int(found[1]) for each in os.listdir(path.parent) if (found := name.fullmatch(each))})
-    return []
+        for each in sorted(os.listdir(path.parent), reverse=True):
+            if found := name.fullmatch(each):
+                closed[int(found[1])] = path.with_name(each)
+    return dict(sorted(closed.items()))
 
 
 def is_tape(path: Path) -> bool:
     """Whether any part of a tape is there. Between two segments ``path`` itself is missing for a moment."""
-    return path.is_file() or bool(numbers_in(path))
+    return path.is_file() or bool(closed_of(path))
 
 
-def segments_of(path: Path) -> Segments:
-    """Returns a tape's files in order, ``path`` itself last. Raises OSError if that cannot be read."""
-    numbers = numbers_in(path)
-    files = [plain if (plain := plain_name(path, n)).exists() else packed_name(path, n) for n in numbers]
-    if path.is_file():
-        files.append(path)
-        with path.open("rb", buffering=0) as file:
-            numbers.append(number_of(file, numbers))
-    return Segments(files=tuple(files), numbers=tuple(numbers))
+def segments_of(path: Path) -> dict[int, Path]:
+    """Returns number -> file of the segments of a tape, the oldest first; raises OSError.
 
-
-def header_of(file: Path) -> Header | None:
-    """Returns the header of one file of a tape; None if it has none. Raises OSError."""
-    with opened(file) as read, _damage_named(file):
-        return Header.of(read.readline(_HEADER_BYTES))
-
-
-def number_of(file: io.FileIO, closed: list[int]) -> int:
-    """Returns the number of the segment that is written.
-
-    Args:
-        file: It, opened.
-        closed: Numbers of the closed ones, looked up before it was opened.
+    The one that is written is looked at first. If it is closed in this moment, it is found under its number.
     """
-    header = Header.of(os.pread(file.fileno(), _HEADER_BYTES, 0).partition(b"\n")[0])
-    return header.segment if header is not None else max(closed, default=0) + 1
+    newest = 0
+    if path.is_file():
+        with suppress(FileNotFoundError):
+            newest = header_of(path).segment
+    found = closed_of(path)
+    return found | ({newest: path} if newest > max(found, default=0) else {})
+
+
+def header_of(file: Path) -> Header:
+    """Returns the header of one file of a tape; one without is the first. Raises OSError."""
+    with opened(file) as read, _damage_named(file):
+        return _header_in(read)
+
+
+def _header_in(file: Any) -> Header:
+    header = Header.of(file.read(_HEADER_BYTES).partition(b"\n")[0])
+    file.seek(0)
+    return header or Header(segment=1)
+
+
+def opened(file: Path) -> Any:
+    """Opens one file of a tape to read its bytes; raises OSError."""
+    return gzip.open(file, "rb") if file.suffix == PACKED else file.open("rb", buffering=0)
+
+
+@contextmanager
+def _damage_named(file: Path) -> Iterator[None]:
+    """Raises OSError with the file's name where a compressed file is damaged."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+        raise OSError(errno.EIO, f"it is damaged ({err})", str(file)) from err
 
 
 class TapeReader:
@@ -172,18 +165,15 @@ class TapeReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: io.RawIOBase | gzip.GzipFile | None = None
+        self._file: Any = None
         self.segment, self.rest, self.missed = 0, b"", 0
-        self._path = path
-        self._name = path  # of the file that is read
-        self._grows = False  # it is the one that is written
-        self._read_to, self._at_end = 0, False
-        self._line, self._begins = 0, True
+        self._path = self._name = path  # of the tape, and of the file that is read
+        self._line = self._at = 0  # whole lines so far, and where the rest begins in the file
 
     def read(self, most: int = CHUNK_BYTES) -> list[tuple[int, bytes]]:
-        """Returns lines that are new, with their numbers on the whole tape, from 1.
+        """Returns lines of one segment that are new, with their numbers on the whole tape, from 1.
 
-        An empty list says that there is no whole line more; with :attr:`behind`, only that none was whole yet.
+        An empty list says that there is no whole line more.
 
         Args:
             most: Bytes to read.
@@ -192,13 +182,13 @@ class TapeReader:
             OSError: A file cannot be read, or is damaged.
         """
         while self._file is not None or self._open():
-            if data := self._chunk(most):
-                return self._split(data)
-            if self._grows and not self._was_closed():
+            if lines := self._lines(most):
+                return lines
+            if not self._is_closed():
                 return []
-            if data := self._chunk(most):  # written after we had looked, and before it was closed
-                return self._split(data)
-            left = self._split(b"\n") if self.rest else []  # a power failure cut it short; the next is no part of it
+            if lines := self._lines(most):  # written after we had looked, and before it was closed
+                return lines
+            left = [(self._line + 1, self.rest)] if self.rest else []  # a power failure cut it short
             self.skip()
             if left:
                 return left
@@ -207,7 +197,7 @@ class TapeReader:
     def skip(self) -> None:
         """Goes on with the next segment, whatever is left of this one."""
         self.close()
-        self.segment, self.rest, self._begins = self.segment + 1, b"", True
+        self.segment, self.rest = self.segment + 1, b""
 
     def close(self) -> None:
         """Closes the file that is read."""
@@ -221,97 +211,49 @@ class TapeReader:
     @property
     def behind(self) -> bool:
         """Whether there are bytes that were not read yet."""
-        if self._file is None:
-            goes_on = self.segment == 0 or self._path.suffix != PACKED
-            return any(n >= self.segment for n in numbers_in(self._path)) or (goes_on and self._path.is_file())
-        if not self._grows or self._was_closed():
-            return True
-        with suppress(OSError):
-            return os.fstat(self._file.fileno()).st_size > self._read_to
-        return False
+        if self._file is None or self._is_closed():
+            return any(number >= self.segment for number in segments_of(self._path))
+        return self._name.suffix != PACKED and os.fstat(self._file.fileno()).st_size > self._at + len(self.rest)
 
-    # --- files --------------------------------------------------------------------------------------------------
+    def _is_closed(self) -> bool:
+        """Whether another segment has begun after the one that is read."""
+        return any(number > self.segment for number in segments_of(self._path))
 
     def _open(self) -> bool:
-        """Opens the next segment that is there; returns whether there is one.
-
-        Meanwhile the one that is written may be closed, and a closed one compressed or dropped: then one looks again.
-        """
-        for _ in range(3):
-            before = numbers_in(self._path)
-            try:
-                growing = io.FileIO(self._path) if self._path.suffix != PACKED else None
-            except FileNotFoundError:
-                growing = None
-            newest = None if growing is None else number_of(growing, before)
-            closed = numbers_in(self._path)  # all that were closed before the one that is open now began
-            ahead = min((each for each in closed if each >= self.segment), default=None)
-            found = ahead if newest is None or (ahead is not None and ahead < newest) else newest
-            if found is not None and found == newest:
-                self._begin(growing, self._path, newest, grows=True)
-                return True
-            _close(growing)
-            if found is not None:
-                for name in (plain_name(self._path, found), packed_name(self._path, found)):
-                    with suppress(FileNotFoundError):
-                        self._begin(opened(name), name, found, grows=False)
-                        return True
-            elif self._path.suffix == PACKED and self.segment == 0:
-                self._begin(opened(self._path), self._path, 1, grows=False)
-                return True
+        """Opens the next segment that is there; returns whether there is one."""
+        for _ in range(5):  # closed, compressed or dropped in this moment, it is looked for again
+            ahead = [each for each in segments_of(self._path).items() if each[0] >= self.segment]
+            if not ahead:
+                return False
+            number, self._name = ahead[0]
+            with suppress(FileNotFoundError):
+                self._file, self._at = opened(self._name), 0
+                self.missed += max(0, number - max(self.segment, 1))
+                self.segment = number
+                with _damage_named(self._name):
+                    header = _header_in(self._file)
+                self._line = header.lines
+                if self._name != self._path or header.segment == number:
+                    return True
+                self.close()  # another one has its name by now
         return False
 
-    def _begin(self, file: Any, name: Path, number: int, *, grows: bool) -> None:
-        self.missed += max(0, number - max(self.segment, 1))
-        self._file, self._name, self.segment, self._grows = file, name, number, grows
-        self._read_to, self._at_end = 0, False
+    def _lines(self, most: int) -> list[tuple[int, bytes]]:
+        """Returns the next whole lines of the file; what it had begun of one is read again.
 
-    def _was_closed(self) -> bool:
-        """Whether the file that was written has got a number since it was opened."""
-        assert self._file is not None
-        mine = os.fstat(self._file.fileno())
-        try:
-            now = self._path.stat()
-        except FileNotFoundError:
-            return plain_name(self._path, self.segment).exists() or packed_name(self._path, self.segment).exists()
-        return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
-
-    def _chunk(self, most: int) -> bytes:
-        assert self._file is not None
-        if self._grows:
-            size = os.fstat(self._file.fileno()).st_size
-            if self._at_end and size != self._read_to:  # on a full disk, what was written in part is taken back
-                self._read_to, self.rest = min(size, self._read_to - len(self.rest)), b""
-                self._file.seek(self._read_to)
-            self._at_end = self._read_to + most >= size
-        with _damage_named(self._name):
-            data = self._file.read(most) or b""
-        self._read_to += len(data)
-        return data
-
-    def _split(self, data: bytes) -> list[tuple[int, bytes]]:
-        *whole, self.rest = (self.rest + data).split(b"\n")
-        if whole and self._begins:
-            header, self._begins = Header.of(whole[0]), False
-            self._line = self._line if header is None else header.lines
+        On a full disk, that may be taken back.
+        """
+        whole: list[bytes] = []
+        while not whole:
+            with _damage_named(self._name):
+                if self._name.suffix == PACKED:
+                    data = self.rest + self._file.read(most)
+                else:
+                    self._file.seek(self._at)
+                    data = self._file.read(len(self.rest) + most)
+            if data == self.rest:
+                return []
+            *whole, self.rest = data.split(b"\n")
+            self._at += len(data) - len(self.rest)
         first, self._line = self._line + 1, self._line + len(whole)
         return list(enumerate(whole, start=first))
-
-
-def _close(file: io.FileIO | None) -> None:
-    if file is not None:
-        file.close()
-
-
-def opened(file: Path) -> Any:
-    """Opens one file of a tape to read its bytes; raises OSError."""
-    return gzip.open(file, "rb") if file.suffix == PACKED else file.open("rb", buffering=0)
-
-
-@contextmanager
-def _damage_named(file: Path) -> Iterator[None]:
-    """Raises OSError with the file's name where a compressed file is damaged."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-        raise OSError(errno.EIO, f"it is damaged ({err})", str(file)) from err

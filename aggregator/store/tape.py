@@ -152,22 +152,23 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yields a tape's lines with their numbers, None for unreadable ones; empty ones only count.
 
     Numbers go on from one segment to the next, from 1. Where older segments are gone, the first line has the number
-    that it always had. One line at a time is in memory, and a chunk of the file.
+    that it always had, and is told by ``missing``: how many segments are gone before it. One line at a time is in
+    memory, and a chunk of the file.
 
     Raises:
         OSError: There is no such tape, or a file of it cannot be read.
     """
     if not is_tape(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    reader, number = TapeReader(path), 0
+    reader, number, missed = TapeReader(path), 0, 0
     try:
-        while True:
-            found = reader.read()
+        while found := reader.read():
             for number, text in found:
+                line = _parsed(text) if text else None
+                if line is not None and "segment" in line and missed < reader.missed:
+                    line["missing"], missed = reader.missed - missed, reader.missed
                 if text:
-                    yield number, _parsed(text)
-            if not found and not reader.behind:
-                break
+                    yield number, line
         if reader.rest:
             yield number + 1, _parsed(reader.rest)
     finally:

@@ -154,7 +154,7 @@ class Follower:
         """Returns the whole lines that are new; none while there is no file."""
         lines = []
         with contextlib.suppress(OSError):
-            while (found := self._reader.read(FOLLOWED_BYTES)) or self._reader.behind:
+            while found := self._reader.read(FOLLOWED_BYTES):
                 for _, text in found:
                     with contextlib.suppress(ValueError):
                         lines.append(json.loads(text))

@@ -23,7 +23,6 @@ from aggregator.state.records import Carried
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
-from aggregator.store.segment_count import SegmentCount
 from aggregator.store.tape import read_lines
 from broker.wire.errors import Unavailable
 from ops.chaos.checks import Check, Files, Line
@@ -222,12 +221,12 @@ class _Walk:
         """
         shard, epoch, before, lives, waits = 0, 0, 0, 0, True
         durable: dict[int, int] = {}
-        whole, segments = True, SegmentCount()
+        whole = True
         for line in chain(
             lines, [{"note": "aggregator.started", "fields": {"epoch": math.inf}}]
         ):  # the last life's end
             note, fields = str(line.get("note", "")), line.get("fields", {})
-            if segments.skips(line):
+            if line.get("missing"):
                 whole, epoch, waits = False, 0, True
                 shard = (line.get("life") or {}).get("config", {}).get("shard", shard)
             elif "gap" in line:

@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any
 
 from aggregator.ledger.rolling_back import NOTE as ROLLED_BACK
-from aggregator.store.segment_count import SegmentCount
 
 Line = Mapping[str, Any]
 
@@ -166,13 +165,12 @@ class Storyteller:
         self._beheaded = False  # the tape has lost the beginning of this life
         self._known: dict[str, Known] = {}
         self._rounds: dict[int, RoundStory] = {}  # open, or on their way to a version
-        self._segments = SegmentCount()
         self._codecs: dict[int, dict[tuple[str, int], str]] = {}  # fragment -> those of what came since its version
         self._last: Line = {}  # the event that the notes before us follow from
 
     def take(self, line: Line) -> None:
         """Reads the next line."""
-        if self._segments.skips(line):
+        if line.get("missing"):
             self._behead(line.get("life") or {})
         if "tape" in line:
             self._begin(line)

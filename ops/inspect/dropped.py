@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aggregator.store.segments import Header, header_of, opened, segments_of
+from aggregator.store.segments import header_of, opened, segments_of
 
 _LIFE = b'{"tape":'
 
@@ -76,16 +76,13 @@ def gone_from(tapes: Sequence[Path]) -> str:
 
 def _gone_of(tape: Path, file: str) -> Gone | None:
     there = segments_of(tape)
-    if not there.numbers:
-        return None
-    lost = sorted(set(range(1, max(there.numbers))) - set(there.numbers))
+    newest = max(there, default=0)
+    lost = sorted(set(range(1, newest)) - there.keys())
     if not lost:
         return None
-    newest = header_of(there.files[-1]) or Header(segment=there.numbers[-1])
-    behind = max(n for n in there.numbers if n - 1 in lost)  # from there on it is whole
-    place = there.numbers.index(behind)
-    header = header_of(there.files[place]) or Header(segment=behind)
-    with opened(there.files[place]) as read:
+    first = there[max(number for number in there if number - 1 in lost)]  # from there on it is whole
+    header = header_of(first)
+    with opened(first) as read:
         read.readline()
         begins = read.read(len(_LIFE)) == _LIFE
     epoch = int((header.life or {}).get("epoch", 0))
@@ -93,7 +90,7 @@ def _gone_of(tape: Path, file: str) -> Gone | None:
     return Gone(
         segments=tuple(lost),
         lines=header.lines if lost[-1] == len(lost) else 0,
-        by_rule=lost[-1] == len(lost) <= newest.dropped,  # it drops the oldest
+        by_rule=lost[-1] == len(lost) <= header_of(there[newest]).dropped,  # it drops the oldest
         since_s=header.time_s,
         life=header.lives if beheaded else 0,
         epoch=epoch if beheaded else 0,

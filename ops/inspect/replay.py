@@ -378,7 +378,7 @@ class _Progress:
     """A line on a terminal every few seconds: a tape of days takes minutes."""
 
     def __init__(self, tape: Path) -> None:
-        self._bytes = sum(each.stat().st_size for each in segments_of(tape).files if each.exists())
+        self._bytes = sum(each.stat().st_size for each in segments_of(tape).values() if each.exists())
         self._began_s = self._told_s = time.monotonic()
 
     def at(self, number: int) -> None:

@@ -15,7 +15,7 @@ from aggregator.copies.restoring import restore
 from aggregator.events import Commit
 from aggregator.rounds.recovery import lineages
 from aggregator.store.ledger_file import cut_above, dropped_before, newest_dropped, read_rows
-from aggregator.store.segments import numbers_in, packed_name, plain_name, segments_of
+from aggregator.store.segments import closed_of, packed_name, plain_name, segments_of
 from aggregator.store.store import Store
 from broker.wire.messages import Merged
 from broker.wire.ranges import StepRange
@@ -86,7 +86,7 @@ def keys(path):
 
 
 def size_of(path):
-    return sum(each.stat().st_size for each in segments_of(path / "ledger.jsonl").files)
+    return sum(each.stat().st_size for each in segments_of(path / "ledger.jsonl").values())
 
 
 def test_disk_is_bounded_and_the_newest_lines_are_there(tmp_path):
@@ -95,7 +95,7 @@ def test_disk_is_bounded_and_the_newest_lines_are_there(tmp_path):
         fill(tmp_path, range(first, first + 20))
         sizes.append(size_of(tmp_path))
     assert max(sizes) < (KEEP + 2) * 2 * SEGMENT_BYTES  # one line and the sums more than a segment is long
-    numbers = numbers_in(tmp_path / "ledger.jsonl")
+    numbers = list(closed_of(tmp_path / "ledger.jsonl"))
     assert len(numbers) == KEEP
     assert numbers[0] > 20
     assert all(packed_name(tmp_path / "ledger.jsonl", n).exists() for n in numbers)
@@ -114,9 +114,9 @@ def test_all_segments_are_kept_where_that_is_asked_for(tmp_path):
 
 def test_a_ledger_of_one_file_goes_on_in_segments(tmp_path):
     fill(tmp_path, range(40), segment_bytes=0)
-    assert not numbers_in(tmp_path / "ledger.jsonl")
+    assert not closed_of(tmp_path / "ledger.jsonl")
     fill(tmp_path, range(44), segments=0)
-    assert numbers_in(tmp_path / "ledger.jsonl")[0] == 1
+    assert min(closed_of(tmp_path / "ledger.jsonl")) == 1
     assert keys(tmp_path) == [(p, v) for v in range(44) for p in (0, 1)]
 
 
@@ -193,7 +193,7 @@ def test_a_crash_at_any_change_of_the_disk_costs_no_line_and_doubles_none(tmp_pa
         acknowledged, died = crashed(path, at, range(3, 9), segments=keep)
         if not died:
             break
-        turned += len(numbers_in(path / "ledger.jsonl")) > 1
+        turned += len(closed_of(path / "ledger.jsonl")) > 1
         fill(path, [], segments=keep)
         after = keys(path)
         assert len(after) == len(set(after))
@@ -218,12 +218,11 @@ def test_killed_between_the_two_renamings_what_is_carried_over_is_whole(tmp_path
     fill(tmp_path, range(40))
     path = tmp_path / "ledger.jsonl"
     before, carried = keys(tmp_path), dropped_before(path)
-    number = numbers_in(path)[-1] + 1
+    number = max(closed_of(path)) + 1
     with opened(tmp_path) as store:
         store.load()
         rotation = store._ledger._rotation
-        with path.open("rb") as file:
-            header = rotation._next(rotation._header, file)
+        header = rotation._next(rotation._header, path)
         (tmp_path / "ledger.jsonl.new").write_bytes(header.text() + rotation._opening())
     path.rename(plain_name(path, number))
     fill(tmp_path, range(41))
@@ -259,7 +258,7 @@ def test_a_leader_that_lost_its_tail_strikes_it_from_closed_segments_too(tmp_pat
     assert [v for p, v in keys(tmp_path) if p == 1] == [*range(40)]
     fill(tmp_path, [], segments=0)
     assert [v for p, v in keys(tmp_path) if p == 0] == [*range(kept + 2)]
-    newest = max(numbers_in(tmp_path / "ledger.jsonl"))
+    newest = max(closed_of(tmp_path / "ledger.jsonl"))
     with gzip.open(packed_name(tmp_path / "ledger.jsonl", newest)) as file:
         carried = json.loads(file.readlines()[1])["carried"]
     assert carried["0"]["version"] <= kept + 1
@@ -311,7 +310,7 @@ def test_the_invariants_hold_where_lines_were_dropped_and_a_wrong_sum_is_still_f
 def test_a_line_that_is_missing_behind_those_that_were_dropped_is_found(tmp_path):
     fill(tmp_path / "store", range(100))
     path = tmp_path / "store" / "ledger.jsonl"
-    number = numbers_in(path)[1]
+    number = list(closed_of(path))[1]
     packed_name(path, number).unlink()
     assert "no version is missing" in dict(failing(tmp_path))
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from aggregator.store.ledger_file import dropped_before
-from aggregator.store.segments import numbers_in, segments_of
+from aggregator.store.segments import closed_of, segments_of
 from aggregator.store.tape import numbered_lines
 from ops import cli
 from ops.chaos.recording import Follower
@@ -38,7 +38,7 @@ class Run:
         def enough():
             assert up.is_running(), up.err
             self.look(followers, seen)
-            return len(numbers_in(self.tape)) >= 10
+            return len(closed_of(self.tape)) >= 10
 
         with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.01, *SEGMENT) as up:
             wait_for(enough, "ten segments", within_s=90)
@@ -87,8 +87,8 @@ def test_two_that_follow_the_tape_while_it_is_closed_ten_times_see_each_line_onc
 
 def test_the_killed_run_is_compressed_but_for_the_last_moments_and_replays_whole(run):
     there = segments_of(run.copy / "events.jsonl")
-    assert there.first == 1
-    plain = [each.name for each in there.files if each.suffix == ".jsonl"]
+    assert min(there) == 1
+    plain = [each.name for each in there.values() if each.suffix == ".jsonl"]
     assert len(plain) <= 5  # the one that is written, and what a thread was at
     (found,), covered = replay_all([run.copy / "events.jsonl"], ledgers=[run.copy / "store" / "ledger.jsonl"])
     assert (found.difference, found.gone) == (None, None)
@@ -113,13 +113,12 @@ def test_the_resumed_run_ends_well_and_has_dropped_the_oldest_segments_alone(run
     for p, before in dropped.items():
         left = [row["fragment_version"] for row in run.ledger if row["fragment_id"] == p]
         assert left == list(range(before.version + 1, before.version + 1 + len(left)))
-    assert 2 < len(numbers_in(run.run_dir / "store" / "ledger.jsonl")) <= KEPT
+    assert 2 < len(closed_of(run.run_dir / "store" / "ledger.jsonl")) <= KEPT
     there = segments_of(run.tape)
-    assert len(there.files) == KEPT + 1
-    assert there.numbers == tuple(range(there.first, there.first + KEPT + 1))
-    assert [each.suffix for each in there.files] == [".gz"] * KEPT + [".jsonl"]
+    assert list(there) == list(range(min(there), min(there) + KEPT + 1))
+    assert [each.suffix for each in there.values()] == [".gz"] * KEPT + [".jsonl"]
     gone = gone_of(run.tape)
-    assert gone.segments == tuple(range(1, there.first))
+    assert gone.segments == tuple(range(1, min(there)))
     assert (gone.by_rule, gone.life) == (True, 1)
 
 

@@ -14,7 +14,7 @@ import pytest
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
 from aggregator.store.ledger_file import LedgerFile, dropped_before, read_rows
-from aggregator.store.segments import numbers_in, segments_of
+from aggregator.store.segments import closed_of, segments_of
 from aggregator.store.tape import Tape, event_line, note_line, start_line
 from ops.chaos import verify
 from ops.inspect.absence import Target
@@ -77,7 +77,7 @@ class Filed(SimAggregator):
             self.ledger.owe(self.disk.commits[event.fragment_id])
             self.ledger.settle()
             with suppress(FileNotFoundError):  # compressed or dropped in this moment
-                Filed.largest = max(Filed.largest, sum(each.stat().st_size for each in segments_of(self.path).files))
+                Filed.largest = max(Filed.largest, sum(each.stat().st_size for each in segments_of(self.path).values()))
         super().done(event)
 
     def kill(self) -> None:
@@ -124,7 +124,7 @@ def test_all_readers_say_the_same_of_one_file_of_segments_and_of_what_is_left_of
     plain = made(tmp_path / "plain", monkeypatch)
     whole = made(tmp_path / "whole", monkeypatch, segment_bytes=SEGMENT_BYTES)
     rows = list(read_rows(plain / "store" / "ledger.jsonl"))
-    assert len(numbers_in(whole / "store" / "ledger.jsonl")) > 2 * KEEP
+    assert len(closed_of(whole / "store" / "ledger.jsonl")) > 2 * KEEP
     assert list(read_rows(whole / "store" / "ledger.jsonl")) == rows
     assert replayed(whole) == replayed(plain)
     assert checked(whole) == checked(plain)
@@ -133,7 +133,7 @@ def test_all_readers_say_the_same_of_one_file_of_segments_and_of_what_is_left_of
     bounded = made(tmp_path / "bounded", monkeypatch, segment_bytes=SEGMENT_BYTES, keep=KEEP)
     path = bounded / "store" / "ledger.jsonl"
     assert (bounded / "events.jsonl").read_bytes() == (plain / "events.jsonl").read_bytes()  # nothing that is decided
-    assert len(numbers_in(path)) == KEEP
+    assert len(closed_of(path)) == KEEP
     assert Filed.largest < (KEEP + 2) * 1.5 * SEGMENT_BYTES < len(json.dumps(rows)) / 2
     dropped = dropped_before(path)
     left = [row for row in rows if row["fragment_version"] > dropped[row["fragment_id"]].version]

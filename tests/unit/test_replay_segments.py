@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.store.segments import numbers_in, packed_name, segments_of
+from aggregator.store.segments import closed_of, packed_name, segments_of
 from aggregator.store.tape import Tape, numbered_lines
 from ops import cli
 from ops.chaos import verify
@@ -38,7 +38,7 @@ def write(recorded, run_dir, *, keep=0, lines=None):
 
 def keeping(recorded, tmp_path, life, *, late=False):
     """A run whose tape begins in the middle of a life, as early there as can be, or as late."""
-    keeps = range(1, len(numbers_in(write(recorded, tmp_path / "whole") / "events.jsonl")) + 1)
+    keeps = range(1, len(closed_of(write(recorded, tmp_path / "whole") / "events.jsonl")) + 1)
     for keep in keeps if late else reversed(keeps):
         run_dir = write(recorded, tmp_path / f"keep-{keep}", keep=keep)
         gone = gone_of(run_dir / "events.jsonl")
@@ -50,7 +50,7 @@ def keeping(recorded, tmp_path, life, *, late=False):
 def test_a_tape_in_segments_replays_like_one_in_a_single_file(recorded, tmp_path, capsys):
     plain = replayed(capsys, recorded.write(tmp_path / "plain"))
     run_dir = write(recorded, tmp_path / "segments")
-    assert len(numbers_in(run_dir / "events.jsonl")) > 6
+    assert len(closed_of(run_dir / "events.jsonl")) > 6
     found = replayed(capsys, run_dir)
     for each in (plain, found):
         each[1]["tapes"][0].pop("tape")
@@ -87,7 +87,7 @@ def test_a_segment_that_no_rule_dropped_is_missing_and_that_is_no_difference_and
     recorded, tmp_path, capsys, place
 ):
     run_dir = write(recorded, tmp_path)
-    numbers = numbers_in(run_dir / "events.jsonl")
+    numbers = list(closed_of(run_dir / "events.jsonl"))
     packed_name(run_dir / "events.jsonl", numbers[int(place * len(numbers))]).unlink()
     status, found = replayed(capsys, run_dir)
     assert (status, found["same"], found["complete"]) == (1, True, False)
@@ -115,7 +115,7 @@ def test_a_line_that_was_changed_is_named_by_the_number_that_it_always_had(recor
     at = max(n for n, line in enumerate(lines) if line.get("note") == "round.closed")
     lines[at]["fields"]["reason"] = "I said so"
     whole = replayed(capsys, write(recorded, tmp_path / "whole", lines=lines))[1]
-    keep = len(numbers_in(tmp_path / "whole" / "events.jsonl")) // 2
+    keep = len(closed_of(tmp_path / "whole" / "events.jsonl")) // 2
     run_dir = write(recorded, tmp_path / "dropped", lines=lines, keep=keep)
     assert gone_of(run_dir / "events.jsonl") is not None
     status, found = replayed(capsys, run_dir)
@@ -234,4 +234,4 @@ def test_a_tape_is_found_in_the_moment_between_two_segments(recorded, tmp_path):
     run_dir = write(recorded, tmp_path)
     (run_dir / "events.jsonl").unlink()
     assert tapes_in(run_dir) == [run_dir / "events.jsonl"]
-    assert segments_of(run_dir / "events.jsonl").first == 1
+    assert min(segments_of(run_dir / "events.jsonl")) == 1

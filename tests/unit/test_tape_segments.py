@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.store import rotation, segments
-from aggregator.store.segments import TapeReader, header_of, numbers_in, packed_name, plain_name, segments_of
+from aggregator.store.segments import TapeReader, closed_of, header_of, packed_name, plain_name, segments_of
 from aggregator.store.tape import Tape, numbered_lines, read_lines
 from ops.chaos.recording import Follower
 from ops.dashboard.followed_tape import FollowedTape
@@ -60,34 +60,36 @@ def path(tmp_path):
 def test_a_long_tape_is_closed_in_segments_whose_lines_have_the_numbers_that_zcat_gives_them(path):
     filled(path, 100)
     there = segments_of(path)
-    assert there.numbers == tuple(range(1, len(there.files) + 1))
-    assert len(there.files) > 5
-    assert {each.name[-9:] for each in there.files[:-1]} == {".jsonl.gz"}
-    assert sorted(os.listdir(path.parent)) == sorted(each.name for each in there.files)
+    files = list(there.values())
+    assert list(there) == list(range(1, len(files) + 1))
+    assert len(files) > 5
+    assert {each.name[-9:] for each in files[:-1]} == {".jsonl.gz"}
+    assert sorted(os.listdir(path.parent)) == sorted(each.name for each in files)
     assert numbers_of(read_lines(path)) == list(range(100))
-    said = [each.read_bytes() for each in there.files]
+    said = [each.read_bytes() for each in files]
     whole = b"".join([*map(gzip.decompress, said[:-1]), said[-1]]).split(b"\n")
     numbered = list(numbered_lines(path))
     assert [json.loads(whole[number - 1]) for number, _ in numbered] == [line for _, line in numbered]
     for number in (1, 2):
         packed_name(path, number).unlink()
     kept = list(numbered_lines(path))
+    assert kept[0][1].pop("missing") == 2
     assert kept == numbered[-len(kept) :]
 
 
 def test_only_the_newest_segments_are_kept_and_what_is_gone_is_said(path):
     filled(path, 100, keep=3)
     there = segments_of(path)
-    assert len(there.files) == 4
+    assert len(there) == 4
     kept = numbers_of(read_lines(path))
     assert kept == list(range(kept[0], 100))
     gone = gone_of(path)
-    assert gone.segments == tuple(range(1, there.first))
+    assert gone.segments == tuple(range(1, min(there)))
     assert gone.by_rule
     assert gone.lines == next(number for number, _ in numbered_lines(path)) - 1
-    said = f"segments 1 to {there.first - 1} of the tape ({gone.lines:,} lines) are dropped by the rule tape_segments"
+    said = f"segments 1 to {min(there) - 1} of the tape ({gone.lines:,} lines) are dropped by the rule tape_segments"
     assert said in gone.sentence()
-    packed_name(path, there.first).unlink()
+    packed_name(path, min(there)).unlink()
     assert "no rule dropped them" in gone_of(path).sentence()
 
 
@@ -115,21 +117,11 @@ def test_the_header_tells_of_the_life_that_goes_on_in_it_and_of_how_many_there_w
             tape.write({"n": n, "text": '\n{"tape":'})
             tape.flush()
         close(tape)
-    headers = [header_of(each) for each in segments_of(path).files]
-    assert headers[0] is None
+    headers = [header_of(each) for each in segments_of(path).values()]
+    assert headers[0] == segments.Header(segment=1)
     assert headers[1].life == {"tape": 11, "epoch": 1, "config": config}
     assert (headers[1].lives, headers[-1].lives) == (1, 2)
     assert headers[-1].life["epoch"] == 2
-
-
-def test_lives_are_counted_wherever_a_chunk_of_the_file_ends(path, monkeypatch):
-    lines = [{"tape": 11, "epoch": n, "config": {}} if n % 3 == 0 else {"n": n} for n in range(40)]
-    path.parent.mkdir()
-    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-    for chunk in range(1, 60):
-        monkeypatch.setattr(rotation, "_CHUNK_BYTES", chunk)
-        with path.open("rb") as file:
-            assert rotation._counted(file) == (40, 14, {"tape": 11, "epoch": 39, "config": {}})
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
@@ -141,13 +133,13 @@ def refuse(*_, **__):
 
 def test_a_segment_that_cannot_be_compressed_stays_and_is_reported_once_and_compressed_later(path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
-        patch.setattr(rotation._Tidier, "_write_packed", refuse)
+        patch.setattr(rotation.Rotation, "_write_packed", refuse)
         filled(path, 60)
     assert [r.getMessage().split()[0] for r in caplog.records] == ["tape.segments_failing"]
-    assert all(each.suffix == ".jsonl" for each in segments_of(path).files)
+    assert all(each.suffix == ".jsonl" for each in segments_of(path).values())
     assert numbers_of(read_lines(path)) == list(range(60))
     close(Tape(path, 200))
-    assert {each.suffix for each in segments_of(path).files[:-1]} == {".gz"}
+    assert {each.suffix for each in list(segments_of(path).values())[:-1]} == {".gz"}
     assert numbers_of(read_lines(path)) == list(range(60))
 
 
@@ -158,7 +150,7 @@ def test_a_tape_that_cannot_be_closed_goes_on_in_its_file_and_costs_no_line(path
         patch.setattr(os, call, refuse)
         put(tape, range(60))
     assert [r.getMessage().split()[0] for r in caplog.records] == ["tape.segments_failing"]
-    assert numbers_in(path) == []
+    assert list(closed_of(path)) == []
     caplog.set_level("INFO")
     put(tape, range(60, 120))
     close(tape)
@@ -177,12 +169,46 @@ def test_a_compressed_segment_that_is_damaged_is_named(path):
 
 def test_a_power_failure_that_took_the_file_and_damaged_the_one_before_stops_no_start(path, caplog):
     filled(path, 60)
-    spoil(path, numbers_in(path)[-1])
+    spoil(path, max(closed_of(path)))
     path.write_bytes(b"")
     filled(path, 10, start=60)
     assert "tape.segment_damaged" in caplog.text
-    assert header_of(path) is not None
-    assert numbers_in(path) == list(range(1, segments_of(path).numbers[-1]))
+    assert list(closed_of(path)) == list(range(1, header_of(path).segment))
+
+
+def test_a_file_that_lost_its_header_gets_it_back_and_keeps_its_lines(path):
+    filled(path, 60)
+    whole = list(numbered_lines(path))
+    path.write_bytes(path.read_bytes().partition(b"\n")[2])
+    filled(path, 1, start=60)
+    again = list(numbered_lines(path))
+    assert [number for number, _ in again] == [number for number, _ in whole] + [whole[-1][0] + 1]
+    assert numbers_of(line for _, line in again) == list(range(61))
+
+
+def test_killed_between_the_two_renamings_a_tape_goes_on_in_the_segment_that_it_had(path):
+    filled(path, 60)
+    before, number = list(numbered_lines(path)), header_of(path).segment
+    path.rename(plain_name(path, number))
+    follower = TapeReader(path)
+    while follower.read():
+        pass
+    assert follower.segment == number
+    tape = Tape(path, 10_000)
+    assert (header_of(path).segment, max(closed_of(path))) == (number, number - 1)
+    put(tape, [60])
+    assert [json.loads(text)["n"] for _, text in follower.read()] == [60]
+    close(tape)
+    assert list(numbered_lines(path))[:-1] == before
+
+
+def test_the_segment_that_is_being_closed_is_not_compressed_yet_for_it_may_get_its_name_back(path):
+    filled(path, 60)
+    number = header_of(path).segment
+    path.rename(plain_name(path, number))
+    made = rotation.Rotation(path, 200, 0)
+    made._tidy(None, segments.Header(segment=number))
+    assert plain_name(path, number).exists()
 
 
 def test_a_tape_that_is_not_there_is_no_empty_tape(path):
@@ -260,14 +286,14 @@ class World:
     def both(self):
         """It died between the writing of a compressed segment and the removal of the plain one."""
         with self.stopped():
-            for number in numbers_in(self.path)[-2:]:
+            for number in list(closed_of(self.path))[-2:]:
                 plain_name(self.path, number).write_bytes(gzip.decompress(packed_name(self.path, number).read_bytes()))
             assert numbers_of(read_lines(self.path)) == self.lines
 
     def half_packed(self):
         """It died while it compressed."""
         with self.stopped():
-            for number in numbers_in(self.path)[-1:]:
+            for number in list(closed_of(self.path))[-1:]:
                 packed = packed_name(self.path, number)
                 plain_name(self.path, number).write_bytes(gzip.decompress(packed.read_bytes()))
                 packed.with_name(packed.name + ".new").write_bytes(packed.read_bytes()[:20])
@@ -300,7 +326,7 @@ def test_whatever_happens_all_lines_are_there_once_and_in_order(steps):
         assert times == sorted(times)
         found = [line["segment"] for _, line in numbered if line is not None and "segment" in line]
         assert found == list(range(2, len(found) + 2))
-        closed = segments_of(world.path).files[:-1]
+        closed = list(segments_of(world.path).values())[:-1]
         assert all(each.suffix == ".gz" for each in closed)
 
 
@@ -316,7 +342,7 @@ def test_with_a_rule_what_is_there_is_the_end_and_what_is_gone_is_counted(counts
         numbered = list(numbered_lines(world.path))
         kept = numbers_of(line for _, line in numbered)
         assert kept == world.lines[len(world.lines) - len(kept) :]
-        assert len(segments_of(world.path).files) <= keep + 1
+        assert len(segments_of(world.path)) <= keep + 1
         gone = gone_of(world.path)
         assert (0 if gone is None else gone.lines) == numbered[0][0] - 1
 
@@ -354,7 +380,7 @@ def test_a_reader_beside_a_writer_that_closes_and_compresses_all_the_time_sees_e
     writer.join(20)
     assert seen == list(range(count))
     assert longest == count
-    assert len(numbers_in(path)) > 10
+    assert len(closed_of(path)) > 10
 
 
 @pytest.mark.parametrize("look", range(7))
@@ -362,13 +388,13 @@ def test_a_tape_that_begins_while_a_reader_looks_for_it_is_read_from_its_first_s
     looks = []
 
     def late(where):
-        found = numbers_in(where)
+        found = closed_of(where)
         looks.append(found)
         if len(looks) == look + 1:
             filled(path, 50)
         return found
 
-    monkeypatch.setattr(segments, "numbers_in", late)
+    monkeypatch.setattr(segments, "closed_of", late)
     reader, seen = TapeReader(path), []
     for _ in range(40):
         seen += [json.loads(text) for _, text in reader.read()]
@@ -381,15 +407,14 @@ def test_what_is_written_between_the_end_of_a_file_and_its_closing_is_read(path,
     tape.write({"n": 1})
     tape.flush()
     assert [text for _, text in reader.read()] == [b'{"n":1}']
-    look = TapeReader._was_closed
 
-    def late(self):
-        monkeypatch.setattr(TapeReader, "_was_closed", look)
+    def late(where):
+        monkeypatch.setattr(segments, "segments_of", segments_of)
         tape.write({"n": 2, "text": "x" * 40})  # after the reader has met the end
         tape.flush()
-        return look(self)
+        return segments_of(where)
 
-    monkeypatch.setattr(TapeReader, "_was_closed", late)
+    monkeypatch.setattr(segments, "segments_of", late)
     assert [json.loads(text)["n"] for _, text in reader.read()] == [2]
     close(tape)
 
