@@ -4,11 +4,17 @@ import json
 
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import Copies
+from aggregator.copies.restoring import sets_by_shard
 from aggregator.store.store import Store
 from tests.integration.test_aggregator_store import commit_of, state_of
 
 FRAGMENTS = (0, 1)
 NOW_S = 2e9
+
+
+def sets_there(bucket):
+    """The sets in an object store, newest first; those of shard 0 before other shards'."""
+    return [each for sets in sets_by_shard(bucket).values() for each in sets]
 
 
 class Hub:
@@ -33,7 +39,7 @@ class Hub:
 
     def copier(self, epoch=1, bucket=None, name="hub-1"):
         return Copies(
-            bucket or self.bucket,
+            place=bucket or self.bucket,
             store=self.store,
             tape=self.tape,
             name=name,

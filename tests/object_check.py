@@ -5,10 +5,10 @@ import os
 import pytest
 
 from aggregator.copies.bucket import AlreadyThere
-from aggregator.copies.restoring import restore, sets_there
+from aggregator.copies.restoring import restore
 from aggregator.store.layout import commit_path
 from broker.wire.errors import Unavailable
-from tests.copied_hub import FRAGMENTS, NOW_S, Hub
+from tests.copied_hub import FRAGMENTS, NOW_S, Hub, sets_there
 
 
 def takes_and_gives_objects(bucket, folder):

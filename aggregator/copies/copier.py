@@ -11,17 +11,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aggregator.config import AggregatorConfig
 from aggregator.copies.bucket import Bucket
-from aggregator.copies.planning import CopyClock, newest_sets, plan, replaced
-from aggregator.copies.sets import LEADS, CompleteSet, lead_key, order_of, read_set, write_set
+from aggregator.copies.planning import CopyClock, replaced, surplus
+from aggregator.copies.restoring import sets_of
+from aggregator.copies.sets import LEADS, CompleteSet, lead_key, newest_sets, order_of, write_set
 from aggregator.copies.shards import below, fits, fitting, folder, misplaced
-from aggregator.copies.taking import Hashes, Source, packed, take
+from aggregator.copies.taking import Identity, Taken, hashed, packed, take
 from broker.process import clocks, logs
 from broker.wire.errors import Unavailable
 
@@ -31,14 +32,17 @@ log = logs.get(__name__)
 LAST_AFTER_END_S, LAST_AFTER_STOP_S = 60.0, 8.0
 #: The priority of training minus this one is that of the copies.
 NICE = 10
+#: Hashes of files that never change, which are kept.
+MOST_HASHES = 10_000
 CURE = "training goes on, and what is lost with this disk grows: put that right, or give another --copy-to"
 
 
+@dataclass(kw_only=True)
 class Copies:
     """The copies of one store in one place; :meth:`make` makes one. Every call blocks.
 
-    Args:
-        bucket: Where to; each of several shards has a folder in it.
+    Attributes:
+        place: Where to; each of several shards has a folder in it.
         store: Directory of the store.
         tape: The event tape, if there is one.
         name: Of the store (:attr:`aggregator.store.store.Store.name`).
@@ -46,35 +50,22 @@ class Copies:
         epoch: Under which this aggregator leads.
         shard: Its number, and how many there are.
         wall_s: Seconds since 1970.
-
-    Attributes:
         alone: Another shard has no copy yet that fits to the last one of this shard, which is shard 0.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        *,
-        store: Path,
-        tape: Path | None,
-        name: str,
-        run_id: str,
-        epoch: int,
-        shard: tuple[int, int] = (0, 1),
-        wall_s: Callable[[], float] = time.time,
-    ) -> None:
-        self._place = bucket
-        self._bucket = bucket.below(folder(*shard))
-        self._shard = shard
-        self.alone = shard[1] > 1 and not shard[0]
-        self._store = store
-        self._tape = tape
-        self._name = name
-        self._run_id = run_id
-        self._epoch = epoch
-        self._wall_s = wall_s
-        self._hashes = Hashes()
-        self._known: dict[str, CompleteSet | None] = {}  # sets that were read
+    place: Bucket
+    store: Path
+    tape: Path | None
+    name: str
+    run_id: str
+    epoch: int
+    shard: tuple[int, int] = (0, 1)
+    wall_s: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self.alone = self.shard[1] > 1 and not self.shard[0]
+        self._bucket = self.place.below(folder(*self.shard))
+        self._hashes: dict[Identity, str] = {}
 
     def make(self) -> CompleteSet | None:
         """Makes one copy; None as long as there is nothing to be copied.
@@ -82,81 +73,58 @@ class Copies:
         Raises:
             Unavailable: It is not complete; the one before stands.
         """
-        everything = set(self._place.list())
-        there = below(everything, folder(*self._shard))
+        everything = set(self.place.list())
+        there = below(everything, folder(*self.shard))
         # Once more, and after all else: whoever has put something there by now has said so before.
         there |= set(self._bucket.list(LEADS))
-        sets = newest_sets(there)
-        before = self._read(self._shard[0], sets[0]) if sets else None
-        besides = self._fitting(everything, sets)
-        reason = misplaced(everything, self._shard[1])
-        reason = reason or replaced(
-            run_id=self._run_id, store=self._name, epoch=self._epoch, newest=before, there=there
+        newest = next(iter(newest_sets(there)), None)
+        own = self._sets(everything, self.shard[0])
+        before = own[0] if own and own[0].key == newest else None
+        reason = misplaced(everything, self.shard[1]) or replaced(
+            run_id=self.run_id, store=self.name, epoch=self.epoch, newest=before, there=there
         )
         if reason:
             raise Unavailable(f"nothing is copied to {self._bucket.url}: {reason}", definite=True)
-        lead = lead_key(self._epoch, self._name)
+        lead = lead_key(self.epoch, self.name)
         if lead not in there:
             self._bucket.put(lead, b"{}")
         try:
-            taken = take(self._store, self._tape, self._name, self._wall_s())
-            if taken is None:
-                return None
-            with taken:
-                order = order_of(sets[0]) if sets else None
-                serial = order[1] + 1 if order is not None and order[0] == self._epoch else 1
-                whole = replace(taken.hashed(self._hashes), epoch=self._epoch, serial=serial)
-                planned = plan(whole, there, before, besides)
-                missing = set(planned.upload)
-                for source, file in zip(taken.sources, whole.files, strict=True):
-                    for part, key in zip(file.parts, file.keys, strict=True):
-                        if key in missing:
-                            self._bucket.put(key, packed(source, part)) if part.packed else self._send(key, source)
+            with take(self.store, self.tape, self.name, self.wall_s()) as taken:
+                if taken is None:
+                    return None
+                whole = self._put(taken, there, newest)
         except OSError as err:
-            what = f"cannot read {err.filename or self._store}: {err.strerror}"
+            what = f"cannot read {err.filename or self.store}: {err.strerror}"
             raise Unavailable(f"{what}; it is tried again", definite=True) from err
         self._bucket.put(whole.key, write_set(whole))
-        self._known = {key: each for key, each in self._known.items() if key in everything}
-        self._known[folder(*self._shard) + whole.key] = whole
-        self._hashes.forget()
-        self.alone = self.alone and not self._together(everything, whole)
-        self._bucket.delete(planned.obsolete)
-        self._bucket.delete(planned.delete)
+        shards = self.shard[1]
+        self.alone = self.alone and not all(
+            any(fits(each, whole) for each in self._sets(everything, n)) for n in range(1, shards)
+        )
+        if before is not None or newest is None:  # else nobody knows what the newest one there needs
+            leaders = self._sets(everything, 0) if self.shard[0] else []
+            kept = [*([] if before is None else [before]), *fitting(own, leaders)]
+            self._bucket.delete(surplus(there, whole, kept))
         return whole
 
-    def _send(self, key: str, source: Source) -> None:
-        with source.place.open("rb") as file:  # whoever removes it meanwhile takes nothing away
-            self._bucket.put(key, Path(f"/proc/self/fd/{file.fileno()}"))
+    def _put(self, taken: Taken, there: Collection[str], newest: str | None) -> CompleteSet:
+        """Uploads the files that are missing; returns the set of all, whose own object is not there yet."""
+        files = tuple(hashed(source, self._hashes) for source in taken.sources)
+        while len(self._hashes) > MOST_HASHES:
+            del self._hashes[next(iter(self._hashes))]
+        epoch, serial = (newest and order_of(newest)) or (0, 0)
+        serial = serial + 1 if epoch == self.epoch else 1
+        for source, file in zip(taken.sources, files, strict=True):
+            for part, key in zip(file.parts, file.keys, strict=True):
+                if key in there:
+                    continue
+                with source.place.open("rb") as opened:  # whoever removes it meanwhile takes nothing away
+                    at = Path(f"/proc/self/fd/{opened.fileno()}")
+                    self._bucket.put(key, packed(source, part) if part.packed else at)
+        return replace(taken.whole, epoch=self.epoch, serial=serial, files=files)
 
-    def _fitting(self, everything: set[str], own: list[str]) -> list[CompleteSet]:
-        """Returns the sets of this shard that fit to those of shard 0."""
-        shard, shards = self._shard
-        if not shard:
-            return []
-        leaders = self._read_all(0, newest_sets(below(everything, folder(0, shards))))
-        return fitting(self._read_all(shard, own), leaders)
-
-    def _together(self, everything: set[str], whole: CompleteSet) -> bool:
-        """Returns True if this copy of shard 0 can restore a run: each other shard has one that fits."""
-        shards = self._shard[1]
-        others = (
-            self._read_all(shard, newest_sets(below(everything, folder(shard, shards)))) for shard in range(1, shards)
-        )
-        return all(any(fits(each, whole) for each in sets) for sets in others)
-
-    def _read_all(self, shard: int, keys: list[str]) -> list[CompleteSet]:
-        return [each for key in keys if (each := self._read(shard, key)) is not None]
-
-    def _read(self, shard: int, key: str) -> CompleteSet | None:
-        """Returns a set of a shard; None where it is gone, or is none that this program can read."""
-        path = folder(shard, self._shard[1]) + key
-        if path not in self._known:
-            try:
-                self._known[path] = read_set(self._place.read(path))
-            except (ValueError, FileNotFoundError) as err:
-                log.warning("copy.set_unreadable", key=path, detail=str(err))
-                self._known[path] = None
-        return self._known[path]
+    def _sets(self, everything: Iterable[str], shard: int) -> list[CompleteSet]:
+        return sets_of(self.place, everything, shard, self.shard[1])
 
 
 class Copier:
@@ -188,7 +156,7 @@ class Copier:
             return None
         bucket = Bucket.open(config.copy_to)
         copies = Copies(
-            bucket,
+            place=bucket,
             store=config.store,
             tape=config.tape,
             name=name,

@@ -1,19 +1,16 @@
 """Rules of copies: uploads and deletions, by whom and when, and how a restored run goes on. Pure.
 
-Order of a copy: objects that are missing, commit files first; the file that makes a set of them; then what no set needs
-any more. So at every moment, whatever fails, the newest set names only objects that are there.
+Order of a copy: objects that are missing, commit files first; the file that makes a set of them; then what neither it
+nor the set before needs any more. So at every moment, whatever fails, the newest set names only what is there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from aggregator.copies.sets import OBJECTS, CompleteSet, claimed_epoch, lead_of, order_of
+from aggregator.copies.sets import OBJECTS, CompleteSet, epoch_of, lead_of, order_of
 
-#: Sets that are kept: the newest one, and one in case that a byte of it was lost.
-KEEP_SETS = 2
 #: A restored run begins so many epochs above the lost one, which may have gone on after its last copy.
 EPOCH_JUMP = 1000
 #: Versions that are left out at the least, and for each second since the copy, where nothing says how fast they came.
@@ -26,50 +23,19 @@ LATE_AFTER = 3.0
 FIRST_PAUSE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A copy, in this order.
-
-    Attributes:
-        upload: Objects that are missing.
-        obsolete: Sets that go once the new one is there; before their objects, so that none ever lacks one.
-        delete: Objects that no remaining set names, and what says that aggregators of before copied there.
-    """
-
-    upload: tuple[str, ...]
-    obsolete: tuple[str, ...]
-    delete: tuple[str, ...]
-
-
-def plan(
-    wanted: CompleteSet, there: Collection[str], before: CompleteSet | None, besides: Iterable[CompleteSet] = ()
-) -> Plan:
-    """Returns what makes ``wanted`` the newest set.
+def surplus(there: Iterable[str], newest: CompleteSet, kept: Iterable[CompleteSet]) -> list[str]:
+    """Returns what goes once ``newest`` is there: sets before their objects, so that none ever lacks one.
 
     Args:
-        wanted: The set to be.
-        there: Every object that is there, claims and sets included.
-        before: The newest set there, if it could be read; without it nothing is deleted but older sets.
-        besides: Other sets that are to stay (:func:`aggregator.copies.shards.fitting`).
+        there: Every object that was there before it.
+        newest: The set that was made.
+        kept: Those that are to stay as well.
     """
-    stays = [*(() if before is None else (before,)), *besides]
-    needed = list(dict.fromkeys(wanted.object_names()))
-    upload = tuple(key for key in needed if key not in there)
-    kept = {wanted.key, *(each.key for each in stays)}
-    sets = sorted((key for key in there if order_of(key) is not None), key=_order)
-    if before is None:
-        kept |= set(sets[-(KEEP_SETS - 1) :])
-    obsolete = tuple(key for key in sets if key not in kept)
-    delete = {key for key in there if (lead := lead_of(key)) is not None and lead[0] < wanted.epoch}
-    if before is not None or not sets:
-        named = {*needed, *(key for each in stays for key in each.object_names())}
-        delete |= {key for key in there if key.startswith(OBJECTS) and key not in named}
-    return Plan(upload=upload, obsolete=obsolete, delete=tuple(sorted(delete)))
-
-
-def newest_sets(there: Iterable[str]) -> list[str]:
-    """Returns the names of the sets that are there, newest first."""
-    return sorted((key for key in there if order_of(key) is not None), key=_order, reverse=True)
+    named = {key for each in (newest, *kept) for key in (each.key, *each.object_names())}
+    gone = sorted(key for key in there if key not in named)
+    sets = [key for key in gone if order_of(key) is not None]
+    leads = [key for key in gone if (lead := lead_of(key)) is not None and lead[0] < newest.epoch]
+    return [*sets, *leads, *(key for key in gone if key.startswith(OBJECTS))]
 
 
 def replaced(*, run_id: str, store: str, epoch: int, newest: CompleteSet | None, there: Iterable[str]) -> str:
@@ -96,11 +62,7 @@ def replaced(*, run_id: str, store: str, epoch: int, newest: CompleteSet | None,
 
 def restored_epoch(there: Iterable[str]) -> int:
     """Returns the epoch that a restore claims: above the lost one and above every other restore."""
-    known = [0]
-    for key in there:
-        lead = lead_of(key)
-        known += [each for each in (claimed_epoch(key), *(order_of(key) or ())[:1], *(lead or ())[:1]) if each]
-    return max(known) + EPOCH_JUMP
+    return max(map(epoch_of, there), default=0) + EPOCH_JUMP
 
 
 def gap(sets: Sequence[CompleteSet], now_s: float) -> int:
@@ -170,7 +132,3 @@ class CopyClock:
         """Returns for how long there was no complete copy, if that is too long; else 0."""
         age_s = now_s - self._since_s
         return age_s if age_s > LATE_AFTER * self._every_s else 0.0
-
-
-def _order(key: str) -> tuple[int, int]:
-    return order_of(key) or (0, 0)

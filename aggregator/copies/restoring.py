@@ -14,19 +14,21 @@ newest copy of shard 0, or less far than that never: of each other shard that is
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from aggregator.copies.bucket import AlreadyThere, Bucket
-from aggregator.copies.planning import gap, newest_sets, restored_epoch
-from aggregator.copies.sets import CLAIMS, STORE, CompleteSet, CopiedFile, Part, claim_key, read_set
+from aggregator.copies.planning import gap, restored_epoch
+from aggregator.copies.sets import CLAIMS, STORE, CompleteSet, CopiedFile, claim_key, newest_sets, read_set
 from aggregator.copies.shards import below, fits, folder, shards_there
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import ledger_path, mapped, read_run
@@ -61,15 +63,6 @@ class Restored:
     versions: tuple[int, ...]
 
 
-def sets_there(bucket: Bucket) -> list[CompleteSet]:
-    """Returns the sets in an object store, newest first; those of shard 0 before other shards'.
-
-    Raises:
-        Unavailable: There is none, of one shard at least, or it cannot be read.
-    """
-    return [each for sets in sets_by_shard(bucket).values() for each in sets]
-
-
 def sets_by_shard(bucket: Bucket) -> dict[int, list[CompleteSet]]:
     """Returns shard -> its sets in an object store, newest first.
 
@@ -85,8 +78,12 @@ def sets_by_shard(bucket: Bucket) -> dict[int, list[CompleteSet]]:
     if len(counts) > 1:
         what = f"{bucket.url} holds copies of runs of {' and of '.join(map(str, counts))} shards"
         raise Unavailable(f"{what}; move those of one run to a place of its own", definite=True)
-    found = {n: _sets_of(bucket, keys, n, counts[0]) for n in range(counts[0])}
-    for sets in found.values():
+    found = {n: sets_of(bucket, keys, n, counts[0]) for n in range(counts[0])}
+    for n, sets in found.items():
+        if not sets:
+            which = f"of shard {n} (there are {counts[0]})" if counts[0] > 1 else "that can be read"
+            cure = "each shard's aggregator needs --copy-to" if counts[0] > 1 else "check the address"
+            raise Unavailable(f"{bucket.url} holds no complete copy {which}; {cure}", definite=True)
         for each in sets:
             if each.shard[1] != counts[0]:
                 cure = f"is of shard {each.shard[0]} alone: give the place above it, with --shard if only that is lost"
@@ -94,20 +91,15 @@ def sets_by_shard(bucket: Bucket) -> dict[int, list[CompleteSet]]:
     return found
 
 
-def _sets_of(bucket: Bucket, keys: Iterable[str], shard: int, shards: int) -> list[CompleteSet]:
-    where = folder(shard, shards)
-    found = []
+def sets_of(bucket: Bucket, keys: Iterable[str], shard: int, shards: int) -> list[CompleteSet]:
+    """Returns the sets of a shard among ``keys`` that can be read, newest first; raises Unavailable."""
+    where, found = folder(shard, shards), []
     for key in newest_sets(below(keys, where)):
-        try:
-            found.append(read_set(bucket.read(where + key)))
-        except FileNotFoundError:
-            continue  # replaced by a newer one since it was listed
-        except ValueError as err:
-            log.warning("restore.set_unreadable", key=where + key, detail=str(err))
-    if not found:
-        which = f"of shard {shard} (there are {shards})" if shards > 1 else "that can be read"
-        cure = "each shard's aggregator needs --copy-to" if shards > 1 else "check the address"
-        raise Unavailable(f"{bucket.url} holds no complete copy {which}; {cure}", definite=True)
+        with suppress(FileNotFoundError):  # replaced by a newer one since it was listed
+            try:
+                found.append(read_set(bucket.read(where + key)))
+            except ValueError as err:
+                log.warning("copy.set_unreadable", key=where + key, detail=str(err))
     return found
 
 
@@ -230,29 +222,19 @@ def _download(bucket: Bucket, file: CopiedFile, path: Path) -> None:
         for part, key in zip(file.parts, file.keys, strict=True):
             digest, size = xxhash.xxh3_128(), 0
             try:
-                for piece in _content(bucket, key, part):
+                for piece in [gzip.decompress(bucket.read(key))] if part.packed else bucket.get(key):
                     digest.update(piece)
                     size += len(piece)
                     write_all(fd, memoryview(piece))
             except FileNotFoundError as err:
                 raise _Broken(f"{key} is not there") from err
-            except zlib.error as err:
+            except (EOFError, zlib.error, gzip.BadGzipFile) as err:
                 raise _Broken(f"{key} cannot be unpacked ({err})") from err
             if size != part.size or digest.hexdigest() != part.digest:
                 raise _Broken(f"{key} is not what was copied ({size} bytes, expected {part.size})")
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _content(bucket: Bucket, key: str, part: Part) -> Iterator[bytes | memoryview]:
-    if not part.packed:
-        yield from bucket.get(key)
-        return
-    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    for piece in bucket.get(key):
-        yield unpacker.decompress(piece)
-    yield unpacker.flush()
 
 
 def _make_store(store: Path, whole: CompleteSet, epoch: int, leave_out: int) -> tuple[int, ...]:

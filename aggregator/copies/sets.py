@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,9 @@ OBJECTS, COMPLETE, LEADS, CLAIMS = "objects/", "complete/", "leads/", "claims/"
 #: The files of the store lie in this folder of the restored directory.
 STORE = "store"
 
-_COMPLETE = re.compile(r"complete/(\d{10})-(\d{8})\.json")
-_LEAD = re.compile(r"leads/(\d{10})-(.+)\.json")
-_CLAIM = re.compile(r"claims/(\d{10})\.json")
+_NAME = re.compile(r"(complete/|leads/|claims/)(\d{10})(?:-(.+))?\.json")
 #: A path that stays below the directory it is put into.
 _PATH = re.compile(r"(?!.*(^|/)\.\.?(/|$))[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
-_HASH = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +45,6 @@ class Part:
     digest: str
     packed: bool
 
-    def key(self, path: str) -> str:
-        """Returns the name of the object, for a part of the file at ``path``."""
-        return f"{OBJECTS}{path}/{self.start}-{self.digest}{'.gz' if self.packed else ''}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedFile:
@@ -63,12 +56,8 @@ class CopiedFile:
     @property
     def keys(self) -> tuple[str, ...]:
         """The names of its objects."""
-        return tuple(part.key(self.path) for part in self.parts)
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return sum(part.size for part in self.parts)
+        at = OBJECTS + self.path
+        return tuple(f"{at}/{each.start}-{each.digest}{'.gz' if each.packed else ''}" for each in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +105,29 @@ class CompleteSet:
     @property
     def size(self) -> int:
         """In bytes, all files together."""
-        return sum(file.size for file in self.files)
+        return sum(part.size for file in self.files for part in file.parts)
 
-    def object_names(self) -> Iterator[str]:
-        """Yields the names of its objects, in order."""
-        for file in self.files:
-            yield from file.keys
+    def object_names(self) -> tuple[str, ...]:
+        """Returns the names of its objects, in order."""
+        return tuple(key for file in self.files for key in file.keys)
+
+
+def epoch_of(key: str) -> int:
+    """Returns the epoch in the name of a set, a lead or a claim; 0: it is another object."""
+    match = _NAME.fullmatch(key)
+    return 0 if match is None else int(match[2])
 
 
 def order_of(key: str) -> tuple[int, int] | None:
     """Returns epoch and serial of a set's own object, by which sets are older and newer; None: it is none."""
-    match = _COMPLETE.fullmatch(key)
-    return None if match is None else (int(match[1]), int(match[2]))
+    match = _NAME.fullmatch(key)
+    return (int(match[2]), int(match[3])) if match and match[1] == COMPLETE and (match[3] or "").isdecimal() else None
+
+
+def newest_sets(there: Iterable[str]) -> list[str]:
+    """Returns the names of the sets that are there, newest first."""
+    orders = {order: key for key in there if (order := order_of(key)) is not None}
+    return [orders[order] for order in sorted(orders, reverse=True)]
 
 
 def lead_key(epoch: int, store: str) -> str:
@@ -137,8 +137,8 @@ def lead_key(epoch: int, store: str) -> str:
 
 def lead_of(key: str) -> tuple[int, str] | None:
     """Returns epoch and store of an aggregator that copies there; None: that is another object."""
-    match = _LEAD.fullmatch(key)
-    return None if match is None else (int(match[1]), match[2])
+    match = _NAME.fullmatch(key)
+    return (int(match[2]), match[3]) if match and match[1] == LEADS and match[3] else None
 
 
 def claim_key(epoch: int) -> str:
@@ -146,30 +146,15 @@ def claim_key(epoch: int) -> str:
     return f"{CLAIMS}{epoch:010d}.json"
 
 
-def claimed_epoch(key: str) -> int | None:
-    """Returns the epoch that an object claims; None: it is no claim."""
-    match = _CLAIM.fullmatch(key)
-    return None if match is None else int(match[1])
-
-
 def write_set(whole: CompleteSet) -> bytes:
     """Returns the content of a set's own object."""
-    row = {
-        "format": FORMAT,
-        "run_id": whole.run_id,
-        "store": whole.store,
-        "epoch": whole.epoch,
-        "serial": whole.serial,
-        "time_s": whole.time_s,
-        "ended": whole.ended,
-        "versions": [[each.fragment_id, each.version, each.digest] for each in whole.versions],
-        "files": [
-            {"path": file.path, "parts": [[p.start, p.size, p.digest, p.packed] for p in file.parts]}
-            for file in whole.files
-        ],
-        "shard": whole.shard,
-        "roster": whole.roster,
-    }
+    names = ("run_id", "store", "epoch", "serial", "time_s", "ended", "shard", "roster")
+    row = {"format": FORMAT} | {name: getattr(whole, name) for name in names}
+    row["versions"] = [[each.fragment_id, each.version, each.digest] for each in whole.versions]
+    row["files"] = [
+        {"path": file.path, "parts": [[p.start, p.size, p.digest, p.packed] for p in file.parts]}
+        for file in whole.files
+    ]
     return json.dumps(row, separators=(",", ":")).encode()
 
 
@@ -193,10 +178,9 @@ def read_set(content: bytes) -> CompleteSet:
             time_s=float(row["time_s"]),
             ended=row["ended"] is True,
             versions=tuple(
-                CopiedVersion(fragment_id=_count(p), version=_count(v), digest=_digest(d))
-                for p, v, d in row["versions"]
+                CopiedVersion(fragment_id=_count(p), version=_count(v), digest=str(d)) for p, v, d in row["versions"]
             ),
-            files=tuple(_file(each) for each in row["files"]),
+            files=tuple(_file(each["path"], each["parts"]) for each in row["files"]),
             shard=_pair(row.get("shard", (0, 1))),  # which those of runs of one shard had not from the beginning
             roster=_pair(row.get("roster", (0, 0))),
         )
@@ -204,20 +188,16 @@ def read_set(content: bytes) -> CompleteSet:
         raise ValueError(f"it lacks a field, or one does not fit: {err}") from err
 
 
-def _file(row: Mapping[str, Any]) -> CopiedFile:
-    path = row["path"]
+def _file(path: Any, rows: Any) -> CopiedFile:
     if not isinstance(path, str) or _PATH.fullmatch(path) is None:
         raise ValueError(f"{path!r} is no path below a directory")
-    parts = tuple(
-        Part(start=_count(start), size=_count(size), digest=_digest(digest), packed=packed is True)
-        for start, size, digest, packed in row["parts"]
-    )
-    at = 0
-    for part in parts:
-        if part.start != at:
-            raise ValueError(f"{path} has a part from {part.start} on, expected one from {at} on")
-        at += part.size
-    return CopiedFile(path=path, parts=parts)
+    at, parts = 0, []
+    for start, size, digest, packed in rows:
+        if start != at:
+            raise ValueError(f"{path} has a part from {start} on, expected one from {at} on")
+        at += _count(size)
+        parts.append(Part(start=at - size, size=size, digest=str(digest), packed=packed is True))
+    return CopiedFile(path=path, parts=tuple(parts))
 
 
 def _count(value: Any) -> int:
@@ -229,9 +209,3 @@ def _count(value: Any) -> int:
 def _pair(value: Any) -> tuple[int, int]:
     first, second = value
     return _count(first), _count(second)
-
-
-def _digest(value: Any) -> str:
-    if not isinstance(value, str) or _HASH.fullmatch(value) is None:
-        raise ValueError(f"{value!r} is no hash")
-    return value

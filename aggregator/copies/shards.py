@@ -14,8 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from aggregator.copies.planning import newest_sets
-from aggregator.copies.sets import COMPLETE, CompleteSet
+from aggregator.copies.sets import COMPLETE, CompleteSet, newest_sets
 
 _FOLDER = re.compile(r"shard-(\d+)-of-(\d+)/")
 

@@ -98,6 +98,11 @@ def read_run(directory: Path) -> dict[str, Any] | None:
             content = path.read_bytes()
         except FileNotFoundError:
             return None
+    return unpack_run(path, content)
+
+
+def unpack_run(path: Path, content: bytes) -> dict[str, Any]:
+    """Returns the run record in the content of its file; raises as :func:`read_run`."""
     try:
         outer = msgpack.unpackb(content)
         written_format, body = outer["format"], outer["record"]

@@ -14,17 +14,18 @@ from aggregator.copies import copier as copier_module
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import Copier
 from aggregator.copies.place import place_of
-from aggregator.copies.restoring import restore, sets_there
+from aggregator.copies.restoring import restore
 from aggregator.copies.sets import order_of
 from aggregator.copies.taking import take
 from aggregator.rounds.recovery import lineages
 from aggregator.store.layout import commit_path, versions
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.loading import load_for
+from aggregator.store.segments import Header
 from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, Unavailable
 from ops import cli
-from tests.copied_hub import FRAGMENTS, NOW_S, Hub
+from tests.copied_hub import FRAGMENTS, NOW_S, Hub, sets_there
 from tests.integration.test_aggregator_store import commit_of, newest_state, state_of
 from tests.local_run import wait_for
 
@@ -91,6 +92,8 @@ def test_a_run_that_had_ended_keeps_its_versions(hub, tmp_path):
 
 def test_finished_parts_of_the_tape_snapshots_and_settings_come_along(hub, tmp_path):
     (hub.run_dir / "events.000001.jsonl.gz").write_bytes(b"closed part")
+    (hub.run_dir / "events.000002.jsonl").write_bytes(b"closed after the other was opened")
+    hub.tape.write_bytes(Header(segment=2).text())
     snapshot = hub.store / "snapshots" / "000000001000"
     snapshot.mkdir(parents=True)
     (snapshot / "000.commit").write_bytes(b"a snapshot")
@@ -101,6 +104,7 @@ def test_finished_parts_of_the_tape_snapshots_and_settings_come_along(hub, tmp_p
     again = tmp_path / "again"
     restore(hub.bucket, again, NOW_S)
     assert (again / "events.000001.jsonl.gz").read_bytes() == b"closed part"
+    assert [path.name for path in again.glob("events.*jsonl")] == ["events.jsonl"]
     assert (again / "store" / "snapshots" / "000000001000" / "000.commit").read_bytes() == b"a snapshot"
     assert not list(again.rglob("*.tmp"))
     assert (again / "config.toml").stat().st_mode & 0o777 == 0o600
@@ -333,3 +337,13 @@ def test_a_store_whose_newest_version_is_damaged_is_copied_as_it_would_be_loaded
     path.write_bytes(path.read_bytes()[:100])
     with take(hub.store, hub.tape, "hub-1", NOW_S) as taken:
         assert [each.version for each in taken.whole.versions] == [1, 0]
+
+
+def test_what_a_newest_copy_that_cannot_be_read_may_need_stays(hub, caplog):
+    hub.commit(0)
+    first = hub.copies.make()
+    (hub.place / first.key).write_text("{}")
+    hub.commit(0)
+    second = hub.copies.make()
+    assert {first.key, *first.object_names(), second.key, *second.object_names()} <= hub.there()
+    assert "copy.set_unreadable" in caplog.text

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from aggregator.copies.bucket import Bucket
-from aggregator.copies.restoring import chosen, sets_by_shard, sets_there
+from aggregator.copies.restoring import chosen, sets_by_shard
 from aggregator.store.layout import commit_path
 from broker.wire.errors import Unavailable
 from ops.chaos.verify import verify
 from ops.inspect.replay import replay_all
 from ops.processes.cluster import free_ports
+from tests.copied_hub import sets_there
 from tests.local_run import (
     NUMPY_TASK,
     Process,

@@ -5,12 +5,12 @@ import pytest
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import Copies
 from aggregator.copies.planning import CopyClock
-from aggregator.copies.restoring import restore, sets_there
+from aggregator.copies.restoring import restore
 from aggregator.store.layout import read_run, versions
 from aggregator.store.store import Store
 from broker.wire.errors import Unavailable
 from ops import cli
-from tests.copied_hub import NOW_S, Hub
+from tests.copied_hub import NOW_S, Hub, sets_there
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_lost_hub_that_was_not_lost_copies_nothing_once_the_restored_one_doe
         assert store.name != "hub-1"
         place = tmp_path / "again" / "store"
         epoch = restored.epoch + 1
-        new = Copies(hub.bucket, store=place, tape=None, name=store.name, run_id="demo", epoch=epoch)
+        new = Copies(place=hub.bucket, store=place, tape=None, name=store.name, run_id="demo", epoch=epoch)
         new.make()
     before = hub.there()
     hub.commit(0)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from aggregator.copies import planning, sets
 from aggregator.copies.place import place_of
-from aggregator.copies.planning import CopyClock, gap, newest_sets, plan, replaced, restored_epoch
-from aggregator.copies.sets import CompleteSet, CopiedFile, CopiedVersion, Part, claim_key, lead_key
+from aggregator.copies.planning import CopyClock, gap, replaced, restored_epoch, surplus
+from aggregator.copies.sets import CompleteSet, CopiedFile, CopiedVersion, Part, claim_key, lead_key, newest_sets
 from broker.wire.errors import ConfigError
 from tests.profiles import examples
 
@@ -160,25 +160,15 @@ def test_attempts_that_fail_are_repeated_more_and_more_slowly_and_reported_once_
     assert (clock.late_s(310.0), clock.detail) == (0.0, "")
 
 
-def test_only_what_is_missing_is_uploaded_and_only_what_nobody_names_goes():
+def test_only_what_nobody_names_goes_and_sets_go_before_their_objects():
     first, second, third = (a_set((v, 4), serial=v) for v in (1, 2, 3))
     others = {"objects/orphan/0-00", claim_key(9), lead_key(2, "hub-0"), lead_key(3, "hub-1")}
     there = {*first.object_names(), first.key, *others}
-    planned = plan(second, there, first)
-    assert set(planned.upload) == set(second.object_names()) - set(first.object_names())
-    assert list(planned.upload) == [key for key in second.object_names() if key in planned.upload]
-    assert planned.obsolete == ()
-    assert planned.delete == (lead_key(2, "hub-0"), "objects/orphan/0-00")
+    assert surplus(there, second, [first]) == [lead_key(2, "hub-0"), "objects/orphan/0-00"]
     there = {*first.object_names(), *second.object_names(), first.key, second.key}
-    planned = plan(third, there, second)
-    assert planned.obsolete == (first.key,)
-    assert set(planned.delete) == set(first.object_names()) - set(second.object_names()) - set(third.object_names())
-
-
-def test_without_a_readable_set_nothing_is_deleted_that_it_may_name():
-    first, second = a_set((1, 1), serial=1), a_set((2, 2), serial=2)
-    planned = plan(second, {*first.object_names(), first.key}, None)
-    assert (planned.obsolete, planned.delete) == ((), ())
+    gone = surplus(there, third, [second])
+    assert gone[0] == first.key
+    assert set(gone[1:]) == set(first.object_names()) - set(second.object_names()) - set(third.object_names())
 
 
 STEPS = st.one_of(
@@ -214,17 +204,17 @@ def test_whatever_fails_a_set_names_what_is_there_of_one_state_and_nothing_else_
             assert replaced(run_id="demo", store="hub-1", epoch=epoch, newest=before, there=there) == ""
             serial = before.serial + 1 if before is not None and before.epoch == epoch else 1
             wanted = replace(a_set(tuple(versions)), epoch=epoch, serial=serial)
-            planned = plan(wanted, set(there), before)
+            puts = [*((key, None) for key in wanted.object_names() if key not in there), (wanted.key, wanted)]
+            gone = surplus(there, wanted, [before] if before is not None else [])
             for p in range(meanwhile):
                 commit(p)
-            puts = [*dict.fromkeys(planned.upload).items(), (wanted.key, wanted)]
             there.update(puts[:ends_after])
-            for key in (*planned.obsolete, *planned.delete)[: max(0, ends_after - len(puts))]:
+            for key in gone[: max(0, ends_after - len(puts))]:
                 del there[key]
             complete += ends_after >= len(puts)
-            if ends_after >= len(puts) + len(planned.obsolete) + len(planned.delete):
+            if ends_after >= len(puts) + len(gone):
                 kept = newest_sets(there)
-                assert len(kept) == min(complete, planning.KEEP_SETS)
+                assert len(kept) == min(complete, 2)
                 assert there.keys() == {*kept, *(key for name in kept for key in there[name].object_names())}
         for name in newest_sets(there):
             whole = there[name]
