@@ -9,7 +9,7 @@ since the copy stands in the books as lost.
 
 Each of several shards is restored from its own copies, and claims an epoch of its own. All of them go back to the
 newest copy of shard 0, or less far than that never: of each other shard that is taken which fits to it
-(:mod:`aggregator.copies.shards`). So fragments of two shards may be of unlike moments.
+(:mod:`aggregator.copies.planning`). So fragments of two shards may be of unlike moments.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from pathlib import Path
 import xxhash
 
 from aggregator.copies.bucket import AlreadyThere, Bucket
-from aggregator.copies.planning import gap, restored_epoch
+from aggregator.copies.planning import below, fits, folder, gap, restored_epoch, shards_there
 from aggregator.copies.sets import CLAIMS, STORE, CompleteSet, CopiedFile, claim_key, newest_sets, read_set
-from aggregator.copies.shards import below, fits, folder, shards_there
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import ledger_path, mapped, read_run
 from aggregator.store.ledger_file import cut_above

@@ -8,7 +8,7 @@
 
 Objects are never changed: whatever differs has another name. So an aggregator that was replaced, and does not know it
 yet, overwrites nothing. A set counts from when its file in ``complete/`` is there, which is written last.
-Of a run of several shards each has such folders of its own (:mod:`aggregator.copies.shards`).
+Of a run of several shards each has such folders of its own (:mod:`aggregator.copies.planning`).
 """
 
 from __future__ import annotations
