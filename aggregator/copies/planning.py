@@ -1,4 +1,4 @@
-"""Rules of copies: when they are made, what is deleted, what fits, how a restored run goes on. Pure.
+"""Rules of copies: when one is made, what is deleted, what fits, how a restored run goes on. Pure.
 
 Order of a copy: objects that are missing, commit files first; the file that makes a set of them; then what neither it
 nor the set before needs any more. So at every moment, whatever fails, the newest set names only what is there.

@@ -59,7 +59,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A state of the store: the set, of which epoch, serial and files are not decided, and its files in order."""
+    """A state of the store: its files in order, and the set, still without epoch, serial and files."""
 
     whole: CompleteSet
     sources: tuple[Source, ...]
@@ -67,7 +67,7 @@ class Taken:
 
 @contextmanager
 def take(directory: Path, tape: Path | None, store: str, time_s: float) -> Iterator[Taken | None]:
-    """Yields the state of a store, readable until the end; None as long as it has no version after version 0.
+    """Yields the state of a store, readable until the end; None while it has no version after version 0.
 
     Args:
         directory: Of the store.
@@ -202,7 +202,7 @@ def _standing(directory: Path, commits: list[tuple[Header, Source]]) -> Iterator
 
 
 def _segments(tape: Path, folder: str, stack: ExitStack) -> Iterator[Source]:
-    """Yields the files of a tape or ledger, the one that is written last; those before it are closed by then."""
+    """Yields the files of a tape or ledger: all that were closed before the one that is written, and that."""
     for _ in range(ATTEMPTS):
         try:
             growing = _opened(tape, folder + tape.name, stack, grows=True)
