@@ -210,10 +210,12 @@ class TapeReader:
 
     @property
     def behind(self) -> bool:
-        """Whether there are bytes that were not read yet."""
-        if self._file is None or self._is_closed():
-            return any(number >= self.segment for number in segments_of(self._path))
-        return self._name.suffix != PACKED and os.fstat(self._file.fileno()).st_size > self._at + len(self.rest)
+        """Whether there are bytes that were not read yet, and can be read."""
+        with suppress(OSError):
+            if self._file is None or self._is_closed():
+                return any(number >= self.segment for number in segments_of(self._path))
+            return self._name.suffix != PACKED and os.fstat(self._file.fileno()).st_size > self._at + len(self.rest)
+        return False
 
     def _is_closed(self) -> bool:
         """Whether another segment has begun after the one that is read."""

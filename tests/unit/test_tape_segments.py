@@ -159,6 +159,15 @@ def test_a_tape_that_cannot_be_closed_goes_on_in_its_file_and_costs_no_line(path
     assert tape.dropped == 0
 
 
+def test_one_segment_by_itself_is_read_with_the_numbers_that_its_lines_have(path):
+    filled(path, 60)
+    whole = list(numbered_lines(path))
+    for number in (1, 3):
+        alone = list(numbered_lines(packed_name(path, number)))
+        assert alone[0][1].pop("missing", 0) == number - 1
+        assert alone == [each for each in whole if alone[0][0] <= each[0] <= alone[-1][0]]
+
+
 def test_a_compressed_segment_that_is_damaged_is_named(path):
     filled(path, 60)
     spoil(path, 2)
