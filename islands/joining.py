@@ -23,11 +23,11 @@ from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
 from islands.config import IslandConfig
 from islands.host_identity import HostIdentity
+from islands.hosts.host_session import HostSession
+from islands.hosts.other_hosts import OtherHosts
+from islands.hosts.plans import Plans
+from islands.hosts.rendezvous import gather, spread_over
 from islands.loop import Island
-from islands.multihost.host_session import HostSession
-from islands.multihost.plans import Plans
-from islands.multihost.rendezvous import gather, spread_over
-from islands.multihost.speaking import Speaking
 from islands.protocol import core
 from islands.protocol.paused import Paused
 from islands.restoring import LOOK_EVERY_S
@@ -165,7 +165,7 @@ def join(
         if team.host:
             other = HostSession(config, team, tokens_per_step, plans, array_work, exchange)
             return _started(other, config, array_work, exchange, tokens_per_step, check)
-        hosts = Speaking(team, tokens_per_step, plans, exchange)
+        hosts = OtherHosts(team, tokens_per_step, plans, exchange)
     host = None if island_id else HostIdentity.take(run)
     name = island_id if host is None else host.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None

@@ -12,7 +12,7 @@ from aggregator.events import Pieced
 from aggregator.process import workers
 from broker.wire.fragments import Kind
 from broker.wire.tensors import decode_tensor
-from islands.multihost.loss import STATUS
+from islands.hosts.loss import STATUS
 from ops.processes.cluster import free_ports
 from tests.hub import RUN
 from tests.local_run import wait_for

@@ -39,7 +39,7 @@ from broker.process import logs
 from broker.process.limits import memory_bytes
 from broker.process.settings import build
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, first_of
 from broker.wire.messages import Phase
 
 log = logs.get(__name__)
@@ -142,7 +142,7 @@ async def serve(
             curable = group.subgroup((ConfigError, Unavailable))
             if curable is None:
                 raise
-            raise _first(curable) from group
+            raise first_of(curable) from group
 
 
 async def _follow(
@@ -229,8 +229,3 @@ async def _copy_last(copier: Copier, leader: Leader) -> None:
     await leader.report()
     await asyncio.to_thread(copier.finish)
     await leader.report()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

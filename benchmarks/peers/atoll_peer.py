@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.fleet import RUN
 from benchmarks.peers.loop import COLUMNS, TENSORS, Lines, System, resting_bytes, rows_of, train
 from broker.wire.messages import Codec
-from islands.session.session import Copies, Session
+from islands.session.session import Session
+from islands.session.training_state import Copies
 
 TOKENS = 1000
 

@@ -139,6 +139,12 @@ _PASSWORD = re.compile(r"(password=).*", re.DOTALL)
 _MAY_HIDE = re.compile(r"[@?]|^(?:rediss?(?:\+sentinel)?|unix)://")
 
 
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Returns the first error that is not itself a group: what went wrong, rather than how it was noticed."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 def shown(address: str) -> str:
     """Returns an address without what may be a user or a password in it."""
     match = _SCHEME.match(address)

@@ -22,8 +22,7 @@ from islands.arguments import shown
 from islands.arrays import persistence
 from islands.arrays.jax_placement import copy_here, installer, on_each_device, part_to_host, put, sample
 from islands.arrays.reference import cut, wide_dtype
-from islands.hosts.messages import HeldTensor
-from islands.hosts.regions import region_of
+from islands.hosts.regions import HeldTensor, region_of
 
 Array = npt.NDArray[Any]
 

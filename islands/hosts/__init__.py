@@ -1,1 +1,1 @@
-"""Several hosts that train one island: their agreements, and each one's part of each tensor. Pure."""
+"""Several hosts that train one island: their agreements, and what carries these out."""

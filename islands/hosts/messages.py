@@ -21,16 +21,9 @@ from broker.wire.fragments import Region, TensorSpec
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, RunSettings, StateSource
 from broker.wire.schema import Record
+from islands.hosts.regions import HeldTensor
 
 # --- parts ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTensor:
-    """One tensor, and the regions of it that a host has; or in :class:`Terms`, those that it hands over."""
-
-    tensor: TensorSpec
-    regions: tuple[Region, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +97,7 @@ class HostAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A host's vote on a proposal (:class:`islands.hosts.speaker.Vote`)."""
+    """A host's vote on a proposal (:class:`islands.hosts.speaker_rules.Vote`)."""
 
     number: int
     promised: bool
@@ -179,7 +172,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A plan for the boundary after ``step`` (:class:`islands.hosts.speaker.Propose`)."""
+    """A plan for the boundary after ``step`` (:class:`islands.hosts.speaker_rules.Propose`)."""
 
     number: int
     step: int

@@ -171,7 +171,7 @@ class Due:
     """What the training thread is to do at its next boundary, and what it learns there.
 
     Of an island of one host the communication thread writes it. Of several, every host's own is written by the plans
-    that they carry out (:mod:`islands.multihost.plans`), and the speaker's communication thread writes another one, of
+    that they carry out (:mod:`islands.hosts.plans`), and the speaker's communication thread writes another one, of
     which the plans are made.
     """
 
@@ -185,7 +185,7 @@ class Due:
 
 
 class Agreed(Protocol):
-    """The plans of an island of several hosts for a training thread (:mod:`islands.multihost.plans`).
+    """The plans of an island of several hosts for a training thread (:mod:`islands.hosts.plans`).
 
     Attributes:
         speaks: This host is the speaker.

@@ -12,13 +12,14 @@ virtual time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
 from broker.metrics.serving import served
 from broker.process import logs
@@ -40,8 +41,8 @@ from broker.wire.messages import (
 from islands.arrays.persistence import Persistence, Verdict, gone
 from islands.arrays.placement import Leaf
 from islands.config import IslandConfig, refusal
+from islands.hosts.other_hosts import OtherHosts
 from islands.metrics import IslandSnapshot, families_of, snapshot_of
-from islands.multihost.alone import Alone
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
@@ -52,23 +53,9 @@ from islands.session.connections import UNNUMBERED, Connections, Unreadable
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
-from islands.session.training_state import Position, Snapshot
+from islands.session.training_state import Copies, Position, Snapshot
 
 log = logs.get(__name__)
-
-
-class Copies(NamedTuple):
-    """Copies of a fragment's leaves.
-
-    Attributes:
-        step: Steps run by then.
-        boundary: The number of the boundary at which they were taken.
-        leaves: The copies.
-    """
-
-    step: int
-    boundary: int
-    leaves: tuple[Leaf, ...]
 
 
 #: What is waited for between the connection and the first answer, for people.
@@ -85,7 +72,7 @@ class Session(CommunicationThread):
         core: Fresh; touched by this session's thread alone.
         array_work: With the initial parameters.
         exchange: Shared with the training thread.
-        hosts: The other hosts of the island, if it has several.
+        hosts: The other hosts of the island; None: it has no others.
         sequence: Of the last message of an earlier process of this life.
     """
 
@@ -96,7 +83,7 @@ class Session(CommunicationThread):
         array_work: ArrayWork,
         exchange: Exchange,
         *,
-        hosts: Alone | None = None,
+        hosts: OtherHosts | None = None,
         sequence: int = 0,
     ) -> None:
         super().__init__(array_work, exchange)
@@ -104,8 +91,8 @@ class Session(CommunicationThread):
         self._core = core
 
         # Touched by the communication thread only.
-        self._hosts = hosts or Alone(exchange.due)
-        self._due = self._hosts.due
+        self._hosts, self._num_hosts = hosts, 1 if hosts is None else hosts.num_hosts
+        self._due = exchange.due if hosts is None else hosts.due
         ways = self._receive, self._line, self._lookup
         self._wire = Connections(config, *ways, sequence=sequence, on_unreadable=Unreadable(config, core, exchange))
         self._snapshots = Snapshots(config, core, array_work, exchange, self._due)
@@ -135,22 +122,25 @@ class Session(CommunicationThread):
     async def _serve(self) -> None:
         self._open()
         metrics = served(self._config.metrics_host, self._config.metrics_port, self._figures, families_of)
-        async with metrics, self._hosts, self._wire, asyncio.TaskGroup() as self._tasks:
-            for work in (*self._hosts.work(self._config.join_timeout_s), self._begin_run()):
+        hosts = self._hosts
+        async with metrics, hosts or contextlib.nullcontext(), self._wire, asyncio.TaskGroup() as self._tasks:
+            for work in () if hosts is None else hosts.work(self._config.join_timeout_s):
                 self._spawn(work)
+            self._spawn(self._begin_run())
             if self._leave_reason is None:
                 await self._leaving.wait()
             self._catch_up()
             leaving = events.Leaving(reason=self._leave_reason or "ended", departure=self._departure)
             self._perform(self._core.handle(leaving, self._clock()))
-            await self._hosts.goodbye(self._leave_reason or "ended")
+            if hosts is not None:
+                await hosts.goodbye(self._leave_reason or "ended")
             await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
             if self._timer is not None:
                 self._timer.cancel()
             cancel_all()
 
     async def _begin_run(self) -> None:
-        self._handed = await self._hosts.assembled()
+        self._handed = {} if self._hosts is None else await self._hosts.assembled()
         self._perform(self._core.start(self._clock()))
         self._wire.connect(self._core.broker)
         self._spawn(self._wire.run())
@@ -207,7 +197,7 @@ class Session(CommunicationThread):
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core
-        if isinstance(message, Contribution | Seed):
+        if self._hosts is not None and isinstance(message, Contribution | Seed):
             steps = message.steps if isinstance(message, Contribution) else None
             self._hosts.send_part(message.fragment_id, steps, core.island_id, core.incarnation)
         envelope = Envelope(
@@ -243,11 +233,13 @@ class Session(CommunicationThread):
             self._spawn(self._judge(exchange.returned.popleft()))
         for event in self._snapshots.advance(now_s):
             self._perform(core.handle(event, now_s))
-        if exchange.begun is not None:
+        if self._hosts is not None and exchange.begun is not None:
             self._hosts.begin(exchange.begun)
 
     def _boundary(self, moment: Moment) -> None:
-        number = self._hosts.boundaries = self._hosts.boundaries + 1
+        number = 0
+        if self._hosts is not None:
+            number = self._hosts.boundaries = self._hosts.boundaries + 1
         for install, before in moment.installed:
             self._copies.pop(install.fragment_id, None)
             # Ahead of whatever the core asks of this fragment next.
@@ -281,7 +273,8 @@ class Session(CommunicationThread):
                     self._post(action.to, action.message)
                 case events.Connect():
                     self._wire.connect(action.broker)
-                    self._hosts.use(action.broker)
+                    if self._hosts is not None:
+                        self._hosts.use(action.broker)
                 case events.Joined():
                     self._joined(action)
                 case events.Watch():
@@ -321,9 +314,9 @@ class Session(CommunicationThread):
         if now != (due.done, exchange.delivered, exchange.finished, exchange.startable):
             due.done, exchange.delivered, exchange.finished, exchange.startable = now
             exchange.news.set()
-        self._hosts.open_parts({p: frozenset(fragment.outstanding) for p, fragment in core.fragments.items()})
-        self._hosts.look()
-        self._hosts.end(delivered=core.delivered, finished=core.finished)
+        if self._hosts is not None:
+            open_steps = {p: frozenset(fragment.outstanding) for p, fragment in core.fragments.items()}
+            self._hosts.core_has_moved(open_steps, delivered=core.delivered, finished=core.finished)
         deadline_s = core.next_deadline_s()
         if self._timer is not None:
             self._timer.cancel()
@@ -365,8 +358,9 @@ class Session(CommunicationThread):
         assert core.settings is not None
         self._config.check_room(joined.manifest)
         self._array_work.open(joined.manifest, self._handed, core.settings.recipe.codec_of_versions)
-        self._hosts.joined(joined, core.settings, core.blocks)
-        self._hosts.use(core.broker)
+        if self._hosts is not None:
+            self._hosts.joined(joined, core.settings, core.blocks)
+            self._hosts.use(core.broker)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
         for due in (exchange.due, self._due):
@@ -400,29 +394,32 @@ class Session(CommunicationThread):
     def _begin_seed(self, fragment_id: int) -> None:
         assert self._core.settings is not None
         seed = self._core.settings.seed
-        self._hosts.encode(fragment_id, seed)
+        if self._hosts is not None:
+            self._hosts.encode(fragment_id, seed)
         self._spawn(self._seed(fragment_id, seed))
 
     async def _seed(self, fragment_id: int, seed: int) -> None:
         payload, places = await self._array_work.seed(fragment_id, seed)
-        hosts = self._hosts.num_hosts
-        self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload, hosts=hosts, places=places))
+        encoded = events.SeedEncoded(fragment_id=fragment_id, payload=payload, hosts=self._num_hosts, places=places)
+        self._handle(encoded)
 
     def _begin_capture(self, fragment_id: int, copies: Copies, codec: Codec) -> None:
-        steps = self._core.fragments[fragment_id].capturing
-        assert steps is not None
-        self._hosts.capture(fragment_id, copies.boundary, steps, codec)
+        if self._hosts is not None:
+            steps = self._core.fragments[fragment_id].capturing
+            assert steps is not None
+            self._hosts.capture(fragment_id, copies.boundary, steps, codec)
         self._spawn(self._capture(fragment_id, copies.leaves, codec))
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> None:
         payload, places = await self._array_work.capture(fragment_id, copies, codec)
-        hosts = self._hosts.num_hosts
-        self._handle(events.Captured(fragment_id=fragment_id, payload=payload, hosts=hosts, places=places))
+        captured = events.Captured(fragment_id=fragment_id, payload=payload, hosts=self._num_hosts, places=places)
+        self._handle(captured)
 
     async def _snapshot(self, moment: Moment, snapshot: Snapshot, boundary: int) -> None:
         """Does what is to be done with a copy of the state, once it is whole."""
-        whole = await self._hosts.whole(snapshot, boundary, self._array_work.parameters.local)
-        self._begin(self._snapshots.taken(replace(moment, snapshot=whole)))
+        if self._hosts is not None:
+            snapshot = await self._hosts.whole(snapshot, boundary, self._array_work.parameters.local)
+        self._begin(self._snapshots.taken(replace(moment, snapshot=snapshot)))
 
     async def _judge(self, returned: Returned) -> None:
         """Ends training where adoptions do not stay in the parameters: the books would say that they do."""
@@ -434,13 +431,15 @@ class Session(CommunicationThread):
             self._exchange.news.set()
 
     async def _prepare(self, action: events.Prepare) -> None:
-        version = action.version
-        elsewhere = asyncio.create_task(self._hosts.prepare(version, action.keep, mixes=action.mixes))
+        version, hosts, elsewhere = action.version, self._hosts, None
+        if hosts is not None:
+            elsewhere = asyncio.create_task(hosts.prepare(version, action.keep, mixes=action.mixes))
         install = await self._array_work.prepare(
             version.fragment_id, version.fragment_version, version.payload, action.keep, mixes=action.mixes
         )
-        await elsewhere
-        self._hosts.placed(install)
+        if hosts is not None and elsewhere is not None:
+            await elsewhere
+            hosts.placed(install)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
         self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))

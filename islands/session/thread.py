@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from broker.process import clocks
-from broker.wire.errors import Unavailable
+from broker.wire.errors import Unavailable, first_of
 from broker.wire.messages import Departure
 from islands.arrays.persistence import trained_frozen
 from islands.protocol.paused import Paused
@@ -142,9 +142,3 @@ def cancel_all() -> None:
 
 async def _raise(error: BaseException) -> None:
     raise error
-
-
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error that is not itself a group: what went wrong, rather than how it was noticed."""
-    first = group.exceptions[0]
-    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

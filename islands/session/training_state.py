@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -23,6 +23,20 @@ class Position:
 
 #: Before the first step.
 ORIGIN = Position(0, 0)
+
+
+class Copies(NamedTuple):
+    """Copies of a fragment's leaves.
+
+    Attributes:
+        step: Steps run by then.
+        boundary: The number of the boundary at which they were taken, where several hosts count them.
+        leaves: The copies.
+    """
+
+    step: int
+    boundary: int
+    leaves: tuple[Leaf, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

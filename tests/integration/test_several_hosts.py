@@ -11,7 +11,7 @@ import pytest
 
 from aggregator.events import Pieced
 from broker.wire.messages import Codec
-from islands.multihost.loss import MISTAKEN, STATUS
+from islands.hosts.loss import MISTAKEN, STATUS
 from ops.processes.cluster import free_ports
 from tests.hub import Hub
 from tests.local_run import wait_for

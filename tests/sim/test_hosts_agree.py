@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from islands.hosts.gate import Gate
-from islands.hosts.speaker import LOST_S, Speaker, Stage, Vote
+from islands.hosts.gate_rules import Gate
+from islands.hosts.speaker_rules import LOST_S, Speaker, Stage, Vote
 
 STEPS, LOOK_S = 400, 0.0005
 

@@ -14,7 +14,7 @@ from broker.process import clocks
 from broker.process.signals import Signals
 from islands.hook import Hook
 from islands.host_identity import HostIdentity
-from islands.multihost import loss
+from islands.hosts import loss
 from islands.session import workers
 from tests.forked import fork, living_child, said
 

@@ -7,7 +7,7 @@ from broker.wire.fragments import Kind, Region, TensorSpec
 from broker.wire.messages import Block, Codec
 from broker.wire.schema import Unfit
 from islands.hosts import messages as m
-from islands.hosts.fitting import check_alike, handed_by, owners_of
+from islands.hosts.regions import HeldTensor, check_alike, handed_by, owners_of
 
 
 def tensor(name="w", shape=(4, 6), dtype="float32", kind=Kind.MEAN):
@@ -15,7 +15,7 @@ def tensor(name="w", shape=(4, 6), dtype="float32", kind=Kind.MEAN):
 
 
 def held(*starts, shape=(2, 6), of=None):
-    return m.HeldTensor(tensor=of or tensor(), regions=tuple(Region(start, shape) for start in starts))
+    return HeldTensor(tensor=of or tensor(), regions=tuple(Region(start, shape) for start in starts))
 
 
 def hello(*tensors, tokens=10):
@@ -50,7 +50,7 @@ def test_every_order_of_the_speaker_says_how_far_it_was():
 
 def test_hosts_that_train_the_same_are_one_island_and_the_first_that_has_a_region_hands_it_over():
     ours, theirs = (held((0, 0)), held((2, 0)))
-    check_alike((ours,), 10, 1, hello(theirs))
+    check_alike(1, (ours,), (theirs,), (10, 10))
     owned = owners_of({0: (ours,), 1: (theirs,), 2: (held((0, 0), (2, 0)),)})
     handed = [handed_by(host, owned)["w"] for host in range(3)]
     assert handed == [{Region((0, 0), (2, 6))}, {Region((2, 0), (2, 6))}, set()]
@@ -69,7 +69,7 @@ def test_hosts_that_train_the_same_are_one_island_and_the_first_that_has_a_regio
 )
 def test_a_host_that_trains_something_else_is_refused_by_name(theirs, field, says):
     with pytest.raises(ConfigError) as caught:
-        check_alike((held((0, 0)),), 10, 1, theirs)
+        check_alike(1, (held((0, 0)),), theirs.tensors, (10, theirs.tokens_per_step))
     assert caught.value.field == field
     assert says in caught.value.value
     assert caught.value.cure

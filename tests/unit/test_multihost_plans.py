@@ -9,9 +9,8 @@ import pytest
 from broker.wire.errors import Unavailable
 from broker.wire.messages import Block
 from islands.hosts import messages as m
-from islands.hosts.speaker import Vote
-from islands.multihost.planner import PROGRESS_EVERY, Planner
-from islands.multihost.plans import NEVER, Plans
+from islands.hosts.plans import NEVER, PROGRESS_EVERY, Planner, Plans
+from islands.hosts.speaker_rules import Vote
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Due, Exchange, Install
 

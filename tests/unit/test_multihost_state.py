@@ -11,8 +11,8 @@ from islands.arrays import placement
 from islands.arrays.in_place import HostInPlacePlacement, InPlaceLeaf, Part
 from islands.arrays.reference import adopted
 from islands.hosts import messages as m
+from islands.hosts import state
 from islands.hosts.regions import Spread, part_of
-from islands.multihost import state
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot
 

@@ -9,12 +9,13 @@ from aggregator.standby import candidate
 from aggregator.state import fragment as aggregators_fragment
 from aggregator.state import members
 from broker.process.transitions import IllegalTransition, Staged, Transitions
-from islands.hosts import gate, speaker
+from islands.hosts import gate_rules, speaker_rules
 from islands.protocol import donation
 from islands.protocol import fragment as islands_fragment
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
-TABLES = [each.STAGES for each in (islands_fragment, aggregators_fragment, members, candidate, donation, speaker, gate)]
+CORES = islands_fragment, aggregators_fragment, members, candidate, donation, speaker_rules, gate_rules
+TABLES = [each.STAGES for each in CORES]
 
 
 class Door(StrEnum):

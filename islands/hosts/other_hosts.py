@@ -15,29 +15,29 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker.process import logs
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable, first_of
 from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, Pacing, RunSettings, Version
 from broker.wire.ranges import StepRange
 from islands.arrays.reference import cut
 from islands.hosts import messages as m
-from islands.hosts.fitting import Owners, check_alike, handed_by, owners_of
-from islands.hosts.speaker import LOST_S, Vote
-from islands.multihost import state
-from islands.multihost.alone import Alone, Keys
-from islands.multihost.link import SpeakerLink
-from islands.multihost.loss import MISTAKEN, end_soon, lost
-from islands.multihost.planner import Planner
-from islands.multihost.plans import Plans
-from islands.multihost.rendezvous import Team
+from islands.hosts import state
+from islands.hosts.link import SpeakerLink
+from islands.hosts.loss import MISTAKEN, end_soon, lost
+from islands.hosts.plans import Planner, Plans
+from islands.hosts.regions import HeldTensor, Owners, check_alike, handed_by, owners_of
+from islands.hosts.rendezvous import Team
+from islands.hosts.speaker_rules import LOST_S, Vote
 from islands.protocol.events import Joined
 from islands.session.exchange import Due, Exchange, Install, StateFound
-from islands.session.thread import first_of
 from islands.session.training_state import Snapshot
 from islands.session.workers import Workers
 
 log = logs.get(__name__)
+
+#: From and to step of contributions.
+Keys = frozenset[tuple[int, int]]
 
 #: How often the speaker says that it is alive, and looks who else is.
 BEAT_S = 0.25
@@ -51,12 +51,12 @@ MOST_COPIES = 2
 class Host:
     """One of the other hosts, as last heard of."""
 
-    tensors: tuple[m.HeldTensor, ...]
+    tensors: tuple[HeldTensor, ...]
     at: m.HostAt = field(default_factory=lambda: m.HostAt(step=0, stopped=False))
     left: bool = False
 
 
-class Speaking(Alone):
+class OtherHosts:
     """The other hosts of an island that has several.
 
     Args:
@@ -64,6 +64,11 @@ class Speaking(Alone):
         tokens_per_step: As the speaker's loop has declared it.
         plans: Of the speaker's own training thread.
         exchange: Of the speaker's two threads.
+
+    Attributes:
+        due: What the core has for the training threads: plans are made of it.
+        boundaries: How many the core has seen.
+        num_hosts: How many there are, the speaker among them.
     """
 
     def __init__(
@@ -74,8 +79,7 @@ class Speaking(Alone):
         exchange: Exchange,
     ) -> None:
         assert team.listener is not None
-        super().__init__(Due())  # of which plans are made
-        self.num_hosts = team.hosts
+        self.due, self.boundaries, self.num_hosts = Due(), 0, team.hosts
         self._team, self._plans, self._exchange = team, plans, exchange
         self._tensors, self._tokens_per_step = team.tensors, tokens_per_step
         self._link = SpeakerLink(team.listener, team.hosts)
@@ -163,7 +167,7 @@ class Speaking(Alone):
                 if gone or silent:
                     why = "has no connection any more" if gone else f"has said nothing for {LOST_S:g} s"
                     raise lost(f"host {[*gone, *silent][0]} of {self.num_hosts} {why}")
-                self.look()
+                self._plan()
             await asyncio.sleep(BEAT_S)
 
     async def assembled(self) -> dict[str, frozenset[Region]]:
@@ -209,7 +213,7 @@ class Speaking(Alone):
                 settings=settings,
                 blocks=blocks,
                 handed=tuple(
-                    m.HeldTensor(tensor=each.tensor, regions=tuple(sorted(handed[each.tensor.name])))
+                    HeldTensor(tensor=each.tensor, regions=tuple(sorted(handed[each.tensor.name])))
                     for each in self._tensors
                 ),
             )
@@ -243,7 +247,7 @@ class Speaking(Alone):
         )
         self._to_all(order)
 
-    def open_parts(self, open_steps: Mapping[int, Keys]) -> None:
+    def _open_parts(self, open_steps: Mapping[int, Keys]) -> None:
         """Says which contributions of each fragment may be asked for again."""
         for p, keys in open_steps.items():
             if keys != self._open.get(p, frozenset()):
@@ -301,13 +305,21 @@ class Speaking(Alone):
         """The island speaks through another broker."""
         self._to_all(m.Use(broker=broker))
 
-    def end(self, *, delivered: bool, finished: bool) -> None:
-        """What those wait for that have stopped has come, or not yet."""
+    def core_has_moved(self, open_steps: Mapping[int, Keys], *, delivered: bool, finished: bool) -> None:
+        """Tells the hosts what an event has changed, and makes the next plan if there is something to do.
+
+        Args:
+            open_steps: Fragment -> contributions that may be asked for again.
+            delivered: All that a stopped island has trained is known to be there.
+            finished: It has installed the last versions, too.
+        """
+        self._open_parts(open_steps)
+        self._plan()
         if (delivered, finished) != self._ending:
             self._ending = delivered, finished
             self._to_all(m.Ending(after=self.boundaries, delivered=delivered, finished=finished))
 
-    def look(self) -> None:
+    def _plan(self) -> None:
         """Makes the next plan, if there is something to do."""
         if self._manifest is not None:
             self._planner.advance(self.boundaries, all_stopped=all(host.at.stopped for host in self._hosts.values()))
@@ -328,7 +340,7 @@ class Speaking(Alone):
             case m.HostAt():
                 host.at = message
                 self._planner.heard(number, message)
-                self.look()
+                self._plan()
             case m.Answer():
                 vote = Vote(number=message.number, promised=message.promised, at=message.step)
                 self._planner.voted(number, vote)
@@ -359,7 +371,7 @@ class Speaking(Alone):
         """Takes note of a host; raises ConfigError if those that are there cannot make one island."""
         self._hosts[number] = Host(hello.tensors)
         self._planner.heard(number, self._hosts[number].at)
-        check_alike(self._tensors, self._tokens_per_step, number, hello)
+        check_alike(number, self._tensors, hello.tensors, (self._tokens_per_step, hello.tokens_per_step))
         if len(self._hosts) == self.num_hosts - 1:
             tensors = {0: self._tensors, **{host: each.tensors for host, each in self._hosts.items()}}
             self._owners = owners_of(tensors)

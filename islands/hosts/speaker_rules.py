@@ -5,7 +5,7 @@ installed, a fragment is copied, the data change, training ends) must happen bet
 would train on different parameters. No host may wait for another one inside a step, and training threads call no
 collective operation of ours. So the speaker proposes a plan some steps ahead::
 
-    propose(number, step, plan)    to every host: it promises to stop there (islands.hosts.gate), or is too far
+    propose(number, step, plan)    to every host: it promises to stop there (islands.hosts.gate_rules), or is too far
     decide(number, fixed)          to every host, when all have answered
 
 A plan that a host refuses is carried out nowhere, and proposed again for a later step. How far ahead follows what

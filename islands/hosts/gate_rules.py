@@ -1,7 +1,8 @@
 """A host's promise not to train past a step before it knows what happens there. Pure.
 
-The speaker (:mod:`islands.hosts.speaker`) proposes a plan for the boundary after some step. A host whose training has
-not come there yet promises to stop at that boundary until the plan is decided, and keeps the promise on both threads:
+The speaker (:mod:`islands.hosts.speaker_rules`) proposes a plan for the boundary after some step. A host whose
+training has not come there yet promises to stop at that boundary until the plan is decided, and keeps the promise on
+both threads:
 
 * the communication thread writes the step down first, and then looks how far training is;
 * the training thread writes down how far it is first, and then looks whether a step is written down.

@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from broker.process import logs
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, first_of
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Buffer
 from broker.wire.messages import AGGREGATOR, Channel, Codec, Encoded, Envelope, HostPart, Place
 from islands.arrays.placement import Leaf
 from islands.config import IslandConfig
 from islands.hosts import messages as m
-from islands.hosts.speaker import LOST_S
-from islands.multihost import state
-from islands.multihost.link import HostLink
-from islands.multihost.loss import MISTAKEN, end_soon, lost
-from islands.multihost.plans import Plans
-from islands.multihost.rendezvous import Team
+from islands.hosts import state
+from islands.hosts.link import HostLink
+from islands.hosts.loss import MISTAKEN, end_soon, lost
+from islands.hosts.plans import Plans
+from islands.hosts.rendezvous import Team
+from islands.hosts.speaker_rules import LOST_S
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections
 from islands.session.exchange import Exchange, Install, JoinedRun, Moment, StateFound
-from islands.session.thread import CommunicationThread, cancel_all, first_of
+from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Position, Snapshot
 from islands.session.workers import Workers
 
