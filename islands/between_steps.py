@@ -1,25 +1,31 @@
-"""The training thread's work between steps: installs, copies, and tells the communication thread."""
+"""The training thread's work before the first step and between steps: restores, installs and copies."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from broker.process import clocks, logs
+from broker.wire.errors import Unavailable
+from broker.wire.messages import StateSource
 from islands.arguments import is_floating
 from islands.arrays.placement import Leaf, from_host, here
 from islands.arrays.tree import Tree
+from islands.config import IslandConfig
 from islands.hosts.regions import Spread
 from islands.protocol import lockstep
-from islands.session import checkpoint
+from islands.session import checkpoint, state_parts
 from islands.session.array_work import ArrayWork
-from islands.session.exchange import Exchange, Install, Moment
+from islands.session.checkpoint import Checkpoint
+from islands.session.exchange import Exchange, Install, Moment, StateFound
 from islands.session.samples import FrozenLeaves, Samples, sample
+from islands.session.state_parts import Needed
 from islands.session.training_state import Position
 
 log = logs.get(__name__)
@@ -27,6 +33,8 @@ log = logs.get(__name__)
 #: A fragment whose round opens soon is copied ahead where a step takes so many seconds or more: the round would wait
 #: for the end of one. With shorter steps it is copied at the first boundary after the round has opened, and only then.
 COPY_AHEAD_FROM_S = 0.25
+#: While the caller waits: how often to look for signals.
+LOOK_EVERY_S = 0.2
 
 
 class InitialValues:
@@ -226,3 +234,63 @@ class BetweenSteps:
         if exchange.plans is not None:
             exchange.plans.carried_out()
         return params
+
+
+# --- before the first step -----------------------------------------------------------------------------------------
+
+
+def beginning(
+    exchange: Exchange, needed: Needed, path: Path | None, config: IslandConfig, check: Callable[[], None]
+) -> StateFound:
+    """Returns the state to begin with; may wait for another island's, or for the speaker's word.
+
+    Args:
+        exchange: With the communication thread.
+        needed: What must fit.
+        path: Of the checkpoint, if there may be one.
+        config: Of the island.
+        check: Raises where a wait is to end.
+    """
+    plans = exchange.plans
+    if plans is not None and not plans.speaks:
+        return _wait(exchange, needed, check)
+    source = StateSource.CHECKPOINT
+    saved, detail = _from_checkpoint(path, needed, config.run_id)
+    if saved is None:
+        source = StateSource.FRESH
+        if config.donor_wait_s and (needed.state or needed.local):
+            # Before the parameters are installed: until then no round waits for this island.
+            found = _wait(exchange, needed, check)
+            saved, detail = found.found, f"{detail}; {found.detail}"
+            source = StateSource.FRESH if saved is None else StateSource.DONOR
+    return StateFound(found=saved, detail=detail, source=source)
+
+
+def _from_checkpoint(path: Path | None, needed: Needed, run_id: str) -> tuple[Checkpoint | None, str]:
+    """Returns this island's own checkpoint if it has one that fits, and what there is to say about it."""
+    try:
+        saved = None if path is None else checkpoint.load(path)
+    except Unavailable as err:
+        return None, str(err)
+    if saved is None:
+        return None, "no --state-dir" if path is None else "no checkpoint yet"
+    flaw = state_parts.unfit(saved, needed)
+    if saved.run_id != run_id:
+        flaw = f"it is of run {saved.run_id}" if saved.run_id else "it does not say of which run it is"
+    if flaw:
+        return None, f"the checkpoint does not serve: {flaw}"
+    return saved, f"of step {saved.at.step}, life {saved.incarnation}"
+
+
+def _wait(exchange: Exchange, needed: Needed, check: Callable[[], None]) -> StateFound:
+    """Returns a state if one comes that fits, and what there is to say about it; waits for that."""
+    exchange.state_needed = needed
+    exchange.wake()
+    while exchange.state_found is None:
+        if exchange.error is not None:
+            raise exchange.error
+        check()
+        exchange.news.wait(LOOK_EVERY_S)
+        exchange.news.clear()
+    found, exchange.state_found = exchange.state_found, None
+    return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict
 
 from broker.chunks.subflow import MOST_SUBFLOWS
-from broker.process.settings import check_finite, setting
+from broker.process.settings import check_finite, nearest, setting
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
 from broker.wire.errors import AtollError, ConfigError, RunEnded
 from broker.wire.fragments import FragmentManifest
@@ -18,6 +21,41 @@ from islands.protocol.events import Fail
 
 #: The task that comes with us.
 LANGUAGE = "islands.language:task"
+
+
+class JoinOptions(TypedDict, total=False):
+    """Arguments by name of :func:`islands.join`, :func:`islands.torch.join`, :class:`islands.Hook`.
+
+    :func:`islands.join` says what each means. Those that are settings have their defaults in :class:`IslandConfig`.
+    """
+
+    run: str
+    kinds: Mapping[str, str] | None
+    unit_axes: Mapping[str, int] | None
+    key: str | os.PathLike[str] | None
+    insecure: bool
+    island_id: str
+    tokens_per_step: int
+    inner_optimizer: str
+    recipe: Mapping[str, Any] | None
+    state_dir: str | os.PathLike[str] | None
+    checkpoint_interval_s: float
+    donor_wait_s: float
+    timeout_s: float
+    broker_silent_s: float
+    connections: int
+    max_message_bytes: int
+    speaker_address: str
+    metrics_port: int
+    metrics_host: str
+    check: Callable[[], None]
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises TypeError for the first name that is none of :class:`JoinOptions`, with the nearest that is."""
+    for name in options:
+        if name not in JoinOptions.__annotations__:
+            raise TypeError(f"joining a run takes no argument {name!r}; {nearest(name, JoinOptions.__annotations__)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

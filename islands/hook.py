@@ -17,13 +17,14 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from broker.process import logs
 from broker.process.signals import Handlers
 from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Departure
 from islands.arrays.tree import Tree
+from islands.config import JoinOptions, refuse_unknown
 from islands.joining import join
 from islands.loop import Island
 
@@ -43,23 +44,27 @@ class Hook:
         self,
         address: str | Sequence[str],
         *,
-        tokens_per_step: int = 0,
         fresh: Callable[[Tree], Any] | None = None,
-        check: Callable[[], None] = lambda: None,
-        **options: Any,
+        init: Callable[[int], Tree] | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
         """Takes note of a run; nothing is connected before :meth:`start`.
 
         Args:
             address: As for :func:`islands.join`.
-            tokens_per_step: Likewise; what :meth:`step` counts where it is not told ``tokens``.
             fresh: parameters -> new state, for when spoilt parameters (not finite) were replaced by the global ones.
                 None: the state is kept, and a warning says so.
-            check: As for :func:`islands.join`.
-            **options: All else that :func:`islands.join` takes: ``run``, ``kinds``, ``key``, ``state_dir``, ...
+            init: As for :func:`islands.join`.
+            **options: As for :func:`islands.join`. What :meth:`step` counts where it is not told ``tokens`` is
+                ``tokens_per_step``.
+
+        Raises:
+            TypeError: One of the options is none; names the nearest.
         """
-        self._address, self._tokens_per_step, self._options = address, tokens_per_step, options
-        self._fresh, self._users_check = fresh, check
+        refuse_unknown(options)
+        self._address, self._init, self._options = address, init, options
+        self._tokens_per_step, self._fresh = options.get("tokens_per_step", 0), fresh
+        self._users_check = options.get("check", lambda: None)
         self._island: Island | None = None
         self._last: Tree = None  # the parameters that were returned last
         self._handlers = Handlers(self._receive)
@@ -97,9 +102,8 @@ class Hook:
         """
         if self._island is not None:
             raise LocalProtocolError("start was called twice: call it once, when training begins")
-        self._island = join(
-            self._address, params, tokens_per_step=self._tokens_per_step, check=self._check, **self._options
-        )
+        options: JoinOptions = {**self._options, "check": self._check}
+        self._island = join(self._address, params, init=self._init, **options)
         self._last, state = self._island.restore(params, state)
         return self._last, state
 

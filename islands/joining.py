@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from broker.process import clocks, logs
+from broker.process import clocks, logs, user_files
 from broker.process.demands import demands_of
 from broker.process.limits import memory_bytes
 from broker.process.settings import expanded
+from broker.process.signals import in_children
 from broker.transport.keys import own_name
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.headers import room_bytes
@@ -21,8 +23,8 @@ from broker.wire.messages import Departure, Reason
 from islands import arguments
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
-from islands.config import IslandConfig
-from islands.host_identity import HostIdentity
+from islands.between_steps import LOOK_EVERY_S
+from islands.config import IslandConfig, JoinOptions, refuse_unknown
 from islands.hosts.host_session import HostSession
 from islands.hosts.other_hosts import OtherHosts
 from islands.hosts.plans import Plans
@@ -30,7 +32,6 @@ from islands.hosts.rendezvous import gather, spread_over
 from islands.loop import Island
 from islands.protocol import core
 from islands.protocol.paused import Paused
-from islands.restoring import LOOK_EVERY_S
 from islands.session import checkpoint, paused_file
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange
@@ -41,36 +42,29 @@ log = logs.get(__name__)
 
 #: How often to say what is waited for, and after which time to begin.
 SAY_EVERY_S, SAY_FIRST_S = 5.0, 1.0
+#: Arguments of :func:`join` that are settings of an island by another name.
+_SETTINGS = {"run": "run_id", "timeout_s": "join_timeout_s"}
+#: What those have to be that are numbers or paths; others IslandConfig checks alone.
 _SECONDS = "must be a number of seconds"
-#: What :func:`join` calls settings of an island, where that is another name.
-_ARGUMENTS = {"run_id": "run", "broker": "address", "join_timeout_s": "timeout_s"}
+_NUMBERS = dict.fromkeys(("checkpoint_interval_s", "donor_wait_s", "timeout_s", "broker_silent_s"), _SECONDS)
+_COUNTS = {
+    "connections": "must be a number of connections",
+    "max_message_bytes": "must be a number of bytes",
+    "metrics_port": "must be the number of a port, or 0",
+}
+_PATHS = "key", "state_dir"
+
+
+def _nothing() -> None:
+    """Stands in for a function that nobody has given."""
 
 
 def join(
     address: str | Sequence[str],
     params: Tree,
     *,
-    run: str = "atoll",
-    kinds: Mapping[str, str] | None = None,
-    unit_axes: Mapping[str, int] | None = None,
-    key: str | os.PathLike[str] | None = None,
-    insecure: bool = False,
-    island_id: str = "",
-    tokens_per_step: int = 0,
-    inner_optimizer: str = "",
-    recipe: Mapping[str, Any] | None = None,
-    state_dir: str | os.PathLike[str] | None = None,
-    checkpoint_interval_s: float = 60.0,
-    donor_wait_s: float = 60.0,
-    timeout_s: float = 120.0,
-    broker_silent_s: float = 2.0,
-    connections: int = 1,
-    max_message_bytes: int = 0,
-    speaker_address: str = "",
-    metrics_port: int = 0,
-    metrics_host: str = "127.0.0.1",
     init: Callable[[int], Tree] | None = None,
-    check: Callable[[], None] = lambda: None,
+    **options: Unpack[JoinOptions],
 ) -> Island:
     """Joins a run; returns once version 0 of every fragment is here.
 
@@ -84,7 +78,11 @@ def join(
             are cast from float32 masters in the optimizer's state, hand over the masters: what :meth:`Island.step`
             returns must be what the next step starts from. If this island is the first, these values become version
             0; otherwise only structure, shapes, dtypes and placement count.
-        run: The run's name.
+        init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
+        **options: As follows; in parentheses what stands where one is not given.
+
+    Options:
+        run: The run's name ("atoll").
         kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
             (:mod:`islands.arrays.partition`).
         unit_axes: Regular expression -> leading axes that count layers or experts.
@@ -101,57 +99,42 @@ def join(
             has another value, the island is refused. None: whatever the run has.
         state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`, and for what
             :meth:`Island.pause` keeps; None: neither.
-        checkpoint_interval_s: Seconds between two of them.
-        donor_wait_s: How long :meth:`Island.restore` may look for another island's optimizer state where there is no
-            checkpoint that fits; 0: start fresh.
-        timeout_s: Silence of the run, or refusals that may end, after which joining is given up; also silence of the
-            end, in :meth:`Island.close`.
-        broker_silent_s: Silence of a broker after which the next one is tried.
-        connections: TCP connections that tensors are spread over, of each host; one cannot fill a link that is long
-            and fast (docs/regions.md).
-        max_message_bytes: Largest message accepted; 0: a quarter of the memory of this machine, at least 4 GiB.
+        checkpoint_interval_s: Seconds between two of them (60).
+        donor_wait_s: Seconds that :meth:`Island.restore` may look for another island's optimizer state where there is
+            no checkpoint that fits (60); 0: start fresh.
+        timeout_s: Seconds of silence of the run, or of refusals that may end, after which joining is given up (120);
+            also of silence of the end, in :meth:`Island.close`.
+        broker_silent_s: Seconds of silence of a broker after which the next one is tried (2).
+        connections: TCP connections that tensors are spread over, of each host (1); one cannot fill a link that is
+            long and fast (docs/regions.md).
+        max_message_bytes: Largest message accepted (0: a quarter of the memory of this machine, at least 4 GiB).
         speaker_address: Of an island of several hosts: the name or address under which the others reach process 0.
             Empty: the address from which that one reaches the broker.
-        metrics_port: Port at which this process serves metrics for Prometheus; 0: none. Of an island of several hosts
+        metrics_port: Port at which this process serves metrics for Prometheus (0: none). Of an island of several hosts
             process 0 serves them.
-        metrics_host: Address for that; 0.0.0.0 shows them to everybody.
-        init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
+        metrics_host: Address for that (127.0.0.1); 0.0.0.0 shows them to everybody.
         check: Called several times a second while this waits; what it raises ends the waiting.
 
     Raises:
         ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
+        TypeError: An option is none of these; names the nearest.
         RunEnded: The run is over, and its aggregator has gone.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
-    path = _path("key", key)
-    island_id = island_id or own_name(path)
-    config = _config(
-        run_id=run,
-        broker=arguments.addresses(address),
-        broker_silent_s=arguments.number("broker_silent_s", broker_silent_s, _SECONDS),
-        connections=arguments.whole("connections", connections, "must be a number of connections"),
-        key=path,
-        insecure=insecure,
-        island_id=island_id,
-        state_dir=_path("state_dir", state_dir),
-        checkpoint_interval_s=arguments.number("checkpoint_interval_s", checkpoint_interval_s, _SECONDS),
-        donor_wait_s=arguments.number("donor_wait_s", donor_wait_s, _SECONDS),
-        join_timeout_s=arguments.number("timeout_s", timeout_s, _SECONDS),
-        max_message_bytes=arguments.whole("max_message_bytes", max_message_bytes, "must be a number of bytes")
-        or room_bytes(memory_bytes()),
-        metrics_port=arguments.whole("metrics_port", metrics_port, "must be the number of a port, or 0"),
-        metrics_host=metrics_host,
-    )
+    refuse_unknown(options)
+    config = _config(address, options)
+    run, island_id = config.run_id, config.island_id
     cure = "must be the tokens of one inner step, or 0 to leave it open"
-    tokens_per_step = arguments.whole("tokens_per_step", tokens_per_step, cure, may_wait=True)
+    tokens_per_step = arguments.whole("tokens_per_step", options.get("tokens_per_step", 0), cure, may_wait=True)
+    check = options.get("check", _nothing)
     arguments.function("check", check, "must be a function without arguments")
     if init is not None:
         arguments.function("init", init, "must be a function: seed -> initial parameters")
     if config.state_dir is not None:
         checkpoint.prepare(config.state_dir)
-    demands = demands_of(arguments.mapping("recipe", recipe))
+    demands = demands_of(arguments.mapping("recipe", options.get("recipe")))
     _name_others(run)
-    specs = tensor_specs(params, kinds, unit_axes)
+    specs = tensor_specs(params, options.get("kinds"), options.get("unit_axes"))
     for line in describe_kinds(specs).splitlines():
         log.info("island.kinds", kind=line)
     tensors = tuple(spec for spec in specs if spec.kind != "local")
@@ -160,15 +143,16 @@ def join(
     array_work, exchange = ArrayWork(params, init, several=spread is not None), Exchange()
     hosts = None
     if spread is not None:
-        team = gather(spread, broker=config.brokers[0], speaker_address=speaker_address, within_s=config.join_timeout_s)
+        name = options.get("speaker_address", "")
+        team = gather(spread, broker=config.brokers[0], speaker_address=name, within_s=config.join_timeout_s)
         exchange.plans = plans = Plans(exchange, speaks=team.host == 0)
         if team.host:
             other = HostSession(config, team, tokens_per_step, plans, array_work, exchange)
             return _started(other, config, array_work, exchange, tokens_per_step, check)
         hosts = OtherHosts(team, tokens_per_step, plans, exchange)
     host = None if island_id else HostIdentity.take(run)
-    name = island_id if host is None else host.name
-    unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
+    own, release = (island_id, _nothing) if host is None else (host.name, host.release)
+    unmerged = paused_file.path_of(config.state_dir, run, own) if config.state_dir is not None and own else None
     paused = None if unmerged is None else _kept(unmerged, config)
     machine = core.Island(
         island_id=island_id,
@@ -176,7 +160,7 @@ def join(
         nonce=secrets.token_hex(8),
         tensors=tensors,
         tokens_per_step=tokens_per_step,
-        inner_optimizer=inner_optimizer,
+        inner_optimizer=options.get("inner_optimizer", ""),
         demands=demands,
         brokers=len(config.brokers),
         broker_silent_s=config.broker_silent_s,
@@ -187,19 +171,49 @@ def join(
     session = Session(config, machine, array_work, exchange, hosts=hosts, sequence=sequence)
     try:
         island = _started(
-            session, config, array_work, exchange, tokens_per_step, check, host, None if hosts else unmerged
+            session, config, array_work, exchange, tokens_per_step, check, release, None if hosts else unmerged
         )
     except BaseException:
         session.leave("gave up joining", Departure.STOPPED if unmerged is None else Departure.PAUSED)
         if unmerged is not None and (again := session.paused()) is not None:
             array_work.keep(unmerged, again)
-        if host is not None:
-            host.release()
+        release()
         raise
     if unmerged is not None:
         paused_file.remove(unmerged)
     _joined.append((weakref.ref(island), run, threading.get_ident()))
     return island
+
+
+class HostIdentity:
+    """A name of host and number that survives a restart, and is no other process's here meanwhile.
+
+    A restarted process gets its island's id again by it. The number is the lowest whose lock file is free. Where there
+    is no place for a lock, there is no such name. A host of the same name, or another temporary directory of this one,
+    may give it away as well: the run decides what it is worth.
+    """
+
+    def __init__(self, name: str, lock: int) -> None:
+        self.name = name
+        self._lock = lock
+        # Else the workers of a killed process, if they live on, would hold its name against the next one.
+        self._forget = in_children(self.release)
+
+    @classmethod
+    def take(cls, run: str) -> HostIdentity | None:
+        """Returns a free name of this host, or None if locks cannot be taken here."""
+        for number in range(1000):
+            try:
+                lock = user_files.lock(f"seat-{run}-{number}")
+            except BlockingIOError:
+                continue
+            return None if lock is None else cls(f"{socket.gethostname()}/{number}", lock)
+        return None
+
+    def release(self) -> None:
+        """Lets another process have it; a forked child lets its parent have it alone."""
+        self._forget()
+        os.close(self._lock)
 
 
 #: Islands that this process has joined, each with its run and the thread that joined it.
@@ -228,7 +242,7 @@ def _started(
     exchange: Exchange,
     tokens_per_step: int,
     check: Callable[[], None],
-    host: HostIdentity | None = None,
+    release: Callable[[], None] = _nothing,
     unmerged: Path | None = None,
 ) -> Island:
     """Starts a session; returns the island once version 0 of every fragment is here."""
@@ -246,7 +260,7 @@ def _started(
         exchange=exchange,
         tokens_per_step=tokens_per_step,
         check=check,
-        host=host,
+        release=release,
         unmerged=unmerged,
     )
 
@@ -260,19 +274,27 @@ def _kept(path: Path, config: IslandConfig) -> Paused | None:
         return None
 
 
-def _path(field: str, value: Any) -> Path | None:
-    """Returns the path of an argument, with the home directory in place of ``~``; None stays None."""
-    given = arguments.path(field, value)
-    return None if given is None else expanded(field, given)
-
-
-def _config(**settings: Any) -> IslandConfig:
+def _config(address: str | Sequence[str], options: JoinOptions) -> IslandConfig:
     """Returns the settings of an island; its errors name the arguments of :func:`join`."""
+    settings: dict[str, Any] = {"broker": arguments.addresses(address)}
+    for name, value in options.items():
+        if name in _PATHS and (path := arguments.path(name, value)) is not None:
+            value = expanded(name, path)
+        elif name in _NUMBERS:
+            value = arguments.number(name, value, _NUMBERS[name])
+        elif name in _COUNTS:
+            value = arguments.whole(name, value, _COUNTS[name])
+        setting = _SETTINGS.get(name, name)
+        if setting in IslandConfig.__dataclass_fields__:
+            settings[setting] = value
+    settings["island_id"] = settings.get("island_id") or own_name(settings.get("key"))
+    settings["max_message_bytes"] = settings.get("max_message_bytes") or room_bytes(memory_bytes())
     try:
         return IslandConfig(**settings)
     except ConfigError as err:
         cure = err.cure.replace("--key", "key=").replace("--insecure", "insecure=True")
-        raise ConfigError(_ARGUMENTS.get(err.field, err.field), err.value, cure) from err
+        arguments_of = {"broker": "address", **{setting: name for name, setting in _SETTINGS.items()}}
+        raise ConfigError(arguments_of.get(err.field, err.field), err.value, cure) from err
 
 
 def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Callable[[], None]) -> None:

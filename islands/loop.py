@@ -11,8 +11,9 @@
 
 :meth:`Island.step` waits for nothing of ours: not for the network, not for the communication thread. What it
 does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition. Only where a
-tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.arrays.ties`).
-Recipes in lockstep are the exception: there it waits for versions (:mod:`islands.protocol.lockstep`).
+tree holds one array in two places the first steps are looked at, until one has moved it
+(:class:`islands.arrays.parameters.Ties`). Recipes in lockstep are the exception: there it waits for versions
+(:mod:`islands.protocol.lockstep`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,11 @@ from broker.wire.errors import LocalProtocolError, Unavailable
 from broker.wire.messages import Departure
 from islands import arguments
 from islands.arrays import placement
-from islands.arrays.ties import Ties
+from islands.arrays.parameters import Ties
 from islands.arrays.tree import Tree
-from islands.between_steps import BetweenSteps, InitialValues
+from islands.between_steps import LOOK_EVERY_S, BetweenSteps, InitialValues, beginning
 from islands.config import IslandConfig
-from islands.host_identity import HostIdentity
 from islands.protocol.fleet import ScheduleTokens
-from islands.restoring import LOOK_EVERY_S, beginning
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, JoinedRun
@@ -78,7 +77,7 @@ class Island:
         exchange: Exchange,
         tokens_per_step: int,
         check: Callable[[], None],
-        host: HostIdentity | None,
+        release: Callable[[], None],
         unmerged: Path | None = None,
     ) -> None:
         assert exchange.membership is not None
@@ -89,7 +88,7 @@ class Island:
         self._exchange = exchange
         self._tokens_per_step = tokens_per_step
         self._check = check
-        self._host = host
+        self._release = release
         self._unmerged = unmerged
         self._membership: JoinedRun = exchange.membership
         self._left = False
@@ -339,8 +338,7 @@ class Island:
             paused = self._session.paused()
             if paused is not None:
                 self._array_work.keep(self._unmerged, paused)
-        if self._host is not None:
-            self._host.release()
+        self._release()
         log.info("island.left", reason=reason, step=self.inner_step, tokens=self.tokens)
 
     def waited(self, seconds: float) -> None:

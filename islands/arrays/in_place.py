@@ -139,7 +139,7 @@ class InPlaceState(ABC):
 
 
 def rows_of(leaf: InPlaceLeaf, start: int, stop: int) -> InPlaceLeaf:
-    """Returns a section of a leaf that the run has cut, as in :mod:`islands.arrays.rows`."""
+    """Returns a section of a leaf that the run has cut, as in :mod:`islands.arrays.placement`."""
     return leaf.rows(start, stop)
 
 

@@ -8,13 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import xxhash
+
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Kind, Section
 from islands.arguments import shown
-from islands.arrays import in_place, rows
+from islands.arrays import in_place, placement
 from islands.arrays.in_place import is_in_place
 from islands.arrays.placement import Leaf, is_array, is_on_device
-from islands.arrays.tree import Tree, TreeNames, children_of, form_of, no_array
+from islands.arrays.tree import Tree, TreeNames, children_of, form_of, named_leaves, no_array
+from islands.hosts.regions import Spread
+
+#: Steps after which tied leaves that do not move are left alone: a learning rate begins at zero, some never move.
+MOST_LOOKS = 16
 
 
 class Parameters:
@@ -43,7 +50,7 @@ class Parameters:
         self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
         self.frozen: tuple[str, ...] = ()  #: of those that are in one, and never handed over
-        #: Places of what stands in the tree more than once, for :mod:`islands.arrays.ties`; in place it stays one.
+        #: Places of what stands in the tree more than once, for :class:`Ties`; in place it stays one.
         self.tied = () if any(map(is_in_place, leaves.values())) else self._names.tied
 
     def assign(self, manifest: FragmentManifest) -> None:
@@ -169,7 +176,7 @@ def _rows(leaf: Leaf) -> ModuleType:
     if is_in_place(leaf):
         return in_place
     if not is_on_device(leaf):
-        return rows
+        return placement
     from islands.arrays import jax_placement
 
     return jax_placement
@@ -225,3 +232,60 @@ def _plain_ways(node: Any, way: Way) -> Iterator[tuple[Way, Leaf]]:
     get = operator.attrgetter if hasattr(node, "_fields") else operator.itemgetter
     for key, child in children:
         yield from _plain_ways(child, (*way, get(key)))
+
+
+class Ties:
+    """Watches over tied leaves, one array in several places of the tree, for the first steps of a loop.
+
+    The run has such leaves once (:class:`islands.arrays.tree.TreeNames`), and reads the first place. That is right for
+    weights that a loop ties, and wrong where one array was used twice in making a tree, such as one of zeros for every
+    bias: the first step makes two parameters of them, every version that is installed would overwrite what the second
+    one has learnt, and nobody would be told. By identity alone the two cases cannot be told apart once a step is
+    jitted: it returns an array for every place. So their bits are compared, until a step has moved them.
+
+    Args:
+        places: Of each such array, where it stands among the tree's leaves, in their order: two places or more.
+
+    Attributes:
+        looks: How many further steps are to be looked at.
+    """
+
+    def __init__(self, places: Sequence[tuple[int, ...]]) -> None:
+        self.looks = MOST_LOOKS if places else 0
+        self._places = dict.fromkeys(places, 0)  # those that nothing has moved yet -> digest of their bits
+
+    def begin(self, params: Tree) -> None:
+        """Takes note of what training begins with; waits for a device."""
+        if self._places:
+            leaves = [leaf for _, leaf in named_leaves(params)]
+            self._places = {places: _digest(leaves[places[0]]) for places in self._places}
+
+    def look(self, params: Tree) -> None:
+        """Compares what a step has made of them; waits for a device.
+
+        Raises:
+            ConfigError: They are two parameters; names both.
+        """
+        self.looks -= 1
+        leaves = list(named_leaves(params))
+        for places, began in list(self._places.items()):
+            name, first = leaves[places[0]]
+            digest = _digest(first)
+            for other, leaf in (leaves[place] for place in places[1:]):
+                if leaf is not first and _digest(leaf) != digest:
+                    cure = "they were one array when the island joined, and training makes them differ"
+                    cure += ": give each an array of its own before the join, or tie them in the loss"
+                    raise ConfigError("params", f"{name} and {other}", cure)
+            if digest != began:
+                del self._places[places]
+        if not self._places:
+            self.looks = 0
+
+
+def _digest(leaf: Any) -> int:
+    """Returns a digest of the bits that are on this host."""
+    value = placement.here(leaf)
+    digest = xxhash.xxh3_64()
+    for part in value.parts.values() if isinstance(value, Spread) else [value]:
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return digest.intdigest()

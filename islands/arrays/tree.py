@@ -30,8 +30,8 @@ class TreeNames:
     """Names of a tree's leaves, taken once, by which trees of the same structure are read and rebuilt.
 
     One array that stands in two places (tied weights) has one name, that of the first; rebuilding puts the same new
-    array in both. Which leaves are tied is settled by identity in the tree given here; :mod:`islands.arrays.ties` finds
-    out whether they are.
+    array in both. Which leaves are tied is settled by identity in the tree given here;
+    :class:`islands.arrays.parameters.Ties` finds out whether they are.
     """
 
     __slots__ = ("_paths", "_places", "name_of_leaf", "names")

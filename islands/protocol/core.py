@@ -63,7 +63,6 @@ from islands.protocol.fragment import Fragment, Point, Stage
 from islands.protocol.hand_over import HandOver
 from islands.protocol.member import Member
 from islands.protocol.paused import Paused
-from islands.protocol.plausibility import misfit
 from islands.protocol.state import Training
 
 
@@ -291,7 +290,7 @@ class Island:
 
     def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
         envelope, message = event.envelope, event.envelope.message
-        flaw = misfit(message, self._member.join.tensors, self.manifest, self.at)
+        flaw = self._training.misfit(message, self._member.join.tensors)
         if flaw:
             actions.append(Note(name="message.misfit", fields={"kind": type(message).__name__, "detail": flaw}))
             return

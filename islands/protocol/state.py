@@ -6,8 +6,10 @@ one :class:`Training`; what they want done they append to the actions of the eve
 
 from __future__ import annotations
 
-from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import RunSettings, StateSource, Welcome
+from collections.abc import Sequence
+
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, joined
+from broker.wire.messages import FleetState, Message, RunSettings, StateSource, Welcome
 from islands.protocol.fragment import Fragment, Point
 from islands.protocol.paused import Paused
 
@@ -44,6 +46,40 @@ class Training:
         self.manifest, self.at = FragmentManifest(welcome.fragments), start
         self.fragments.update({p: Fragment(handed=start, counted=start.step) for p in range(len(self.manifest))})
         return True
+
+    def misfit(self, message: Message, tensors: Sequence[TensorSpec]) -> str:
+        """Says what in an aggregator's message is impossible for this island; empty if nothing is.
+
+        The wire takes every number: what no aggregator of this run can mean must not end an island.
+
+        Args:
+            message: As it came.
+            tensors: Those of this island.
+        """
+        match message:
+            case Welcome(settings=settings):
+                if not settings.heartbeat_interval_s > 0:
+                    return f"settings.heartbeat_interval_s is {settings.heartbeat_interval_s}, must be above 0"
+                # Of whatever dtype: each island has its own.
+                theirs = sorted(
+                    (t.name, t.shape) for t in joined(t for fragment in message.fragments for t in fragment)
+                )
+                ours = sorted((t.name, t.shape) for t in tensors if t.kind is not Kind.LOCAL)
+                if self.manifest is None and theirs != ours:
+                    return "fragments has other tensors than this island asked to join with"
+                at, start = self.at, Point(message.start_step, message.start_tokens)
+                if self.manifest is not None and start.step <= at.step and start.tokens > at.tokens:
+                    return f"start_tokens is {start.tokens} at step {start.step}, of {at.tokens} at step {at.step}"
+            case FleetState() if self.manifest is not None:
+                if message.shard >= message.shards:
+                    return f"shard is {message.shard}, must be below shards, {message.shards}"
+                named = *(r.fragment_id for r in message.rounds), *(r.fragment_id for r in message.resolutions)
+                unknown = max((*message.seed, *named), default=0)
+                if unknown >= len(self.manifest):
+                    return f"fragment {unknown} is named, of {len(self.manifest)}"
+            case _:
+                pass
+        return ""
 
     def resume(self, paused: Paused) -> None:
         """Goes on with the life of an earlier process, where that stood."""

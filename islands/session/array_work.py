@@ -21,11 +21,10 @@ from broker.wire.fragments import FragmentManifest, Region, TensorSpec
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
 from islands.arrays.in_place import HostInPlacePlacement, InPlacePlacement, is_in_place
-from islands.arrays.inspection import HeldVersions
 from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, has_moved, jumped, verdict
 from islands.arrays.placement import Leaf, Placement, placement_of
-from islands.arrays.reference import Reference, encode_seed, is_narrow
+from islands.arrays.reference import HeldVersions, Reference, encode_seed, is_narrow
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
 from islands.session.checkpoint import Checkpoint

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import torch
 
 import islands
 from broker.process import logs
 from broker.wire.errors import ConfigError
+from islands.config import JoinOptions, refuse_unknown
 from islands.torch.copies import CopyThread
 from islands.torch.island import TorchIsland
 from islands.torch.modules import kinds_of, leaves_of, unsaid_statistics, unwrapped
@@ -20,33 +20,14 @@ from islands.torch.shards import is_spread
 log = logs.get(__name__)
 
 
-def join(  # noqa: D417  what is not listed is as in islands.join
+def join(
     address: str | Sequence[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     scaler: Any = None,
     background_copies: bool = True,
-    run: str = "atoll",
-    kinds: Mapping[str, str] | None = None,
-    unit_axes: Mapping[str, int] | None = None,
-    key: str | os.PathLike[str] | None = None,
-    insecure: bool = False,
-    island_id: str = "",
-    tokens_per_step: int = 0,
-    inner_optimizer: str = "",
-    recipe: Mapping[str, Any] | None = None,
-    state_dir: str | os.PathLike[str] | None = None,
-    checkpoint_interval_s: float = 60.0,
-    donor_wait_s: float = 60.0,
-    timeout_s: float = 120.0,
-    broker_silent_s: float = 2.0,
-    connections: int = 1,
-    max_message_bytes: int = 0,
-    speaker_address: str = "",
-    metrics_port: int = 0,
-    metrics_host: str = "127.0.0.1",
-    check: Callable[[], None] = lambda: None,
+    **options: Unpack[JoinOptions],
 ) -> TorchIsland:
     """Joins a run; returns with the run's parameters, and an optimizer state if there is one, in place.
 
@@ -59,7 +40,7 @@ def join(  # noqa: D417  what is not listed is as in islands.join
                     break
         # The module has the run's final parameters.
 
-    What is not listed here is as in :func:`islands.join`. Where the model is wrapped in DistributedDataParallel, or its
+    Where the model is wrapped in DistributedDataParallel, or its
     parameters are spread by ``fully_shard``, the processes of torch.distributed are the hosts of one island: each of
     them calls this, and every method of what it returns, at the same steps.
 
@@ -74,48 +55,29 @@ def join(  # noqa: D417  what is not listed is as in islands.join
         background_copies: On the CPU, larger fragments are copied by a thread while the next gradients are computed.
             Parameters must then change between two calls of :meth:`TorchIsland.step` in ``optimizer.step`` alone.
             False: for loops that write to them at other times too, such as averages that take their place.
-        inner_optimizer: Its name for the run's recipe. Empty: that of the class, such as ``adamw``.
+        **options: As in :func:`islands.join`. Without ``inner_optimizer`` its name is that of the class, such as
+            ``adamw``.
 
     Raises:
         ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
         RunEnded: The run is over, and its aggregator has gone.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
+    refuse_unknown(options)
     together = _together(model)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(_sequence(optimizer))
     plain = unwrapped(model)
     copies = CopyThread() if background_copies and optimizers else None
     leaves = leaves_of(plain, together=together, copier=copies)
     state = OptimizerState(optimizers, scaler, copier=copies)
-    own = unsaid_statistics(plain, kinds)
+    own = unsaid_statistics(plain, options.get("kinds"))
     if own:
         detail = "each island's own, and in no export, where strict=False hides that they are missing: after loading "
         detail += "compute them from data (torch.optim.swa_utils.update_bn); kinds={'PATTERN': 'local'} is silent"
         log.warning("island.not_merged", buffers=len(own), first=own[0], detail=detail)
-    island = islands.join(
-        address,
-        leaves,
-        run=run,
-        kinds=kinds_of(plain, kinds),
-        unit_axes=unit_axes,
-        key=key,
-        insecure=insecure,
-        island_id=island_id,
-        tokens_per_step=tokens_per_step,
-        inner_optimizer=inner_optimizer or _name_of(state.optimizers),
-        recipe=recipe,
-        state_dir=state_dir,
-        checkpoint_interval_s=checkpoint_interval_s,
-        donor_wait_s=donor_wait_s,
-        timeout_s=timeout_s,
-        broker_silent_s=broker_silent_s,
-        connections=connections,
-        max_message_bytes=max_message_bytes,
-        speaker_address=speaker_address,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        check=check,
-    )
+    options["kinds"] = kinds_of(plain, options.get("kinds"))
+    options["inner_optimizer"] = options.get("inner_optimizer") or _name_of(state.optimizers)
+    island = islands.join(address, leaves, **options)
     try:
         return TorchIsland(island, leaves, state, copies, plain)
     except BaseException as err:

@@ -128,7 +128,7 @@ class SimIsland:
             self.handle(ie.Line(stands=self.connected))
 
     def flaw_in(self, message: m.Message) -> str:
-        """Says if a version is the difference to one not here, as :mod:`islands.arrays.inspection` does."""
+        """Says if a version is the difference to one not here, as ``HeldVersions`` of islands does."""
         if not isinstance(message, m.Version):
             return ""
         p, held = message.fragment_id, self.arrived.get(message.fragment_id, -1)

@@ -13,8 +13,8 @@ from broker.metrics.serving import MetricsServer
 from broker.process import clocks
 from broker.process.signals import Signals
 from islands.hook import Hook
-from islands.host_identity import HostIdentity
 from islands.hosts import loss
+from islands.joining import HostIdentity
 from islands.session import workers
 from tests.forked import fork, living_child, said
 

@@ -3,7 +3,9 @@
 import decimal
 import fractions
 import math
+import re
 from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -18,6 +20,8 @@ from broker.wire.headers import DEFAULT_LIMITS
 from broker.wire.messages import AGGREGATOR, Envelope, Share, Welcome, joining
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands import arguments
+from islands.config import IslandConfig, JoinOptions
+from islands.joining import _SETTINGS as SETTINGS_OF
 from islands.tasks.task import Task
 from tests.aggregator_hand import id_of
 from tests.island_hand import SETTINGS
@@ -108,6 +112,23 @@ def test_a_join_refuses_what_no_message_can_say_and_names_it(field, given):
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(ConfigError, match=r"^address = "):
         islands.join(address, ARRAYS)
+
+
+@pytest.mark.parametrize(
+    "joins", [lambda **given: islands.join(NOBODY, ARRAYS, **given), partial(islands.Hook, NOBODY)]
+)
+def test_a_name_that_no_join_has_is_refused_with_the_nearest(joins):
+    with pytest.raises(TypeError, match=r"no argument 'timeout'; did you mean timeout_s\?"):
+        joins(timeout=5)
+
+
+@pytest.mark.parametrize("name", JoinOptions.__annotations__)
+def test_the_help_of_join_says_what_each_option_means_and_its_default(name):
+    said = re.search(rf"^        {name}: (.+(\n            .+)*)", islands.join.__doc__, re.MULTILINE)
+    setting = IslandConfig.__dataclass_fields__.get(SETTINGS_OF.get(name, name))
+    assert said
+    if setting is not None and setting.default:
+        assert re.search(rf'\("?{str(setting.default).removesuffix(".0")}"?\)', said[1])
 
 
 def test_without_a_key_the_cure_names_arguments_of_join_and_no_flags():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.wire.messages import AskDonor, Donor, Envelope, FetchState, StatePart, StateSource
 from islands.protocol.donation import FETCH_AGAIN_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
 from islands.protocol.events import CheckState, CopyState, Note, Send, Settled
-from islands.session.outbox import Outbox
+from islands.session.connections import Outbox
 from ops.virtual.queue import EventQueue
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine

@@ -9,7 +9,7 @@ import pytest
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import AGGREGATOR, BROKER, Codec, Envelope, Version
 from broker.wire.tensors import added, decode_tensor, difference, encode_tensor, fragment_digest
-from islands.arrays.inspection import HeldVersions
+from islands.arrays.reference import HeldVersions
 
 TENSORS = (
     TensorSpec(name="a", shape=(4, 3), dtype="float32", kind=Kind.MEAN),

@@ -53,7 +53,7 @@ def island_of():
             exchange=exchange,
             tokens_per_step=10,
             check=lambda: None,
-            host=None,
+            release=lambda: None,
         )
         made.append((island, array_work))
         return island, exchange

@@ -4,7 +4,7 @@ import asyncio
 
 from broker.wire import messages as m
 from broker.wire.ranges import StepRange
-from islands.session.outbox import MOST_STATE_PARTS, Outbox
+from islands.session.connections import MOST_STATE_PARTS, Outbox
 
 
 def put(outbox, *messages, to="aggregator"):

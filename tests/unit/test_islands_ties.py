@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from broker.wire.errors import ConfigError
-from islands.arrays.ties import MOST_LOOKS, Ties
+from islands.arrays.parameters import MOST_LOOKS, Ties
 from islands.arrays.tree import TreeNames
 
 

@@ -11,7 +11,7 @@ import pytest
 import islands
 from broker.process import settings, user_files
 from broker.wire.errors import ConfigError, Unavailable
-from islands.host_identity import HostIdentity
+from islands.joining import HostIdentity
 from ops import run_directory
 from ops.inspect.status import served
 from ops.lab import runner
