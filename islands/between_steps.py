@@ -73,7 +73,6 @@ class BetweenSteps:
     Args:
         array_work: Whose fragments are installed and copied.
         exchange: With the communication thread; the island is a member.
-        run_id: Of the run.
 
     Attributes:
         versions: Of each fragment, in the local parameters.
@@ -87,9 +86,9 @@ class BetweenSteps:
         recovered: The last boundary replaced spoilt parameters: the inner optimizer is to start afresh.
     """
 
-    def __init__(self, array_work: ArrayWork, exchange: Exchange, run_id: str) -> None:
+    def __init__(self, array_work: ArrayWork, exchange: Exchange) -> None:
         assert exchange.membership is not None
-        self._array_work, self._exchange, self._run_id = array_work, exchange, run_id
+        self._array_work, self._exchange = array_work, exchange
         self._membership = exchange.membership
         self._stopped = False
         #: What was urgent as copies were last made. Short steps make no more until the other thread has seen those.
@@ -227,7 +226,7 @@ class BetweenSteps:
         if due.snapshot_wanted and state is not None:
             due.snapshot_wanted = False
             self.compare(state[0])
-            snapshot = checkpoint.snapshot_of(params, state, parameters, self._run_id)
+            snapshot = checkpoint.snapshot_of(params, state, parameters, self._membership.run_id)
         frozen = self.frozen.look(params) if copied and self.frozen is not None else ()
         moment = Moment(at=at, installed=tuple(told), copied=copied, frozen=frozen, snapshot=snapshot, stopped=stopped)
         exchange.tell(moment, clocks.monotonic())

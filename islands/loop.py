@@ -93,7 +93,7 @@ class Island:
         self._membership: JoinedRun = exchange.membership
         self._left = False
         self._elsewhere: LocalProtocolError | None = None  # in a child that this process has forked
-        self._between = BetweenSteps(array_work, exchange, config.run_id)
+        self._between = BetweenSteps(array_work, exchange)
         self._schedule = ScheduleTokens()
         self._ties = Ties(self._parameters.tied)
         self._sync_s = 0.0

@@ -222,30 +222,18 @@ class HostSession(CommunicationThread):
         self._config.check_room(manifest)
         handed = {each.tensor.name: frozenset(each.regions) for each in terms.handed}
         self._array_work.open(manifest, handed)
-        start = Position(terms.start_step, terms.start_tokens)
-        exchange.position = start
         exchange.due.life, exchange.due.blocks = terms.incarnation, terms.blocks
-        self._plans.begin(start.step)
-        exchange.membership = JoinedRun(
+        self._plans.begin(terms.start_step)
+        membership = JoinedRun(
+            run_id=self._config.run_id,
             island_id=terms.island_id,
             incarnation=terms.incarnation,
-            start=start,
+            start=Position(terms.start_step, terms.start_tokens),
             settings=terms.settings,
             num_fragments=len(manifest),
             moving=manifest.moving,
         )
-        exchange.doing = "waiting for version 0"
-        recipe = terms.settings.recipe
-        self._spawn(self._warm_up(recipe.keep or recipe.mix))
-        log.info(
-            "island.joined",
-            island=terms.island_id,
-            incarnation=terms.incarnation,
-            run=self._config.run_id,
-            start_step=start.step,
-            fragments=len(manifest),
-            host=f"{self._team.host} of {self._team.hosts}",
-        )
+        self._tell_joined(membership, host=f"{self._team.host} of {self._team.hosts}")
 
     async def _warm_up(self, keep: float) -> None:
         await self._array_work.warm_up(keep)

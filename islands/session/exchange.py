@@ -134,6 +134,7 @@ class Returned:
 class JoinedRun:
     """The run's answer to this island's join."""
 
+    run_id: str
     island_id: str
     incarnation: int
     start: Position

@@ -354,37 +354,26 @@ class Session(CommunicationThread):
     # --- what actions lead to ---------------------------------------------------------------------------------
 
     def _joined(self, joined: events.Joined) -> None:
-        core, exchange = self._core, self._exchange
+        core = self._core
         assert core.settings is not None
         self._config.check_room(joined.manifest)
         self._array_work.open(joined.manifest, self._handed, core.settings.recipe.codec_of_versions)
         if self._hosts is not None:
             self._hosts.joined(joined, core.settings, core.blocks)
             self._hosts.use(core.broker)
-        start = Position(joined.start_step, joined.start_tokens)
-        exchange.position = start  # the training thread writes it only once it has a membership
-        for due in (exchange.due, self._due):
+        for due in (self._exchange.due, self._due):
             due.life, due.blocks = core.incarnation, core.blocks
-        exchange.membership = JoinedRun(
+        self._snapshots.joined(self._clock())
+        membership = JoinedRun(
+            run_id=self._config.run_id,
             island_id=joined.island_id,
             incarnation=joined.incarnation,
-            start=start,
+            start=Position(joined.start_step, joined.start_tokens),
             settings=core.settings,
             num_fragments=len(joined.manifest),
             moving=joined.manifest.moving,
         )
-        exchange.doing, exchange.refused = "waiting for version 0", None
-        exchange.news.set()
-        self._snapshots.joined(self._clock())
-        self._spawn(self._warm_up(core.settings.recipe.keep or core.settings.recipe.mix))
-        log.info(
-            "island.joined",
-            island=joined.island_id,
-            incarnation=joined.incarnation,
-            run=self._config.run_id,
-            start_step=start.step,
-            fragments=len(joined.manifest),
-        )
+        self._tell_joined(membership)
 
     async def _warm_up(self, keep: float) -> None:
         await self._array_work.warm_up(keep)

@@ -11,13 +11,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from broker.process import clocks
+from broker.process import clocks, logs
 from broker.wire.errors import Unavailable, first_of
 from broker.wire.messages import Departure
 from islands.arrays.persistence import trained_frozen
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
-from islands.session.exchange import Exchange, Moment
+from islands.session.exchange import Exchange, JoinedRun, Moment
+
+log = logs.get(__name__)
 
 
 class CommunicationThread(ABC):
@@ -122,6 +124,28 @@ class CommunicationThread(ABC):
             call()
         except Exception as err:  # noqa: BLE001 (raised in a task)
             self._spawn(_raise(err))
+
+    def _tell_joined(self, membership: JoinedRun, **facts: str) -> None:
+        """Tells the training thread what it is a member of, and compiles what it will call; ``facts`` are logged."""
+        exchange, recipe = self._exchange, membership.settings.recipe
+        exchange.position = membership.start  # the training thread writes it only once it has a membership
+        exchange.membership = membership
+        exchange.doing, exchange.refused = "waiting for version 0", None
+        exchange.news.set()
+        self._spawn(self._warm_up(recipe.keep or recipe.mix))
+        log.info(
+            "island.joined",
+            island=membership.island_id,
+            incarnation=membership.incarnation,
+            run=membership.run_id,
+            start_step=membership.start.step,
+            fragments=membership.num_fragments,
+            **facts,
+        )
+
+    @abstractmethod
+    async def _warm_up(self, keep: float) -> None:
+        """Compiles what the training thread will call; then it may start."""
 
     async def _look_at_frozen(self, moment: Moment) -> None:
         """Ends training where it moves what is frozen in the run."""

@@ -58,7 +58,6 @@ class Corpus:
         held_out: The same, never trained on.
         vocabulary: Every token id is below it.
         sources: Where the tokens came from, for messages.
-        pieces: What the token ids stand for; None for bytes, and for arrays, which do not say.
         bytes_per_token: Of the held-out text; 1 for bytes, 0 when arrays are among it.
     """
 
@@ -66,7 +65,6 @@ class Corpus:
     held_out: tuple[Tokens, ...]
     vocabulary: int
     sources: str
-    pieces: Vocabulary | None = None
     bytes_per_token: float = 0.0
 
     @property
@@ -133,7 +131,6 @@ def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int
         held_out=tuple(array for array in held_out if len(array)),
         vocabulary=vocabulary or -(-needed // 64) * 64,
         sources=named,
-        pieces=pieces,
         bytes_per_token=bytes_per_token,
     )
 

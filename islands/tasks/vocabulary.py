@@ -80,14 +80,13 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """Pieces of text by token id, and the way from text to ids and back.
+    """Pieces of text by token id, and the way from text to ids.
 
     Attributes:
         pieces: The bytes of each token; of token 0, which is never used, none.
     """
 
     pieces: tuple[bytes, ...]
-    _lengths: npt.NDArray[np.int64] = field(repr=False)
     _processor: Any = field(repr=False)
 
     @property
@@ -100,24 +99,14 @@ class Vocabulary:
         """Number of token ids."""
         return len(self.pieces)
 
-    def encode(self, text: bytes | str) -> npt.NDArray[np.uint16]:
-        """Returns the token ids of ``text``, one dimension; a str as UTF-8, with surrogates back to bytes."""
-        if isinstance(text, str):
-            text = text.encode("utf-8", "surrogateescape")
+    def encode(self, text: bytes) -> npt.NDArray[np.uint16]:
+        """Returns the token ids of ``text``, one dimension: their pieces, one after the other, are the text."""
         encoded = [np.empty(0, np.uint16)]
         chunks = map(_as_characters, _cut(text, _ENCODED_TOGETHER_BYTES))
         while some := list(itertools.islice(chunks, 4096)):
             ids = self._processor.encode(some, out_type="numpy", num_threads=1)
             encoded.append(np.concatenate(ids, dtype=np.uint16, casting="unsafe"))
         return np.concatenate(encoded)
-
-    def decode(self, tokens: npt.NDArray[np.integer[Any]] | Sequence[int]) -> bytes:
-        """Returns the bytes of token ids: exactly those that were encoded."""
-        return b"".join([self.pieces[token] for token in tokens])
-
-    def bytes_per_token(self, tokens: npt.NDArray[np.integer[Any]]) -> float:
-        """Returns how many bytes a token of these stands for on average; 0 without tokens."""
-        return float(self._lengths[tokens].mean()) if len(tokens) else 0.0
 
 
 def train(texts: Sequence[bytes], size: int, *, cache: Path | None = None) -> Vocabulary:
@@ -150,7 +139,7 @@ def train(texts: Sequence[bytes], size: int, *, cache: Path | None = None) -> Vo
         raise ConfigError("bpe", size, f"{found}: give more text, or lower it")
     pieces = (b"", *(_as_bytes(processor.id_to_piece(token)) for token in range(1, size)))
     assert set(_ALL_BYTES) <= set(pieces), "a byte that is no piece would be lost"
-    return Vocabulary(pieces, np.array([len(piece) for piece in pieces]), processor)
+    return Vocabulary(pieces, processor)
 
 
 def _train(sample: bytes, size: int) -> bytes:

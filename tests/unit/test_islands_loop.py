@@ -39,6 +39,7 @@ def island_of():
         array_work.open(manifest)
         exchange.due.life = 1
         exchange.membership = JoinedRun(
+            run_id=run,
             island_id="island-0",
             incarnation=1,
             start=Position(0, 0),

@@ -23,17 +23,16 @@ TEXTS = [file.read_bytes() for file in sorted(SOURCES.glob("*.py"))]
 PIECES = train(TEXTS, 1024)
 
 
+def bytes_of(tokens):
+    return b"".join(PIECES.pieces[token] for token in tokens)
+
+
 # --- lossless -------------------------------------------------------------------------------------------------
 
 
 @given(st.binary(max_size=2000))
 def test_any_bytes_come_back_as_they_were(text):
-    assert PIECES.decode(PIECES.encode(text)) == text
-
-
-def test_text_that_is_not_utf_8_survives_being_a_str():
-    read = b"caf\xe9 \xff".decode("utf-8", "surrogateescape")
-    assert PIECES.decode(PIECES.encode(read)) == b"caf\xe9 \xff"
+    assert bytes_of(PIECES.encode(text)) == text
 
 
 def test_sources_come_back_as_they_were_and_take_fewer_tokens_than_bytes():
@@ -42,10 +41,8 @@ def test_sources_come_back_as_they_were_and_take_fewer_tokens_than_bytes():
     assert tokens.dtype == np.uint16
     assert tokens.ndim == 1
     assert 0 < tokens.min() <= tokens.max() < PIECES.size == 1024
-    assert PIECES.decode(tokens) == text
-    assert PIECES.bytes_per_token(tokens) == pytest.approx(len(text) / len(tokens))
-    assert PIECES.bytes_per_token(tokens) > 2.5
-    assert PIECES.bytes_per_token(tokens[:0]) == 0
+    assert bytes_of(tokens) == text
+    assert len(text) > 2.5 * len(tokens)
 
 
 def test_text_may_be_cut_after_any_newline():
