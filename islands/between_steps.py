@@ -18,6 +18,7 @@ from islands.arguments import is_floating
 from islands.arrays.placement import Leaf, from_host, here
 from islands.arrays.tree import Tree
 from islands.config import IslandConfig
+from islands.hosts.plans import Plans
 from islands.hosts.regions import Spread
 from islands.protocol import lockstep
 from islands.session import checkpoint, state_parts
@@ -73,6 +74,7 @@ class BetweenSteps:
     Args:
         array_work: Whose fragments are installed and copied.
         exchange: With the communication thread; the island is a member.
+        plans: What its hosts agree on, where it has several.
 
     Attributes:
         versions: Of each fragment, in the local parameters.
@@ -86,9 +88,9 @@ class BetweenSteps:
         recovered: The last boundary replaced spoilt parameters: the inner optimizer is to start afresh.
     """
 
-    def __init__(self, array_work: ArrayWork, exchange: Exchange) -> None:
+    def __init__(self, array_work: ArrayWork, exchange: Exchange, plans: Plans | None) -> None:
         assert exchange.membership is not None
-        self._array_work, self._exchange = array_work, exchange
+        self._array_work, self._exchange, self._plans = array_work, exchange, plans
         self._membership = exchange.membership
         self._stopped = False
         #: What was urgent as copies were last made. Short steps make no more until the other thread has seen those.
@@ -110,15 +112,15 @@ class BetweenSteps:
             step: Steps run so far.
             state: Of the optimizer, if the caller shows it.
         """
-        due, plans = self._exchange.due, self._exchange.plans
-        if plans is not None and plans.arrive(step):
+        due = self._exchange.due
+        if self._plans is not None and self._plans.arrive(step):
             return True
         return bool(due.ready or self._to_copy(step) or (due.snapshot_wanted and state is not None))
 
     def _to_copy(self, step: int) -> frozenset[int]:
         """Returns the fragments to copy at the boundary after ``step``."""
         exchange, watched = self._exchange, self._exchange.due.watched
-        if watched and exchange.plans is None and (exchange.step_time_s or 0.0) < COPY_AHEAD_FROM_S:
+        if watched and self._plans is None and (exchange.step_time_s or 0.0) < COPY_AHEAD_FROM_S:
             watched &= exchange.urgent if exchange.urgent is not self._answered else lockstep.NONE
         return watched | self.lockstep.due(step, self.versions)
 
@@ -205,8 +207,8 @@ class BetweenSteps:
                 self.versions[p] = install.fragment_version
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
-            if exchange.plans is not None and not self._stopped:
-                exchange.plans.stop()
+            if self._plans is not None and not self._stopped:
+                self._plans.stop()
             wanted = frozenset(installed if self._stopped else self._membership.moving)
             self._stopped = True
         copied = {
@@ -230,8 +232,8 @@ class BetweenSteps:
         frozen = self.frozen.look(params) if copied and self.frozen is not None else ()
         moment = Moment(at=at, installed=tuple(told), copied=copied, frozen=frozen, snapshot=snapshot, stopped=stopped)
         exchange.tell(moment, clocks.monotonic())
-        if exchange.plans is not None:
-            exchange.plans.carried_out()
+        if self._plans is not None:
+            self._plans.carried_out()
         return params
 
 
@@ -239,7 +241,12 @@ class BetweenSteps:
 
 
 def beginning(
-    exchange: Exchange, needed: Needed, path: Path | None, config: IslandConfig, check: Callable[[], None]
+    exchange: Exchange,
+    needed: Needed,
+    path: Path | None,
+    config: IslandConfig,
+    check: Callable[[], None],
+    plans: Plans | None,
 ) -> StateFound:
     """Returns the state to begin with; may wait for another island's, or for the speaker's word.
 
@@ -249,8 +256,8 @@ def beginning(
         path: Of the checkpoint, if there may be one.
         config: Of the island.
         check: Raises where a wait is to end.
+        plans: Of the hosts, where there are several.
     """
-    plans = exchange.plans
     if plans is not None and not plans.speaks:
         return _wait(exchange, needed, check)
     source = StateSource.CHECKPOINT

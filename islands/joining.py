@@ -141,14 +141,14 @@ def join(
     arguments.check_join(tensors, run, config.limits())
     spread = spread_over(flatten(params), tensors)
     array_work, exchange = ArrayWork(params, init, several=spread is not None), Exchange()
-    hosts = None
+    hosts = plans = None
     if spread is not None:
         name = options.get("speaker_address", "")
         team = gather(spread, broker=config.brokers[0], speaker_address=name, within_s=config.join_timeout_s)
-        exchange.plans = plans = Plans(exchange, speaks=team.host == 0)
+        plans = Plans(exchange, speaks=team.host == 0)
         if team.host:
             other = HostSession(config, team, tokens_per_step, plans, array_work, exchange)
-            return _started(other, config, array_work, exchange, tokens_per_step, check)
+            return _started(other, config, array_work, exchange, tokens_per_step, check, plans=plans)
         hosts = OtherHosts(team, tokens_per_step, plans, exchange)
     host = None if island_id else HostIdentity.take(run)
     own, release = (island_id, _nothing) if host is None else (host.name, host.release)
@@ -170,9 +170,8 @@ def join(
     sequence = 0 if paused is None else paused.sequence
     session = Session(config, machine, array_work, exchange, hosts=hosts, sequence=sequence)
     try:
-        island = _started(
-            session, config, array_work, exchange, tokens_per_step, check, release, None if hosts else unmerged
-        )
+        kept = None if hosts else unmerged
+        island = _started(session, config, array_work, exchange, tokens_per_step, check, release, kept, plans)
     except BaseException:
         session.leave("gave up joining", Departure.STOPPED if unmerged is None else Departure.PAUSED)
         if unmerged is not None and (again := session.paused()) is not None:
@@ -244,14 +243,15 @@ def _started(
     check: Callable[[], None],
     release: Callable[[], None] = _nothing,
     unmerged: Path | None = None,
+    plans: Plans | None = None,
 ) -> Island:
     """Starts a session; returns the island once version 0 of every fragment is here."""
     session.start()
     try:
         _wait_until_startable(exchange, config, check)
     except ConfigError as err:
-        if exchange.plans is not None:
-            exchange.plans.refused(err)
+        if plans is not None:
+            plans.refused(err)
         raise
     return Island(
         config=config,
@@ -262,6 +262,7 @@ def _started(
         check=check,
         release=release,
         unmerged=unmerged,
+        plans=plans,
     )
 
 

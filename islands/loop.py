@@ -35,6 +35,7 @@ from islands.arrays.parameters import Ties
 from islands.arrays.tree import Tree
 from islands.between_steps import LOOK_EVERY_S, BetweenSteps, InitialValues, beginning
 from islands.config import IslandConfig
+from islands.hosts.plans import Plans
 from islands.protocol.fleet import ScheduleTokens
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
@@ -79,6 +80,7 @@ class Island:
         check: Callable[[], None],
         release: Callable[[], None],
         unmerged: Path | None = None,
+        plans: Plans | None = None,
     ) -> None:
         assert exchange.membership is not None
         self._config = config
@@ -90,10 +92,11 @@ class Island:
         self._check = check
         self._release = release
         self._unmerged = unmerged
+        self._plans = plans
         self._membership: JoinedRun = exchange.membership
         self._left = False
         self._elsewhere: LocalProtocolError | None = None  # in a child that this process has forked
-        self._between = BetweenSteps(array_work, exchange)
+        self._between = BetweenSteps(array_work, exchange, plans)
         self._schedule = ScheduleTokens()
         self._ties = Ties(self._parameters.tied)
         self._sync_s = 0.0
@@ -137,12 +140,12 @@ class Island:
         needed = Needed(state=checkpoint.leaves_of(opt_state), local=local)
         self._between.given = checkpoint.forms_of(needed.state)
         checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
-        begun = beginning(self._exchange, needed, self._session.checkpoint_file, self._config, self._check)
+        begun = beginning(self._exchange, needed, self._session.checkpoint_file, self._config, self._check, self._plans)
         saved = begun.found
         self.restored, self.restored_cursor = begun.source.value, None if saved is None else saved.cursor
         self._exchange.begun = begun
-        if self._exchange.plans is not None:
-            self._exchange.plans.wait_for_next(self._check)
+        if self._plans is not None:
+            self._plans.wait_for_next(self._check)
         params = self._boundary(params, None)
         self._exchange.deal(self._share)
         self._array_work.forget_initial()
@@ -260,7 +263,7 @@ class Island:
         self._check_process()
         if self._left:
             return
-        if self._exchange.plans is not None:
+        if self._plans is not None:
             detail = "of several hosts, what was not handed over is lost; the next life begins at the last checkpoint"
             log.info("island.pausing", detail=detail)
             self._fall_out(reason, Departure.PAUSED)
@@ -284,8 +287,7 @@ class Island:
         exchange = self._exchange
         exchange.news.wait(within_s)
         exchange.news.clear()
-        due, plans = exchange.due, exchange.plans
-        planned = plans is not None and plans.next()
+        due, planned = exchange.due, self._plans is not None and self._plans.next()
         wanted = planned or due.ready or (due.snapshot_wanted and state is not None)
         return self._boundary(params, state, stopped=stopped) if wanted else params
 
@@ -309,7 +311,7 @@ class Island:
         self._check_process()
         state = arguments.pair(state)
         path = self._session.checkpoint_file
-        if path is None or self._counted_from_s is None or self._exchange.plans is not None:
+        if path is None or self._counted_from_s is None or self._plans is not None:
             return
         self._between.compare(state[0])
         snapshot = checkpoint.snapshot_of(params, state, self._parameters, self._config.run_id)
@@ -366,10 +368,10 @@ class Island:
 
     def _fall_out(self, reason: str, departure: Departure = Departure.STOPPED, *, ending: bool = False) -> None:
         """Leaves in the middle of something; of several hosts, none can go on, nor wait for the others."""
-        if self._exchange.plans is None or self._left:
+        if self._plans is None or self._left:
             self.leave(reason, departure)
         else:
-            self._exchange.plans.break_off(lambda: self.leave(reason, departure), ending=ending)
+            self._plans.break_off(lambda: self.leave(reason, departure), ending=ending)
 
     def _forked(self) -> None:
         """A child has no communication thread; what is on disk, and the place in the run, are its parent's."""

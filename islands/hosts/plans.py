@@ -34,7 +34,7 @@ PROGRESS_EVERY = 16
 
 
 class Plans:
-    """One host's part in what the hosts of its island agree on (:class:`islands.session.exchange.Agreed`).
+    """One host's part in what the hosts of its island agree on: decides about its training thread's ``due``.
 
     Args:
         exchange: Of this host's two threads.
@@ -89,7 +89,10 @@ class Plans:
     # --- the training thread ----------------------------------------------------------------------------------
 
     def arrive(self, step: int) -> bool:
-        """See :class:`islands.session.exchange.Agreed`."""
+        """Training has come to the boundary after ``step``; returns whether a plan for it is now in ``due``.
+
+        Waits, rarely, until the hosts have agreed. Raises what ends the island.
+        """
         self._arrived_at = step
         if self._gate.enter(step):
             while self._gate.undecided:
@@ -105,7 +108,7 @@ class Plans:
         return False
 
     def wait_for_next(self, check: Callable[[], None]) -> None:
-        """See :class:`islands.session.exchange.Agreed`."""
+        """Waits, before the first step, for the plan that installs the first versions; ``check`` may raise."""
         while not self.next():
             if self._exchange.error is not None:
                 raise self._exchange.error
@@ -114,30 +117,35 @@ class Plans:
             self._exchange.news.clear()
 
     def next(self) -> bool:
-        """See :class:`islands.session.exchange.Agreed`."""
+        """Returns whether a plan for a training that stands still has come, now in ``due``."""
         if not self._standing:
             return False
         self._show(self._standing.popleft())
         return True
 
     def carried_out(self) -> None:
-        """See :class:`islands.session.exchange.Agreed`."""
+        """What was in ``due`` was done."""
         due = self._exchange.due
         due.watched, due.snapshot_wanted = frozenset(), False
         self.passed = NEVER if self.stopped else self._arrived_at
         self._exchange.wake()
 
     def stop(self) -> None:
-        """See :class:`islands.session.exchange.Agreed`."""
+        """No further step will be run."""
         self.stopped = True
         self._gate.enter(NEVER)
 
     def refused(self, error: ConfigError) -> None:
-        """See :class:`islands.session.exchange.Agreed`."""
+        """The island cannot join: where nobody catches this error, the process ends with its status."""
         end_if_uncaught(error, last=self.speaks)
 
     def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:
-        """See :class:`islands.session.exchange.Agreed`."""
+        """This host falls out in mid-training: nothing at the end of its process may wait for others.
+
+        Args:
+            leave: Says goodbye.
+            ending: That end has come.
+        """
         error = uncaught() if ending else sys.exception()
         self.broken_off, self.mistake = True, error if isinstance(error, ConfigError) else None
         leave()

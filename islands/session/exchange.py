@@ -16,12 +16,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from broker.process import logs
-from broker.wire.errors import ConfigError, LocalProtocolError
+from broker.wire.errors import LocalProtocolError
 from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, StateSource
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fleet import Progress
@@ -185,52 +185,6 @@ class Due:
     done: bool = False  #: the training loop should end
 
 
-class Agreed(Protocol):
-    """The plans of an island of several hosts for a training thread (:mod:`islands.hosts.plans`).
-
-    Attributes:
-        speaks: This host is the speaker.
-    """
-
-    speaks: bool
-
-    def arrive(self, step: int) -> bool:
-        """Training has come to the boundary after ``step``; returns whether a plan for it is now in ``due``.
-
-        Waits, rarely, until the hosts have agreed. Raises what ends the island.
-        """
-        ...
-
-    def wait_for_next(self, check: Callable[[], None]) -> None:
-        """Waits, before the first step, for the plan that installs the first versions; ``check`` may raise."""
-        ...
-
-    def next(self) -> bool:
-        """Returns whether a plan for a training that stands still has come, now in ``due``."""
-        ...
-
-    def carried_out(self) -> None:
-        """What was in ``due`` was done."""
-        ...
-
-    def stop(self) -> None:
-        """No further step will be run."""
-        ...
-
-    def refused(self, error: ConfigError) -> None:
-        """The island cannot join: where nobody catches this error, the process ends with its status."""
-        ...
-
-    def break_off(self, leave: Callable[[], None], *, ending: bool) -> None:
-        """This host falls out in mid-training: nothing at the end of its process may wait for others.
-
-        Args:
-            leave: Says goodbye.
-            ending: That end has come.
-        """
-        ...
-
-
 @dataclass(slots=True)
 class Exchange:
     """The shared state of the two threads."""
@@ -265,7 +219,6 @@ class Exchange:
     losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
     step_time_s: float | None = None  #: moving average of the time between two steps
     sync_share: float = 0.0  #: part of the training thread's time spent in here
-    plans: Agreed | None = None  #: of an island of several hosts: what decides about ``due``; set before it is shared
     wake: Callable[[], None] = lambda: None  #: tells the communication thread of a moment; set by it once
 
     waked_at_s: float = 0.0
