@@ -34,7 +34,7 @@ PROGRESS_EVERY = 16
 
 
 class Plans:
-    """One host's part in what the hosts of its island agree on: decides about its training thread's ``due``.
+    """One host's part in what the hosts agree on: it decides about ``due`` of its training thread.
 
     Args:
         exchange: Of this host's two threads.

@@ -126,7 +126,7 @@ class CommunicationThread(ABC):
             self._spawn(_raise(err))
 
     def _tell_joined(self, membership: JoinedRun, **facts: str) -> None:
-        """Tells the training thread what it is a member of, and compiles what it will call; ``facts`` are logged."""
+        """Tells the training thread what it is a member of, and compiles for it; ``facts`` are logged."""
         exchange, recipe = self._exchange, membership.settings.recipe
         exchange.position = membership.start  # the training thread writes it only once it has a membership
         exchange.membership = membership

@@ -14,6 +14,7 @@ import pytest
 from broker.wire.errors import Unavailable
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot
+from tests.unit.test_states_as_they_come import assert_same
 
 AT = Position(120, 5000)
 
@@ -31,17 +32,6 @@ def save(path, state, local=()):
     return checkpoint.save(path, snapshot, names, AT, 4, checkpoint.Newest())
 
 
-def assert_same(a, b):
-    def value(leaf):
-        is_key = hasattr(leaf, "dtype") and str(leaf.dtype).startswith("key<")
-        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert checkpoint.sort_of(x) == checkpoint.sort_of(y)
-        assert np.array_equal(value(x), value(y))
-
-
 def test_an_optimizer_state_with_keys_numbers_and_bfloat16_comes_back_as_it_was(tmp_path):
     path = checkpoint.file_of(tmp_path / "new" / "folder", "island-3")
     state = state_of(2.0)
@@ -54,19 +44,6 @@ def test_an_optimizer_state_with_keys_numbers_and_bfloat16_comes_back_as_it_was(
     assert_same(checkpoint.restored(fresh, found.state), state)
     assert checkpoint.misfit(found.local, [("local/0", stats)]) == ""
     assert [entry.name for entry in path.parent.iterdir()] == ["island-3.checkpoint"]
-
-
-def test_a_state_of_another_shape_name_or_sort_does_not_fit(tmp_path):
-    path = tmp_path / "c"
-    save(path, {"m": np.zeros(3, np.float32)})
-    saved = checkpoint.load(path).state
-    for other, says in [
-        ({"m": np.zeros(4, np.float32)}, r"saved was m float32[3], needed is m float32[4]"),
-        ({"m": np.zeros(3, np.float16)}, "needed is m float16[3]"),
-        ({"v": np.zeros(3, np.float32)}, "needed is v"),
-        ({}, "1 arrays were saved, 0 are needed"),
-    ]:
-        assert says in checkpoint.misfit(saved, checkpoint.leaves_of(other))
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,6 @@ from tests.island_hand import SETTINGS, Hand, sent
 from tests.linked_cores import LinkedCluster
 
 
-def test_a_lost_contribution_is_sent_again_and_merged():
-    cluster = LinkedCluster("a", total_tokens=400)
-    dropped = []
-
-    def lose_the_first(sender, to, message):
-        if isinstance(message, m.Contribution) and not dropped:
-            dropped.append(message)
-            return True
-        return False
-
-    cluster.lose = lose_the_first
-    cluster.train(120)
-    assert dropped
-    books = cluster.aggregator.run.ledger.books().tokens()
-    assert books["merged"] == books["trained"]
-
-
 def test_nothing_hangs_when_every_kind_of_message_is_lost_once():
     cluster = LinkedCluster("a", "b", fragments=2, total_tokens=1200)
     seen = set()

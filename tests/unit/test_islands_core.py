@@ -33,9 +33,12 @@ def refused(kind, reason, detail=""):
     return m.Refused(kind=kind, sequence=3, reason=reason, detail=detail)
 
 
-def test_a_join_is_repeated_with_growing_pauses_until_it_is_answered():
+@pytest.mark.parametrize("no_room", [False, True])
+def test_a_join_is_repeated_with_growing_pauses_until_it_is_answered(no_room):
     hand = Hand(joined=False)
     assert len(sent(hand.log, m.Join)) == 1
+    if no_room:
+        assert of(hand.hear(refused("join", m.Reason.QUEUE_FULL, "full")), Fail) == []
     times = []
     for i in range(200):
         hand.now_s = i / 10
@@ -43,7 +46,9 @@ def test_a_join_is_repeated_with_growing_pauses_until_it_is_answered():
             times.append(hand.now_s)
     assert times[:4] == [0.5, 1.5, 3.5, 7.5]
     assert hand.core.next_deadline_s() > 19.0
-    assert of(hand.welcome(), Joined)
+    (joined,) = of(hand.welcome(start=40), Joined)
+    assert (joined.start_step, joined.start_tokens) == (40, 400)
+    assert hand.core.fragments[0].handed.step == 40
 
 
 def test_an_island_starts_once_it_is_welcomed_itself_and_every_fragment_has_a_version():
@@ -57,13 +62,6 @@ def test_an_island_starts_once_it_is_welcomed_itself_and_every_fragment_has_a_ve
     assert hand.core.startable
 
 
-def test_an_island_goes_on_at_the_counters_it_is_welcomed_with():
-    hand = Hand(joined=False)
-    (joined,) = of(hand.welcome(start=40), Joined)
-    assert (joined.start_step, joined.start_tokens) == (40, 400)
-    assert hand.core.fragments[0].handed.step == 40
-
-
 @pytest.mark.parametrize("reason", [m.Reason.MANIFEST, m.Reason.WRONG_KEY, m.Reason.OVERSIZE, m.Reason.IMPLAUSIBLE])
 def test_a_join_that_can_never_succeed_is_given_up_with_the_cure(reason):
     said = Hand(joined=False).hear(refused("join", reason, "use more fragments"))
@@ -75,13 +73,6 @@ def test_a_join_that_can_never_succeed_is_given_up_with_the_cure(reason):
 )
 def test_a_member_is_not_given_up_for_one_message_that_is_refused(kind, reason):
     assert of(Hand().hear(refused(kind, reason)), Fail) == []
-
-
-def test_a_join_that_there_is_no_room_for_is_repeated():
-    hand = Hand(joined=False)
-    assert of(hand.hear(refused("join", m.Reason.QUEUE_FULL, "full")), Fail) == []
-    hand.now_s = 1.0
-    assert sent(hand.feed(Tick()), m.Join)
 
 
 def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_life(hand):
@@ -118,13 +109,6 @@ def test_overwriting_counts_the_steps_it_drops():
     assert hand.hand_over(2, 2).trained_on == (m.TrainedOn(fragment_version=1, steps=2),)
 
 
-def test_the_newest_of_several_versions_is_adopted(hand):
-    for number in (1, 2, 4, 3):
-        hand.version(number)
-    (prepare,) = of(hand.boundary(1, installed=(0,)), Prepare)
-    assert prepare.version.fragment_version == 4
-
-
 def test_a_new_broker_hears_of_an_island_at_once_and_then_at_its_usual_times(hand):
     times = []
     for hundredths in range(200):
@@ -142,6 +126,7 @@ def test_versions_wait_for_room_until_others_are_installed(monkeypatch):
     prepared = [p for p in range(4) if of(hand.version(1, p), Prepare)]
     assert (prepared, hand.core.held_back) == ([0, 1], True)
     hand.version(2, 3)  # while it waits a newer one takes its place
+    hand.version(1, 3)  # and no older one
     said = of(hand.boundary(1, installed=(0,)), Prepare)
     assert [p.version.fragment_id for p in said] == [2]
     said = of(hand.boundary(1, installed=(1, 2)), Prepare)

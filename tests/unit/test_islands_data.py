@@ -61,16 +61,6 @@ def test_shares_are_disjoint_whatever_the_cursors(share_count, batch, cursors):
     assert len(set(trained)) == len(trained)
 
 
-def test_together_the_shares_train_each_window_once_per_epoch():
-    windows = windows_of(CONTEXT * 24 + 1)
-    seen = []
-    for index in range(3):
-        share = DataShare(index=index, count=3, seed=5)
-        for batch in islice(batches(windows, share, batch=2), 4):
-            seen += firsts(batch)
-    assert sorted(seen) == list(range(0, CONTEXT * 24, CONTEXT))
-
-
 def test_the_cursor_is_the_only_state():
     windows = windows_of(CONTEXT * 50 + 1)
     whole = [firsts(b) for b in islice(batches(windows, DataShare(index=1, count=4), batch=3), 20)]

@@ -103,11 +103,6 @@ def test_a_lost_part_is_asked_for_again_and_a_copy_of_one_changes_nothing(me):
     assert me.part(2) == [whole("1.40")]
 
 
-def test_a_damaged_part_counts_as_lost(me):
-    assert me.part(0, flaw="checksum") == []
-    assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 0)]
-
-
 @pytest.mark.parametrize(("index", "alive"), [(0, True), (40, False)])
 def test_a_copy_of_a_part_is_a_sign_of_life_and_one_that_nobody_asked_for_is_none(index, alive):
     me = Rejoining("a", most_bytes=100 * PART_BYTES)

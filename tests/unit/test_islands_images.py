@@ -44,15 +44,6 @@ def test_a_batch_is_a_function_of_the_share_and_its_number(digits):
     assert not np.array_equal(again.pixels, other.pixels)
 
 
-def test_in_an_epoch_each_image_is_in_one_batch_of_one_island():
-    numbered = images.Images(np.zeros((1, 96, 8, 8, 1), np.float32), np.arange(96, dtype=np.int32))
-    seen = []
-    for index in range(3):
-        for some in islice(images.batches(numbered, DataShare(index=index, count=3), batch=8), 4):
-            seen += some.labels.tolist()
-    assert sorted(seen) == list(range(96))
-
-
 def test_a_moved_image_loses_nothing_but_what_leaves_it(digits):
     some = images.Images(digits.pixels[:3], digits.labels[:3])
     assert np.array_equal(images.moved(some, 0).pixels[0], some.pixels)
