@@ -15,7 +15,7 @@ After an event each part that has something to do does it, in a fixed order. The
 * :mod:`aggregator.rounds.commits`: what makes of a merge a version;
 * :mod:`aggregator.rounds.publishing`: versions to the brokers;
 * :mod:`aggregator.rounds.ending`: the flush and the end;
-* :mod:`aggregator.rounds.store_behind`: what is done where peers hold more than the store.
+* :mod:`aggregator.rounds.recovery`: what is done where peers hold more than the store.
 
 The order contract of the actions is *persist before anyone hears of it*: a version is sent only after its commit is
 reported durable, a join is answered only after the incarnation it gives away is, and nothing is said under an epoch
@@ -52,10 +52,10 @@ from aggregator.rounds.intake import Intake
 from aggregator.rounds.membership import Membership
 from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
+from aggregator.rounds.recovery import StoreBehind
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.rounds.rounds import Rounds
 from aggregator.rounds.seeding import Seeding
-from aggregator.rounds.store_behind import StoreBehind
 from aggregator.state.assembly import Assembly
 from aggregator.state.founding import MAX_FOUNDINGS, Founding
 from aggregator.state.members import Member
@@ -228,11 +228,6 @@ class Aggregator:
     def finished(self) -> bool:
         """Whether the driver may exit."""
         return self.run.finished
-
-    @property
-    def behind(self) -> bool:
-        """Whether peers hold newer versions than the store, so that nothing may be said."""
-        return bool(self._behind)
 
     # --- events and messages ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, assert_never
+from typing import Any, Generic, TypeVar, assert_never
 
 import zmq.asyncio
 
@@ -44,13 +44,12 @@ from aggregator.events import (
     Tick,
 )
 from aggregator.process.broker_links import BrokerLinks
-from aggregator.process.event_lines import EventLines
-from aggregator.process.lease import LeaseKey
+from aggregator.process.lease import LeaseKey, Term
 from aggregator.process.metrics import Leading
 from aggregator.process.telemetry import Telemetry
-from aggregator.process.term import Term
 from aggregator.process.workers import Workers
 from aggregator.standby.replicas import run_message
+from aggregator.standby.replication import Replication
 from aggregator.standby.replication_events import (
     Deliver,
     Deposed,
@@ -75,13 +74,74 @@ from broker.wire.messages import Attached, Contribution, Follow, HostPart, Phase
 
 log = logs.get(__name__)
 
+T = TypeVar("T")
+
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
 #: Events that may wait for the core, and contributions that may; then a socket waits, and the broker's queues hold what
 #: comes.
 MAX_EVENTS, MAX_PAYLOADS = 1000, 64
+#: So many of the first line in a row go before one of the second that waits.
+IN_A_ROW = 16
+#: So many events that are there are handed out before other tasks have their turn: to read a payload takes longer.
+AT_A_TIME = 4
 #: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
 MIN_WAIT_S = 0.0005
+
+
+class EventLines(Generic[T]):
+    """Events that wait for the core, in two lines: what carries tensors waits behind all else.
+
+    A thousand islands hand over within a second or two. A heartbeat that came behind them waited for all of them; now
+    it waits for one.
+
+    Args:
+        most: How many events may wait in the first line, and in the second; who has another one waits with it.
+    """
+
+    def __init__(self, most: tuple[int, int]) -> None:
+        self._first: asyncio.Queue[T] = asyncio.Queue(most[0])
+        self._second: asyncio.Queue[T] = asyncio.Queue(most[1])
+        self._some = asyncio.Event()
+        self._in_a_row = 0
+        self._taken = 0
+
+    async def put(self, event: T, *, behind: bool = False) -> None:
+        """Adds an event to the first line, or to the second; waits while that is full."""
+        await (self._second if behind else self._first).put(event)
+        self._some.set()
+
+    def empty(self) -> bool:
+        """Returns True if nothing waits."""
+        return self._first.empty() and self._second.empty()
+
+    def get_nowait(self) -> T:
+        """Returns the next event.
+
+        Raises:
+            asyncio.QueueEmpty: There is none.
+        """
+        if self._first.empty() or (self._in_a_row >= IN_A_ROW and not self._second.empty()):
+            self._in_a_row = 0
+            return self._second.get_nowait()
+        self._in_a_row += 1
+        return self._first.get_nowait()
+
+    async def get_there(self) -> T | None:
+        """Returns the next event that is there, at times after a turn of other tasks; None without any."""
+        if self.empty():
+            return None
+        self._taken += 1
+        if self._taken % AT_A_TIME == 0:
+            await asyncio.sleep(0)  # under a steady stream nobody else would ever run
+        return self.get_nowait()
+
+    async def get(self) -> T:
+        """Returns the next event; waits for one."""
+        while self.empty():
+            self._some.clear()
+            await self._some.wait()
+        return self.get_nowait()
 
 
 class Leader:
@@ -130,7 +190,17 @@ class Leader:
             tape.write(start_line(config, now_s, loaded.run, commits, epoch=epoch, founding=founding))
         self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch, founding=founding)
         self._term = term
-        self._replication = None if term is None else term.replication(config, commits, self.core.run.foundings, now_s)
+        self._replication = None
+        if term is not None:
+            self._replication = Replication(
+                name=term.name,
+                epoch=term.epoch,
+                lease_s=config.lease_s,
+                standby_lag_s=config.standby_lag_s,
+                commits=commits,
+                foundings=self.core.run.foundings,
+                now_s=now_s,
+            )
         self._record: SaveRun | None = None  # the newest
         self._standby_routes: dict[str, int] = {}  # by which broker each standby was heard last
         self._wire = BrokerLinks(context, config, self._heard)

@@ -1,4 +1,4 @@
-"""The lease of an aggregator shard in Redis: one key, changed by compare-and-set alone.
+"""The lease of a shard in Redis, one key, changed by compare-and-set alone; and a leader's term.
 
     lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), synced (the epoch under which these were in
                              sync), renewed_at (clock of Redis), renewal (a number that grows within an epoch),
@@ -30,11 +30,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 from redis.asyncio import Redis
 
+from aggregator.standby.candidate_events import Lead
+from aggregator.standby.replication_events import Renewed, RenewFailed
 from broker.registry.registry import Registry
+from broker.wire.errors import Unavailable
 from broker.wire.records import LeaseView
 
 #: A lease that runs out after so long never does.
@@ -203,3 +207,45 @@ class LeaseKey:
             await self._end(keys=[self._key], args=[holder, epoch])
 
         await self._registry.attempt(end)
+
+
+class Term:
+    """The right to lead under one epoch, with the lease that says so.
+
+    Args:
+        name: Of the store that leads.
+        lead: How it came to lead.
+        registry: Closed with the term.
+        shard: Of the aggregator.
+    """
+
+    def __init__(self, name: str, lead: Lead, registry: Registry, shard: int) -> None:
+        self.name, self.epoch, self.founding = name, lead.epoch, lead.founding
+        self._lease = LeaseKey(registry, shard)
+        self._registry = registry
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._registry.aclose()
+
+    async def renew(self, in_sync: tuple[str, ...], standbys: tuple[str, ...]) -> Renewed | RenewFailed:
+        """Renews the lease, says who is in sync and which standbys are heard, and returns what came of it."""
+        try:
+            granted, holder, epoch = await self._lease.renew(
+                holder=self.name, epoch=self.epoch, in_sync=in_sync, standbys=standbys
+            )
+        except Unavailable as err:
+            return RenewFailed(detail=str(err))
+        return Renewed(granted=granted, holder=holder, epoch=epoch)
+
+    async def give_up(self, to: str) -> None:
+        """Leaves the lease to a standby; where Redis is away it runs out."""
+        with suppress(Unavailable):
+            await self._lease.give_up(holder=self.name, epoch=self.epoch, to=to)
+
+    async def end(self) -> None:
+        """Says in the lease that the run has ended, if Redis can be asked."""
+        with suppress(Unavailable):
+            await self._lease.end(holder=self.name, epoch=self.epoch)

@@ -50,7 +50,7 @@ class Reporter:
         registry: Of the run.
         collect: Returns the state of the moment.
         shard: Of this aggregator.
-        lease: To say in it who leads; None where :mod:`aggregator.process.term` keeps the lease itself.
+        lease: To say in it who leads; None where :mod:`aggregator.process.lease` keeps the lease itself.
         holder: Names this aggregator there.
         clock: Monotonic seconds.
         interval_s: Between two writes, while nothing asks for an earlier one.

@@ -16,6 +16,7 @@ from aggregator.state.members import Member
 from aggregator.state.round import Admitted, Round
 from aggregator.state.run import Run
 from broker.wire.messages import Contribution, Fate, Nothing, Phase, Reason, Resolution
+from broker.wire.ranges import StepRange
 
 #: Reasons that cast doubt on the counters themselves: nothing is booked by them.
 _UNBOOKED = (Reason.IMPLAUSIBLE, Reason.OVERLAP)
@@ -134,16 +135,9 @@ class Intake:
                 reason=admission.reason,
                 detail=admission.detail,
             )
-        fate = Fate.WAITING if run.in_commit(member, contribution) else admission.fate
-        resolution = Resolution(
-            fragment_id=p,
-            from_step=steps.from_step,
-            to_step=steps.to_step,
-            fate=fate,
-            reason=admission.reason,
-            detail=admission.detail,
-        )
-        member.resolutions.append(resolution)
+        merging = run.fragments[p].in_commit(member.island_id, member.incarnation, steps.from_step)
+        fate = Fate.WAITING if merging else admission.fate
+        _resolve(member, p, steps, fate, admission.reason, admission.detail)
         self._notices.tell(member)
 
     # --- as their round closes --------------------------------------------------------------------------------
@@ -190,13 +184,13 @@ class Intake:
         run.count_refusal(reason, member)
         if member.incarnation == c.incarnation:
             run.offence(member, reason, c.steps.from_step)
-            resolution = Resolution(
-                fragment_id=c.fragment_id,
-                from_step=c.steps.from_step,
-                to_step=c.steps.to_step,
-                fate=Fate.REFUSED,
-                reason=reason,
-                detail=detail,
-            )
-            member.resolutions.append(resolution)
+            _resolve(member, c.fragment_id, c.steps, Fate.REFUSED, reason, detail)
         run.note("contribution.refused", island=c.island_id, fragment=c.fragment_id, reason=reason, detail=detail)
+
+
+def _resolve(member: Member, p: int, steps: StepRange, fate: Fate, reason: Reason | None, detail: str) -> None:
+    """Notes what has become of a contribution, to be told with the island's next state."""
+    resolution = Resolution(
+        fragment_id=p, from_step=steps.from_step, to_step=steps.to_step, fate=fate, reason=reason, detail=detail
+    )
+    member.resolutions.append(resolution)

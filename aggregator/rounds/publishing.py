@@ -8,15 +8,7 @@ from collections.abc import Mapping
 from aggregator.events import NotLetIn, Publish, Received, Send
 from aggregator.rounds.brokers import BrokerVersions, Outage
 from aggregator.state.run import Run
-from broker.wire.messages import (
-    BROKER,
-    Attach,
-    AttachBulk,
-    Attached,
-    Codec,
-    Phase,
-    WantWhole,
-)
+from broker.wire.messages import BROKER, Attach, AttachBulk, Attached, Codec, Phase, WantWhole
 
 #: A leader says to the brokers that it leads so often.
 ATTACH_INTERVAL_S = 1.0
@@ -91,16 +83,10 @@ class Publishing:
         return None if run.manifest is None or run.phase is Phase.SEEDING else outage
 
     def attached(self, attached: Attached, event: Received, outage: Outage | None) -> None:
-        """Sends a broker what it lacks."""
+        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
         run = self._run
         if run.manifest is None or run.phase is Phase.SEEDING:
             return
-        self._send_lacking(attached, event, outage)
-
-    def _send_lacking(self, attached: Attached, event: Received, outage: Outage | None) -> None:
-        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
-        run = self._run
-        assert run.manifest is not None
         held = dict(enumerate(attached.versions))
         self._delivered(held, anew=outage is not None and outage.alone)
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}

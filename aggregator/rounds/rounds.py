@@ -50,7 +50,7 @@ class Rounds:
         run = self._run
         deadlines: list[float] = []
         for round_ in run.open_rounds.values():
-            looked = round_.peek(run.now_s, self._waited_for(round_), self._live(), self._waits())
+            looked = round_.peek(run.now_s, self._waited_for(round_), self._run.num_eligible(), self._waits())
             deadlines.append(run.now_s if looked.recheck_at_s is None else looked.recheck_at_s)
         if run.open_rounds:
             death_s = run.members.next_death_s(run.now_s)
@@ -116,7 +116,7 @@ class Rounds:
     def _close_if_decided(self, round_: Round) -> None:
         run, fragment = self._run, self._run.fragments[round_.fragment_id]
         waited_for = self._waited_for(round_)
-        decision = round_.look(run.now_s, waited_for, self._live(), self._waits())
+        decision = round_.look(run.now_s, waited_for, self._run.num_eligible(), self._waits())
         if decision.verdict is Verdict.WAIT:
             return
         self._settles = False
@@ -251,9 +251,6 @@ class Rounds:
             run.round_times.opened(round_.round_id, run.now_s)
 
     # --- measures ---------------------------------------------------------------------------------------------
-
-    def _live(self) -> int:
-        return self._run.num_eligible()
 
     def _waits(self) -> Waits:
         waits = self._run.round_times.waits(self._run.median_step_s, self._run.interval.steps)

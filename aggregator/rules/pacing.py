@@ -236,10 +236,6 @@ class Lockstep:
     def resume(self, last_rounds: Mapping[int, int]) -> None:
         """Nothing is to be caught up."""
 
-    def progress(self, fragment_id: int, now_s: float) -> float:
-        """Returns 0: no fragment waits for steps."""
-        return 0.0
-
     def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
         """Returns a fragment that has no round, or None."""
         return next((p for p in self._fragment_ids if p not in busy), None)

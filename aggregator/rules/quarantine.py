@@ -95,14 +95,12 @@ class Quarantine:
         """Returns when the quarantine of an island is over; infinite if it is not in one."""
         return self._offenders[island_id].until_s if self.holds(island_id, now_s) else math.inf
 
-    def left_s(self, island_id: str, now_s: float) -> float:
-        """Returns for how long an island is kept out yet; 0 if it is not."""
-        return self._offenders[island_id].until_s - now_s if self.holds(island_id, now_s) else 0.0
-
     def why(self, island_id: str, now_s: float) -> str:
         """Says why an island is kept out, and how long; empty if it is not."""
-        left_s = self.left_s(island_id, now_s)
-        return f"for {left_s:.1f} s more, after {self._offenders[island_id].reason}" if left_s else ""
+        if not self.holds(island_id, now_s):
+            return ""
+        offender = self._offenders[island_id]
+        return f"for {offender.until_s - now_s:.1f} s more, after {offender.reason}"
 
     def out(self, now_s: float) -> frozenset[str]:
         """Returns the ids of all who are kept out."""

@@ -7,7 +7,7 @@ thousand items takes a microsecond; nothing is sorted again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 
 class Ranked:
@@ -15,16 +15,13 @@ class Ranked:
 
     __slots__ = ("_order", "_value")
 
-    def __init__(self, items: Iterable[tuple[str, float]] = ()) -> None:
-        self._value: dict[str, float] = dict(items)
-        self._order: list[tuple[float, str]] = sorted((value, name) for name, value in self._value.items())
+    def __init__(self) -> None:
+        self._value: dict[str, float] = {}
+        self._order: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         """Returns the number of items."""
         return len(self._order)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._value
 
     def __iter__(self) -> Iterator[tuple[float, str]]:
         """Goes through numbers and items, the lowest first."""

@@ -146,7 +146,7 @@ class Replication:
         """The core asks for a commit: it goes to the standbys while it goes to the disk."""
         self._newest[commit.fragment_id] = commit
         self._waiting[commit.fragment_id] = _Waiting(commit)
-        return self._advance(now_s)
+        return self.tick(now_s)
 
     def handle(self, event: ReplicationEvent, now_s: float) -> list[ReplicationAction]:
         """Takes one event in and returns what to do, in order; nothing once it is deposed."""
@@ -168,17 +168,13 @@ class Replication:
                 if not self._redis_lost:
                     self._note("lease.unknown", detail=event.detail)
                 self._redis_lost = True
-        return self._advance(now_s)
+        return self.tick(now_s)
 
     def reached(self, now_s: float) -> None:
         """A broker has answered: this process leads somebody. To be called with each answer."""
         if now_s - self._reached_at_s >= self._lag_s:  # a shorter pause is one of a busy machine
             self._reached_since_s = now_s
         self._reached_at_s = now_s
-
-    def tick(self, now_s: float) -> list[ReplicationAction]:
-        """Does what has fallen due."""
-        return self._advance(now_s)
 
     def next_deadline_s(self) -> float:
         """Returns when to call :meth:`tick`: with each renewal, or as often while none may be asked for."""
@@ -268,7 +264,8 @@ class Replication:
 
     # --- what follows -------------------------------------------------------------------------------------------
 
-    def _advance(self, now_s: float) -> list[ReplicationAction]:
+    def tick(self, now_s: float) -> list[ReplicationAction]:
+        """Does what has fallen due; returns what to do, in order."""
         self._advanced_at_s = now_s
         while self._saved and now_s >= self._saved[0][1] + self._lag_s:
             self._due_serial = max(self._due_serial, self._saved.popleft()[0])

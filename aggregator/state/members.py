@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from aggregator.rules.living import Living
+from aggregator.rules.deadlines import Living
 from broker.process.transitions import Staged, Transitions
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.messages import Departure, Enrolled, Heartbeat, Resolution, StateSource
@@ -180,7 +180,7 @@ class PendingJoins:
 class Members:
     """The islands of a run. Everything that must survive a restart is in :meth:`record`.
 
-    Who lives is not asked of every member with every message (:mod:`aggregator.rules.living`): each member tells
+    Who lives is not asked of every member with every message (:mod:`aggregator.rules.deadlines`): each member tells
     :meth:`changed` when it is heard, has answered or missed a round, or comes or goes.
     """
 

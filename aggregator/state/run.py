@@ -18,12 +18,10 @@ from aggregator.config import AggregatorConfig
 from aggregator.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
-from aggregator.rules.fleet_rates import FleetRates
-from aggregator.rules.interval import Interval
+from aggregator.rules.interval import Interval, RoundTimes
 from aggregator.rules.pacing import Lockstep, Pacer
 from aggregator.rules.quarantine import Quarantine
-from aggregator.rules.round_times import RoundTimes
-from aggregator.rules.step_clock import StepClock
+from aggregator.rules.step_clock import FleetRates, StepClock
 from aggregator.state.founding import Founding
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member, Members, PendingJoins
@@ -32,7 +30,6 @@ from aggregator.state.records import manifest_to_rows
 from aggregator.state.round import Round
 from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
-from aggregator.state.trouble import Troubles
 from broker.routing.resending import SILENT_S
 from broker.wire.fragments import FragmentManifest, shard_of
 from broker.wire.messages import FASTEST_STEP_S, RECIPE, Contribution, Pacing, Phase, Reason, Recipe, Roster, recipe_of
@@ -45,6 +42,33 @@ STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
 
 #: Contributions of one island that may wait on one fragment.
 MOST_WAITING = 16
+
+
+class Troubles:
+    """Names -> sentences that say what is wrong, since when, and what to do about it."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[float, str]] = {}
+
+    def begin(self, name: str, sentence: str, now_s: float) -> bool:
+        """Something is wrong, or still is; returns whether that is news."""
+        known = self._since.get(name)
+        self._since[name] = now_s if known is None else known[0], sentence
+        return known is None
+
+    def end(self, name: str, now_s: float) -> float | None:
+        """It is right again; returns for how many seconds it was not, None if nothing was wrong."""
+        known = self._since.pop(name, None)
+        return None if known is None else now_s - known[0]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether something of that name is wrong now."""
+        return name in self._since
+
+    def sentences(self, now_s: float) -> tuple[str, ...]:
+        """Returns what is wrong now, the oldest first."""
+        ordered = sorted(self._since.values())
+        return tuple(f"for {now_s - since_s:.0f} s: {sentence}" for since_s, sentence in ordered)
 
 
 class Run:
@@ -217,7 +241,7 @@ class Run:
         )
         if kept_out:
             why = self.quarantine.why(member.island_id, self.now_s)
-            for_s = round(self.quarantine.left_s(member.island_id, self.now_s), 3)
+            for_s = round(self.quarantine.until_s(member.island_id, self.now_s) - self.now_s, 3)
             self.note("island.quarantined", island=member.island_id, reason=reason, for_s=for_s, detail=why)
             self.save()  # it must not come back by way of our own restart
 
@@ -388,11 +412,6 @@ class Run:
         """Returns a round id that was never used before."""
         self.last_round_id += 1
         return self.last_round_id
-
-    def in_commit(self, member: Member, contribution: Contribution) -> bool:
-        """Whether a contribution is booked as merged, in a version that is not durable yet."""
-        fragment = self.fragments[contribution.fragment_id]
-        return fragment.in_commit(member.island_id, member.incarnation, contribution.steps.from_step)
 
     # --- beginning --------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ the run's, as they are when it is written. A later life, here or on a standby th
 * what is given and changeable is taken, and the core notes the change (``aggregator.setting_changed``).
 
 A record without them was written by an earlier release: there, nothing is compared. Which run and which shard a store
-holds stands in its record by itself, and is checked by :mod:`aggregator.store.loading`.
+holds stands in its record by itself, and is checked by :mod:`aggregator.process.service`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ aggregator's residual and goes into the next difference (error feedback: Seide e
 arXiv:1901.09847). All parties must agree to the last bit, whatever the build and the processor, so the arithmetic is
 fixed: an element of a difference is one float32 product, rounded, and then comes one float32 sum, rounded. Each is a
 call of its own, through memory, and so no compiler can fuse the two into one that rounds once. The aggregator computes
-the same bytes by a kernel of its own (:mod:`aggregator.merge.rounding`), which tests hold against these functions.
+the same bytes by a kernel of its own (:mod:`aggregator.merge.versions`), which tests hold against these functions.
 """
 
 from __future__ import annotations

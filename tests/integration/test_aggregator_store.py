@@ -14,10 +14,10 @@ import pytest
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
 from aggregator.merge.fragment_state import FragmentState
+from aggregator.process.service import load_for
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions
-from aggregator.store.loading import load_for
 from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec

@@ -17,10 +17,10 @@ from aggregator.copies.place import place_of
 from aggregator.copies.restoring import restore
 from aggregator.copies.sets import order_of
 from aggregator.copies.taking import take
+from aggregator.process.service import load_for
 from aggregator.rounds.recovery import lineages
 from aggregator.store.layout import commit_path, versions
 from aggregator.store.ledger_file import read_rows
-from aggregator.store.loading import load_for
 from aggregator.store.segments import Header
 from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, Unavailable

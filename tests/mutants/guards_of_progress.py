@@ -82,7 +82,7 @@ PROGRESS = (
         8,
         "an island is not told that its contribution was refused on arrival",
         "aggregator/rounds/intake.py::Intake._answer",
-        "member.resolutions.append(resolution)\n        self._notices.tell(member)",
+        "_resolve(member, p, steps, fate, admission.reason, admission.detail)\n        self._notices.tell(member)",
         "self._notices.tell(member)",
         "unit/test_aggregator_admission.py::test_a_refusal_reaches_its_sender_the_log_and_the_counters",
     ),

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aggregator.process.event_lines import AT_A_TIME, IN_A_ROW, EventLines
+from aggregator.process.leader import AT_A_TIME, IN_A_ROW, EventLines
 
 
 def test_the_second_line_waits_for_the_first_but_only_so_long():

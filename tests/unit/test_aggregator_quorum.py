@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.rules.interval import RoundTimes
 from aggregator.rules.quorum import RoundView, Verdict, Waits, decide, effective_quorum
 from aggregator.state.round import Admitted, Round
 from broker.wire.messages import TrainedOn
-from tests.aggregator_hand import steps
+from tests.aggregator_hand import config, steps
 
 WAITS = Waits(quorum=2, grace_s=1.0, arrivals_s=0.0, timeout_s=30.0)
 EVERYBODY = frozenset("abcd")
@@ -144,3 +145,37 @@ def test_a_quorum_that_shrank_and_grew_again_is_waited_for_again():
     assert "grace" in round_.look(1.0, frozenset("abc"), 1, WAITS).reason
     assert "below quorum" in round_.look(1.5, frozenset("abc"), 3, WAITS).reason
     assert round_.quorum_met_at_s == 1.0
+
+
+# --- how long rounds take, and what follows ------------------------------------------------------------------------
+
+
+def journeys(**settings):
+    return RoundTimes(config(**{"sync_interval": 24, "overlap": 2, "grace_factor": 0.5, **settings}))
+
+
+def test_the_grace_window_shrinks_by_what_quorum_and_publication_take():
+    made = journeys()
+    assert made.waits(1.0, 24).grace_s == 1.0  # gamma * tau * step
+    made.quorum_met(0.4)
+    made.committed(opened_at_s=0.0, closed_at_s=0.5, now_s=1.1)
+    assert made.waits(1.0, 24).grace_s == pytest.approx(0.5 * (2.0 - 0.4 - 0.6))
+
+
+def test_the_wait_for_arrivals_is_their_ninetieth_percentile_and_a_step():
+    made = journeys()
+    made.opened(1, 0.0)
+    for i in range(1, 11):
+        made.arrived(1, i / 10)
+    assert made.arrivals_p90_s() == 0.9
+    assert made.waits(0.25, 24).arrivals_s == 0.9 + 0.25, "answers are given at the ends of steps"
+
+
+def test_longer_journeys_open_more_rounds_and_never_more_than_there_are_fragments():
+    made = journeys(rounds_in_flight=2)
+    assert made.rounds_allowed(8, 0.1, 24) == 2
+    made.committed(opened_at_s=0.0, closed_at_s=1.0, now_s=1.2)
+    # 12 steps of 0.1 s, 8 fragments in 24 steps: four are under way at any time, and one opens.
+    assert made.rounds_allowed(8, 0.1, 24) == 5
+    assert made.rounds_allowed(2, 0.01, 24) == 2
+    assert made.rounds_allowed(8, 0.0, 24) == 2

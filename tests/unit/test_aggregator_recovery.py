@@ -63,7 +63,7 @@ def test_an_old_store_publishes_and_answers_nothing_and_a_new_lineage_is_asked_f
     made.take()
     (note,) = notes(made.say("broker", Attached(versions=(1,))), "store.behind")
     assert note["detail"] == "broker 0 holds version 1 of fragment 0, this store 0"
-    assert made.core.behind
+    assert "behind" in made.run.troubles
     made.beat("a", 8, versions=(1,))
     made.join("c")
     made.run_to(made.now_s + LISTEN_S)
@@ -117,16 +117,16 @@ def beat(desk, seconds, step, *island_ids):
 
 def test_a_store_goes_on_when_those_come_back_who_know_better():
     desk = lied_to()
-    assert desk.core.behind
+    assert "behind" in desk.run.troubles
     desk.now_s += 1
     for island_id in "ab":
         desk.beat(island_id, 3)
-    assert not desk.core.behind
+    assert "behind" not in desk.run.troubles
     (note,) = notes(desk.take(), "store.not_behind")
     assert note["after_s"] == 1.0
     assert totals(desk.run, desk.now_s).troubles == ()
     desk.beat("rogue", 2, versions=(10**9,))
-    assert not desk.core.behind
+    assert "behind" not in desk.run.troubles
     desk.open_round("a", "b", step=5)
     for island_id in "ab":
         desk.offer(island_id, 0, 4)
@@ -143,7 +143,7 @@ def test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost():
         desk.offer(island_id, 0, 4)
     beat(desk, 6.5, 5, "rogue")
     desk.beat("rogue", 5, versions=(10**9,))
-    assert desk.core.behind
+    assert "behind" in desk.run.troubles
     assert not of(desk.write(), Publish)
     desk.writes = True
     desk.take()
@@ -157,7 +157,7 @@ def test_a_store_stays_behind_by_the_word_of_a_broker_whatever_islands_say():
     desk = lied_to()
     desk.say("broker", Attached(versions=(7,)))
     beat(desk, 3, 3, "a", "b")
-    assert desk.core.behind
+    assert "behind" in desk.run.troubles
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -169,7 +169,7 @@ def test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it(restarts
     for _ in range(3):
         (refused,) = sent(desk.beat("rogue", 0, versions=(7,), overwritten_tokens=(0,)), Refused)
         assert refused.reason is Reason.IMPLAUSIBLE
-    assert not desk.core.behind
+    assert "behind" not in desk.run.troubles
     assert [q.island_id for q in desk.run.quarantine.now(desk.now_s)] == ["rogue"]
     desk.join("a")
     desk.tick()
@@ -184,7 +184,7 @@ def test_an_island_of_an_earlier_life_may_know_of_a_run_whose_store_was_emptied(
     again = desk.restarted()
     assert again.run.phase == "seeding"
     again.beat("a", 50, versions=(41,))
-    assert again.core.behind
+    assert "behind" in again.run.troubles
 
 
 # --- an empty store -------------------------------------------------------------------------------------------------

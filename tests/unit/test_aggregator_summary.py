@@ -3,8 +3,8 @@
 from aggregator.config import AggregatorConfig
 from aggregator.core import Aggregator
 from aggregator.events import Note, Received, RunSaved
-from aggregator.process.log_lines import NoteLog
 from aggregator.process.summary import Traffic, fragments, refusals, report, totals
+from aggregator.process.telemetry import NoteLog
 from broker.routing.directory import UNKNOWN
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
@@ -58,7 +58,7 @@ def test_refusals_of_strangers_stand_under_one_name():
 
 
 def test_complaints_about_names_without_end_take_no_memory_without_end(monkeypatch):
-    monkeypatch.setattr("aggregator.process.log_lines.MOST_COMPLAINTS", 3)
+    monkeypatch.setattr("aggregator.process.telemetry.MOST_COMPLAINTS", 3)
     notes = NoteLog()
 
     def told(name):

@@ -12,37 +12,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba.core import caching
 
-from aggregator.events import Merge, Part
+from aggregator.events import Merge
 from aggregator.merge import compiled, lengths, versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.kernels import STRIP, merge_and_step, merge_fragment
 from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.passes import PIECE
 from aggregator.merge.resources import Resources
-from aggregator.merge.rounding import round_step
+from aggregator.merge.versions import round_step
 from broker.chunks.memory import ReusedMemory
-from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.fragments import Kind
 from broker.wire.messages import Codec
-from broker.wire.ranges import StepRange
-from broker.wire.tensors import added, decode_tensor, difference, encode_tensor
+from broker.wire.tensors import added, decode_tensor, difference
 from tests.profiles import examples
+from tests.unit.test_aggregator_merge import part, random, spec
 
 pytestmark = pytest.mark.timeout(300)  # kernels are compiled where nothing is cached
-STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
 STEP = make_outer_step(0.7, 0.3)
-
-
-def spec(shape, kind=Kind.RDA, unit_axes=0, name="x"):
-    return TensorSpec(name=name, shape=shape, dtype="float32", kind=kind, unit_axes=unit_axes)
-
-
-def random(shape, seed, scale=1.0):
-    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
-
-
-def part(*arrays, w=1.0, lam=1.0, codec=Codec.F32):
-    payload = tuple(encode_tensor(np.asarray(array, np.float32), codec) for array in arrays)
-    return Part(island_id="a", steps=STEPS, payload=payload, token_weight=w, staleness_weight=lam)
 
 
 def outcome(merged):

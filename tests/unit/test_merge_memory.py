@@ -11,9 +11,10 @@ import pytest
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.kernels import merge_and_step
 from aggregator.merge.resources import PLAIN
-from aggregator.merge.rounding import round_step
+from aggregator.merge.versions import round_step
 from broker.wire.messages import Codec
-from tests.unit.test_merge_kernels import STEP, part, random, spec
+from tests.unit.test_aggregator_merge import part, random, spec
+from tests.unit.test_merge_kernels import STEP
 
 PROGRAM = """
 from tests.unit.test_merge_memory import merged_and_rounded

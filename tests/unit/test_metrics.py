@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aggregator.process import summary
 from aggregator.process.metrics import AggregatorSnapshot, leading_of
 from aggregator.process.metrics import families_of as aggregator_families
-from aggregator.state.trouble import Troubles
+from aggregator.state.run import Troubles
 from broker.metrics.family import Families, Kind
 from broker.metrics.serving import MetricsServer, NoAnswer, served
 from broker.registry import reporter

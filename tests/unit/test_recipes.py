@@ -7,8 +7,8 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Manifested
+from aggregator.rules.interval import RoundTimes
 from aggregator.rules.recipes import ADAMW, MUON, REASONS, begun_with, settle, suited_to
-from aggregator.rules.round_times import RoundTimes
 from aggregator.state.run_settings import settled
 from broker.process.demands import contradicted, demands_of
 from broker.process.settings import settings_of
