@@ -38,11 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="range of simulated seeds, FIRST:LAST; one seed N is N:N+1 "
         f"(default: {packed} in test_packed.py, {long} in test_combinations.py)",
     )
-    parser.addoption(
-        "--regenerate-transcripts",
-        action="store_true",
-        help="write what happened into tests/transcripts instead of comparing; review the diff",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,12 +17,10 @@ from aggregator.store.store import Store
 from aggregator.store.tape import read_lines
 from aggregator.store.version_file import verified
 from broker.registry.registry import Registry
-from broker.wire import messages as m
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Codec, Fate, Reason
-from broker.wire.tensors import encode_tensor
 from ops.processes.cluster import free_ports
-from tests.aggregator_bench import RUN, WAIT_S, aggregator_config, initial, on_a_bench, until
+from tests.aggregator_bench import RUN, WAIT_S, aggregator_config, on_a_bench, until
 from tests.coroutines import given_by
 from tests.integration.test_registry import Server
 from tests.local_run import Process
@@ -59,37 +57,24 @@ def of_wrong_shape(island):
     return {"arrays": [np.zeros((3, 3), np.float32) for _ in island.manifest.fragments[0]]}
 
 
-def without_a_tensor(island):
-    return {"arrays": island.delta(0)[:-1]}
-
-
-def with_a_value(value):
-    def made(island):
-        arrays = island.delta(0)
-        arrays[0][-1, -1] = value
-        return {"arrays": arrays, "codec": Codec.BF16 if np.isnan(value) else Codec.F32}
-
-    return made
+def with_nan(island):
+    arrays = island.delta(0)
+    arrays[0][-1, -1] = np.nan
+    return {"arrays": arrays, "codec": Codec.BF16}
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (of_wrong_shape, Reason.WRONG_SHAPE),
-        (without_a_tensor, Reason.WRONG_SHAPE),
-        (with_a_value(np.inf), Reason.NOT_FINITE),
-        (with_a_value(np.nan), Reason.NOT_FINITE),
-        (lambda island: {"version": 7}, Reason.FUTURE_VERSION),
-        (None, Reason.IMPLAUSIBLE),
+        pytest.param(of_wrong_shape, Reason.WRONG_SHAPE, id="by the inspection"),
+        pytest.param(with_nan, Reason.NOT_FINITE, id="by its values"),
+        pytest.param(lambda _: {"version": 7}, Reason.FUTURE_VERSION, id="by the core"),
     ],
-    ids=["wrong shape", "missing tensor", "inf", "nan in bf16", "future version", "counters that lie"],
 )
 @given_by(on_a_bench)
 async def test_a_bad_contribution_is_refused_with_its_reason_and_the_run_goes_on(bench, changes, reason, tmp_path):
     island = await seeded(bench, tmp_path)
-    bad = island.contribution(0, **(changes(island) if changes else {}))
-    if reason is Reason.IMPLAUSIBLE:
-        bad = replace(bad, steps=replace(bad.steps, to_tokens=bad.steps.to_tokens + 1))
+    bad = island.contribution(0, **changes(island))
     island.sent.clear()  # it is over and done with: no heartbeat asks about it
     await island.send(bad)
     key = (bad.fragment_id, bad.steps.from_step, bad.steps.to_step)
@@ -115,25 +100,6 @@ async def test_damaged_bytes_are_asked_for_again_and_then_merged(bench, tmp_path
     island.answering = True
     await until(lambda: island.fate(*key) is Fate.MERGED, "the same contribution, merged")
     assert bench.core.run.versions[0] >= 1
-
-
-@given_by(on_a_bench)
-async def test_a_seed_of_the_wrong_dtype_or_not_finite_is_refused_and_a_good_one_begins_the_run(bench, tmp_path):
-    await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
-    island = await bench.island("a")
-    island.seeding = False
-    await until(lambda: island.state is not None and island.state.seed, "the request for version 0")
-    await island.seed(0, Codec.BF16)
-    await until(lambda: len(island.refused) == 1, "the refusal")
-    assert (island.refused[0].kind, island.refused[0].reason) == ("seed", Reason.WRONG_DTYPE)
-    arrays = [initial(t) for t in island.manifest.fragments[0]]
-    arrays[0].flat[0] = -np.inf
-    await island.send(m.Seed(fragment_id=0, payload=tuple(encode_tensor(a, Codec.F32) for a in arrays)))
-    await until(lambda: len(island.refused) == 2, "the second refusal")
-    assert island.refused[1].reason is Reason.NOT_FINITE
-    assert bench.core.run.refusals == {Reason.WRONG_DTYPE: 1, Reason.NOT_FINITE: 1}
-    island.seeding = True
-    await goes_on(bench, island)
 
 
 @given_by(on_a_bench)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.process.summary import totals
 from aggregator.state.fragment import Stage
 from broker.wire.messages import Phase
 from ops.faults import Fault, FaultKind
@@ -46,6 +47,10 @@ def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_i
             most = max(most, sum(closed))
             assert 48 < run.interval.steps <= 70
     assert most <= 3
+    assert totals(run, simulation.queue.now_s).interval == {
+        "steps": run.interval.steps,
+        "because": run.interval.because,
+    }
     simulation.plan = replace(simulation.plan, **{stage: QUICK_S})
     while run.phase is Phase.RUNNING and simulation.queue.now_s < LIMIT_S:
         simulation.run(simulation.queue.now_s + 0.5)

@@ -6,7 +6,7 @@ from aggregator.events import Flaw
 from aggregator.ledger.ledger import Ledger
 from aggregator.rounds.admission import admit, too_stale
 from aggregator.state.run import MOST_WAITING
-from broker.wire.messages import Contribution, Fate, Outstanding, Reason, Refused, TrainedOn
+from broker.wire.messages import Contribution, Fate, Reason, Refused, TrainedOn
 from broker.wire.ranges import StepRange
 from tests.aggregator_hand import desk, notes, resolutions, sent, steps
 
@@ -173,13 +173,3 @@ def test_an_ended_run_refuses_whatever_still_comes():
     assert made.run.phase == "ended"
     (resolution,) = resolutions(made.offer("a", 4, 6), "a")
     assert (resolution.fate, resolution.reason) == (Fate.REFUSED, Reason.RUN_ENDED)
-
-
-def test_a_refusal_whose_news_was_lost_is_told_again_with_its_own_reason():
-    """The reason decides what the island does: after "not finite" it must take the global parameters."""
-    made = desk("a", "b")
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4, **REFUSALS[Reason.NOT_FINITE])  # this answer is lost
-    said = made.beat("a", 5, outstanding=(Outstanding(fragment_id=0, from_step=0, to_step=4),))
-    (resolution,) = resolutions(said, "a")
-    assert (resolution.fate, resolution.reason) == (Fate.REFUSED, Reason.NOT_FINITE)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.process import summary
 from aggregator.rules.interval import HEADROOM, LEARNED, LENGTHEN, MOST, SHORTEN, Interval, SerialStage, next_interval
 from broker.wire.messages import Pacing
 from tests.aggregator_hand import Desk, notes
@@ -78,11 +77,8 @@ def test_the_slower_stage_says_how_long_the_interval_is():
 
 
 def train(desk, seconds, merge_s, names=("a", "b")):
-    """Lets islands train ten steps a second and answer every round; merges are done one after the other.
-
-    Returns the most rounds that waited for theirs at once in the second half.
-    """
-    tick_s, most, begins_s, done_at_s = 0.05, 0, desk.now_s, math.inf
+    """Lets islands train ten steps a second and answer every round; merges are done one after the other."""
+    tick_s, done_at_s = 0.05, math.inf
     for _ in range(round(seconds / tick_s)):
         desk.tick(desk.now_s + tick_s)
         while desk.computing and done_at_s <= desk.now_s + 1e-9:
@@ -100,9 +96,6 @@ def train(desk, seconds, merge_s, names=("a", "b")):
             done_at_s = math.inf
         elif done_at_s == math.inf:
             done_at_s = desk.now_s + merge_s
-        if desk.now_s > begins_s + seconds / 2:
-            most = max(most, len(desk.computing))
-    return most
 
 
 def desk_of(**settings):
@@ -110,28 +103,6 @@ def desk_of(**settings):
     desk.gather("a", "b")
     desk.computes = False
     return desk
-
-
-def test_while_merges_are_slow_rounds_open_as_far_apart_as_they_take_and_then_as_before():
-    desk = desk_of()
-    assert train(desk, 20.0, merge_s=0.05) <= 1
-    assert desk.run.interval.steps == 8
-    assert not notes(desk.take(), "interval.changed"), "merges are quick, and nothing happens"
-    assert summary.totals(desk.run, desk.now_s).interval == {}
-    assert train(desk, 100.0, merge_s=0.5) <= 2, "rounds do not pile up"
-    changes = notes(desk.take(), "interval.changed")
-    assert [each["was"] for each in changes] == [8, *(each["steps"] for each in changes[:-1])]
-    assert len(changes) <= 5, "as the average learns of it"
-    assert changes[-1]["steps"] == desk.run.interval.steps
-    assert 4 * 0.5 * 10 / LENGTHEN <= desk.run.interval.steps <= HEADROOM * 4 * 0.55 * 10 + 1
-    assert changes[-1]["because"].startswith("merging takes 0.")
-    assert desk.run.pacer.spacing_steps == desk.run.interval.steps / 4
-    told = {"steps": changes[-1]["steps"], "because": changes[-1]["because"]}
-    assert summary.totals(desk.run, desk.now_s).interval == told
-    assert train(desk, 40.0, merge_s=0.05) <= 1
-    changes = notes(desk.take(), "interval.changed")
-    assert [each["steps"] for each in changes][-1] == desk.run.interval.steps == 8
-    assert sum(desk.run.ledger.books().wasted.values()) == 0
 
 
 @pytest.mark.parametrize("pacing", [Pacing.FIXED, Pacing.LOCKSTEP])

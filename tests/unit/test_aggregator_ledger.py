@@ -357,16 +357,3 @@ def test_slices_of_different_times_are_one_balance(first, recalled):
     assert back.trained("a") == made.trained("a")
     assert back.merged_tokens(1) == made.merged_tokens(1)
     assert back.merged_tokens(0) == 5 * 40  # the rest of fragment 0 is lost with the commits that were not written
-
-
-def test_a_life_with_something_on_its_way_is_not_folded_nor_are_those_after_it():
-    made = Ledger(WEIGHTS, lives_kept=1)
-    made.begin("a", 1, 0, 0)
-    made.wait("a", 1, 0, steps(0, 4))
-    for incarnation in range(2, 5):
-        live_and_die(made, incarnation)
-    assert made.past("a").upto == 0
-    made.merge("a", 1, 0, steps(0, 4))
-    live_and_die(made, 5)
-    assert made.past("a").upto == 4
-    assert made.books().merged == 3 * (40 + 4 * 40) + 5 * 4 * 60

@@ -41,15 +41,6 @@ def test_islands_that_join_while_a_record_is_written_share_the_next_one():
     assert len(sent(made.write(), Welcome)) == 3
 
 
-def test_a_record_that_could_not_be_written_holds_up_nothing_that_is_asked_for_later():
-    made = Desk()
-    made.writes = False
-    made.join("a")
-    made.write(fails="no space left on device")
-    assert [each.record["members"].keys() for each in of(made.join("b"), SaveRun)] == [{"a", "b"}]
-    assert len(sent(made.write(), Welcome)) == 2
-
-
 def test_nothing_is_said_before_the_epoch_is_durable():
     core = Aggregator(config(), now_s=0.0)
     (_, save) = core.start(0.0)

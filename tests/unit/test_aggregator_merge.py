@@ -89,16 +89,6 @@ def test_codecs_fold_as_their_decoded_tensors_do_to_the_last_bit_also_mixed(code
     assert (merged.norm, merged.norms, merged.cosine) == (expected.norm, expected.norms, expected.cosine)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (4, 2, 300), (2, PIECE + 3), (1000, 7)])
-def test_each_unit_of_a_stacked_tensor_is_merged_by_itself(shape):
-    growth = np.arange(1, shape[0] + 1).reshape(-1, *[1] * (len(shape) - 1))
-    deltas = [random(shape, seed) * growth for seed in (1, 2, 3)]
-    merged = merge_fragment([spec(shape, unit_axes=1)], [part(d) for d in deltas]).delta.reshape(shape)
-    for unit in range(shape[0]):
-        expected = twin_rda([d[unit].astype(np.float32) for d in deltas], [1, 1, 1], [1, 1, 1])
-        assert np.linalg.norm(merged[unit] - expected) < 1e-5 * np.linalg.norm(expected)
-
-
 def test_tensors_of_a_fragment_follow_each_other_in_manifest_order_each_by_its_kind():
     specs = [spec((4,), Kind.MEAN), spec((2, 3), Kind.FROZEN), spec((3, 3)), spec((), Kind.MEAN)]
     arrays = [[random(s.shape, 10 * seed + i) for i, s in enumerate(specs)] for seed in (1, 2)]

@@ -10,16 +10,13 @@ from aggregator.merge.fragment_state import FragmentState, seeded
 from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.passes import PIECE
 from broker.wire.errors import ConfigError, LocalProtocolError
+from tests.unit.test_aggregator_merge import random
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 #: XLA fuses multiply-adds, which round once where the plain formula rounds twice: an ulp or two on values around 1.
 TOLERANCE = {"rtol": 3e-6, "atol": 3e-6}
 STEP = make_outer_step(0.7, 0.5)
-
-
-def random(size, seed):
-    return np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
 
 
 def flat(tree):
@@ -65,11 +62,6 @@ def test_the_old_state_stays_as_it_was_since_its_bytes_may_be_on_their_way():
     assert np.array_equal(old.params, copies[0])
     assert np.array_equal(old.momentum, copies[1])
     assert not np.shares_memory(new.params, old.params)
-
-
-def test_equal_input_gives_equal_bytes():
-    first, second = (STEP(seeded(random(PIECE + 99, 1)), random(PIECE + 99, 2)) for _ in range(2))
-    assert first.params.tobytes() == second.params.tobytes()
 
 
 @pytest.mark.parametrize("merged", [np.zeros(3, np.float32), np.zeros((2, 2), np.float32), np.zeros(4)])

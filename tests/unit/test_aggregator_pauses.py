@@ -53,25 +53,6 @@ def test_a_process_that_goes_on_has_the_life_of_the_one_before_and_hands_over_wh
     assert made.run.ledger.books("a").tokens()["merged"] == 30
 
 
-def test_what_arrived_before_the_pause_is_not_taken_a_second_time_after_it():
-    made = desk()
-    made.offer("a", 0, 3)  # unasked: it waits for the next round
-    leave(made, "a", 3, m.Departure.PAUSED)
-    made.open_round("b", "c", step=4)
-    made.offer("b", 0, 4)
-    made.offer("c", 0, 4)
-    resume(made)
-    made.offer("a", 0, 3)
-    assert merged(made)
-    assert made.run.ledger.books("a").tokens()["merged"] == 30
-
-
-def test_a_paused_life_goes_on_after_the_aggregator_has_started_again():
-    made = paused().restarted()
-    assert resume(made).incarnation == 1
-    assert made.run.ledger.books().tokens()["in_flight"] == 30
-
-
 def test_a_run_that_a_returning_island_brings_to_its_end_waits_for_what_that_kept():
     made = desk("a", islands=1, total_tokens=60)
     leave(made, "a", 4, m.Departure.PAUSED)

@@ -128,16 +128,6 @@ def test_a_standby_that_lacks_something_is_not_named(leader, heard):
     assert not leader.of(Renew)
 
 
-def test_a_commit_waits_for_a_standby_that_the_lease_may_name_from_now_on(leader):
-    leader.hear("b", *WHOLE)
-    assert leader.of(Renew)  # on its way
-    leader.persist(commit_of())
-    leader.stored_here()
-    assert leader.delivered() == []
-    leader.hear("b", commit_of(), WHOLE[1])
-    assert leader.delivered() == [VERSION_1]
-
-
 def test_what_is_published_is_enough_to_be_named_and_what_is_not_waits_for_it(leader):
     leader.persist(commit_of())
     leader.hear("b", *WHOLE)  # lacks version 1, which nobody has seen
@@ -219,17 +209,6 @@ def test_a_standby_that_no_broker_let_be_heard_has_its_whole_time_once_one_answe
     leader.granted()
     leader.tick(after_s=0.1)
     assert leader.of(Renew) == [Renew(in_sync=())]
-
-
-def test_a_standby_that_does_not_take_the_run_record_lags_too(leader):
-    leader.in_sync("b")
-    leader.saved(2)
-    leader.tick(after_s=0.3)
-    leader.granted()
-    leader.tick(after_s=LAG_S)
-    assert leader.of(Renew) == [Renew(in_sync=())]
-    leader.granted()
-    assert leader.delivered() == [RunSaved(serial=2)]
 
 
 def test_a_standby_for_which_each_run_record_waits_too_long_lags(leader):

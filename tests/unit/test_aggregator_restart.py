@@ -34,22 +34,6 @@ def test_what_was_merged_is_known_and_what_was_not_is_asked_for_again():
     assert notes(again.offer("a", 4, 8, base=1), "contribution.accepted"), "into the round that is due at once"
 
 
-def test_a_merge_that_was_not_durable_is_done_again():
-    made = desk("a")
-    made.writes = False
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
-    again = made.restarted()
-    assert again.run.versions == (0,)
-    assert again.run.ledger.books().merged == 0
-    again.beat("a", 4)
-    again.offer("a", 0, 4, round_id=2)  # its answer to a round before the restart
-    again.open_round("a", step=8)
-    again.offer("a", 4, 8)
-    assert again.run.versions == (1,)
-    assert again.run.ledger.books().tokens()["merged"] == 80
-
-
 def test_neither_round_ids_nor_incarnations_are_given_twice():
     made = desk("a")
     first = made.open_round("a", step=4)

@@ -108,17 +108,6 @@ def test_a_restart_of_the_island_does_not_free_it_and_its_flaw_is_told_so_that_i
         assert resolution.reason is reason
 
 
-def test_no_round_waits_for_a_quarantined_island_and_it_does_not_count_for_the_quorum():
-    made = desk(quorum=4, islands=4)
-    step = offend(made)
-    made.open_round(*ISLANDS, step=step + 4)
-    for island in "abc":
-        made.offer(island, step, step + 4, norm=4.0)
-    assert made.run.fragments[0].contributions[0].steps.from_step == step
-    assert made.run.ledger.participation().rounds == {3: 4}
-    assert made.run.fragments[0].round is None
-
-
 def test_after_its_time_an_island_is_merged_again_and_released():
     made = desk(quarantine_s=4.0)
     step = offend(made)

@@ -103,3 +103,11 @@ def test_a_difference_that_float32_cannot_hold_makes_no_version():
     action = merge_of(1, Codec.INT8, [np.full(shape, 3.4e38) for shape in SHAPES])
     with pytest.raises(LocalProtocolError, match="not finite"):
         versions.merge(TENSORS, action, far, make_outer_step(1.0, 0.0))
+
+
+@pytest.mark.parametrize("damage", [np.inf, -np.inf, np.nan])
+def test_a_version_that_is_not_finite_ends_the_process_and_is_never_committed(damage):
+    begun, action = seeded(np.zeros(SIZE, np.float32)), merge_of(1, Codec.F32, [np.ones(shape) for shape in SHAPES])
+    begun.momentum[5] = damage
+    with pytest.raises(LocalProtocolError, match="version 1 of fragment 0"):
+        versions.merge(TENSORS, action, begun, make_outer_step(1.0, 0.5))

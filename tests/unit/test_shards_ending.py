@@ -100,15 +100,6 @@ def test_a_shard_whose_islands_have_all_gone_ends_without_shard_0_when_it_has_no
     assert made.phases[1] is Phase.ENDED
 
 
-def test_a_shard_that_was_away_at_the_end_ends_when_it_hears_of_it():
-    made = end(ending())
-    made.restart(1)
-    made.run_to(2.0)
-    made.beat("a", 4, stopped=True)
-    made.run_to(4.0)
-    assert made.phases[1] is Phase.ENDED
-
-
 def test_a_shard_that_starts_for_a_higher_target_waits_for_what_shard_0_says_now():
     further = end(ending()).desks[1].restarted(shards=2, fragments=2, shard=1, total_tokens=80)
     further.run_to(3.0)
