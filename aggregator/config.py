@@ -44,16 +44,22 @@ class AggregatorConfig(Recipe):
     )
     store: Path = process(Path("store"), "directory for versions, locked while in use", subject="what is kept")
     keep_versions: int = changeable(2, "newest versions of each fragment that are kept")
-    keep_every: int = changeable(0, "keep every n-th version of each fragment besides, for ever; 0: none")
+    keep_every: int = changeable(
+        0, "keep every n-th version of each fragment besides, for ever; 0: none", file_only=True
+    )
     copy_to: str = process(
         "", "object store to copy versions and tape to, such as s3://bucket/run (default: none); restore reads it"
     )
     copy_every_s: float = process(60.0, "seconds that a copy there may be old")
     tape: Path | None = process(None, "file for the event tape, as JSON lines (default: none)")
     tape_segment_mb: float = process(
-        64.0, "megabytes at which the tape's file is closed and compressed, and another begun; 0: one file for ever"
+        64.0,
+        "megabytes at which the tape's file is closed and compressed, and another begun; 0: one file for ever",
+        file_only=True,
     )
-    tape_segments: int = process(64, "closed segments of tape and ledger to keep; older ones are dropped; 0: keep all")
+    tape_segments: int = process(
+        64, "closed segments of tape and ledger to keep; older ones are dropped; 0: keep all", file_only=True
+    )
     report: Path | None = process(None, "file for the final report (default: only the log has it)")
     new_lineage: bool = process(
         False, "go on from an older store and give up the newer versions that others hold; give it once"
@@ -72,15 +78,23 @@ class AggregatorConfig(Recipe):
     seed: int = fixed(0, "seed of the initial model and of the data order")
 
     max_tokens_per_step: int = changeable(
-        1 << 24, "most tokens that an island may claim for one inner step", subject="admission"
+        1 << 24, "most tokens that an island may claim for one inner step", subject="admission", file_only=True
+    )
+    quarantine_s: float = changeable(
+        30.0, "seconds in quarantine after repeated offences, at first; 0: never", file_only=True
     )
     max_staleness_s: float = changeable(
-        120.0, "seconds in which a contribution is taken in though it is more than max_staleness versions behind"
+        120.0,
+        "seconds in which a contribution is taken in though it is more than max_staleness versions behind",
+        file_only=True,
     )
-    quarantine_s: float = changeable(30.0, "seconds in quarantine after repeated offences, at first; 0: never")
 
-    heartbeat_interval_s: float = fixed(0.5, "seconds between two heartbeats of an island", subject="silence")
-    suspect_after_s: float = changeable(2.0, "seconds of silence after which status calls an island suspect")
+    heartbeat_interval_s: float = fixed(
+        0.5, "seconds between two heartbeats of an island", subject="silence", file_only=True
+    )
+    suspect_after_s: float = changeable(
+        2.0, "seconds of silence after which status calls an island suspect", file_only=True
+    )
     dead_after_s: float = changeable(6.0, "seconds of silence after which no round waits for an island")
     shards: int = fixed(
         1,
@@ -92,18 +106,25 @@ class AggregatorConfig(Recipe):
         False, "lead only with the lease in Redis, and follow while another aggregator leads; start two or more"
     )
     standby: bool = process(False, "with failover: let others begin, and take over when they fail")
-    lease_s: float = changeable(1.0, "with failover: seconds of a leader's silence after which a standby takes over")
+    lease_s: float = changeable(
+        1.0, "with failover: seconds of a leader's silence after which a standby takes over", file_only=True
+    )
     standby_lag_s: float = changeable(
-        1.0, "with failover: seconds that a version waits for a slow standby before that one is dropped"
+        1.0, "with failover: seconds that a version waits for a slow standby before that one is dropped", file_only=True
     )
     held_bytes: int = changeable(
         0,
         "bytes of waiting contributions before islands are told to send again; 0: by the model, the islands expected "
         "and the memory here",
         subject="limits",
+        file_only=True,
     )
-    max_message_bytes: int = changeable(0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB")
-    memory_bytes: int = process(0, "memory that these limits follow from; 0: what this machine, or container, has")
+    max_message_bytes: int = changeable(
+        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", file_only=True
+    )
+    memory_bytes: int = process(
+        0, "memory that these limits follow from; 0: what this machine, or container, has", file_only=True
+    )
 
     def __post_init__(self) -> None:
         check_finite(self)

@@ -45,24 +45,32 @@ class BrokerConfig:
     redis_url: str = setting(
         "", f"address of Redis (default: REDIS_URL, else {DEFAULT_REDIS_URL})", secret=True, subject="Redis"
     )
-    report_interval_s: float = setting(0.5, "seconds between two reports of membership and counters to Redis")
+    report_interval_s: float = setting(
+        0.5, "seconds between two reports of membership and counters to Redis", file_only=True
+    )
 
     metrics_port: int = setting(0, "port of metrics for Prometheus; 0: none are served", subject="observation")
     metrics_host: str = setting("127.0.0.1", "address that metrics are served at; 0.0.0.0 shows them to everybody")
 
     # One fragment of a large model is a message, and a model may be a single fragment.
     max_message_bytes: int = setting(
-        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", subject="limits"
+        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", subject="limits", file_only=True
     )
-    max_header_bytes: int = setting(4 * _MIB, "largest message header, and largest small message, accepted")
+    max_header_bytes: int = setting(
+        4 * _MIB, "largest message header, and largest small message, accepted", file_only=True
+    )
     peer_queue_bytes: int = setting(
-        0, "bytes of pseudo-gradients from one island that may wait here; 0: a quarter of those from all islands"
+        0,
+        "bytes of pseudo-gradients from one island that may wait here; 0: a quarter of those from all islands",
+        file_only=True,
     )
     total_queue_bytes: int = setting(
-        0, "bytes of pseudo-gradients from all islands that may wait here; 0: a quarter of the memory, at least 4 GiB"
+        0,
+        "bytes of pseudo-gradients from all islands that may wait here; 0: a quarter of the memory, at least 4 GiB",
+        file_only=True,
     )
-    max_peers: int = setting(10_000, "most islands, with processes about to join, at one time")
-    forget_after_s: float = setting(60.0, "seconds of silence after which the broker forgets an island")
+    max_peers: int = setting(10_000, "most islands, with processes about to join, at one time", file_only=True)
+    forget_after_s: float = setting(60.0, "seconds of silence after which the broker forgets an island", file_only=True)
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 

@@ -77,9 +77,11 @@ class IslandConfig:
     state_dir: Path | None = setting(
         None, "directory for checkpoints of the inner optimizer (default: no checkpoints)", subject="restarts"
     )
-    checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints")
+    checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints", file_only=True)
     donor_wait_s: float = setting(
-        60.0, "without a checkpoint: seconds to look for another island's optimizer state; 0: start fresh"
+        60.0,
+        "without a checkpoint: seconds to look for another island's optimizer state; 0: start fresh",
+        file_only=True,
     )
     pulse: Path | None = setting(None, "file that gets the time of every step (default: none)", subject="observation")
     health: Path | None = setting(
@@ -90,7 +92,9 @@ class IslandConfig:
     join_timeout_s: float = setting(
         120.0, "seconds of silence after which the island gives up joining, or waiting for the end", subject="limits"
     )
-    max_message_bytes: int = setting(0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB")
+    max_message_bytes: int = setting(
+        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", file_only=True
+    )
 
     def __post_init__(self) -> None:
         check_finite(self)

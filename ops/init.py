@@ -19,10 +19,11 @@ from aggregator.config import AggregatorConfig
 from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
 from broker.process import sources
 from broker.process.settings import settings_of
-from broker.process.sources import to_toml
+from broker.process.sources import table_of, to_toml
 from broker.wire.addresses import check_address, is_local
 from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.identity import Identity, KeyRole
+from broker.wire.messages import Recipe
 from broker.wire.names import check_name
 from islands.config import IslandConfig
 from ops import launcher
@@ -32,13 +33,14 @@ HUB_FILE = "atoll.toml"
 KEYS = "keys"
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", "0.0.0.0"
 
-#: Settings that stand there as comments, in the order in which they are wanted.
+#: Settings that stand there as comments, in the order in which they are wanted; those without a flag come after them.
 _OPEN: dict[str, tuple[type[Any], Sequence[str]]] = {
+    "run": (BrokerConfig, ()),
     "recipe": (
-        AggregatorConfig,
+        Recipe,
         ("profile", "outer_learning_rate", "outer_momentum", "sync_interval", "fragments", "quorum", "codec"),
     ),
-    "broker": (BrokerConfig, ("name", "max_peers")),
+    "broker": (BrokerConfig, ("name",)),
     "aggregator": (AggregatorConfig, ("total_tokens", "tape", "failover", "standby", "shards")),
     "island": (IslandConfig, ("island_id", "state_dir", "health", "pace")),
     "hub": (HubConfig, ("standbys", "run_dir")),
@@ -167,8 +169,8 @@ def _hub_file(fleet: Fleet) -> str:
     heading = f"""\
 The settings of run {fleet.run_id}, for its hub: `hub --config {HUB_FILE}` reads this file, as broker and aggregator
 do by themselves, and `up --config {HUB_FILE}` tries the same settings on one machine. A flag wins over the
-environment, and that over this file. Lines with a # in front are defaults or examples; `hub --help-all` tells of all
-that may be set.
+environment, and that over this file. Lines with a # in front are defaults or examples. What has a flag as well,
+`hub --help-all` tells of.
 Paths are seen from the directory in which a command is started."""
     blocks = [
         _commented(heading),
@@ -176,6 +178,7 @@ Paths are seen from the directory in which a command is started."""
             "run",
             {"run_id": fleet.run_id, "broker": fleet.broker},
             "What all processes must agree on.",
+            open_in="run",
             notes=[
                 "Address of Redis, for status and standbys, unless REDIS_URL has it. TLS, users, passwords in a file,",
                 "Sentinel: docs/operate.md.",
@@ -249,7 +252,8 @@ def _table(name: str, given: Mapping[str, Any], about: str, *, open_in: str = ""
     if open_in:
         cls, names = _OPEN[open_in]
         known = {each.name: each for each in settings_of(cls)}
-        for setting in (known[each] for each in names if each not in given):
+        without_flag = [each.name for each in known.values() if each.file_only and table_of(cls, each.name) == open_in]
+        for setting in (known[each] for each in (*names, *without_flag) if each not in given):
             default = setting.default
             value = _EXAMPLES.get(setting.name, default.value if isinstance(default, Enum) else default)
             lines += [f"# {setting.help}", "# " + to_toml({"x": {setting.name: value}}).splitlines()[1]]

@@ -61,6 +61,7 @@ def setting(
     help: str,
     *,
     flag: str | None = None,
+    file_only: bool = False,
     scope: Scope | None = None,
     secret: bool = False,
     subject: str | None = None,
@@ -71,11 +72,18 @@ def setting(
         default: Its default.
         help: Its help, in one line.
         flag: Its flag, where that differs from the name.
+        file_only: It is a key of the file alone, and no flag: nearly nobody gives it on a command line.
         scope: How long its value holds; only the settings of processes that go on with a run have one.
         secret: It may hold a password: no representation of the object shows it.
         subject: Heading in the help for this setting and those after it, up to the next one that names a subject.
     """
-    metadata: dict[str, Any] = {"help": help, "flag": flag, "scope": scope, "subject": subject}
+    metadata: dict[str, Any] = {
+        "help": help,
+        "flag": flag,
+        "file_only": file_only,
+        "scope": scope,
+        "subject": subject,
+    }
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -94,6 +102,7 @@ class Setting:
     default: Any
     help: str
     flag: str
+    file_only: bool
     scope: Scope | None
     subject: str | None
 
@@ -135,6 +144,7 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
             default=default,
             help=each.metadata.get("help") or "",
             flag=each.metadata.get("flag") or "--" + each.name.replace("_", "-"),
+            file_only=each.metadata.get("file_only", False),
             scope=each.metadata.get("scope"),
             subject=subject,
         )

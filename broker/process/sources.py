@@ -276,6 +276,8 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *, everyday: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._everyday = everyday or {}
+        #: Flag that a setting of the file alone would have -> what to write there in its place.
+        self.file_only: dict[str, str] = {}
         if self._everyday:
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, by subject, and exit")
 
@@ -313,7 +315,9 @@ class CommandParser(argparse.ArgumentParser):
         for group in self._action_groups:  # several classes of settings may have the same subject
             flags = [action for action in group._group_actions if action.option_strings]
             groups.setdefault(group.title or "", []).extend(flags)
-        return self._format({title: actions for title, actions in groups.items() if actions})
+        tables = ", ".join(dict.fromkeys(place.partition(" ")[0] for place in self.file_only.values()))
+        last = f"more settings, of a file for --config alone: {tables}; `init` writes them all" if tables else None
+        return self._format({title: actions for title, actions in groups.items() if actions}, last)
 
     def flags(self) -> list[str]:
         """Returns every flag that the parser knows."""
@@ -324,7 +328,7 @@ class CommandParser(argparse.ArgumentParser):
         formatter.add_usage(None, self._get_positional_actions(), [])
         return formatter.format_help().rstrip() + " [FLAGS]\n"
 
-    def _format(self, groups: Mapping[str, Sequence[argparse.Action]]) -> str:
+    def _format(self, groups: Mapping[str, Sequence[argparse.Action]], last: str | None = None) -> str:
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         for title, actions in {"arguments": self._get_positional_actions(), **groups}.items():
@@ -332,6 +336,7 @@ class CommandParser(argparse.ArgumentParser):
             formatter.add_arguments(actions)
             formatter.end_section()
         formatter.add_text(self.epilog)
+        formatter.add_text(last)
         return f"{self._short_usage()}\n{formatter.format_help()}"
 
 
@@ -361,9 +366,9 @@ def add_flags(
     skip: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """Adds one flag per setting of ``cls``, except those in ``skip``; returns the names that it added.
+    """Adds one flag per setting of ``cls``, except those in ``skip``; returns the names that it saw to.
 
-    Each stands under the subject that its setting names, or else under the name of the class.
+    Those of the file alone get none. Each stands under the subject that its setting names, or else under the name of the class.
 
     Values stay text until :func:`from_sources` reads them, so that a wrong flag and a wrong
     line of the file get the same one-line error. An absent flag is None. Lists take several values (numbers also one
@@ -377,6 +382,11 @@ def add_flags(
         if each.name in (defaults or {}):
             each = dataclasses.replace(each, default=(defaults or {})[each.name])
         added.add(each.name)
+        if each.file_only:
+            parser.set_defaults(**{each.name: None})
+            if isinstance(parser, CommandParser):
+                parser.file_only |= _places(each, f"[{table_of(cls, each.name)}] {each.name}")
+            continue
         base, _ = without_none(each.type)
         options: dict[str, Any] = {"dest": each.name, "default": None, "help": _flag_help(each, base)}
         if base is bool:
@@ -390,6 +400,21 @@ def add_flags(
             groups[subject] = parser.add_argument_group(subject)
         groups[subject].add_argument(each.flag, **options)
     return added
+
+
+def table_of(cls: type[Any], name: str) -> str:
+    """Returns the table in which a setting stands: [run], or that of the class that declares it."""
+    if name in RUN_KEYS:
+        return "run"
+    owner = next((base for base in cls.__mro__[::-1] if name in getattr(base, "__annotations__", {})), cls)
+    return owner.__name__.removesuffix("Config").lower()
+
+
+def _places(each: Setting, key: str) -> dict[str, str]:
+    base, _ = without_none(each.type)
+    if base is bool:
+        return {each.flag: f"{key} = true", f"--no-{each.flag[2:]}": f"{key} = false"}
+    return {each.flag: f"{key} = {_metavar(base)}"}
 
 
 def _title(cls: type[Any]) -> str:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from broker.process.settings import setting
 from broker.wire.errors import ConfigError
 
 #: Islands that send heartbeats at the configured interval; of more each sends fewer.
@@ -27,9 +28,11 @@ class Liveness(StrEnum):
 class LivenessConfig:
     """Allowances for silence, in seconds; rounds wait for an island until ``dead_after_s``."""
 
-    heartbeat_interval_s: float = 0.5
-    suspect_after_s: float = 2.0
-    dead_after_s: float = 6.0
+    heartbeat_interval_s: float = setting(0.5, "seconds between two heartbeats of an island", file_only=True)
+    suspect_after_s: float = setting(
+        2.0, "seconds of silence after which status calls an island suspect", file_only=True
+    )
+    dead_after_s: float = setting(6.0, "seconds of silence after which the broker counts an island as dead")
 
     def __post_init__(self) -> None:
         if self.heartbeat_interval_s <= 0:

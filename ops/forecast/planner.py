@@ -201,9 +201,8 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
         )
     found += _stale_sites(fleet, chosen) + _long_journeys(fleet, chosen)
     for name, (limit, least) in limits_to_raise(fleet).items() if fleet.assume is Assume.ATOLL else ():
-        everywhere = name == "max_message_bytes"
-        cure = "everywhere, or take more fragments" if everywhere else f"(--{name.replace('_', '-')})"
-        found.append(f"{name} is {limit}, and the islands need {least}: raise it {cure}.")
+        where = " everywhere, or take more fragments" if name == "max_message_bytes" else ""
+        found.append(f"{name} is {limit}, and the islands need {least}: raise it{where}.")
     return found
 
 

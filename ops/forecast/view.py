@@ -11,7 +11,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from aggregator.config import AggregatorConfig
 from broker.process.settings import to_table
+from broker.process.sources import table_of
 from ops.forecast.accounts import CONFIDENCE, Estimate, Staleness
 from ops.forecast.failures import BATCHES, all_slices, caveats
 from ops.forecast.fleet import GIVE_BANDWIDTH, PLANNED, Assume, Fleet, limits_to_raise
@@ -251,10 +253,10 @@ def following(fleet: Fleet, planned: FleetPlan) -> str:
         return "no settings tried here are within what the aggregator and a message can take: see above"
     if fleet.assume is Assume.PAPER:
         return "leave out --assume paper to plan for what atoll itself sends"
+    command = f"atoll up {_flags(choice.fleet)}" + (f" --shards {fleet.shards}" if fleet.shards > 1 else "")
     limits = {name: least for name, (_, least) in limits_to_raise(choice.fleet).items()}
-    more = ({"shards": fleet.shards} if fleet.shards > 1 else {}) | limits
-    flags = (f"--{name.replace('_', '-')} {value}" for name, value in more.items())
-    return " ".join((f"atoll up {_flags(choice.fleet)}", *flags))
+    in_file = (f"[{table_of(AggregatorConfig, name)}] {name} = {least}" for name, least in limits.items())
+    return f"{command}, with {' and '.join(in_file)} in the file of --config" if limits else command
 
 
 # --- simulated goodput --------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ _DECIDED_HERE = frozenset(
         "broker",
         "port",
         "ipc",
+        "name",
         "store",
         "tape",
         "report",

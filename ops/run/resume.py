@@ -27,8 +27,7 @@ from ops.run.settings import hub_config
 #: here.
 MAY_CHANGE = frozenset(
     {"total_tokens", "pace", "evaluate_every", "benchmark", "log_to", "record_payloads", "platform"}
-    | {"devices_per_island", "metrics", "tape_segment_mb", "tape_segments", "copy_to", "copy_every_s"}
-    | {"port", "redis_port", "redis_url"}
+    | {"devices_per_island", "metrics", "copy_to", "copy_every_s", "port", "redis_port", "redis_url"}
 )
 #: Places and parts, which follow from the directory, the ports and the other settings.
 _PLACES = frozenset(
@@ -39,9 +38,8 @@ _PLACES = frozenset(
 OF_NEW_HUBS = frozenset({"keys", "store", "islands", "logs", "lock"})
 
 CHANGES_HELP = (
-    "--tokens, --pace, --evaluate-every, --benchmark, --log-to, --record-payloads, --tape-segment-mb, --tape-segments, "
-    "--copy-to, --copy-every-s, --platform, --devices-per-island, --metrics, --port, --redis-port and "
-    "--redis-url may differ"
+    "--tokens, --pace, --evaluate-every, --benchmark, --log-to, --record-payloads, --copy-to, --copy-every-s, "
+    "--platform, --devices-per-island, --metrics, --port, --redis-port and --redis-url may differ"
 )
 
 

@@ -69,8 +69,9 @@ def shown(ask, panel):
 
 def test_an_island_that_is_killed_makes_its_alert_fire_and_its_return_ends_that(tmp_path):
     run_dir = tmp_path / "run"
-    quickly = ["--heartbeat-interval-s", "0.2", "--suspect-after-s", "0.8", "--dead-after-s", "2"]
-    flags = ["--islands", "2", "--tokens", "0", "--metrics", free_ports(4), *quickly]
+    quickly = tmp_path / "quickly.toml"
+    quickly.write_text("[run]\nheartbeat_interval_s = 0.2\nsuspect_after_s = 0.8\ndead_after_s = 2\n")
+    flags = ["--islands", "2", "--tokens", "0", "--metrics", free_ports(4), "--config", quickly]
     with Up(run_dir, *flags) as up:
         up.wait_for_progress()
         with prometheus(tmp_path / "prometheus", run_dir / "metrics.json") as ask:

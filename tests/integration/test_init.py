@@ -14,6 +14,7 @@ import pytest
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.process import sources
+from broker.process.settings import settings_of
 from islands.config import IslandConfig
 from ops import cli
 from ops.init import HUB_FILE
@@ -107,6 +108,11 @@ def test_every_commented_setting_can_be_taken_in(tmp_path, capsys):
         loads("island", tmp_path / name)
     for daemon in ("broker", "aggregator"):
         loads(daemon, tmp_path / HUB_FILE)
+    known = [each for _, cls in DAEMONS.values() for each in settings_of(cls) if each.file_only]
+    written = {table: set(values) for table, values in sources.read_file(tmp_path / HUB_FILE).items()}
+    assert {each.name for each in known} <= set().union(*written.values())
+    assert {"heartbeat_interval_s", "max_message_bytes"} <= written["run"]
+    assert ("hold" in written["recipe"], "tape_segments" in written["aggregator"]) == (True, True)
 
 
 def test_the_commands_that_it_says_work_where_it_says(tmp_path, capsys):

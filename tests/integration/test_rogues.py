@@ -30,8 +30,9 @@ class Run:
 
     def __init__(self, run_dir):
         flags = ("--islands", 3, "--tokens", 10_000_000, "--pace", 0.04, "--sync-interval", 12, "--fragments", 4)
-        self.run_dir = run_dir
-        with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as self.up, contextlib.ExitStack() as stack:
+        self.run_dir, settings = run_dir, run_dir.with_name("settings.toml")
+        settings.write_text("[aggregator]\nquarantine_s = 60\n")
+        with Up(run_dir, *flags, "--config", settings, "--json") as self.up, contextlib.ExitStack() as stack:
             up = self.up
             wait_for(lambda: (run_dir / "config.toml").exists(), "configuration", evidence=lambda: up.err)
             # At the very first steps a thousand times too long may be no longer than what is usual soon.

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shutil
 import signal
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.full("a whole run of its own
 #: Tokens to train after the kill, which is less than the segments that are kept then can hold.
 MORE = 8_000
 KEPT = 8
-SEGMENT = ("--tape-segment-mb", 0.02)
+SEGMENT_MB = 0.02
 
 
 class Run:
@@ -40,7 +41,9 @@ class Run:
             self.look(followers, seen)
             return len(closed_of(self.tape)) >= 10
 
-        with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.01, *SEGMENT) as up:
+        settings, stored = run_dir.with_name("settings.toml"), run_dir / "config.toml"
+        settings.write_text(f"[aggregator]\ntape_segment_mb = {SEGMENT_MB}\n")
+        with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.01, "--config", settings) as up:
             wait_for(enough, "ten segments", within_s=90)
             below = descendants(up.pid)
             up.signal(signal.SIGKILL)
@@ -50,7 +53,8 @@ class Run:
         self.followed = seen
         shutil.copytree(run_dir, copy)
         ends = {each["island_id"]: each["steps"]["to_tokens"] for row in up.ledger() for each in row["contributions"]}
-        flags = ("--resume", run_dir, "--tokens", sum(ends.values()) + MORE, "--tape-segments", KEPT, "--json")
+        stored.write_text(re.sub("tape_segments = .*", f"tape_segments = {KEPT}", stored.read_text()))
+        flags = ("--resume", run_dir, "--tokens", sum(ends.values()) + MORE, "--json")
         with Process(run_dir.with_name("again"), "up", *flags) as again:
             self.exit, self.err = again.wait(90), again.err
             self.report = json.loads(again.out.splitlines()[-1]) if again.out else {}

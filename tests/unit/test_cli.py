@@ -95,6 +95,9 @@ def test_a_bug_keeps_its_traceback(command):
         (["probe", "stray"], "argument = 'stray': is not understood; see atoll probe --help"),
         (["probe", "--host", "hub"], "argument = '--host': is not understood; see atoll probe --help"),
         (["up", "--quorrum", "2"], "is no flag; did you mean --quorum?"),  # though the short help lacks it
+        (["up", "--tape-segments=3"], "'--tape-segments=3': is a setting of the file: [aggregator] tape_segments = N"),
+        (["chaos", "--no-hold"], "argument = '--no-hold': is a setting of the file: [recipe] hold = false"),
+        (["broker", "--suspect-after-s", "9"], "is a setting of the file: [run] suspect_after_s = X"),
     ],
 )
 def test_what_was_mistyped_is_suggested_where_it_is_like_another_word(command, capsys, argv, words):
@@ -198,6 +201,8 @@ def help_of(capsys):
 
 #: Flags that a screen of help may have; ``--help`` and ``--help-all`` come on top.
 A_DOZEN = 12
+#: What more settings there are, nearly nobody gives on a command line: they are of the file alone.
+MOST_FLAGS = 75
 
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS))
@@ -216,6 +221,7 @@ def test_help_has_an_example_and_a_dozen_flags_at_most_and_help_all_has_every_fl
         parser = cli.parser_of(name)
         importlib.import_module(command.module).add_arguments(parser)
         assert [flag for flag in parser.flags() if f" {flag}" not in text] == []
+        assert len(parser.flags()) <= MOST_FLAGS
 
 
 @pytest.mark.parametrize("name", ["up", "aggregator", "island", "broker"])

@@ -62,7 +62,7 @@ def test_messages_that_are_too_large_are_told_with_what_the_aggregator_asks_for(
 def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_takes():
     asked = large_fleet(8, parameters=10**9)
     said = note_on("held_bytes", asked)
-    assert said == "held_bytes is 1073741824, and the islands need 4000000000: raise it (--held-bytes)."
+    assert said == "held_bytes is 1073741824, and the islands need 4000000000: raise it."
     assert "held_bytes = 1073741824: must be at least 4000000000" in refusal(asked, held_bytes=1 << 30)
     for held_bytes, told in ((4_000_000_000, False), (3_999_999_999, True)):
         assert bool(refusal(asked, held_bytes=held_bytes)) is told
@@ -74,7 +74,10 @@ def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_t
     ("flags", "raised"),
     [
         (("--params", "1B", "--sites", 8), " --fragments 8"),
-        (("--params", "1M", "--tokens-per-step", "100M"), " --max-tokens-per-step 100000000"),
+        (
+            ("--params", "1M", "--tokens-per-step", "100M"),
+            " --fragments 8, with [aggregator] max_tokens_per_step = 100000000 in the file of --config",
+        ),
         (("--params", "1M"), " --fragments 8"),
     ],
 )

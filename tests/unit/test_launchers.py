@@ -118,7 +118,7 @@ CASES = {
         "islands": {
             "stateClaim": "state",
             "groups": [
-                {"name": "paris", "count": 2, "extraArgs": ["--checkpoint-interval-s", "30"], "env": {"A": "1"}},
+                {"name": "paris", "count": 2, "extraArgs": ["--join-timeout-s", "30"], "env": {"A": "1"}},
                 {"name": "rome", "count": 1, "task": "examples.numpy_task:task"},
             ],
         },

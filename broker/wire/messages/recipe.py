@@ -67,9 +67,13 @@ class Recipe:
         None, "Nesterov momentum of the outer optimizer; 0: plain SGD (default: by the inner optimizer)"
     )
     keep: float = fixed(1.0, "share of local progress that survives an adoption; 0: overwrite, as in the paper")
-    mix: float = fixed(0.0, "share of the local value that an adoption leaves, where it overwrites (alpha); 0: nothing")
+    mix: float = fixed(
+        0.0, "share of the local value that an adoption leaves, where it overwrites (alpha); 0: nothing", file_only=True
+    )
     staleness_exponent: float = changeable(0.5, "how fast a stale contribution loses weight; 0: not at all")
-    presence_exponent: float = changeable(0.0, "how much the outer step shrinks where islands are missing; 0: not")
+    presence_exponent: float = changeable(
+        0.0, "how much the outer step shrinks where islands are missing; 0: not", file_only=True
+    )
     max_staleness: int = changeable(8, "versions that the oldest step of a contribution may be behind")
     caps: bool = changeable(True, "limit what one island weighs, and how long a merge of opposed directions is")
 
@@ -77,14 +81,18 @@ class Recipe:
     sync_interval: int = fixed(24, "inner steps between two merges of one fragment")
     pacing: Pacing = fixed(Pacing.ADAPTIVE, "when fragments fall due and versions are adopted")
     overlap: int = changeable(2, "inner steps that may pass between sending a fragment and adopting its new version")
-    rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more")
+    rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more", file_only=True)
     quorum: int = changeable(1, "islands that are enough to close a round, 0 for all; or as many as are alive")
-    grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers")
-    grace_by_arrivals: bool = changeable(True, "wait as long as nine in ten contributions took lately, if that is more")
-    hold: bool = changeable(True, "keep contributions that come after their round for the next one, or refuse them")
+    grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers", file_only=True)
+    grace_by_arrivals: bool = changeable(
+        True, "wait as long as nine in ten contributions took lately, if that is more", file_only=True
+    )
+    hold: bool = changeable(
+        True, "keep contributions that come after their round for the next one, or refuse them", file_only=True
+    )
     round_timeout_s: float = changeable(30.0, "seconds after which a round closes with what it has")
     outlier_factor: float = changeable(
-        10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that"
+        10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that", file_only=True
     )
 
     codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
