@@ -161,7 +161,8 @@ class RunFiles:
         return {row["fragment_id"]: row["fragment_version"] for row in self.ledger()}
 
     def ledger(self) -> list[Line]:
-        return list(read_rows(self.run_dir / "store" / "ledger.jsonl"))
+        ledger = self.run_dir / "store" / "ledger.jsonl"
+        return list(read_rows(ledger)) if ledger.exists() else []
 
     def tape(self) -> list[Line]:
         return json_lines(self.run_dir / "events.jsonl")

@@ -368,11 +368,11 @@ def add_flags(
 ) -> set[str]:
     """Adds one flag per setting of ``cls``, except those in ``skip``; returns the names that it saw to.
 
-    Those of the file alone get none. Each stands under the subject that its setting names, or else under the name of the class.
+    Those of the file alone get none. Each stands under the subject that its setting names, or else under the class's.
 
-    Values stay text until :func:`from_sources` reads them, so that a wrong flag and a wrong
-    line of the file get the same one-line error. An absent flag is None. Lists take several values (numbers also one
-    comma-separated value). ``defaults`` are those that the help names where the command has others than ``cls``.
+    Values stay text until :func:`from_sources` reads them, so that a wrong flag and a wrong line of the file get the
+    same one-line error. An absent flag is None. Lists take several values (numbers also one comma-separated value).
+    ``defaults`` are those that the help names where the command has others than ``cls``.
     """
     groups: dict[str, Any] = {}
     added = set()
