@@ -7,11 +7,14 @@ own: a store may also be used without them.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
+import json
 import os
 from pathlib import Path
 
+from broker.process import clocks
 from broker.wire.errors import ConfigError, Unavailable, cure_of
 
 LOCK_FILE = "lock"
@@ -106,3 +109,14 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> None:
         raise Unavailable(f"{what}; choose paths that are UTF-8", definite=True) from err
     except OSError as err:
         raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
+
+
+#: What became of the processes of a run, beside its tape: who shows the run later reads it there.
+PROCESSES_FILE = "processes.jsonl"
+
+
+def tell(run_dir: Path, process: str, text: str) -> None:
+    """Adds a line to the file about processes, with the time by the clock of the tapes; a full disk stops nothing."""
+    line = {"now_s": round(clocks.monotonic(), 3), "process": process, "text": text}
+    with contextlib.suppress(OSError), (run_dir / PROCESSES_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

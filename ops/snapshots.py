@@ -28,7 +28,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from ops import run_directory
 from ops.inspect import export
 from ops.inspect.explain import tapes_in
-from ops.inspect.global_model import stores_of
+from ops.inspect.export import stores_of
 
 _EPILOG = """
   atoll snapshots save runs/demo before-anneal         also while the run goes on

@@ -15,6 +15,7 @@ from aggregator.store.layout import read_name
 from broker.process import clocks
 from broker.process.signals import Interrupted, Signals
 from broker.wire.errors import Unavailable
+from ops import run_directory
 from ops.chaos.injector import Injector, clock_file
 from ops.chaos.plan import ChaosConfig
 from ops.chaos.recording import Happening, Observer, ProcessChange, Recording, StatusWatch, pulse_file
@@ -22,7 +23,6 @@ from ops.faults import Fault, Role, role_of
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy
-from ops.processes.told import Told
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import GaveUp
 from ops.run.local_plan import LocalPlan
@@ -59,7 +59,6 @@ class Drill:
         self.recording = Recording(islands=plan.island_ids)
         self.up = LocalRun(plan=plan, started_s=time.monotonic(), as_called=as_called)
         self._observer = Observer(plan.run_dir, self.recording)
-        self._told = Told(plan.run_dir)
         self._rate = Rate()
         self._next_show_s = 0.0
         self._ended = False  # the aggregator has ended the run by itself
@@ -196,13 +195,13 @@ class Drill:
                 self._ended = True
             case _:
                 self._note(text := event.detail.partition("\n")[0])
-                self._told.write(event.process, text)
+                run_directory.tell(self._plan.run_dir, event.process, text)
 
     def _tell(self, happening: Happening, what: str) -> None:
         whom = " + ".join(happening.processes)
         text = " ".join(filter(None, (f"#{happening.number} {happening.fault.kind}", whom, what)))
         self._note(text)
-        self._told.write(happening.processes[0] if happening.processes else "", text)
+        run_directory.tell(self._plan.run_dir, happening.processes[0] if happening.processes else "", text)
 
     def _note(self, text: str) -> None:
         """Writes a line that stays, with the time since the beginning."""

@@ -160,7 +160,7 @@ class History:
             self._life(line)
         elif "note" in line:
             self.note(line["note"], line["fields"])
-        elif "process" in line:  # of ops.processes.told
+        elif "process" in line:  # of run_directory.tell
             self.mark("fault", line["process"], line["text"])
         elif line["event"] == "received" and line["kind"] == "heartbeat":
             body = line["body"]

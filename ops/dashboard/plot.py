@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ops import run_directory
-from ops.dashboard.report_page import report_page
 from ops.dashboard.watched_run import WatchedRun
 
 PAGE = Path(__file__).parent / "page"
@@ -41,3 +43,23 @@ def write_report(run_dir: Path, out: Path | None = None, *, stopped: bool = Fals
     out = out or run_dir / FILE
     run_directory.write(out, report_page(parts, watched.frame(0, stopped=stopped)))
     return out
+
+
+def report_page(parts: Mapping[str, str], frame: Mapping[str, Any]) -> str:
+    """Returns the page's HTML with its styles, scripts and data inside.
+
+    Args:
+        parts: ``index.html``, and everything that it refers to under ``page/``, by name.
+        frame: As :meth:`ops.dashboard.watched_run.WatchedRun.frame` returns it, of the whole history.
+    """
+    html = parts["index.html"]
+    for name, text in parts.items():
+        html = html.replace(f'<link rel="stylesheet" href="page/{name}">', f"<style>\n{text}</style>")
+        html = html.replace(f'<script src="page/{name}"></script>', f"<script>\n{_inside(text)}</script>")
+    data = _inside(json.dumps(frame, separators=(",", ":")))
+    return html.replace("<script>", f'<script type="application/json" id="data">{data}</script>\n<script>', 1)
+
+
+def _inside(text: str) -> str:
+    """Returns text that no script element takes for its own end."""
+    return text.replace("</", "<\\/")

@@ -17,16 +17,14 @@ from typing import Any
 from broker.observing.client import ObservedRun
 from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
-from ops.dashboard.followed_events import FollowedEvents
 from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS, History
 from ops.inspect.dropped import gone_of
 from ops.inspect.explain import explain, explain_from, ledgers_in, tapes_in, target_of
 from ops.inspect.run_status import Status, status_of
-from ops.inspect.source import RunReader
+from ops.inspect.source import FollowedEvents, RunReader
 from ops.inspect.status import address_in
-from ops.processes.told import FILE
-from ops.run_directory import LOCK_FILE, in_use
+from ops.run_directory import LOCK_FILE, PROCESSES_FILE, in_use
 from ops.text import finite
 
 #: How often tapes and Redis are looked at. An island that falls silent is seen after two seconds of silence.
@@ -112,7 +110,7 @@ class WatchedRun:
     def _new_lines(self) -> list[Line]:
         if self._run_dir is None:
             return []
-        return self._tapes.lines((*tapes_in(self._run_dir), self._run_dir / FILE))
+        return self._tapes.lines((*tapes_in(self._run_dir), self._run_dir / PROCESSES_FILE))
 
     def _take(self, lines: list[Line]) -> None:
         for line in lines:

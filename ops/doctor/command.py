@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import threading
 import time
@@ -25,11 +26,21 @@ from broker.process.limits import most_open_files
 from broker.process.release import release
 from broker.process.settings import expanded
 from broker.registry import redis_address
+from broker.transport.keys import (
+    ALLOW_LIST,
+    BROKER_PUBLIC,
+    ClientKeys,
+    KeyPair,
+    read_allow_list,
+    read_public,
+    read_secret,
+)
 from broker.wire.addresses import broker_addresses, is_local, split_tcp
 from broker.wire.errors import ConfigError
+from broker.wire.identity import KeyRole
 from broker.wire.names import check_name
-from ops.doctor import broker_findings, broker_probe, key_probe, machine_findings, machine_probe, redis_probe
-from ops.doctor.finding import Finding, Verdict, exit_status, failure, summary, to_json
+from ops.doctor import broker_findings, broker_probe, machine_findings, machine_probe, redis_probe
+from ops.doctor.finding import Finding, Verdict, exit_status, failure, ok, summary, to_json, warning
 from ops.terminal import Screen
 
 #: Limits of the probes, in seconds; that of JAX counts from the beginning.
@@ -209,7 +220,7 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
     if later is not None:  # before the broker: it would be in the way of what is measured there
         yield "JAX", None
         yield "JAX", later.result()
-    found, keys = key_probe.look_at_keys(asked.key)
+    found, keys = look_at_keys(asked.key)
     yield "keys", found
     usable = asked.key is None or keys is not None
     if "broker" in asked.skip or not asked.brokers or not usable:
@@ -223,6 +234,60 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
             return broker_findings.judge(seen, release())
 
         yield "broker", _Probe("broker", ask, within_s).result()
+
+
+def look_at_keys(path: Path | None) -> tuple[list[Finding], ClientKeys | None]:
+    """Returns what there is to say of a secret key file, and what it is good for as a client's.
+
+    The key of a broker is no client's; where it lies, the allow list is looked at.
+    """
+    if path is None:
+        return [], None
+    try:
+        own = read_secret(path)
+    except ConfigError as err:
+        return [failure("keys", f"{path} cannot be used", err.cure)], None
+    found = [*_listed(own, path.parent / ALLOW_LIST)]
+    if own.identity.role is KeyRole.BROKER:
+        said = f"{path} is the key of the broker, with mode 600"
+        if found:
+            return [ok("keys", said), *found], None
+        cure = f"atoll keys new island NAME --dir {shlex.quote(str(path.parent))}: without a list nobody may connect"
+        return [failure("keys", f"{said}, and there is no {ALLOW_LIST} beside it", cure)], None
+    try:
+        of_whom, public = read_public(path.parent / BROKER_PUBLIC, setting="keys")
+    except ConfigError as err:
+        return [*found, failure("keys", f"there is no usable {BROKER_PUBLIC} beside {path}", err.cure)], None
+    if of_whom.role is not KeyRole.BROKER:
+        cure = "copy it anew from where the broker's keys were made"
+        return [*found, failure("keys", f"{path.parent / BROKER_PUBLIC} is the key of {of_whom}", cure)], None
+    said = f"{path} is the key of {own.identity}, with mode 600, and {BROKER_PUBLIC} lies beside it"
+    return [ok("keys", said), *found], ClientKeys(own=own, broker_public=public)
+
+
+def _listed(own: KeyPair, path: Path) -> list[Finding]:
+    """Judges the allow list beside a key, if there is one: that is so where the broker's keys were made."""
+    if not path.exists():
+        return []
+    try:
+        allowed = read_allow_list(path)
+    except ConfigError as err:
+        return [
+            failure(
+                "keys", f"{path} cannot be used", f"{err.cure}; the broker goes on with the one that it read before"
+            )
+        ]
+    if own.identity.role is KeyRole.BROKER:
+        said = f"{path} allows {len(allowed)} keys"
+        return [ok("keys", said)] if allowed else [warning("keys", said, "atoll keys new island NAME, on this host")]
+    listed = allowed.get(own.public)
+    if listed == own.identity:
+        return [ok("keys", f"{path} allows it")]
+    if listed is not None:
+        return [failure("keys", f"{path} has this key as that of {listed}", "atoll keys revoke it, and allow it anew")]
+    command = f"atoll keys allow {own.identity.stem}.public --dir {shlex.quote(str(path.parent))}"
+    cure = f"{command}, unless another host has the broker"
+    return [failure("keys", f"{path} does not have this key", cure)]
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------

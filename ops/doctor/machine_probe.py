@@ -30,7 +30,7 @@ WRITE_BYTES, WRITE_S = 64 << 20, 1.5
 _CHUNK = os.urandom(1 << 20)  # that no file system can compress
 FSYNCS, FSYNC_S = 9, 1.5
 
-#: As :mod:`ops.run.device_probe`, whose caller wants to know how many there are.
+#: As :mod:`ops.run.prepare`, whose caller wants to know how many there are.
 _JAX = """
 import json, jax
 found = jax.local_devices()

@@ -111,8 +111,7 @@ def _follow(args: argparse.Namespace) -> int:
     from islands.tasks.benchmarks import judged, load_benchmarks
     from islands.tasks.evaluate import place
     from ops.evaluation.curve_file import CurveFile
-    from ops.evaluation.followed_run import FollowedRun
-    from ops.evaluation.follower import Follower
+    from ops.evaluation.follower import FollowedRun, Follower
 
     config = sources.load(AggregatorConfig, args, "aggregator") if args.config is not None else AggregatorConfig()
     followed = FollowedRun(args.follow, target_tokens=config.total_tokens)

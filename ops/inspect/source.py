@@ -1,10 +1,12 @@
-"""Where a run is looked at from afar: in its Redis, or through a broker with an observer's key."""
+"""Where a run is looked at from afar: in its Redis, or through a broker with an observer's key; and its events."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections import deque
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.observing.client import ObservedRun
 from broker.transport.keys import client_keys
@@ -66,3 +68,37 @@ def observed_run(broker: str | None, args: argparse.Namespace) -> ObservedRun | 
     for address in addresses:
         check_exposure(address, setting="broker", key=args.key, insecure=args.insecure, role=KeyRole.OBSERVER)
     return ObservedRun(addresses, args.run or "", keys=client_keys(args.key, KeyRole.OBSERVER))
+
+
+#: Who writes events repeats those of which it does not know whether they came; the last ones are compared.
+COPIES = 1000
+
+
+class FollowedEvents:
+    """The events of one run, each once, oldest first."""
+
+    def __init__(self) -> None:
+        self._last: EventNumber = (0, 0)
+        self._copies: deque[str] = deque(maxlen=COPIES)
+
+    async def read(self, reader: RunReader, count: int) -> tuple[list[tuple[float, str, dict[str, Any]]], bool]:
+        """Returns the next events, each as time by Redis' clock, name and fields; and whether there were any.
+
+        Args:
+            reader: Whom to ask.
+            count: The most to read.
+
+        Raises:
+            Unavailable: It does not answer.
+        """
+        numbered = await reader.read_events_after(self._last, count)
+        found = []
+        for number, event in numbered:
+            self._last = number
+            text = json.dumps(event, sort_keys=True)
+            if text in self._copies:
+                continue
+            self._copies.append(text)
+            fields = {key: value for key, value in event.items() if key not in ("n", "event")}
+            found.append((number[0] / 1000, str(event.get("event", "")), fields))
+        return found, bool(numbered)

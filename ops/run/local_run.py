@@ -34,7 +34,6 @@ from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import STOP_WITHIN_S, Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import find_server, server
-from ops.processes.told import Told
 from ops.run import daemons, devices
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import POLL_S, GaveUp, in_short, loss_unit
@@ -284,7 +283,7 @@ class LocalRun:
                     raise GaveUp(event.detail, misset=event.misset)
                 case Change.DIED | Change.STARTED:
                     display.note(event.detail)
-                    Told(self.plan.run_dir).write(event.process, event.detail.partition("\n")[0])
+                    run_directory.tell(self.plan.run_dir, event.process, event.detail.partition("\n")[0])
                 case Change.ENDED:
                     if event.process in shards:
                         self.ended_by.setdefault(shards[event.process], event.process)

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.metadata
+import importlib.util
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +33,11 @@ from ops.forecast.model_size import parameters_of
 from ops.keys import make_hub_keys, make_pairs
 from ops.links import placing
 from ops.links.placing import Links
+from ops.processes.child_process import tied
 from ops.processes.cluster import are_free, free_ports
 from ops.processes.redis_server import find_server
-from ops.run import device_probe, devices, local_plan, resume
+from ops.run import devices, local_plan, resume
+from ops.run.devices import Found, Platform
 from ops.run.local_plan import LocalPlan
 from ops.run.settings import HubConfig, SupervisorConfig, hub_config, up_config
 
@@ -238,7 +245,7 @@ def _check_metrics_ports(plan: LocalPlan) -> None:
 
 def _with_devices(plan: LocalPlan) -> LocalPlan:
     """Looks for devices, and divides them among the islands."""
-    found = device_probe.find(plan.up.platform)
+    found = find_devices(plan.up.platform)
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
         return replace(plan, devices=devices.together(found, islands=plan.aggregator.islands), devices_note=found.note)
     each = plan.up.devices_per_island
@@ -294,3 +301,77 @@ def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
         cure = f"is the name of another run in Redis at {shown(redis_url)}: choose another with --run, or go on with"
         raise ConfigError("run_id", names[0], f"{cure} that run in its own directory")
     return found
+
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+#: Drivers take their time: eight GPUs some 10 s.
+DEVICES_WITHIN_S = 120.0
+
+#: Prints the platform and the number of devices; of a TPU its chips, some of which are two devices.
+_FIND_DEVICES = """
+import json, jax
+found = jax.local_devices()
+print(json.dumps([found[0].platform, len({tuple(getattr(each, "coords", (each.id,))) for each in found})]))
+"""
+
+_DEVICE_CURES = {
+    Platform.GPU: ("JAX finds no GPU here: it takes an NVIDIA driver", "cuda12"),
+    Platform.TPU: ("JAX finds no TPU here: it takes a TPU host", "tpu"),
+}
+
+
+def find_devices(wanted: Platform) -> Found:
+    """Returns the devices that islands are to train on, which JAX finds in a short child process.
+
+    ``up`` itself never loads JAX: it would hold a GPU, or a TPU, for as long as the run lasts.
+
+    Raises:
+        ConfigError: JAX finds none of the wanted platform.
+    """
+    if wanted is Platform.CPU or (os.environ.get("JAX_PLATFORMS") == "cpu" and wanted is Platform.AUTO):
+        return Found(platform=Platform.CPU)
+    if not _has_plugin():
+        return _no_devices(wanted, "")
+    environment = dict(os.environ)
+    if wanted is not Platform.AUTO:
+        environment["JAX_PLATFORMS"] = "cuda" if wanted is Platform.GPU else "tpu"
+    try:
+        done = subprocess.run(
+            tied([sys.executable, "-P", "-c", _FIND_DEVICES]),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEVICES_WITHIN_S,
+        )
+        platform, count = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return _no_devices(wanted, f"JAX did not find its devices within {DEVICES_WITHIN_S:g} s")
+    except (OSError, ValueError, IndexError):
+        return _no_devices(wanted, "JAX could not look for devices")
+    if platform not in (Platform.GPU, Platform.TPU):
+        return _no_devices(wanted, "JAX has a plugin for accelerators, and finds none")
+    return Found(platform=Platform(platform), devices=_devices(Platform(platform), count))
+
+
+def _has_plugin() -> bool:
+    """Returns whether a plugin for GPUs or TPUs is installed; takes milliseconds, for JAX is not started."""
+    known = any(importlib.util.find_spec(name) is not None for name in ("jax_plugins", "libtpu"))
+    return known or bool(importlib.metadata.entry_points(group="jax_plugins"))
+
+
+def _no_devices(wanted: Platform, why: str) -> Found:
+    if wanted is Platform.AUTO:
+        return Found(platform=Platform.CPU, note=f"{why}: islands train on the CPU" if why else "")
+    cure, extra = _DEVICE_CURES[wanted]
+    jax = f"jax[{extra}]=={importlib.metadata.version('jax')}"  # the plugin of the JAX that is there
+    cure = f"{cure} and {install(jax)}; or leave it out{f' ({why})' if why else ''}"
+    raise ConfigError("platform", str(wanted), cure)
+
+
+def _devices(platform: Platform, count: int) -> tuple[str, ...]:
+    """Names the devices; those that the user has left visible, by the user's names."""
+    variable = "CUDA_VISIBLE_DEVICES" if platform is Platform.GPU else "TPU_VISIBLE_CHIPS"
+    given = [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
+    return tuple(given[:count]) if len(given) >= count else tuple(map(str, range(count)))

@@ -18,12 +18,12 @@ from broker.registry.registry import Registry
 from broker.wire.errors import ConfigError, Unavailable
 from ops import curve
 from ops.curve import Point
-from ops.dashboard.followed_events import FollowedEvents
 from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS
 from ops.evaluation.curve_file import read_points
 from ops.inspect.explain import tapes_in
 from ops.inspect.run_status import status_of
+from ops.inspect.source import FollowedEvents
 from ops.inspect.status import address_in
 from ops.run_directory import in_use, is_locked
 from ops.sinks.figures import Figures, Sample, evaluation

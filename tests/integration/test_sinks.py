@@ -31,7 +31,7 @@ def in_tensorboard(folder, name):
 
 def in_wandb(folder, name):
     pytest.importorskip("wandb")
-    from ops.sinks.wandb_file import rows_in
+    from ops.sinks.wandb import rows_in
 
     stream = "fleet" if name.startswith("islands/") else name.partition("/")[0]
     files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))

@@ -6,11 +6,10 @@ import os
 import re
 
 from broker.routing.liveness import Liveness
-from ops.dashboard.followed_events import FollowedEvents
 from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.dashboard.history import MAX_POINTS, MAX_ROUNDS, History
-from ops.dashboard.plot import write_report
-from ops.dashboard.report_page import report_page
+from ops.dashboard.plot import report_page, write_report
+from ops.inspect.source import FollowedEvents
 from ops.run_directory import claim
 
 CONFIG = {"heartbeat_interval_s": 0.5, "suspect_after_s": 2.0, "dead_after_s": 6.0, "total_tokens": 1000}

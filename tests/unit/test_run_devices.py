@@ -7,7 +7,7 @@ import types
 import pytest
 
 from broker.wire.errors import ConfigError
-from ops.run import device_probe, devices
+from ops.run import devices, prepare
 from ops.run.devices import Found, Placement, Platform, placements, together
 
 CPU = Found(platform=Platform.CPU)
@@ -134,8 +134,8 @@ def answering(monkeypatch, stdout, plugin=True):
         started.append(env)
         return types.SimpleNamespace(stdout=stdout)
 
-    monkeypatch.setattr(device_probe, "has_plugin", lambda: plugin)
-    monkeypatch.setattr(device_probe.subprocess, "run", run)
+    monkeypatch.setattr(prepare, "_has_plugin", lambda: plugin)
+    monkeypatch.setattr(prepare.subprocess, "run", run)
     for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"):
         monkeypatch.delenv(name, raising=False)
     return started
@@ -150,15 +150,15 @@ def test_without_a_plugin_or_with_jax_kept_on_the_cpu_nothing_is_started(monkeyp
     started = answering(monkeypatch, "", plugin)
     if kept:
         monkeypatch.setenv("JAX_PLATFORMS", kept)
-    assert device_probe.find(asked) == CPU
+    assert prepare.find_devices(asked) == CPU
     assert started == []
 
 
 def test_what_the_child_finds_is_taken_by_the_names_that_the_user_knows(monkeypatch):
     started = answering(monkeypatch, 'noise\n["gpu", 2]\n')
-    assert device_probe.find(Platform.AUTO) == gpus(2)
+    assert prepare.find_devices(Platform.AUTO) == gpus(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert device_probe.find(Platform.GPU).devices == ("3", "5")
+    assert prepare.find_devices(Platform.GPU).devices == ("3", "5")
     assert ["JAX_PLATFORMS" in each for each in started] == [False, True]
     assert started[1]["JAX_PLATFORMS"] == "cuda"
 
@@ -166,19 +166,19 @@ def test_what_the_child_finds_is_taken_by_the_names_that_the_user_knows(monkeypa
 @pytest.mark.parametrize("stdout", ["", '["cpu", 1]', "no JSON"])
 def test_what_is_not_found_is_said_or_refused(monkeypatch, stdout):
     answering(monkeypatch, stdout)
-    found = device_probe.find(Platform.AUTO)
+    found = prepare.find_devices(Platform.AUTO)
     assert found.platform is Platform.CPU
     assert found.note.endswith(": islands train on the CPU")
     with pytest.raises(ConfigError, match=r"^platform = 'gpu': JAX finds no GPU here: .*jax\[cuda12\]=="):
-        device_probe.find(Platform.GPU)
+        prepare.find_devices(Platform.GPU)
     with pytest.raises(ConfigError, match=r"^platform = 'tpu': JAX finds no TPU here"):
-        device_probe.find(Platform.TPU)
+        prepare.find_devices(Platform.TPU)
 
 
 def test_the_child_looks_with_the_jax_that_is_installed(monkeypatch):
-    monkeypatch.setattr(device_probe, "has_plugin", lambda: True)
+    monkeypatch.setattr(prepare, "_has_plugin", lambda: True)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     path = os.pathsep.join(each for each in sys.path if each)
     monkeypatch.setenv("PYTHONPATH", path)
-    assert device_probe.find(Platform.AUTO).platform in Platform
-    assert "jax" not in vars(device_probe)
+    assert prepare.find_devices(Platform.AUTO).platform in Platform
+    assert "jax" not in vars(prepare)
