@@ -99,20 +99,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_pairs(directory: Path, identities: list[Identity]) -> None:
-    """Makes a broker's pair and those of its clients, all allowed: what ``up --keys`` needs.
-
-    Raises:
-        ConfigError: There are some already.
-        Unavailable: The directory cannot be written.
-    """
-    write_pair(directory, new_pair(Identity(role=KeyRole.BROKER, name=str(KeyRole.BROKER))))
-    pairs = [new_pair(identity) for identity in identities]
-    for pair in pairs:
-        write_pair(directory, pair)
-    write_allow_list(directory / ALLOW_LIST, {pair.public: pair.identity for pair in pairs})
-
-
 def make_missing(directory: Path, identities: list[Identity]) -> list[str]:
     """Makes the pairs that are not there yet, and allows them; returns a line for each file.
 

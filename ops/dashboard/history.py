@@ -8,7 +8,7 @@ seconds since the run began, by the clock of its aggregator; what a run slept be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -355,13 +355,9 @@ class History:
             "islands": {name: _fields(each, stopped) for name, each in sorted(self.islands.items())},
             "curve": [list(column) for column in zip(*self._points, strict=True)] or [[], [], [], []],
             "rounds": [_row(each) for each in self._rounds.values() if each.changed > since],
-            "marks": [asdict(each) for each in _newer(self._marks, since)],
+            "marks": [asdict(each) for each in self._marks if each.changed > since],
         }
         return dict(finite(frame, digits=7))
-
-
-def _newer(marks: Iterable[Mark], since: int) -> list[Mark]:
-    return [each for each in marks if each.changed > since]
 
 
 def _fields(island: IslandHistory, stopped: bool) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -66,11 +66,7 @@ def summary(findings: Sequence[Finding], took_s: float) -> str:
 
 def to_json(findings: Sequence[Finding], took_s: float) -> dict[str, Any]:
     """Returns all findings as plain data."""
-    rows = [
-        {"subject": each.subject, "verdict": str(each.verdict), "seen": each.seen, "cure": each.cure}
-        for each in findings
-    ]
-    return {"ok": exit_status(findings) == 0, "seconds": round(took_s, 3), "findings": rows}
+    return {"ok": not exit_status(findings), "seconds": round(took_s, 3), "findings": list(map(asdict, findings))}
 
 
 def _number(count: int, what: str) -> str:

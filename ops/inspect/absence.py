@@ -63,7 +63,6 @@ class Known:
     incarnation: int = 0
     ready: bool = False
     left: str | None = None  #: the reason it gave
-    left_at_s: float = 0.0
     quarantined: str = ""  #: for what, until ``quarantined_until_s``
     quarantined_until_s: float = -math.inf
     link: Line = field(default_factory=dict)  #: as its last heartbeat says
@@ -99,7 +98,6 @@ class RoundStory:
     refused: dict[str, Why] = field(default_factory=dict)
     closed_at_s: float | None = None
     reason: str = ""
-    cancelled: bool = False
     missing: frozenset[str] = frozenset()
     joined: dict[str, float] = field(default_factory=dict)
     gone: dict[str, Why] = field(default_factory=dict)
@@ -232,7 +230,7 @@ class Storyteller:
             case "island.left":
                 known = self._known.get(fields["island"])
                 if known is not None:
-                    known.left, known.left_at_s = fields.get("reason") or "it gave no reason", now_s
+                    known.left = fields.get("reason") or "it gave no reason"
             case "island.quarantined":
                 known = self._known.get(fields["island"])
                 if known is not None:
@@ -274,7 +272,7 @@ class Storyteller:
                 self._joined(island, each["incarnation"], now_s)
                 known = self._known[island]
             if each["left"] and known.left is None:
-                known.left, known.left_at_s = "it said so", now_s
+                known.left = "it said so"
 
     def _opened(self, fields: Line, now_s: float) -> None:
         unasked = {island: why for island, known in self._known.items() if (why := self._unfit(known, now_s))}
@@ -338,7 +336,6 @@ class Storyteller:
             if why is not None and why[0] in (AbsenceReason.LEFT, AbsenceReason.DEAD):
                 story.gone[island] = why
         if name == "round.cancelled":
-            story.cancelled = True
             self._rounds.pop(story.round_id)
             if self._target.round_id == story.round_id:
                 self.found = story

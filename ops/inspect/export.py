@@ -1,6 +1,8 @@
 """``atoll export``: writes the global model as one safetensors file, also during a run.
 
-The file's metadata says which version each fragment has (:mod:`ops.inspect.export`).
+The file's metadata says which version each fragment has. A store is read without its lock
+(:mod:`aggregator.store.layout`). While a run is live, fragments are read one after another, each whole: their versions
+may be those of different moments, as they are in every island.
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ class Exported:
         versions: Fragment version of each fragment.
         parameters: Elements of all tensors.
         file_bytes: Size of the file.
-        digest: Names the model, whatever the number format (:attr:`ops.inspect.export.GlobalModel.digest`).
+        digest: Names the model, whatever the number format (:attr:`GlobalModel.digest`).
     """
 
     path: str
@@ -184,7 +186,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=sorted(DTYPES), default="f32", help="number format of the tensors (default: f32)"
     )
-    parser.add_argument("--seed-version", action="store_true", help="write the model before training")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
@@ -195,9 +196,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: If the directory holds no store.
         Unavailable: If the store has no model yet, or a file cannot be read or written.
     """
-    which = Which.SEED if args.seed_version else Which.NEWEST
     out = args.out if args.out is not None else args.directory / "model.safetensors"
-    exported = export(args.directory, out, which=which, dtype=args.dtype)
+    exported = export(args.directory, out, dtype=args.dtype)
     if args.json:
         print(json.dumps(asdict(exported)))
     else:

@@ -73,9 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll replay``."""
     parser.add_argument("tape", type=Path, metavar="RUN_DIR|TAPE", help="directory of a run, or its events.jsonl")
     parser.add_argument(
-        "--payloads", type=Path, metavar="DIR", help="recorded payloads (default: TAPE's .payloads beside it, if any)"
-    )
-    parser.add_argument(
         "--allow-missing", action="store_true", help="succeed though some versions cannot be checked, as after a crash"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -98,12 +95,9 @@ def run(args: argparse.Namespace) -> int:
     tapes = tapes_in(args.tape) if args.tape.is_dir() else [args.tape]
     if not tapes or not is_tape(tapes[0]):
         raise ConfigError("RUN_DIR|TAPE", str(args.tape), "must be the directory of a run, or an event tape (--tape)")
-    if args.payloads is not None and not args.payloads.is_dir():
-        cure = "must be a directory of recorded rounds (--record-payloads)"
-        raise ConfigError("payloads", str(args.payloads), cure)
     ledgers = ledgers_in(args.tape) if args.tape.is_dir() else []
     try:
-        found, covered = replay_all(tapes, payloads=args.payloads, ledgers=ledgers)
+        found, covered = replay_all(tapes, ledgers=ledgers)
     except OSError as err:
         what = f"cannot read {err.filename or tapes[0]}: {err.strerror}; {cure_of(err)}"
         raise Unavailable(what, definite=True) from err
@@ -117,14 +111,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if same and not missing else 1
 
 
-def replay_all(
-    tapes: Sequence[Path], *, payloads: Path | None = None, ledgers: Sequence[Path] = ()
-) -> tuple[list[Replayed], Coverage]:
+def replay_all(tapes: Sequence[Path], *, ledgers: Sequence[Path] = ()) -> tuple[list[Replayed], Coverage]:
     """Plays the tapes of one run, each against the ledger and the payloads beside it.
 
     Args:
         tapes: Of all aggregators that led.
-        payloads: Directory of recorded rounds, for all of them; None: the one beside each tape, if there is one.
         ledgers: Of their stores.
 
     Raises:
@@ -137,9 +128,9 @@ def replay_all(
     found, seen = [], []
     for tape in tapes:
         beside, ledger = tape.with_suffix(".payloads"), tape.parent / "store" / "ledger.jsonl"
-        recorded = payloads if payloads is not None else beside if beside.is_dir() else None
         elsewhere = set().union(*(of_one for path, of_one in rows.items() if path != ledger))
         own = ledger if ledger in ledgers else None
+        recorded = beside if beside.is_dir() else None
         replayed, of_it = replay(tape, payloads=recorded, ledger=own, elsewhere=elsewhere, begun=begun)
         found.append(replayed)
         seen.append(of_it)

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -45,6 +44,7 @@ from ops.text import age
 
 #: In the run directory: address and run id in the Redis that was started for it.
 ADDRESS_FILE = "redis-url"
+WATCH_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     url_help = f"address of Redis (default: REDIS_URL, else {DEFAULT_REDIS_URL})"
     parser.add_argument("--redis", metavar="URL", help=url_help)
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
-    watch_help = "show it again and again (default: every second)"
-    parser.add_argument("--watch", metavar="SECONDS", nargs="?", const="1", help=watch_help)
+    parser.add_argument("--watch", action="store_true", help="show it again and again, every second")
     leader_help = (
         "health check: exit status 1 unless an aggregator renewed its lease within so many seconds "
         f"(default: {LEADER_WITHIN_S:g})"
@@ -76,16 +75,15 @@ def run(args: argparse.Namespace) -> int:
     """Prints a run's status, or checks its leader or broker; returns 0, or 1 with a line on stderr.
 
     Raises:
-        ConfigError: ``--redis`` or ``--broker`` is no address, ``--watch`` no interval, a check no limit or one among
-            others, or the key is not an observer's.
+        ConfigError: ``--redis`` or ``--broker`` is no address, a check has no limit or is one among others, or the key
+            is not an observer's.
     """
-    _settle_watch(args)
     observed = _settle_broker(args)
     checks = {name: limit_s for name in ("leader", "broker") if (limit_s := getattr(args, name)) is not None}
     for name, limit_s in checks.items():
         if not limit_s > 0:
             raise ConfigError(name, limit_s, "must be a number of seconds above 0")
-        if len(checks) > 1 or args.json or args.watch is not None:
+        if len(checks) > 1 or args.json or args.watch:
             cure = "is a check of its own: leave out --json and --watch, and ask for the other check by itself"
             raise ConfigError(name, limit_s, cure)
     console = Screen()
@@ -95,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         with _address(args) as url:
             if checks:
                 return _health(asyncio.run(_fetch(url, args.run)), **checks)
-            if args.watch is None:
+            if not args.watch:
                 _print(_as_left(asyncio.run(_fetch(url, args.run)), args), console, as_json=args.json)
             else:
                 with contextlib.suppress(KeyboardInterrupt):  # the way to end it
@@ -106,20 +104,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"atoll: {args.as_called(str(err))}", file=sys.stderr)
         return 1
     return 0
-
-
-def _settle_watch(args: argparse.Namespace) -> None:
-    """Makes a number of ``--watch``; what is none is the directory, as in ``status --watch RUN_DIR``."""
-    if args.watch is None:
-        return
-    try:
-        args.watch = float(args.watch)
-    except ValueError:
-        if args.run_dir is not None:
-            raise ConfigError("watch", args.watch, "must be a number of seconds above 0") from None
-        args.run_dir, args.watch = Path(args.watch), 1.0
-    if not 0 < args.watch < math.inf:
-        raise ConfigError("watch", args.watch, "must be a number of seconds above 0")
 
 
 def _settle_broker(args: argparse.Namespace) -> ObservedRun | None:
@@ -146,7 +130,7 @@ def _observed(run: ObservedRun, args: argparse.Namespace, console: Screen, check
     try:
         return asyncio.run(_observe(run, args, console, checks))
     except KeyboardInterrupt:
-        if args.watch is None:
+        if not args.watch:
             raise
         return 0  # the way to end it
 
@@ -162,7 +146,7 @@ async def _observe(run: ObservedRun, args: argparse.Namespace, console: Screen, 
         return status_of(snapshot, snapshot.now_s)
 
     async with contextlib.aclosing(run):
-        if args.watch is not None:
+        if args.watch:
             await _watch(fetch, args, console)
         elif checks:
             return _health(await fetch(), **checks)
@@ -259,7 +243,7 @@ async def _watch(fetch: Callable[[], Awaitable[Status]], args: argparse.Namespac
                     live.update(render(status), refresh=True)
                 else:
                     _print(status, console, as_json=as_json)
-            await asyncio.sleep(args.watch)
+            await asyncio.sleep(WATCH_EVERY_S)
 
 
 def _health(status: Status, *, leader: float | None = None, broker: float | None = None) -> int:

@@ -187,9 +187,9 @@ class LocalPlan:
 
     @property
     def identities(self) -> list[Identity]:
-        """The identities that the broker lets in, if keys are in use."""
-        islands = [Identity(role=KeyRole.ISLAND, name=island_id) for island_id in self.island_ids]
-        return [Identity(role=KeyRole.AGGREGATOR, name=str(KeyRole.AGGREGATOR)), *islands]
+        """The identities of the broker and of those it lets in, if keys are in use."""
+        hub = [Identity(role=role, name=str(role)) for role in (KeyRole.BROKER, KeyRole.AGGREGATOR)]
+        return [*hub, *(Identity(role=KeyRole.ISLAND, name=island_id) for island_id in self.island_ids)]
 
     @property
     def config_file(self) -> Path:

@@ -30,7 +30,7 @@ from broker.wire.messages import Profile
 from ops import run_directory
 from ops.forecast.footprint import is_auto, shards_here
 from ops.forecast.model_size import parameters_of
-from ops.keys import make_hub_keys, make_pairs
+from ops.keys import make_hub_keys, make_missing
 from ops.links import placing
 from ops.links.placing import Links
 from ops.processes.child_process import tied
@@ -62,7 +62,7 @@ def prepare(args: argparse.Namespace) -> LocalPlan:
         plan = plan.named(_claimed_name(plan.redis_url, [plan.run_id] if chosen else local_plan.names_of(run_dir)))
     _make(run_dir)
     if plan.up.keys:
-        make_pairs(plan.keys_dir, plan.identities)
+        make_missing(plan.keys_dir, plan.identities)
     run_directory.claim(run_dir)
     _write_config(plan)
     return plan

@@ -28,7 +28,7 @@ from broker.wire.codec import encode
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
-from ops.keys import make_pairs
+from ops.keys import make_missing
 from tests.aggregator_hand import beat
 from tests.broker_bench import WAIT_S, until
 from tests.coroutines import given_by
@@ -147,8 +147,8 @@ def settings():
 @pytest.fixture
 def on_a_broker(tmp_path, redis, settings):
     keys = tmp_path / "keys"
-    islands = [Identity(role=KeyRole.ISLAND, name=name) for name in ISLANDS]
-    make_pairs(keys, [Identity(role=KeyRole.AGGREGATOR, name=AGGREGATOR), *islands])
+    people = {BROKER: KeyRole.BROKER, AGGREGATOR: KeyRole.AGGREGATOR} | dict.fromkeys(ISLANDS, KeyRole.ISLAND)
+    make_missing(keys, [Identity(role=role, name=name) for name, role in people.items()])
     name = f"run-{uuid.uuid4().hex}"  # counters of earlier runs stay in Redis
     usual = {"run_id": name, "port": 0, "ipc": str(tmp_path / "hub"), "redis_url": redis, "report_interval_s": 0.05}
 

@@ -19,9 +19,9 @@ from broker.transport.keys import client_keys, new_pair, write_pair
 from broker.wire import messages as m
 from broker.wire.errors import Unavailable
 from broker.wire.identity import Identity, KeyRole
-from broker.wire.messages import BROKER, PROTOCOL_VERSION, Channel, Envelope, Inquiry, Reason
+from broker.wire.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Envelope, Inquiry, Reason
 from ops import cli
-from ops.keys import make_pairs
+from ops.keys import make_missing
 from ops.processes.cluster import free_ports
 from tests.aggregator_hand import beat
 from tests.integration.test_registry import Server, write_a_run
@@ -84,8 +84,13 @@ class Hub:
 @pytest.fixture
 def on_a_hub(tmp_path, server):
     keys = tmp_path / "keys"
-    people = [(KeyRole.ISLAND, "paris"), (KeyRole.OBSERVER, "watch"), (KeyRole.AGGREGATOR, "aggregator")]
-    make_pairs(keys, [Identity(role=role, name=name) for role, name in people])
+    people = {
+        BROKER: KeyRole.BROKER,
+        "paris": KeyRole.ISLAND,
+        "watch": KeyRole.OBSERVER,
+        AGGREGATOR: KeyRole.AGGREGATOR,
+    }
+    make_missing(keys, [Identity(role=role, name=name) for name, role in people.items()])
     write_pair(keys, new_pair(Identity(role=KeyRole.OBSERVER, name="stranger")))
 
     def run(use, **changes):

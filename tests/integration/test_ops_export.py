@@ -17,7 +17,7 @@ from aggregator.store.store import Store
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, cut, partition
 from broker.wire.tensors import fragment_digest
-from ops.inspect.export import add_arguments, export, run
+from ops.inspect.export import Which, add_arguments, export, run
 
 
 def spec(name, *shape, kind=Kind.RDA):
@@ -138,8 +138,7 @@ def test_the_command_prints_what_it_wrote(run_dir, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["path"] == str(run_dir / "model.safetensors")
     assert printed["versions"] == list(VERSIONS)
-    assert run(parser.parse_args([str(run_dir), "--seed-version", "--out", str(run_dir / "seed.safetensors")])) == 0
-    assert "fragment versions: 0 0 0" in capsys.readouterr().out
+    assert export(run_dir, run_dir / "seed.safetensors", which=Which.SEED).versions == (0, 0, 0)
 
 
 def test_what_the_run_has_cut_is_whole_in_the_file(tmp_path, monkeypatch):

@@ -384,7 +384,7 @@ def test_status_of_a_redis_that_wants_a_password_says_so_and_how_to_give_it(tmp_
 
 def test_watch_shows_every_change_until_it_is_interrupted(url):
     with_registry(url, "watched", write_a_run)
-    flags = ("--redis", url, "--run", "watched", "--json", "--watch", "0.05")
+    flags = ("--redis", url, "--run", "watched", "--json", "--watch")
     unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "ops.cli", "status", *flags]
     watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)

@@ -30,7 +30,7 @@ from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allo
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Reason
 from islands.config import IslandConfig
 from ops import cli
-from ops.keys import make_pairs
+from ops.keys import make_missing
 
 PARIS = Identity(role=KeyRole.ISLAND, name="paris")
 ANYONE = Identity(role=KeyRole.ISLAND, name=ANY)
@@ -167,7 +167,7 @@ def test_half_a_pair_stands_in_nobodys_way(tmp_path, monkeypatch):
 
 
 def test_a_client_has_the_name_of_its_key_and_needs_one_of_its_role_and_the_broker_s_public_one(tmp_path):
-    make_pairs(tmp_path, [PARIS, ANYONE, LEADER])
+    make_missing(tmp_path, [HUB, PARIS, ANYONE, LEADER])
     paris = tmp_path / "island-paris.secret"
     assert client_keys(paris, KeyRole.ISLAND).broker_public == read_secret(tmp_path / "broker.secret").public
     assert client_keys(None, KeyRole.ISLAND) is None
@@ -378,7 +378,7 @@ def test_keys_are_made_listed_allowed_and_revoked(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_done_with_keys_is_said(tmp_path, capsys, words, complaint):
-    make_pairs(tmp_path, [PARIS])
+    make_missing(tmp_path, [HUB, PARIS])
     (tmp_path / "copy.public").write_text((tmp_path / "island-paris.public").read_text().replace("paris", "rome"))
     assert cli.main(["keys", *(word.format(dir=tmp_path) for word in words), "--dir", str(tmp_path)]) == 2
     assert complaint in capsys.readouterr().err
