@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """One broker. Every field is a flag of ``atoll broker`` and a key of the table ``[broker]``."""
+    """One broker. Every field is a key of the table ``[broker]``, and most are flags of ``atoll broker``."""
 
     run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run", subject="run")
     host: str = setting(

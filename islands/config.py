@@ -60,7 +60,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandConfig:
-    """One island. Every field is a flag of ``atoll island`` and a key of the table ``[island]``."""
+    """One island. Every field is a key of the table ``[island]``, and most are flags of ``atoll island``."""
 
     run_id: str = setting("atoll", "name of the run to join", flag="--run", subject="run")
     broker: str = setting(

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import read_lines
+from ops.chaos.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
 NUMPY_TASK = "examples.numpy_task:task"
@@ -236,24 +237,9 @@ class Up(Process, RunFiles):
 # --- what always holds ----------------------------------------------------------------------------------------------
 
 
-def check_versions(ledger: Iterable[Mapping[str, Any]]) -> None:
-    """Versions grow by one, and none has two contents."""
-    newest: dict[int, int] = {}
-    for row in ledger:
-        p, version = row["fragment_id"], row["fragment_version"]
-        assert version == newest.get(p, -1) + 1, f"fragment {p} went from {newest.get(p)} to {version}"
-        newest[p] = version
-
-
-def check_ranges(ledger: Iterable[Mapping[str, Any]]) -> None:
-    """No step of an island's life is merged twice on a fragment."""
-    seen: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
-    for row in ledger:
-        for each in row["contributions"]:
-            key = each["island_id"], each["incarnation"], row["fragment_id"]
-            a, b = each["steps"]["from_step"], each["steps"]["to_step"]
-            assert all(b <= c or d <= a for c, d in seen.get(key, [])), f"{key}: [{a}, {b}) is merged twice"
-            seen.setdefault(key, []).append((a, b))
+def check_invariants(run_dir: Path) -> None:
+    """Every invariant holds of which ledgers, stores and tapes tell: no version missing, no step merged twice, .."""
+    assert [(check.name, check.examples) for check in verify(run_dir) if not check.holds] == []
 
 
 def end_by_signal(up: Up, number: int, send: Callable[[int], None]) -> Line:
@@ -271,8 +257,7 @@ def end_by_signal(up: Up, number: int, send: Callable[[int], None]) -> Line:
     assert report["phase"] == "running"
     assert report["tokens"]["merged"] > 0
     check_report(report, ended=False)
-    check_versions(up.ledger())
-    check_ranges(up.ledger())
+    check_invariants(up.run_dir)
     return dict(report)
 
 

@@ -310,14 +310,7 @@ def render(replayed: Replayed) -> str:
     same = "the same" if found is None else "the same until then"
     lines = [f"{replayed.tape}: {_many(counts.lives, 'life', 'lives')} of the aggregator", ""]
     lines.append(f"  decisions  {counts.decisions:,} after {counts.events:,} events: {same}")
-    parts = [f"{counts.versions:,} derived from the tape"]
-    if counts.unwitnessed:
-        parts.append(f"{counts.unwitnessed:,} not on it (made {PartReason.CRASH})")
-    if counts.unfollowed:
-        parts.append(f"{counts.unfollowed:,} {PartReason.GAP}")
-    if counts.dropped:
-        parts.append(f"{counts.dropped:,} {PartReason.DROPPED}")
-    lines.append(f"  versions   {'; '.join(parts)}")
+    lines.append(f"  versions   {counts.versions:,} derived from the tape")
     if replayed.derived is None:
         lines.append("  bytes      not checked: no payloads were recorded (--record-payloads)")
     else:

@@ -11,7 +11,7 @@ from aggregator.store.layout import commit_path, read_name, run_path, versions
 from ops.inspect.replay import replay_all
 from ops.processes.cluster import free_ports
 from tests.live_views import scrape
-from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
+from tests.local_run import Up, check_invariants, check_report, descendants, json_lines, ops, wait_for
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.full("a whole run of its own")]
 
@@ -177,24 +177,7 @@ def test_nobody_leads_while_redis_is_away_and_somebody_does_once_it_is_back_empt
 
 
 def test_there_is_one_lineage_of_versions_and_no_step_is_in_it_twice(run):
-    # Each store has lines of what it wrote: not of what it skipped while it was away, and perhaps of a version that its
-    # leader never published, since it died; the next leader made that one again, under a higher epoch.
-    merged = {}
-    for row in sorted((row for rows in run.ledgers.values() for row in rows), key=lambda row: row["epoch"]):
-        merged[row["fragment_id"], row["fragment_version"]] = row
-    lineage = [merged[key] for key in sorted(merged)]
-    check_ranges(lineage)
-    for p in {fragment for fragment, _ in merged}:
-        numbers = [version for fragment, version in sorted(merged) if fragment == p]
-        assert numbers == list(range(numbers[-1] + 1))
-        epochs = [merged[p, version]["epoch"] for version in numbers]
-        assert epochs == sorted(epochs)
-    committed = {}
-    for name in AGGREGATORS:
-        for each in run.pair.notes(name, "version.committed"):
-            key = each["fields"]["fragment"], each["fields"]["version"]
-            assert committed.setdefault(key, each["fields"]["digest"]) == each["fields"]["digest"]
-            assert merged[key]["digest"] == each["fields"]["digest"], f"{key} was published and is not in the lineage"
+    check_invariants(run.up.run_dir)
 
 
 def test_in_the_end_both_stores_hold_the_same_bytes(run):

@@ -15,7 +15,7 @@ from tests.local_run import (
     ROOT,
     Process,
     RunFiles,
-    check_ranges,
+    check_invariants,
     check_report,
     descendants,
     environment,
@@ -129,7 +129,7 @@ def test_it_trains_its_tokens_whichever_process_is_killed(hub):
     assert {name: status for name, (status, _) in hub["islands"].items()} == {"one": 0, "two": 0}, hub["islands"]
     for name in ("redis", "broker", "aggregator", "standby-1"):
         assert f"{name} was killed by signal 9" in hub["err"]
-    check_ranges({(row["fragment_id"], row["fragment_version"]): row for row in _rows(hub["run"])}.values())
+    check_invariants(hub["run"].run_dir)
 
 
 def test_nothing_outlives_a_hub_that_is_killed_and_it_goes_on_with_run_address_and_keys(hub):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.local_run import Up, check_ranges, check_report, check_versions
+from tests.local_run import Up, check_invariants, check_report
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.full("a whole run of its own")]
 
@@ -24,8 +24,7 @@ def test_the_default_task_learns_on_all_devices_and_hardly_waits(tmp_path):
     assert report["refusals"] == {}
     # With nothing in flight: trained = merged + wasted; and every version is above 0.
     check_report(report)
-    check_versions(up.ledger())
-    check_ranges(up.ledger())
+    check_invariants(up.run_dir)
     assert report["tokens"]["trained"] >= TOKENS
     assert report["tokens"]["merged"] > 0
     # A model that merges nothing, or the wrong thing, stays where it began; at rest this run falls by 45 %.

@@ -3,7 +3,7 @@
 import pytest
 from safetensors.numpy import load_file
 
-from tests.local_run import Up, check_ranges, check_report
+from tests.local_run import Up, check_invariants, check_report
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.full("a whole run of its own")]
 
@@ -16,7 +16,7 @@ def test_a_profile_trains_to_the_end_and_only_those_in_lockstep_wait(tmp_path, p
         assert up.wait(within_s=80.0) == 0, up.err
     report = up.report()
     check_report(report)
-    check_ranges(up.ledger())
+    check_invariants(up.run_dir)
     assert report["recipe"]["profile"] == profile
     fast = [each["sync_share"] for name, each in report["islands"].items() if name != "island-2"]
     steps = [each["inner_steps"] for each in report["islands"].values()]

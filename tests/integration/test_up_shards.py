@@ -15,10 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from aggregator.store.layout import read_run
-from ops.chaos.verify import verify
 from ops.evaluation.curve_file import read_points
 from ops.inspect.export import export
-from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
+from tests.local_run import Up, check_invariants, check_report, descendants, json_lines, wait_for
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]
 
@@ -115,14 +114,7 @@ def test_all_shards_have_the_same_lives_of_islands_on_record(run):
 
 
 def test_no_step_is_merged_twice_and_every_invariant_holds(run):
-    for shard in SHARDS:
-        merged = {}
-        for rows in run.ledgers(shard).values():
-            merged |= {(row["fragment_id"], row["fragment_version"], row["epoch"]): row for row in rows}
-        newest = {key[:2]: merged[key] for key in sorted(merged)}
-        check_ranges(newest.values())
-    broken = [(check.name, check.violations) for check in verify(run.run_dir) if not check.holds]
-    assert not broken
+    check_invariants(run.run_dir)
 
 
 def test_the_model_that_is_left_has_the_last_version_of_every_fragment(run, tmp_path):

@@ -91,6 +91,10 @@ def test_a_goodput_that_looks_better_than_it_is_has_a_warning(flags, words, caps
     ("flags", "words"),
     [
         (["--chips", "4"], "chips = 4: must lie between 8 and 1e+12: at least one per island"),
+        (["--islands", "0"], "islands = 0: must"),
+        (["--slice-chips", "0"], "slice_chips = 0: must"),
+        (["--scale-down-s", "-1"], "scale_down_s = -1.0: must"),
+        (["--sync-interval", "0"], "sync_interval = 0: must"),
         (["--days", "-3"], "days = -3.0: must lie between"),
         (["--mode", "magic"], "mode = 'magic': must be one of decoupled, streaming, diloco"),
         (["--mtbi-years", "0"], "mtbi_years = 0.0: must lie between 1e-09 and"),

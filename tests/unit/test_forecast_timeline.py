@@ -1,14 +1,11 @@
 """Failures of a fleet, and what islands and jobs make of them."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
 from ops.forecast.failures import FailureModel, Loss, SimulatedFleet, interruptions
-from ops.forecast.fleet import Mode
 from ops.forecast.timeline import Cause, elastic_line, not_handed_over_s, noticed_s, rigid_line
 
 #: Easy to compute with by hand.
@@ -109,28 +106,3 @@ def test_the_same_seed_draws_the_same_and_each_island_draws_its_own():
 def test_chips_are_shared_out_completely():
     fleet = SimulatedFleet(chips=1003, islands=4)
     assert [fleet.chips_of(i) for i in range(4)] == [251, 251, 251, 250]
-
-
-@pytest.mark.parametrize(
-    ("of", "settings"),
-    [
-        (SimulatedFleet, {"chips": 0}),
-        (SimulatedFleet, {"islands": 0}),
-        (SimulatedFleet, {"days": math.inf}),
-        (FailureModel, {"mtbi_years": -1.0}),
-        (FailureModel, {"mtbi_years": math.inf}),
-        (FailureModel, {"slice_chips": 0}),
-        (FailureModel, {"repair_s": -1.0}),
-        (FailureModel, {"scale_down_s": math.nan}),
-        (FailureModel, {"sync_interval": 0}),
-        (FailureModel, {"overlap": 24}),
-        (FailureModel, {"check_s": 1e-7}),
-        (SimulatedFleet, {"mode": Mode.STREAMING}),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused_by_field(of, settings):
-    with pytest.raises(ConfigError) as refused:
-        of(**settings)
-    assert refused.value.field == next(iter(settings))
-    assert refused.value.cure.startswith(("must", "is not simulated: take"))

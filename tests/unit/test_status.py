@@ -101,41 +101,60 @@ def test_json_has_the_documented_keys_and_is_strict():
     assert document["totals"]["trained_tokens"] == 20_480
 
 
-def test_text_tells_the_run_its_islands_and_fragments():
-    found = status_of(snapshot(), NOW_S)
-    assert headline(found) == (
-        "run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; "
-        "trained 20,480 = merged 16,384 + wasted 96 + in flight 4,000; loss 3.2500; "
-        "refused malformed 7, queue_full 3, stale 1"
-    )
-    rows = [" ".join(line.split()) for line in shown(found).splitlines()]
-    assert any(row.startswith("a suspect 10 5,120 3.2500 0.200 s 3.0 s 0.40% 2.5 MB 999 B") for row in rows)
-    assert "1 4 12.5 s 4,096 a, b" in rows
-    assert "\x1b" not in shown(found)
+EVERYTHING = """\
+run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; trained 20,480 = merged 16,384 + wasted 96 \
++ in flight 4,000; loss 3.2500; refused malformed 7, queue_full 3, stale 1
+H is 60 for now: merging takes 0.3 s a round.
+evaluated at 12,000 tokens: loss 1.500, accuracy 0.750
+
+island state step tokens loss step time last seen sync up down sends optimizer refused
+a suspect 10 5,120 3.2500 0.200 s 3.0 s 0.40% 2.5 MB 999 B - - queue_full 3, stale 1
+b alive 10 5,120 - 0.200 s 0.3 s 0.40% 2.5 MB 999 B - -
+c revoked 10 5,120 3.2500 0.200 s 1 min 00 s 0.40% 2.5 MB 999 B - -
+d left 10 5,120 3.2500 0.200 s 1 h 06 min 0.40% 2.5 MB 999 B - -
+
+fragment version age merged tokens contributors
+1 4 12.5 s 4,096 a, b
+
+shard leader epoch renewed in sync standbys heard
+0 hub:7 2 14.0 s - -
+
+broker state last wrote islands
+one silent 7.5 s 1
+two alive 0.2 s 1
+
+b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row: its contributions are refused, rounds \
+do not wait for it.
+
+The aggregator (hub:7) last renewed its lease 14.0 s ago: it has ended or lost Redis."""
 
 
-def test_an_interval_that_is_longer_than_that_of_the_recipe_is_told_with_its_reason():
-    interval = {"steps": 60, "because": "merging takes 0.3 s a round, and 8 rounds 48 inner steps"}
-    assert "for now" not in shown(with_totals())
-    assert "for now" not in shown(with_totals(interval={}))
-    found = with_totals(interval=interval)
-    assert f"H is 60 for now: {interval['because']}." in shown(found)
-    assert to_json(found)["totals"]["interval"] == interval
-
-
-def test_several_brokers_are_listed_with_the_islands_that_speak_through_each():
+def test_the_text_has_all_that_there_is_to_say_and_of_a_plain_run_no_more():
+    metrics = {"metrics": {"accuracy": 0.75, "loss": 1.5}, "better": {"loss": "min"}, "failed": {}}
+    point = {"tokens": 12_000, "versions": [3, 4], "model": "ab12", "at": 1_800_000_000.0, "seconds": 0.25, **metrics}
+    interval = {"steps": 60, "because": "merging takes 0.3 s a round"}
+    kept_out = {"b": {"for_s": 72.0, "reason": "outlier", "times": 3}}
     brokers = {"one": LIMITS | {"written_at": NOW_S - 7.5}, "two": LIMITS | {"written_at": NOW_S - 0.2}}
-    members = {"a": member(broker="one"), "b": member(broker="two"), "c": member(broker="one"), "d": member(left=True)}
-    found = status_of(snapshot(brokers=brokers, members=members), NOW_S)
-    told = {name: (each.silent, each.islands) for name, each in found.brokers.items()}
-    assert told == {"one": (True, 1), "two": (False, 1)}  # c is dead
-    assert found.islands["b"].broker == "two"
-    assert not found.broker_is_silent
-    assert found.broker_age_s == pytest.approx(0.2)
-    lines = [line.split() for line in shown(found).splitlines()]
-    assert ["one", "silent", "7.5", "s", "1"] in lines
-    assert ["two", "alive", "0.2", "s", "1"] in lines
-    assert to_json(found)["brokers"]["one"]["silent"] is True
+    of_one = {"a": member(broker="one"), "c": member(broker="one", revoked=True)}  # c is dead
+    found = status_of(
+        snapshot(
+            brokers=brokers,
+            members=of_one | {"b": member(broker="two", loss=None), "d": member(left=True)},
+            totals=[TOTALS | {"interval": interval, "quarantined": kept_out}],
+            evaluation=point,
+            **leases(14.0),
+        ),
+        NOW_S,
+    )
+    assert "\n".join(" ".join(line.split()) for line in shown(found).splitlines()) == EVERYTHING
+    assert (found.broker_is_silent, found.broker_age_s) == (False, pytest.approx(0.2))
+    document = to_json(found)
+    assert (document["totals"]["interval"], document["totals"]["quarantined"]) == (interval, kept_out)
+    assert (document["evaluation"], document["brokers"]["one"]["silent"]) == (point, True)
+    plain = shown(status_of(snapshot(totals=[TOTALS | {"interval": {}}], **leases(0.4)), NOW_S))
+    assert not [
+        word for word in ("for now", "evaluated", "quarantined", "silent", "last renewed", "\x1b") if word in plain
+    ]
 
 
 @pytest.mark.parametrize(
@@ -210,12 +229,6 @@ def test_a_health_check_names_the_run_who_it_was_and_the_limit(check):
     assert check("--broker", written(10.1))[1] == broker
 
 
-def test_text_says_when_nobody_leads_any_more():
-    silent = "The aggregator (hub:7) last renewed its lease 14.0 s ago: it has ended or lost Redis."
-    assert silent in shown(status_of(snapshot(**leases(14.0)), NOW_S)).replace("\n", " ")
-    assert "last renewed" not in shown(status_of(snapshot(**leases(0.4)), NOW_S))
-
-
 def test_a_run_whose_processes_are_gone_is_stopped_and_not_running():
     status = stopped(status_of(snapshot(), NOW_S + 3600))
     text = shown(status)
@@ -232,12 +245,6 @@ def test_a_run_that_has_ended_lost_nothing_with_its_broker():
     ended = status_of(snapshot(totals=[TOTALS | {"phase": "ended"}]), NOW_S + 3600)
     assert ended.broker_is_silent
     assert "lost Redis" not in shown(ended)
-
-
-def test_an_island_without_a_key_is_revoked_and_not_merely_dead():
-    members = {"c": {"revoked": True}}
-    rows = [line.split() for line in shown(status_of(snapshot(members=members), NOW_S)).splitlines()]
-    assert ["c", "revoked"] in [row[:2] for row in rows]
 
 
 def test_a_broker_reports_who_has_no_key_any_more_and_who_has_one_again():
@@ -268,28 +275,12 @@ def test_a_check_refuses_what_it_cannot_do(flag, word, cure):
         checked(flag, word)
 
 
-def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
-    kept_out = {"b": {"for_s": 72.0, "reason": "outlier", "times": 3}}
-    told = with_totals(quarantined=kept_out)
-    assert to_json(told)["totals"]["quarantined"] == kept_out
-    said = "b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row"
-    assert said in " ".join(shown(told).split())
-
-
 def test_a_directory_is_in_use_while_somebody_holds_it(tmp_path):
     assert not in_use(tmp_path)
     lock = claim(tmp_path)
     assert in_use(tmp_path)
     os.close(lock)
     assert not in_use(tmp_path)
-
-
-def test_the_newest_evaluation_is_told_in_one_line_and_in_json():
-    metrics = {"metrics": {"accuracy": 0.75, "loss": 1.5}, "better": {"loss": "min"}, "failed": {}}
-    line = {"tokens": 12_000, "versions": [3, 4], "model": "ab12", "at": 1_800_000_000.0, "seconds": 0.25, **metrics}
-    found = status_of(snapshot(evaluation=line), NOW_S)
-    assert to_json(found)["evaluation"] == line
-    assert "evaluated at 12,000 tokens: loss 1.500, accuracy 0.750\n" in shown(found).replace(" \n", "\n")
 
 
 @pytest.mark.parametrize("other", [{}, {"tokens": "many"}, {"tokens": 5}, []])
