@@ -188,24 +188,19 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
     later = None
     if "jax" not in asked.skip:
         # It waits a little less than the probe, so as to say by itself that its time is over.
-        later = _Probe("JAX", lambda: [machine_findings.jax(machine_probe.look_at_jax(JAX_S - 1))], JAX_S)
+        later = _Probe("JAX", lambda: [machine_probe.look_at_jax(JAX_S - 1)], JAX_S)
     own = any(is_local(each) and each.startswith("tcp:") and split_tcp(each)[1] == asked.port for each in asked.brokers)
     looks: list[tuple[str, str, Callable[[], _Found], float]] = [
-        ("python", "Python", lambda: [machine_findings.python(machine_probe.look_at_python())], OTHERS_S),
-        ("clock", "clock", lambda: [machine_findings.kernel_clock(machine_probe.clock_is_synchronised())], OTHERS_S),
-        (
-            "ports",
-            "ports",
-            lambda: [machine_findings.ports(machine_probe.look_at_ports(asked.port, own_broker=own))],
-            OTHERS_S,
-        ),
+        ("python", "Python", lambda: [machine_probe.look_at_python()], OTHERS_S),
+        ("clock", "clock", lambda: [machine_probe.look_at_clock()], OTHERS_S),
+        ("ports", "ports", lambda: [machine_probe.look_at_ports(asked.port, own_broker=own)], OTHERS_S),
         (
             "files",
             "open files",
             lambda: [machine_findings.open_files(most_open_files(), BrokerConfig().max_peers)],
             OTHERS_S,
         ),
-        ("disk", "disk", lambda: [machine_findings.disk(machine_probe.look_at_disk(asked.directory))], DISK_S),
+        ("disk", "disk", lambda: [machine_probe.look_at_disk(asked.directory)], DISK_S),
         (
             "redis",
             "Redis",

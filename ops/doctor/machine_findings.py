@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from broker.gateway.connections import files_for_connections
 from ops.doctor.finding import Finding, failure, ok, warning
@@ -23,90 +22,73 @@ FEW_ISLANDS = 100
 LOW_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 2 << 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonSeen:
-    """The interpreter, and the packages that a daemon cannot do without.
+def python(
+    *,
+    version: tuple[int, int, int],
+    system: str,
+    machine: str,
+    processors: int,
+    missing: Sequence[str],
+    curve: bool,
+    release: str,
+    fault: tuple[str, str] | None,
+) -> Finding:
+    """Judges the interpreter, and the packages that a daemon cannot do without.
 
-    Attributes:
+    Args:
         version: Such as (3, 11, 2).
         system: Such as ``Linux``.
+        machine: Such as ``x86_64``.
         processors: Those that this process may use.
         missing: Names of packages that cannot be imported.
         curve: Whether ZeroMQ was built with CurveZMQ.
         release: Of this package; empty: a checkout.
         fault: What is wrong with the packages that were installed, and the cure; None: nothing.
     """
-
-    version: tuple[int, int, int]
-    system: str
-    machine: str
-    processors: int
-    missing: tuple[str, ...]
-    curve: bool
-    release: str
-    fault: tuple[str, str] | None
-
-
-def python(seen: PythonSeen) -> Finding:
-    """Judges the interpreter and its packages."""
-    text = ".".join(map(str, seen.version))
-    where = (
-        f"{text} on {seen.system} {seen.machine}, {seen.processors} processors, atoll {seen.release or '(checkout)'}"
-    )
-    if seen.version < OLDEST_PYTHON:
+    text = ".".join(map(str, version))
+    where = f"{text} on {system} {machine}, {processors} processors, atoll {release or '(checkout)'}"
+    if version < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         return failure("Python", where, f"use Python {oldest} or newer")
-    if seen.system != "Linux":
+    if system != "Linux":
         return failure("Python", where, "run it on Linux: daemons use what other systems do not have")
-    if seen.fault:
-        return failure("Python", f"{where}; {seen.fault[0]}", seen.fault[1])
-    if seen.missing:
+    if fault:
+        return failure("Python", f"{where}; {fault[0]}", fault[1])
+    if missing:
         cure = "install Atoll there (docs/quickstart.md), or start `python3 -m ops` in a checkout, which builds .venv"
-        return failure("Python", f"{where}; missing: {', '.join(seen.missing)}", cure)
-    if not seen.curve:
+        return failure("Python", f"{where}; missing: {', '.join(missing)}", cure)
+    if not curve:
         return failure(
             "Python", f"{where}; ZeroMQ without CURVE", "pip install --force-reinstall pyzmq: no keys without"
         )
     return ok("Python", where)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JaxSeen:
-    """What JAX said in a process of its own.
+def silent_jax(why: str, *, late: bool = False) -> Finding:
+    """Judges a JAX that said nothing, or (``late``) nothing before its time was over."""
+    if late:
+        return warning("JAX", why, "try python -c 'import jax; print(jax.devices())', and see what it waits for")
+    cure = "pip install jax ('jax[cuda12]' for NVIDIA, 'jax[tpu]' for TPUs), or ask python -c 'import jax' itself"
+    return failure("JAX", why, cure)
 
-    Attributes:
-        version: Empty where it could not be started.
+
+def jax(version: str, platform: str, devices: Sequence[str], *, hardware: str = "", chosen: str = "") -> Finding:
+    """Judges what JAX said in a process of its own.
+
+    Args:
+        version: Its version.
         platform: Such as ``cpu`` or ``gpu``.
         devices: The kind of each local device.
-        error: Why it said nothing.
-        late: It had not said anything when its time was over.
         hardware: Accelerators that the machine has by its device files, such as ``NVIDIA GPU``; empty: none.
         chosen: JAX_PLATFORMS of the user; empty: JAX chooses.
     """
-
-    version: str = ""
-    platform: str = ""
-    devices: tuple[str, ...] = ()
-    error: str = ""
-    late: bool = False
-    hardware: str = ""
-    chosen: str = ""
-
-
-def jax(seen: JaxSeen) -> Finding:
-    """Judges JAX and the devices that it finds."""
-    if seen.late:
-        return warning("JAX", seen.error, "try python -c 'import jax; print(jax.devices())', and see what it waits for")
-    if not seen.version:
-        cure = "pip install jax ('jax[cuda12]' for NVIDIA, 'jax[tpu]' for TPUs), or ask python -c 'import jax' itself"
-        return failure("JAX", seen.error or "it cannot be started", cure)
-    kinds = [f"{seen.devices.count(kind)} x {kind}" for kind in dict.fromkeys(seen.devices)]
-    text = f"{seen.version} on {seen.platform}: {', '.join(kinds) or 'no devices'}"
-    if seen.hardware and seen.platform == "cpu" and seen.chosen != "cpu":
-        extra = "tpu" if "TPU" in seen.hardware else "cuda12"
-        plugin = f"pip install 'jax[{extra}]=={seen.version}', and check the driver"
+    kinds = [f"{devices.count(kind)} x {kind}" for kind in dict.fromkeys(devices)]
+    text = f"{version} on {platform}: {', '.join(kinds) or 'no devices'}"
+    if hardware and platform == "cpu" and chosen != "cpu":
+        extra = "tpu" if "TPU" in hardware else "cuda12"
+        plugin = f"pip install 'jax[{extra}]=={version}', and check the driver"
         cure = f"{plugin}; or JAX_PLATFORMS=cpu where islands shall use the CPU"
-        return warning("JAX", f"{text}, though the machine has a {seen.hardware}", cure)
+        return warning("JAX", f"{text}, though the machine has a {hardware}", cure)
     return ok("JAX", text)
 
 
@@ -136,28 +118,16 @@ def clock_apart(who: str, offset_s: float, within_s: float) -> Finding:
     return warning("clock", text, cure)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortsSeen:
-    """The TCP ports of this machine that a run takes.
+def ports(is_free: Mapping[int, bool], *, own_broker: bool = False) -> Finding:
+    """Judges whether a broker finds its ports, where ``up`` finds some.
 
-    Attributes:
-        error: Why no two adjacent free ports were found on loopback, with the cure; empty if they were.
-        broker: The ports of a broker here, with whether each is free.
+    Args:
+        is_free: The ports of a broker here, and whether nobody listens there.
         own_broker: The broker that was asked about is one of this machine, on these ports.
     """
-
-    error: str = ""
-    broker: tuple[tuple[int, bool], ...] = ()
-    own_broker: bool = False
-
-
-def ports(seen: PortsSeen) -> Finding:
-    """Judges whether ``up`` and a broker find their ports."""
-    if seen.error:
-        return failure("ports", "`up` and a broker find none", seen.error)
-    taken = [port for port, free in seen.broker if not free]
-    names = " and ".join(str(port) for port, _ in seen.broker)
-    if not taken or seen.own_broker:
+    taken = [port for port, free in is_free.items() if not free]
+    names = " and ".join(map(str, is_free))
+    if not taken or own_broker:
         state = "in use by the broker that was asked" if taken else "free"
         return ok("ports", f"those of a broker, {names}, are {state}; `up` finds free ones")
     cure = f"if that is your broker, all is well; else start yours with another --port (`ss -ltnp sport = :{taken[0]}`)"
@@ -180,38 +150,21 @@ def open_files(limit: int, most_peers: int) -> Finding:
     return ok("open files", f"{text} ({by})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSeen:
-    """What writing to a directory was like.
+def disk(directory: str, *, free_bytes: int, bytes_per_s: float, fsync_s: float) -> Finding:
+    """Judges the disk that a store and checkpoints would be on.
 
-    Attributes:
+    Args:
         directory: Where.
-        error: Why it could not be written; empty if it could.
         free_bytes: Left for this user.
-        written_bytes: In ``write_s``, with one fsync at the end.
-        fsyncs_s: Seconds of each small write with its fsync.
+        bytes_per_s: Of writing, with one fsync at the end.
+        fsync_s: Of a small write with its fsync.
     """
-
-    directory: str
-    error: str = ""
-    free_bytes: int = 0
-    written_bytes: int = 0
-    write_s: float = 0.0
-    fsyncs_s: tuple[float, ...] = ()
-
-
-def disk(seen: DiskSeen) -> Finding:
-    """Judges the disk that a store and checkpoints would be on."""
-    if seen.error:
-        cure = "name a directory that this user can write, with --dir"
-        return failure("disk", f"{seen.directory} cannot be written ({seen.error})", cure)
-    rate, fsync_s = seen.written_bytes / max(seen.write_s, 1e-9), median(seen.fsyncs_s)
-    text = f"{size(round(rate))}/s, fsync {1000 * fsync_s:.1f} ms, {size(seen.free_bytes)} free in {seen.directory}"
-    if seen.free_bytes < LOW_DISK_BYTES:
+    text = f"{size(round(bytes_per_s))}/s, fsync {1000 * fsync_s:.1f} ms, {size(free_bytes)} free in {directory}"
+    if free_bytes < LOW_DISK_BYTES:
         return failure("disk", text, "make room, or name another --dir: with a full disk nothing is published")
-    if seen.free_bytes < LITTLE_DISK_BYTES:
+    if free_bytes < LITTLE_DISK_BYTES:
         return warning("disk", text, "make room: a store keeps several versions of the model, checkpoints one more")
-    if fsync_s > SLOW_FSYNC_S or rate < SLOW_DISK_BYTES_PER_S:
+    if fsync_s > SLOW_FSYNC_S or bytes_per_s < SLOW_DISK_BYTES_PER_S:
         cure = "put the store on a local SSD: each version is on disk before an island gets it"
         return warning("disk", text, cure)
     return ok("disk", text)

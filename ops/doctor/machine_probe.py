@@ -19,7 +19,9 @@ import zmq
 from broker.process.release import release
 from broker.wire.errors import ConfigError, Unavailable
 from islands import installation
-from ops.doctor.machine_findings import DiskSeen, JaxSeen, PortsSeen, PythonSeen
+from ops.doctor import machine_findings
+from ops.doctor.finding import Finding, failure
+from ops.doctor.machine_findings import median
 from ops.processes.child_process import error_in, tied
 from ops.processes.cluster import are_free, free_ports
 
@@ -41,24 +43,22 @@ _ACCELERATORS = {"/dev/nvidia0": "NVIDIA GPU", "/dev/accel0": "TPU"}
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 
 
-def look_at_python() -> PythonSeen:
-    """Returns what this interpreter is like."""
-    return PythonSeen(
+def look_at_python() -> Finding:
+    """Looks at this interpreter."""
+    return machine_findings.python(
         version=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
         system=platform.system(),
         machine=platform.machine(),
         processors=len(os.sched_getaffinity(0)),
-        missing=tuple(name for name in PACKAGES if importlib.util.find_spec(name) is None),
+        missing=[name for name in PACKAGES if importlib.util.find_spec(name) is None],
         curve=bool(zmq.has("curve")),
         release=release(),
         fault=installation.fault(),
     )
 
 
-def look_at_jax(within_s: float) -> JaxSeen:
+def look_at_jax(within_s: float) -> Finding:
     """Asks JAX for its devices; the process that asks ends with this one, or when its time is over."""
-    hardware = next((name for path, name in _ACCELERATORS.items() if os.path.exists(path)), "")
-    chosen = os.environ.get("JAX_PLATFORMS", "")
     try:
         done = subprocess.run(
             tied([sys.executable, "-P", "-c", _JAX]),
@@ -69,40 +69,41 @@ def look_at_jax(within_s: float) -> JaxSeen:
             timeout=within_s,
         )
     except subprocess.TimeoutExpired:
-        return JaxSeen(error=f"it did not find its devices within {within_s:g} s", late=True)
+        return machine_findings.silent_jax(f"it did not find its devices within {within_s:g} s", late=True)
     except OSError as err:
-        return JaxSeen(error=f"no process for it can be started ({err.strerror})", hardware=hardware, chosen=chosen)
+        return machine_findings.silent_jax(f"no process for it can be started ({err.strerror})")
     try:
         version, found, devices = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         why = error_in(done.stderr.splitlines()) or f"it ended with status {done.returncode}"
-        return JaxSeen(error=why, hardware=hardware, chosen=chosen)
-    return JaxSeen(version=version, platform=found, devices=tuple(devices), hardware=hardware, chosen=chosen)
+        return machine_findings.silent_jax(why)
+    hardware = next((name for path, name in _ACCELERATORS.items() if os.path.exists(path)), "")
+    chosen = os.environ.get("JAX_PLATFORMS", "")
+    return machine_findings.jax(version, found, devices, hardware=hardware, chosen=chosen)
 
 
-def clock_is_synchronised() -> bool | None:
-    """Returns what the kernel says of its clock; None where it cannot be asked."""
+def look_at_clock() -> Finding:
+    """Asks the kernel for its clock."""
+    synchronised = None
     with contextlib.suppress(AttributeError, OSError):
         asked = ctypes.create_string_buffer(_TIMEX_BYTES)  # struct timex, with no mode set: only read
         state = ctypes.CDLL(None, use_errno=True).adjtimex(asked)
         if state >= 0:
-            return bool(state != _TIME_ERROR)
-    return None
+            synchronised = state != _TIME_ERROR
+    return machine_findings.kernel_clock(synchronised)
 
 
-def look_at_ports(port: int, *, own_broker: bool) -> PortsSeen:
-    """Returns which of the ports of a broker are free, and whether ``up`` would find two."""
+def look_at_ports(port: int, *, own_broker: bool) -> Finding:
+    """Looks for the ports of a broker, and two that ``up`` would find."""
     try:
         free_ports(2)
-        pair = tuple((each, are_free([each])) for each in (port, port + 1))
-    except ConfigError as err:
-        return PortsSeen(error=err.cure, own_broker=own_broker)
-    except Unavailable as err:
-        return PortsSeen(error=str(err), own_broker=own_broker)
-    return PortsSeen(broker=pair, own_broker=own_broker)
+        return machine_findings.ports({each: are_free([each]) for each in (port, port + 1)}, own_broker=own_broker)
+    except (ConfigError, Unavailable) as err:
+        cure = err.cure if isinstance(err, ConfigError) else str(err)
+        return failure("ports", "`up` and a broker find none", cure)
 
 
-def look_at_disk(directory: Path) -> DiskSeen:
+def look_at_disk(directory: Path) -> Finding:
     """Measures the disk of a directory, existing or not, by writing at most 64 MiB; leaves no file there."""
     place = directory
     while not place.exists() and place != place.parent:
@@ -125,11 +126,11 @@ def look_at_disk(directory: Path) -> DiskSeen:
                 fsyncs.append(time.monotonic() - began_s)
             stat = os.statvfs(place)
     except OSError as err:
-        return DiskSeen(directory=str(directory), error=err.strerror or str(err))
-    return DiskSeen(
-        directory=str(directory),
+        cure = "name a directory that this user can write, with --dir"
+        return failure("disk", f"{directory} cannot be written ({err.strerror or err})", cure)
+    return machine_findings.disk(
+        str(directory),
         free_bytes=stat.f_bavail * stat.f_frsize,
-        written_bytes=written,
-        write_s=write_s,
-        fsyncs_s=tuple(fsyncs),
+        bytes_per_s=written / max(write_s, 1e-9),
+        fsync_s=median(fsyncs),
     )
