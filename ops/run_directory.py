@@ -14,6 +14,7 @@ import json
 import os
 from pathlib import Path
 
+from aggregator.store.layout import mapped
 from broker.process import clocks
 from broker.wire.errors import ConfigError, Unavailable, cure_of
 
@@ -48,26 +49,38 @@ def claim(run_dir: Path) -> int:
     """
     path = run_dir / LOCK_FILE
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as err:
-        raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = hold(path)
     except BlockingIOError as err:
-        holder = os.pread(lock, 100, 0).decode(errors="replace") or "another process"
-        os.close(lock)
+        holder = path.read_text(encoding="utf-8", errors="replace") or "another process"
         cure = f"is in use by {holder}: one `up` or `hub` at a time; end that one first (Ctrl-C)"
         raise ConfigError("run_dir", str(run_dir), cure) from err
-    except OSError as err:
-        os.close(lock)
-        raise Unavailable(f"cannot lock {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
     try:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
-    except OSError as err:
+        with mapped(f"cannot write {path}", definite=True):
+            os.ftruncate(lock, 0)
+            os.write(lock, f"process {os.getpid()}".encode())
+    except Unavailable:
         os.close(lock)
-        raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
+        raise
     return lock
+
+
+def hold(path: Path) -> int:
+    """Opens a file for appending, and locks it until the descriptor that is returned is closed.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        Unavailable: It cannot be written, or not locked.
+    """
+    with mapped(f"cannot write {path}", definite=True):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        os.close(descriptor)
+        if isinstance(err, BlockingIOError):
+            raise
+        raise Unavailable(f"cannot lock {path}: {err.strerror}; {cure_of(err)}", definite=True) from err
+    return descriptor
 
 
 def in_use(run_dir: Path) -> bool:
@@ -98,17 +111,16 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replaces a file by ``text``, whole or not at all, even if the power fails; raises Unavailable."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with mapped(f"cannot write {path}", definite=True):
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     except UnicodeEncodeError as err:
         what = f"cannot write {path!s}: {err.object[err.start : err.end]!r} in it is no text"
         raise Unavailable(f"{what}; choose paths that are UTF-8", definite=True) from err
-    except OSError as err:
-        raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
 
 
 #: What became of the processes of a run, beside its tape: who shows the run later reads it there.

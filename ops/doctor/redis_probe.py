@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
@@ -25,27 +24,6 @@ GONE_AFTER_S = 60
 SLOW_S = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisSeen:
-    """What a Redis showed.
-
-    Attributes:
-        server: Its name and version, as far as it says so.
-        denied: Commands that our user may not use.
-        round_trip_s: Of one command.
-        offset_s: Its clock minus ours, in the middle of that round trip.
-        runs: That it knows of.
-        evicts: It may throw keys away when its memory is full.
-    """
-
-    server: str
-    denied: tuple[str, ...]
-    round_trip_s: float
-    offset_s: float
-    runs: int
-    evicts: str = ""
-
-
 def look_at_redis(url: str, *, given: bool, run: str) -> list[Finding]:
     """Returns what there is to say of Redis at an address.
 
@@ -59,29 +37,47 @@ def look_at_redis(url: str, *, given: bool, run: str) -> list[Finding]:
     except ConfigError as err:
         return [failure(SUBJECT, f"{err.value} is no address of it", err.cure)]
     try:
-        seen = asyncio.run(_seen(registry))
+        return asyncio.run(_asked(registry))
     except Unavailable as err:
         if given:
             cure = "start it, or put its address right; training goes on without, status and standbys do not"
             return [failure(SUBJECT, str(err), cure)]
         return [_own_server(registry.address)]
-    return judge(registry.address, seen)
 
 
-def judge(address: str, seen: RedisSeen) -> list[Finding]:
-    """Returns what there is to say of a Redis that answers. Pure."""
-    text = f"{seen.server} at {address}: answers in {1000 * seen.round_trip_s:.1f} ms, knows {seen.runs} runs"
-    if seen.denied:
+def judge(
+    address: str,
+    *,
+    server: str,
+    denied: tuple[str, ...],
+    round_trip_s: float,
+    offset_s: float,
+    runs: int,
+    evicts: str = "",
+) -> list[Finding]:
+    """Returns what there is to say of a Redis that answers. Pure.
+
+    Args:
+        address: Where it is.
+        server: Its name and version, as far as it says so.
+        denied: Commands that our user may not use.
+        round_trip_s: Of one command.
+        offset_s: Its clock minus ours, in the middle of that round trip.
+        runs: Number of those that it knows of.
+        evicts: The policy by which it may throw keys away when its memory is full; empty: it throws none away.
+    """
+    text = f"{server} at {address}: answers in {1000 * round_trip_s:.1f} ms, knows {runs} runs"
+    if denied:
         cure = "give its user the rights of docs/operate.md, section Redis"
-        found = failure(SUBJECT, f"{text}; our user may not use {', '.join(seen.denied)}", cure)
-    elif seen.round_trip_s > SLOW_S:
+        found = failure(SUBJECT, f"{text}; our user may not use {', '.join(denied)}", cure)
+    elif round_trip_s > SLOW_S:
         found = warning(SUBJECT, text, "take one that is nearer to the hub: it is given up after 1.5 s")
-    elif seen.evicts:
+    elif evicts:
         cure = "CONFIG SET maxmemory-policy noeviction: a lease that is thrown away lets two aggregators lead"
-        found = warning(SUBJECT, f"{text}; evicts keys ({seen.evicts})", cure)
+        found = warning(SUBJECT, f"{text}; evicts keys ({evicts})", cure)
     else:
         found = ok(SUBJECT, text)
-    return [found, clock_apart("Redis", seen.offset_s, seen.round_trip_s / 2)]
+    return [found, clock_apart("Redis", offset_s, round_trip_s / 2)]
 
 
 def _own_server(address: str) -> Finding:
@@ -92,7 +88,7 @@ def _own_server(address: str) -> Finding:
     return failure(SUBJECT, f"none at {address}, and no server is installed for `up` to start", cure)
 
 
-async def _seen(registry: Registry) -> RedisSeen:
+async def _asked(registry: Registry) -> list[Finding]:
     async with contextlib.aclosing(registry):
         runs = await registry.known_runs()  # which opens the connection
 
@@ -106,7 +102,8 @@ async def _seen(registry: Registry) -> RedisSeen:
         round_trip_s, offset_s = min(trips)
         denied = await registry.attempt(lambda redis: _denied(redis, registry))
         server, evicts = await registry.attempt(_about)
-    return RedisSeen(
+    return judge(
+        registry.address,
         server=server,
         denied=denied,
         round_trip_s=round_trip_s,

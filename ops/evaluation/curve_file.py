@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
 
 from aggregator.store.layout import mapped
 from aggregator.store.tape import read_lines
-from broker.wire.errors import ConfigError, Unavailable, cure_of
+from broker.wire.errors import ConfigError
 from ops import curve
 from ops.curve import Point
+from ops.run_directory import hold
 
 
 def read_points(directory: Path) -> list[Point]:
@@ -38,17 +38,11 @@ class CurveFile:
             Unavailable: The file cannot be written.
         """
         self.path = directory / curve.FILE
-        with mapped(f"cannot write {self.path}", definite=True):
-            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._fd = hold(self.path)
         except BlockingIOError as err:
-            os.close(self._fd)
             cure = f"another process follows this run already: read {self.path}, or end that one first"
             raise ConfigError("follow", str(directory), cure) from err
-        except OSError as err:
-            os.close(self._fd)
-            raise Unavailable(f"cannot lock {self.path} ({err.strerror}); {cure_of(err)}", definite=True) from err
         self.points = read_points(directory)
         self._torn = self._ends_within_a_line()
 

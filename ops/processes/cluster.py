@@ -206,7 +206,7 @@ class LocalCluster:
 
     def restarts(self, name: str) -> int:
         """Returns how often a process was restarted."""
-        return self._supervision.restarts(name)
+        return self._supervision.restarts[name]
 
     def log_of(self, name: str) -> Path:
         """Returns the file that a process's output goes to."""

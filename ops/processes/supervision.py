@@ -17,7 +17,8 @@ a busy machine, would be tried for ever. Of the others nothing is known but how 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +67,17 @@ class Ended:
 Verdict = Restart | GiveUp | Ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """The history of one process: how often it was restarted, and its deaths in a row before settling."""
-
-    restarts: int = 0
-    young_deaths: int = 0
-
-
-@dataclass(slots=True)
 class Supervision:
-    """The histories of all processes, and the verdict on each death."""
+    """The verdict on each death of a process.
 
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
-    _histories: dict[str, History] = field(default_factory=dict)
+    Attributes:
+        restarts: Process -> how many restarts of it have been ordered.
+    """
 
-    def restarts(self, name: str) -> int:
-        """Returns how many restarts of this process have been ordered."""
-        return self._histories.get(name, History()).restarts
+    def __init__(self, policy: RestartPolicy) -> None:
+        self.restarts: Counter[str] = Counter()
+        self._policy = policy
+        self._young_deaths: Counter[str] = Counter()  # in a row, before settling
 
     def died(
         self,
@@ -112,13 +106,11 @@ class Supervision:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if status == 2:
             return GiveUp(reason=f"{name} {how}: its settings are wrong", misset=True)
-        before = self._histories.get(name, History())
-        settled = lived_s >= self.policy.settled_after_s if progressed is None else progressed
-        young = 0 if settled or ordered else before.young_deaths + 1
-        if young >= self.policy.young_deaths:
-            self._histories[name] = replace(before, young_deaths=young)
-            when = f"within {self.policy.settled_after_s:g} s" if progressed is None else "before it got anywhere"
+        settled = lived_s >= self._policy.settled_after_s if progressed is None else progressed
+        young = self._young_deaths[name] = 0 if settled or ordered else self._young_deaths[name] + 1
+        if young >= self._policy.young_deaths:
+            when = f"within {self._policy.settled_after_s:g} s" if progressed is None else "before it got anywhere"
             return GiveUp(reason=f"{name} {how}, {young} times in a row {when}")
-        self._histories[name] = History(restarts=before.restarts + 1, young_deaths=young)
-        delay_s = min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** max(0, young - 1))
+        self.restarts[name] += 1
+        delay_s = min(self._policy.max_delay_s, self._policy.first_delay_s * 2 ** max(0, young - 1))
         return Restart(at_s=now_s + delay_s, reason=f"{name} {how} after {lived_s:.1f} s")

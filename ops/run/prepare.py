@@ -20,12 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from aggregator.config import AggregatorConfig
+from aggregator.store.layout import mapped
 from broker.process.limits import memory_bytes
 from broker.process.release import install
 from broker.process.settings import expanded
 from broker.registry import redis_address
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable, cure_of, shown
+from broker.wire.errors import ConfigError, Unavailable, shown
 from broker.wire.messages import Profile
 from ops import run_directory
 from ops.forecast.footprint import is_auto, shards_here
@@ -138,11 +139,9 @@ def _place_store(store: Path, wanted: Path | None) -> None:
             cure = f"the versions of this run are in {store.resolve()}: leave --store out"
             raise ConfigError("store", str(wanted), cure)
         return
-    try:
+    with mapped(f"cannot make {place}", definite=True):
         place.mkdir(parents=True, exist_ok=True)
         store.symlink_to(place)
-    except OSError as err:
-        raise Unavailable(f"cannot make {place} ({err.strerror}); {cure_of(err)}", definite=True) from err
 
 
 def _claim_of_hub(plan: LocalPlan) -> None:
@@ -155,10 +154,8 @@ def _claim_of_hub(plan: LocalPlan) -> None:
 
 
 def _make(run_dir: Path) -> None:
-    try:
+    with mapped(f"cannot make {run_dir}", definite=True):
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure_of(err)}", definite=True) from err
 
 
 def _write_config(plan: LocalPlan) -> None:

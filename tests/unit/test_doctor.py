@@ -150,7 +150,7 @@ def test_a_broker_that_says_nothing_and_one_of_another_run_are_failures():
 )
 def test_a_redis_is_judged_by_rights_time_and_policy(changes, verdict):
     usual = {"server": "Redis 7", "denied": (), "round_trip_s": 0.001, "offset_s": 0.0, "runs": 2}
-    found, clock = redis_probe.judge("redis://hub", redis_probe.RedisSeen(**(usual | changes)))
+    found, clock = redis_probe.judge("redis://hub", **(usual | changes))
     assert (found.verdict, clock.verdict) == (verdict, OK)
     assert found.cure or verdict is OK
 

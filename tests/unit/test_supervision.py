@@ -28,7 +28,7 @@ def test_delays_double_up_to_the_limit_and_then_it_is_given_up():
     verdicts = [died(supervision) for _ in range(5)]
     assert [verdict.at_s for verdict in verdicts[:4]] == [101.0, 102.0, 104.0, 105.0]
     assert verdicts[4] == GiveUp(reason="x ended with status 1, 5 times in a row within 10 s")
-    assert supervision.restarts("x") == 4
+    assert supervision.restarts["x"] == 4
 
 
 def test_a_process_that_is_killed_now_and_then_is_restarted_for_ever():
@@ -36,7 +36,7 @@ def test_a_process_that_is_killed_now_and_then_is_restarted_for_ever():
     for _ in range(100):
         verdict = died(supervision, status=-9, lived_s=11.0)
         assert verdict == Restart(at_s=101.0, reason="x was killed by signal 9 after 11.0 s")
-    assert supervision.restarts("x") == 100
+    assert supervision.restarts["x"] == 100
 
 
 def test_a_settled_life_forgets_the_deaths_before_it():
