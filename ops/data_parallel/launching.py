@@ -106,17 +106,7 @@ def _processes(plan: LocalPlan) -> list[ProcessSpec]:
     paces = plan.up.pace or (0.0,)
     pace = (max(paces),) if plan.devices else paces  # a step takes as long as that of the slowest
     ranks = _ranks(plan)
-    shared = {
-        "count": ranks,
-        "parts": plan.aggregator.islands // ranks,
-        "seed": plan.aggregator.seed,
-        "tokens": plan.aggregator.total_tokens,
-        "coordinator": f"127.0.0.1:{plan.broker.port}",
-        "task": plan.island.task,
-        "config": plan.config_file,
-        "out": plan.run_dir,
-    }
-    flags = [text for name, value in shared.items() for text in (f"--{name}", str(value))]
+    flags = ["--count", str(ranks), "--config", os.fspath(plan.config_file)]
     return [
         ProcessSpec(
             name=island_id,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -22,10 +21,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
+from aggregator.config import AggregatorConfig
 from broker.process import logs, sources
 from broker.wire.errors import AtollError, ConfigError
 from islands.arrays.tree import flatten
 from islands.tasks.task import DataShare, Schedule, Task, endless_batches, load_task
+from ops import run_directory
 from ops.launcher import find_modules_here
 
 log = logs.get(__name__)
@@ -131,36 +132,31 @@ def _save(params: Any, path: Path, rank: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one process; its count is written to ``rank-N.json`` in the directory of ``--out``."""
+    """Runs one process by the run's ``config.toml``; its count is written to ``rank-N.json`` beside that."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("rank", int), ("count", int), ("parts", int), ("seed", int), ("tokens", int), ("pace", float)):
+    for name, kind in (("rank", int), ("count", int), ("pace", float), ("config", Path)):
         parser.add_argument(f"--{name}", type=kind, required=True)
-    parser.add_argument("--coordinator", required=True, help="address of the first process, such as 127.0.0.1:7001")
-    parser.add_argument("--task", required=True)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(arguments)
     logs.configure(f"island-{args.rank}")
-    if args.count > 1:
-        jax.distributed.initialize(args.coordinator, args.count, args.rank)
+    tables, out = sources.read_file(args.config), args.config.parent
+    run = sources.load(AggregatorConfig, args, "aggregator")
+    if args.count > 1:  # the first process listens where a broker would
+        jax.distributed.initialize(f"127.0.0.1:{tables['broker']['port']}", args.count, args.rank)
     try:
-        task = load_task(args.task, sources.read_file(args.config).get("task", {}))
         counted = train(
-            task,
+            load_task(tables["island"]["task"], tables.get("task", {})),
             rank=args.rank,
             count=args.count,
-            parts=args.parts,
-            seed=args.seed,
-            tokens=args.tokens,
+            parts=run.islands // args.count,
+            seed=run.seed,
+            tokens=run.total_tokens,
             pace_s=args.pace,
-            out=args.out,
+            out=out,
         )
     except AtollError as err:
         print(err, file=sys.stderr, flush=True)
         return 2 if isinstance(err, ConfigError) else 1
-    temporary = args.out / f"rank-{args.rank}.tmp"
-    temporary.write_text(json.dumps(counted), encoding="utf-8")
-    os.replace(temporary, args.out / f"rank-{args.rank}.json")
+    run_directory.write(out / f"rank-{args.rank}.json", json.dumps(counted))
     if args.count > 1:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
     return 0
