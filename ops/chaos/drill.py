@@ -18,7 +18,7 @@ from broker.wire.errors import Unavailable
 from ops import run_directory
 from ops.chaos.injector import Injector, clock_file
 from ops.chaos.plan import ChaosConfig
-from ops.chaos.recording import Happening, Observer, ProcessChange, Recording, StatusWatch, pulse_file
+from ops.chaos.recording import Happening, Observer, Recording, StatusWatch, pulse_file
 from ops.faults import Fault, Role, role_of
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
@@ -108,7 +108,7 @@ class Drill:
         self.up.ended_s = recording.ended_s = time.monotonic()
         recording.began_s = recording.began_s or recording.ended_s
         self._injector.end_all(time.monotonic())
-        names = self._cluster.running() | {each.process for each in recording.changes}
+        names = self._cluster.running() | {event.process for _, event in recording.changes}
         self._cluster.stop()
         self._observer.look()
         self.up.restarts = {name: self._cluster.restarts(name) for name in names}
@@ -186,8 +186,7 @@ class Drill:
         time.sleep(max(0.0, min(TICK_S, until_s - time.monotonic())))
 
     def _take_note(self, event: ProcessEvent) -> None:
-        change = ProcessChange(at_s=time.monotonic(), process=event.process, change=event.change)
-        self.recording.changes.append(change)
+        self.recording.changes.append((time.monotonic(), event))
         match event.change:
             case Change.GAVE_UP if role_of(event.process) not in (Role.ROGUE, Role.EVALUATION):
                 raise GaveUp(event.detail)

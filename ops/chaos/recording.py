@@ -26,7 +26,7 @@ from islands.session.pulse import Beat, read_pulse
 from ops.faults import Fault
 from ops.inspect.explain import ledgers_in, tapes_in
 from ops.inspect.run_status import Status, status_of
-from ops.processes.cluster import Change
+from ops.processes.cluster import ProcessEvent
 
 STATUS_EVERY_S = 0.5
 #: Of a tape, read at a time.
@@ -52,15 +52,6 @@ class Happening:
     at_s: float
     ended_s: float | None = None
     skipped: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessChange:
-    """The supervisor saw a process end, or started it again."""
-
-    at_s: float
-    process: str
-    change: Change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +96,7 @@ class Recording:
         islands: Names of the run's own islands.
         began_s: When every island trained: time 0 of the plan.
         ended_s: When the run was told to end.
+        changes: When the supervisor saw a process end, or started it again.
         steps: Island -> the ends of its steps.
         notes: Decisions that may show that a fault was noticed.
         redis: (moment, whether the run's status could be read there).
@@ -114,7 +106,7 @@ class Recording:
     began_s: float = 0.0
     ended_s: float = 0.0
     happenings: list[Happening] = field(default_factory=list)
-    changes: list[ProcessChange] = field(default_factory=list)
+    changes: list[tuple[float, ProcessEvent]] = field(default_factory=list)
     versions: list[VersionSeen] = field(default_factory=list)
     steps: dict[str, list[Beat]] = field(default_factory=dict)
     rounds: list[RoundSeen] = field(default_factory=list)

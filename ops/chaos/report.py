@@ -95,8 +95,7 @@ def outcome(happening: Happening, recording: Recording) -> Report:
 
 def _detected(happening: Happening, recording: Recording) -> float | None:
     if happening.fault.kind in _KILLING:
-        died = (c.at_s for c in recording.changes if c.change is Change.DIED and c.process in happening.processes)
-        return _first(died, happening.at_s)
+        return _first(_changes(recording, Change.DIED, *happening.processes), happening.at_s)
     until_s = (happening.ended_s or happening.at_s) + CONCERNS_S
     noticed = (note.at_s for note in recording.notes if note.at_s < until_s and _shows(note, happening))
     return _first(noticed, happening.at_s)
@@ -119,11 +118,12 @@ def _restarted(happening: Happening, recording: Recording) -> float | None:
     """Returns the time at which every process that the fault killed was started again."""
     if happening.fault.kind not in _KILLING:
         return None
-    started = [each for each in recording.changes if each.change is Change.STARTED]
-    return _last(
-        _first((each.at_s for each in started if each.process == process), happening.at_s)
-        for process in happening.processes
-    )
+    return _last(_first(_changes(recording, Change.STARTED, each), happening.at_s) for each in happening.processes)
+
+
+def _changes(recording: Recording, change: Change, *processes: str) -> Iterator[float]:
+    """Yields when processes went through a change."""
+    return (at_s for at_s, event in recording.changes if event.change is change and event.process in processes)
 
 
 def _healed(happening: Happening, recording: Recording, restarted_s: float | None) -> float | None:
@@ -235,8 +235,7 @@ def out_spells(recording: Recording, island: str) -> list[Spell]:
             spells.append((happening.at_s, next_step(over_s)))
         elif island in happening.processes and happening.fault.kind is FaultKind.KILL:
             spells.append((happening.at_s, next_life(happening.at_s)))
-    died = (c.at_s for c in recording.changes if c.process == island and c.change is Change.DIED)  # unordered, too
-    spells += [(at_s, next_life(at_s)) for at_s in died]
+    spells += [(at_s, next_life(at_s)) for at_s in _changes(recording, Change.DIED, island)]  # unordered, too
     return merged(spells)
 
 

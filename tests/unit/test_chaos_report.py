@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from islands.session.pulse import Beat
 from ops.chaos.plan import fault
-from ops.chaos.recording import Happening, NoteSeen, Observer, ProcessChange, Recording, RoundSeen, VersionSeen
+from ops.chaos.recording import Happening, NoteSeen, Observer, Recording, RoundSeen, VersionSeen
 from ops.chaos.report import (
     between,
     chaos_report,
@@ -22,7 +22,7 @@ from ops.chaos.report import (
     stepping,
 )
 from ops.faults import FaultKind
-from ops.processes.cluster import Change
+from ops.processes.cluster import Change, ProcessEvent
 
 PACE_S = 0.25
 
@@ -49,7 +49,7 @@ def recording(**more):
 
 
 def change(at_s, process, what):
-    return ProcessChange(at_s=at_s, process=process, change=what)
+    return at_s, ProcessEvent(process=process, change=what, detail="")
 
 
 # --- steps --------------------------------------------------------------------------------------------------------
