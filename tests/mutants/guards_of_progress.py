@@ -213,9 +213,9 @@ PROGRESS = (
     Mutant(
         9,
         "what was recorded is taken once more when it is played back",
-        "broker/routing/presence.py::Presence._admit",
-        "if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):",
-        "if who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence) is not None:",
+        "broker/routing/presence.py::Presence._repeated",
+        "if not seen.repeats(event.envelope.sequence):",
+        "if seen.repeats(event.envelope.sequence) is not None:",
         "unit/test_relay_peers.py::test_a_message_played_back_over_its_connection_is_refused_and_counted",
         "unit/test_relay_peers.py::test_a_want_that_is_played_back_brings_no_version",
         "unit/test_relay_peers.py::test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either",
