@@ -16,12 +16,13 @@ class BulkReceiver:
 
     Attributes:
         nbytes: That came in chunks.
+        largest: Bytes of the largest frame of a chunk.
         resumed: Where messages went on that a connection had cut off.
     """
 
     def __init__(self, router):
         self._router, self._flows, self._kept = router, {}, Kept(1 << 30)
-        self.nbytes, self.resumed = 0, []
+        self.nbytes, self.largest, self.resumed = 0, 0, []
 
     def broken(self):
         """Its connections have ended; what came of messages is kept."""
@@ -49,6 +50,7 @@ class BulkReceiver:
         if not heads.is_head(first):
             return peer, decode([first, *frames])
         self.nbytes += sum(map(len, frames))
+        self.largest = max([self.largest, *map(len, frames)])
         into, found = self._flows.setdefault(peer, Inflow(Limits(), ReusedMemory(0))), None
         for head, pieces in into.in_order(heads.read(first), frames):
             if isinstance(head, heads.Ask):

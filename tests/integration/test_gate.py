@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import random
 import re
 import socket
@@ -13,12 +14,10 @@ from dataclasses import replace
 
 import pytest
 import zmq
-import zmq.asyncio
 
 from benchmarks.hostile import strangers
 from broker.config import BrokerConfig
 from broker.registry.registry import Registry
-from broker.server import serve
 from broker.transport import connection
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, write_allow_list
@@ -29,6 +28,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from ops.keys import make_missing
+from tests import broker_bench
 from tests.aggregator_hand import beat
 from tests.broker_bench import WAIT_S, until
 from tests.coroutines import given_by
@@ -152,31 +152,19 @@ def on_a_broker(tmp_path, redis, settings):
     name = f"run-{uuid.uuid4().hex}"  # counters of earlier runs stay in Redis
     usual = {"run_id": name, "port": 0, "ipc": str(tmp_path / "hub"), "redis_url": redis, "report_interval_s": 0.05}
 
-    async def main(use):
-        config = BrokerConfig(**(usual | {"key": keys / "broker.secret"} | settings))
-        stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-        broker = asyncio.create_task(serve(config, stop=stop, ready=ready.set_result))
-        context, registry = zmq.asyncio.Context(), Registry(redis, name)
-        try:
-            async with contextlib.AsyncExitStack() as stack:
-                await asyncio.wait([broker, ready], return_when=asyncio.FIRST_COMPLETED)
-                if broker.done():
-                    return
-                bench = Bench(context, stack, ready.result(), keys, registry, keyed=config.key is not None)
-                bench.aggregator = await bench.client(AGGREGATOR)
-                bench.paris = await bench.client("island-paris")
-                await bench.beat_passes()
-                await use(bench)
-                await bench.beat_passes()
-                assert set(bench.heard) <= {"paris", BROKER}
-        finally:
-            stop.set()
-            await asyncio.wait([broker])
-            await registry.aclose()
-            context.term()
-            broker.result()
+    config = BrokerConfig(**(usual | {"key": keys / "broker.secret"} | settings))
 
-    return lambda use: asyncio.run(main(use))
+    async def main(use, bare):
+        async with contextlib.aclosing(Registry(redis, name)) as registry, contextlib.AsyncExitStack() as stack:
+            bench = Bench(bare.context, stack, bare.listening, keys, registry, keyed=config.key is not None)
+            bench.aggregator = await bench.client(AGGREGATOR)
+            bench.paris = await bench.client("island-paris")
+            await bench.beat_passes()
+            await use(bench)
+            await bench.beat_passes()
+            assert set(bench.heard) <= {"paris", BROKER}
+
+    return lambda use: broker_bench.on_a_broker(config, functools.partial(main, use))
 
 
 MORE = pytest.mark.full("the same strangers again")

@@ -5,15 +5,12 @@ import contextlib
 import re
 import subprocess
 import sys
-import time
 
 import pytest
-import zmq.asyncio
 
 from broker.config import BrokerConfig
 from broker.observing.client import ObservedRun
 from broker.registry.registry import KEEP_VERSIONS, Registry
-from broker.server import serve
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import client_keys, new_pair, write_pair
 from broker.wire import messages as m
@@ -24,11 +21,10 @@ from ops import cli
 from ops.keys import make_missing
 from ops.processes.cluster import free_ports
 from tests.aggregator_hand import beat
+from tests.broker_bench import RUN, WAIT_S, on_a_broker, until
 from tests.integration.test_registry import Server, write_a_run
 from tests.local_run import environment, ops
 
-WAIT_S = 40.0  # for anything that must happen
-RUN = "demo"
 ROW = {
     "fragment": 0,
     "round": 7,
@@ -62,9 +58,9 @@ def server(tmp_path):
 class Hub:
     """A broker with keys that is being looked at; what ``use`` gets."""
 
-    def __init__(self, listening, keys, registry, stack):
-        self.listening, self.keys, self.registry, self.stack = listening, keys, registry, stack
-        self.address = listening.address
+    def __init__(self, bench, keys, registry, stack):
+        self.context, self.keys, self.registry, self.stack = bench.context, keys, registry, stack
+        self.address = bench.listening.address
 
     def observed(self, stem="observer-watch", run_id=RUN):
         keys = client_keys(self.keys / f"{stem}.secret", KeyRole.OBSERVER) if stem else None
@@ -73,9 +69,7 @@ class Hub:
         return run
 
     async def endpoint(self, stem, role, channel=Channel.BULK):
-        context = zmq.asyncio.Context()
-        self.stack.callback(context.term)
-        endpoint = Endpoint(context, self.address, channel, keys=client_keys(self.keys / f"{stem}.secret", role))
+        endpoint = Endpoint(self.context, self.address, channel, keys=client_keys(self.keys / f"{stem}.secret", role))
         await self.stack.enter_async_context(endpoint)
         assert await endpoint.ready(WAIT_S)
         return endpoint
@@ -97,31 +91,13 @@ def on_a_hub(tmp_path, server):
         settings = {"run_id": RUN, "port": 0, "redis_url": server.url, "report_interval_s": 0.05, "name": "hub"}
         config = BrokerConfig(**(settings | {"key": keys / "broker.secret"} | changes))
 
-        async def main():
-            stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-            broker = asyncio.create_task(serve(config, stop=stop, ready=ready.set_result))
-            registry = Registry(server.url, RUN)
-            try:
-                async with contextlib.AsyncExitStack() as stack:
-                    await asyncio.wait([broker, ready], return_when=asyncio.FIRST_COMPLETED)
-                    await use(Hub(ready.result(), keys, registry, stack))
-            finally:
-                stop.set()
-                await asyncio.wait([broker])
-                await registry.aclose()
-                broker.result()
+        async def main(bench):
+            async with contextlib.aclosing(Registry(server.url, RUN)) as registry, contextlib.AsyncExitStack() as stack:
+                await use(Hub(bench, keys, registry, stack))
 
-        asyncio.run(main())
+        on_a_broker(config, main)
 
     return run
-
-
-async def until(condition, what):
-    ends_s = time.monotonic() + WAIT_S
-    while not (found := await condition()):
-        assert time.monotonic() < ends_s, what
-        await asyncio.sleep(0.05)
-    return found
 
 
 def lasting(snapshot):

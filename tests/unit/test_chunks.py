@@ -349,18 +349,6 @@ def test_what_does_not_continue_is_refused_once(second):
     assert same(taken(into, Chunk(9, 5, 0, 0), [b"hello"]), [b"hello"])
 
 
-def test_a_message_whose_beginning_was_lost_is_refused_once():
-    into = inflow()
-    assert isinstance(taken(into, Chunk(4, 300, 100, 100), [b"x" * 100]), Refused)
-    assert taken(into, Chunk(4, 300, 200, 0), [b"x" * 100]) is None
-
-
-def test_a_new_message_takes_the_place_of_one_that_was_cut_off():
-    into = inflow()
-    taken(into, Chunk(1, 300, 0, 200), [b"x" * 100])
-    assert same(taken(into, Chunk(1, 3, 0, 0), [b"new"]), [b"new"])
-
-
 @given(st.lists(st.tuples(*[st.integers(0, 5)] * 4, st.lists(st.integers(0, 4), max_size=3)), max_size=12))
 def test_no_chunks_do_any_harm(claims):
     into = inflow(most_bytes=10)

@@ -133,16 +133,6 @@ def test_what_waits_for_a_connection_that_ends_is_given_back(line, how):
     assert [event.envelope.sequence for event in gone] == [1, 2]
 
 
-def test_what_comes_in_chunks_is_put_together_and_noted(line):
-    came = chunks(5)
-    for frames in came:
-        found = line.flows.take(PEER, 7, frames, 0.0)
-        line.flows.go_on(PEER, 0.0)
-    assert [decode(each).sequence for each in found] == [5]
-    (last,) = line.frames[-1]
-    assert heads.read(last).received == sum(len(each) for _, *frames in came for each in frames)
-
-
 def test_a_tensor_in_chunks_is_passed_on_where_its_pieces_lie(line):
     out, came, found = Outflow(), [], []
     out.put(encode(version(5, 16 << 20).envelope))
@@ -194,14 +184,6 @@ def test_what_a_connection_cut_off_on_its_way_out_asks_over_the_next_one(line):
     line.frames.clear()
     line.flows.send(version(2, 8 << 20, peer=b"next"), 1.0)
     assert isinstance(heads.read(line.frames[0][0]), heads.Ask)
-
-
-def test_what_is_read_of_a_connection_after_its_end_is_nothing(line):
-    first, second, *_ = chunks()
-    line.flows.take(PEER, 7, first, 0.0)
-    line.flows.ended(7, 1.0)
-    assert line.flows.take(PEER, 7, second, 1.0) == []
-    assert line.flows.partial_bytes == 0
 
 
 def test_a_descriptor_may_be_anothers_before_an_end_is_told_and_that_is_not_the_others_end(line):

@@ -12,7 +12,6 @@ from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.gateway.connections import Connections, Ending, files_for_connections, most_unread_bytes
 from broker.gateway.gate import zap_answer
 from broker.gateway.turns import said_of
-from broker.routing.rights import Bindings
 from broker.transport.keys import (
     ALLOW_LIST,
     client_keys,
@@ -23,11 +22,10 @@ from broker.transport.keys import (
     read_secret,
     write_pair,
 )
-from broker.wire import messages as m
 from broker.wire.addresses import check_exposure, is_local
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
-from broker.wire.messages import AGGREGATOR, BROKER, Channel, Reason
+from broker.wire.messages import AGGREGATOR, BROKER, Channel
 from islands.config import IslandConfig
 from ops import cli
 from ops.keys import make_missing
@@ -39,10 +37,6 @@ WATCHER = Identity(role=KeyRole.OBSERVER, name="o")
 HUB = Identity(role=KeyRole.BROKER, name="broker")
 # Fixed, since they stand in the names of tests: parallel workers must agree on these.
 KEY, OTHER_KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID", "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
-
-
-def join(island_id):
-    return m.Join(nonce="n", island_id=island_id, hint="", tensors=(), tokens_per_step=1)
 
 
 @pytest.mark.parametrize(
@@ -95,27 +89,6 @@ def test_a_line_that_is_none_or_of_a_key_that_is_another_s_is_refused_by_number_
         parse_allow_list(f"{format_line(LEADER, OTHER_KEY)}\n{line}\n")
     assert KEY[:-1] not in str(caught.value)
     assert OTHER_KEY not in str(caught.value)
-
-
-def test_without_an_allow_list_a_name_is_believed_and_with_one_the_key_is():
-    bindings = Bindings()
-    assert bindings.refusal("", "paris", join("")) is None
-    assert bindings.blamed("", "rome") == "rome"
-    bindings.replace({KEY: PARIS})
-    assert bindings.refusal(KEY, "join:n", join("paris")) is None
-    for key, sender, message in (
-        ("", "paris", join("paris")),
-        (OTHER_KEY, "paris", join("paris")),
-        (KEY, "rome", join("rome")),
-        (KEY, "join:n", join("rome")),
-        (KEY, "join:n", join("")),
-    ):
-        reason, _ = bindings.refusal(key, sender, message)
-        assert reason is Reason.WRONG_KEY
-    assert bindings.blamed(KEY, "rome") == "paris"
-    assert bindings.blamed(OTHER_KEY, "rome") == ""
-    bindings.replace({})
-    assert bindings.refusal(KEY, "join:n", join("paris"))[0] is Reason.WRONG_KEY
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -144,16 +144,6 @@ def test_a_whole_version_that_does_not_come_is_asked_for_again_ever_more_seldom(
     assert hub.asked == [m.WantWhole(fragment_id=0)]  # the first pause again
 
 
-def test_after_a_difference_was_lost_islands_get_a_whole_version(hub):
-    hub.publish(3)
-    hub.want("a", 3)
-    hub.publish(5, base=4)
-    assert hub.delivered == []
-    assert hub.asked == [m.WantWhole(fragment_id=0)]
-    hub.publish(5)
-    assert hub.delivered == [("a", 5, None)]
-
-
 def test_a_difference_that_a_full_connection_does_not_take_is_sent_with_what_follows_it(hub):
     hub.publish(3)
     hub.want("a", 3)

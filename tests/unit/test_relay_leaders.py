@@ -287,20 +287,16 @@ def broker():
     return Broker()
 
 
-def test_a_standby_hears_who_leads_since_when_it_was_silent_and_what_is_held_here(broker):
+def test_a_standby_hears_who_leads_since_when_and_what_is_held_here_and_the_leader_hears_it(broker):
     broker.attach(epoch=4)
     broker.receive(AGGREGATOR, version(1, 7, epoch=4))
     broker.now_s += 0.75
     held = m.Stored(fragment_id=1, fragment_version=7, digest="00")
-    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=0.75, stored=(held,), newest=None)
-
-
-def test_what_a_standby_says_goes_on_to_the_leader(broker):
-    broker.attach()
     broker.follow()
     (forwarded,) = (send for send in broker.sends if isinstance(send.envelope.message, m.Follow))
     assert (forwarded.channel, forwarded.peer) == (Channel.CONTROL, b"aggregator/0/control")
     assert forwarded.envelope.sender == B
+    assert broker.following() == m.Following(epoch=4, leader_heard_ago_s=0.75, stored=(held,), newest=None)
 
 
 def test_replicas_and_run_records_go_to_the_standby_over_its_newest_bulk_connection(broker):
@@ -313,15 +309,6 @@ def test_replicas_and_run_records_go_to_the_standby_over_its_newest_bulk_connect
     broker.follow_bulk(route=b"again")
     broker.receive(AGGREGATOR, replica(), to=B)
     assert broker.sent == [(b"again", replica())]
-
-
-def test_a_deposed_leader_replicates_nothing_any_more(broker):
-    broker.attach()
-    broker.follow_bulk()
-    broker.receive(AGGREGATOR, m.Attach(shard=0, shards=1, epoch=2, versions=()), route=b"new/control")
-    broker.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=2, shards=1), route=b"new/bulk")
-    broker.receive(AGGREGATOR, replica(), to=B)
-    assert broker.reason() is Reason.FENCED
 
 
 def test_only_a_standby_follows_and_it_does_nothing_else(broker):

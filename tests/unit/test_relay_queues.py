@@ -120,24 +120,6 @@ def test_what_waits_for_a_leader_that_falls_silent_comes_back(led):
     assert led.relay.queued_bytes == 0
 
 
-def test_contribution_to_a_vanished_connection_waits_for_the_next(led):
-    led.receive("a", contribution())
-    led.unreachable(led.sends[0])
-    assert led.relay.queued_bytes == 100
-    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again")
-    assert [send.peer for send in led.sends] == [b"again"]
-    assert led.relay.queued_bytes == 0
-
-
-def test_a_blocked_control_message_is_dropped_and_counted(led):
-    led.receive("a", beat())
-    before = led.relay.next_deadline_s()
-    led.block(led.sends[0])
-    assert led.sent == []
-    assert led.relay.counters.dropped == {"blocked": 1}
-    assert led.relay.next_deadline_s() == before
-
-
 # --- versions to islands ----------------------------------------------------------------------------------------------
 
 

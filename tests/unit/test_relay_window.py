@@ -47,12 +47,6 @@ def test_a_long_way_is_filled_and_left_to_one_where_the_link_becomes_slow():
     assert window.size <= 2
 
 
-def test_one_at_a_time_goes_over_a_link_that_is_full():
-    """What is under way is then at most two: what comes next is the newest there is."""
-    window, _ = follow(round_trip_s=0.1, transfer_s=4.0, every_s=2.0)
-    assert window.size <= 2
-
-
 def test_no_more_than_what_is_used_is_allowed():
     window = Window()
     for n in range(50):

@@ -229,10 +229,3 @@ def test_whatever_peers_say_over_several_connections_does_no_harm(said):
     for fd in range(4):
         flows.ended(fd, 1e3)
     assert flows._partial_bytes == 0
-
-
-def test_what_the_other_end_has_of_each_connection_is_told_over_that_one():
-    into = Ways(2).into
-    list(into.in_order(Chunk(1, 300, 100, 0), [bytes(200)], 1))
-    assert into.credit(0) == Credit(0, CREDIT_BYTES)
-    assert into.credit(1) == Credit(200, 200 + CREDIT_BYTES)
