@@ -137,6 +137,11 @@ def test_what_is_no_optimizer_or_scaler_is_refused(wrong, said):
         islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), **wrong)
 
 
+def test_a_name_that_no_join_has_is_refused_with_the_nearest():
+    with pytest.raises(TypeError, match=r"no argument 'recipes'; did you mean recipe\?"):
+        islands.torch.join("tcp://127.0.0.1:1", nn.Linear(2, 2), recipes={})
+
+
 def test_processes_that_train_one_model_together_are_refused_with_the_cure(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
