@@ -26,7 +26,7 @@ NO_SHARES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig(Recipe):
-    """An aggregator's settings: keys of ``[aggregator]`` or ``[recipe]``, most also flags of ``atoll aggregator``.
+    """Settings of an aggregator: keys of ``[aggregator]`` or ``[recipe]``, most also flags.
 
     Those of the recipe are inherited (:class:`broker.wire.messages.Recipe`). Each field says whether a restart on the
     store of a run may change it (:mod:`aggregator.state.run_settings`). A fixed one is told to islands as they join, or

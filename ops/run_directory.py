@@ -128,7 +128,7 @@ PROCESSES_FILE = "processes.jsonl"
 
 
 def tell(run_dir: Path, process: str, text: str) -> None:
-    """Adds a line to the file about processes, with the time by the clock of the tapes; a full disk stops nothing."""
+    """Adds a line to the file about processes, by the tapes' clock; a full disk stops nothing."""
     line = {"now_s": round(clocks.monotonic(), 3), "process": process, "text": text}
     with contextlib.suppress(OSError), (run_dir / PROCESSES_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

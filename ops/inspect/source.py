@@ -1,4 +1,4 @@
-"""Where a run is looked at from afar: in its Redis, or through a broker with an observer's key; and its events."""
+"""The source of a run's status and events: its Redis, or a broker asked with a key."""
 
 from __future__ import annotations
 

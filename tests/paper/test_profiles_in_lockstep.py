@@ -12,12 +12,12 @@ from tests.paper.test_profile_paper import ISLANDS, SHAPES, STEPS, TOLERANCE, ba
 H = 6
 
 
-def transcribed(places, shares, *, tau, mix, rate, momentum):
+def transcribed(places, data, *, tau, mix, rate, momentum):
     """Yields (fragment, version, step, value): everybody is at the same step, and waits where it must.
 
     Args:
         places: Fragment, as the tensors in it -> the step of its first hand-over.
-        shares: The parts of the data, one for each island.
+        data: Step -> its batch, for each island.
         tau: Steps between a hand-over and its adoption.
         mix: Share of the local value that is left.
         rate: Of the outer optimizer.
@@ -27,8 +27,8 @@ def transcribed(places, shares, *, tau, mix, rate, momentum):
     value = {p: x.astype(np.float64) for p, x in initial().items()}
     b = {p: np.zeros(shape) for p, shape in SHAPES.items()}
     adopted, version = {}, dict.fromkeys(places, 0)
-    for t in range(1, STEPS + 1):
-        theta = [inner_step(x, batch(share, t - 1)) for x, share in zip(theta, shares, strict=True)]
+    for t in range(1, 1 + min(map(len, data))):  # to the last step that was merged
+        theta = [inner_step(x, batch(own[t - 1])) for x, own in zip(theta, data, strict=True)]
         for step, names in list(adopted.items()):
             if step == t:
                 _adopt(theta, value, names, mix)
@@ -61,13 +61,15 @@ def test_islands_that_wait_for_each_other_learn_as_published(profile, step_times
     changes = {} if profile is Profile.DILOCO else {"fragments": 3, "codec": Codec.F32}
     config, names, commits = produced(step_times_s, profile=profile, sync_interval=H, **changes)
     places = {name: round((k + 1) * H / len(names)) for k, name in enumerate(names)}
-    merged = [m for commit, _ in commits for m in commit.contributions]
-    shares = [next(m.data[0].share for m in merged if m.island_id == f"island-{i}") for i in range(ISLANDS)]
+    data = [{} for _ in range(ISLANDS)]
+    for m in (m for commit, _ in commits for m in commit.contributions):
+        batches = (k for each in m.data for k in range(each.from_batch, each.to_batch))
+        data[int(m.island_id[-1])].update(enumerate(batches, m.steps.from_step))
     rate, momentum = config.outer_rule
     expected = {
         (name, version): (t, value)
         for name, version, t, value in transcribed(
-            places, shares, tau=config.overlap, mix=config.mix, rate=rate, momentum=momentum
+            places, data, tau=config.overlap, mix=config.mix, rate=rate, momentum=momentum
         )
     }
     compared = 0

@@ -46,7 +46,7 @@ class Pacing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The recipe of a run: each field is a key of ``[recipe]``, and most are flags of ``atoll aggregator``.
+    """The recipe of a run: keys of ``[recipe]``, most also flags of ``atoll aggregator``.
 
     A fixed field decides how model and progress are cut, or is followed by islands. A changeable one may be another
     after a restart.
