@@ -138,6 +138,8 @@ def test_the_command_prints_what_it_wrote(run_dir, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["path"] == str(run_dir / "model.safetensors")
     assert printed["versions"] == list(VERSIONS)
+    assert run(parser.parse_args([str(run_dir)])) == 0
+    assert "fragment versions: 3 5 0" in capsys.readouterr().out
     assert export(run_dir, run_dir / "seed.safetensors", which=Which.SEED).versions == (0, 0, 0)
 
 

@@ -217,13 +217,16 @@ def test_a_fault_says_itself_in_words():
         (["--fault-every-s", "-1"], "fault_every_s = -1.0: must be"),
         (["--settle-s", "-1"], "settle_s = -1.0: must be"),
         (["FILE"], "[cluster] pase = [0.2]: is no setting of up; did you mean pace?"),
+        (["LIMITS"], "tape_segments = -1: must not be negative"),  # which has no flag
         (["--fault-kinds", "wipe", "--redis-url", "redis://127.0.0.1:1"], "needs a Redis that this command starts"),
         (["--check", "no-such-run"], "holds no ledger of a run"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(tmp_path, capsys, flags, words):
     (tmp_path / "faults.toml").write_text("[cluster]\npase = [0.2]")
-    given = [str(tmp_path / "faults.toml") if each == "FILE" else each for each in flags]
+    (tmp_path / "limits.toml").write_text("[cluster]\ntape_segments = -1\nhold = false")
+    files = {"FILE": str(tmp_path / "faults.toml"), "LIMITS": str(tmp_path / "limits.toml")}
+    given = [files.get(each, each) for each in flags]
     assert cli.main(["chaos", *given, "--run-dir", str(tmp_path / "run")]) in (1, 2)
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
