@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.process import limits, logs, sources
 
 #: Merges have threads of their own, which sleep between them (:mod:`aggregator.process.workers`). Those of numeric

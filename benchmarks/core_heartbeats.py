@@ -13,9 +13,9 @@ import sys
 import time
 from collections import deque
 
-from aggregator import events as agg
-from aggregator.config import AggregatorConfig
-from aggregator.core import Aggregator
+from aggregator.interface import events as agg
+from aggregator.interface.config import AggregatorConfig
+from aggregator.rounds.core import Aggregator
 from benchmarks import output
 from benchmarks.fleet import RUN
 from benchmarks.output import Column, Printer

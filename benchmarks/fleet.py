@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.process import settings, sources
 from broker.routing.liveness import LivenessConfig

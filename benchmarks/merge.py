@@ -19,7 +19,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from aggregator.events import Part
+from aggregator.interface.events import Part
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.kernels import merge_and_step
 from aggregator.merge.layout import Source

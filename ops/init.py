@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
 from broker.process import sources
 from broker.process.settings import settings_of

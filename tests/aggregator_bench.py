@@ -11,7 +11,7 @@ import time
 import numpy as np
 import zmq.asyncio
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.process.service import serve
 from broker.config import BrokerConfig
 from broker.process.settings import to_table

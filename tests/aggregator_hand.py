@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from aggregator import events as agg
-from aggregator.config import AggregatorConfig
-from aggregator.core import Aggregator
+from aggregator.interface import events as agg
+from aggregator.interface.config import AggregatorConfig
+from aggregator.rounds.core import Aggregator
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.ranges import StepRange

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from broker.wire.messages import Following, Replica, Standing, Stored, newness
 from broker.wire.records import LeaseView
 

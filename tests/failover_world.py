@@ -2,7 +2,7 @@
 
 import msgpack
 
-from aggregator.events import Note, Persisted, RunSaved
+from aggregator.interface.events import Note, Persisted, RunSaved
 from aggregator.standby import candidate_events as c
 from aggregator.standby import replication as r
 from aggregator.standby.candidate import Candidate, Holding

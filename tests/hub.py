@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.process import service
 from broker.config import BrokerConfig
 from broker.process.settings import to_table

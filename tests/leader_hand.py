@@ -1,6 +1,6 @@
 """The leader's side of standing by, driven by hand: the test answers for the lease and plays every standby."""
 
-from aggregator.events import Commit, Persisted, RunSaved
+from aggregator.interface.events import Commit, Persisted, RunSaved
 from aggregator.standby.replication import Replication
 from aggregator.standby.replication_events import Deliver, Followed, Local, Renewed
 from broker.wire.messages import Follow, Stored

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aggregator import events as agg
-from aggregator.core import Aggregator
+from aggregator.interface import events as agg
+from aggregator.rounds.core import Aggregator
 from broker.routing.events import Blocked, RelayConfig, Unreachable
 from broker.routing.events import Received as RelayReceived
 from broker.routing.events import Send as RelaySend

@@ -1,7 +1,7 @@
 """Figures of a broker, an aggregator and an island, made by hand, for tests of metrics, alerts and dashboards."""
 
-from aggregator.process.metrics import AggregatorSnapshot, IslandFigures, Leading
-from aggregator.process.metrics import families_of as aggregator_families
+from aggregator.state.metrics import AggregatorSnapshot, IslandFigures, Leading
+from aggregator.state.metrics import families_of as aggregator_families
 from broker.registry.reporter import BrokerSnapshot
 from broker.registry.reporter import families_of as broker_families
 from broker.routing.liveness import Liveness, LivenessConfig

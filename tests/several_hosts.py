@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from aggregator.events import Pieced
+from aggregator.interface.events import Pieced
 from aggregator.process import workers
 from broker.wire.fragments import Kind
 from broker.wire.tensors import decode_tensor

@@ -1,6 +1,6 @@
 """The cores of all shards of a run side by side, and what carries between them what they tell each other."""
 
-from aggregator.events import Publish
+from aggregator.interface.events import Publish
 from broker.wire.fragments import shard_of
 from broker.wire.messages import AGGREGATOR, Nothing, Phase, Roster, Rostered, Seed, Welcome
 from tests.aggregator_hand import Desk, beat, of, sent

@@ -2,9 +2,9 @@
 
 import json
 
-from aggregator.config import AggregatorConfig
-from aggregator.core import Aggregator
-from aggregator.events import Computed, Merge, Note, Persist, Persisted, Plant, Received, RunSaved, SaveRun
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Computed, Merge, Note, Persist, Persisted, Plant, Received, RunSaved, SaveRun
+from aggregator.rounds.core import Aggregator
 from aggregator.store.tape import event_line, note_line, start_line
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec

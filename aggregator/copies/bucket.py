@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from aggregator.copies.place import Place, place_of
+from aggregator.interface.place import Place, place_of
 from broker.process.release import install
 from broker.wire.errors import ConfigError, Unavailable, cure_of
 
@@ -61,7 +61,7 @@ class Bucket:
         """Returns the prefix that an address names. Nothing is asked of a server yet.
 
         Args:
-            text: The address (:mod:`aggregator.copies.place`).
+            text: The address (:mod:`aggregator.interface.place`).
             name: Of the setting, for errors.
             create: Make a folder of this machine where there is none.
 

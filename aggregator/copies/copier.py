@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aggregator.config import AggregatorConfig
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.planning import CopyClock, below, fits, fitting, folder, misplaced, replaced, surplus
 from aggregator.copies.restoring import sets_of
 from aggregator.copies.sets import LEADS, CompleteSet, lead_key, newest_sets, order_of, write_set
 from aggregator.copies.taking import Identity, Taken, hashed, packed, take
+from aggregator.interface.config import AggregatorConfig
 from broker.process import clocks, logs
 from broker.wire.errors import Unavailable
 

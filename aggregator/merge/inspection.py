@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aggregator.events import Flaw, Inspection
+from aggregator.interface.events import Flaw, Inspection
 from aggregator.merge.lengths import measure
 from aggregator.merge.passes import is_warm
 from broker.wire.codec import verify

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.events import Part, Pieced
+from aggregator.interface.events import Part, Pieced
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.layout import Source
 from aggregator.merge.lengths import known, units_of

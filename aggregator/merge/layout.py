@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.events import Pieced
+from aggregator.interface.events import Pieced
 from aggregator.merge.fragment_state import Vector
 from aggregator.merge.pieces import Pieces, elements_of
 from broker.wire.messages import Codec, Encoded

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 
-from aggregator.events import Pieced
+from aggregator.interface.events import Pieced
 from aggregator.merge.layout import Source
 from aggregator.merge.passes import Doubles, Target, fold
 from aggregator.merge.resources import in_turn

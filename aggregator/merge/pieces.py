@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aggregator.events import Piece, Pieced
+from aggregator.interface.events import Piece, Pieced
 from broker.wire.fragments import Region
 from broker.wire.messages import Encoded
 from broker.wire.tensors import Elements, Float32Array, decode_into

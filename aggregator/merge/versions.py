@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from aggregator.events import Merge, Plant
+from aggregator.interface.events import Merge, Plant
 from aggregator.merge.fragment_state import FragmentState, Vector, seeded
 from aggregator.merge.kernels import MergedFragment, merge_and_step
 from aggregator.merge.layout import NUMBERS, address_of

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import zmq.asyncio
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.inspection import inspect

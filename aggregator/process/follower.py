@@ -13,8 +13,8 @@ from typing import Any, assert_never
 
 import zmq.asyncio
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Fenced, Note, NotLetIn, Received, Send
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Fenced, Note, NotLetIn, Received, Send
 from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey
 from aggregator.process.workers import warmed_up

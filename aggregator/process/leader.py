@@ -1,4 +1,4 @@
-"""Runs :class:`aggregator.core.Aggregator`: sockets, store, workers and lease of a leader. Shell.
+"""Runs :class:`aggregator.rounds.core.Aggregator`: sockets, store, workers and lease of a leader. Shell.
 
 Events from sockets, threads and the timer pass through one queue into the core, one at a time, and what it answers is
 done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.process.workers`,
@@ -20,9 +20,8 @@ from typing import Any, Generic, TypeVar, assert_never
 
 import zmq.asyncio
 
-from aggregator.config import AggregatorConfig
-from aggregator.core import Aggregator
-from aggregator.events import (
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import (
     Action,
     Completion,
     Event,
@@ -45,9 +44,9 @@ from aggregator.events import (
 )
 from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey, Term
-from aggregator.process.metrics import Leading
 from aggregator.process.telemetry import Telemetry
 from aggregator.process.workers import Workers
+from aggregator.rounds.core import Aggregator
 from aggregator.standby.replicas import run_message
 from aggregator.standby.replication import Replication
 from aggregator.standby.replication_events import (
@@ -63,6 +62,7 @@ from aggregator.standby.replication_events import (
     ReplicationAction,
     ReplicationEvent,
 )
+from aggregator.state.metrics import Leading
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Loaded, Store
 from aggregator.store.tape import Tape, start_line

@@ -17,15 +17,15 @@ from typing import Any
 
 import zmq.asyncio
 
-from aggregator.config import AggregatorConfig
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import LAST_AFTER_END_S, LAST_AFTER_STOP_S, Copier
-from aggregator.core import Aggregator
+from aggregator.interface.config import AggregatorConfig
 from aggregator.process.follower import Follower
 from aggregator.process.leader import Leader
 from aggregator.process.lease import LeaseKey, Term
-from aggregator.process.metrics import AggregatorSnapshot, families_of
 from aggregator.process.workers import load_kernels_early
+from aggregator.rounds.core import Aggregator
+from aggregator.state.metrics import AggregatorSnapshot, families_of
 from aggregator.state.run_settings import settled
 from aggregator.store.layout import read_run
 from aggregator.store.store import Loaded, Store, newer_but_damaged
@@ -135,7 +135,8 @@ async def serve(
     """Runs the aggregator until the run ends or ``stop`` is set; writes the report, returns the ending.
 
     Args:
-        given: Settings of :class:`~aggregator.config.AggregatorConfig` by name; the run of the store has the others.
+        given: Settings of :class:`~aggregator.interface.config.AggregatorConfig` by name; the run of the store has the
+            others.
         stop: Ends the aggregator within about a second, wherever the run stands.
         ready: Called once with the core, when the store is loaded; for tests to look at.
 

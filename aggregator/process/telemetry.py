@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Event, Note, Persisted, Received
-from aggregator.process import summary
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Event, Note, Persisted, Received
 from aggregator.process.lease import LeaseKey
-from aggregator.process.metrics import Leading, leading_of
 from aggregator.process.reporter import Reporter, Snapshot
-from aggregator.process.summary import Traffic
+from aggregator.state import summary
+from aggregator.state.metrics import Leading, leading_of
 from aggregator.state.run import Run
+from aggregator.state.summary import Traffic
 from aggregator.store.tape import Tape, event_line, note_line
 from broker.process import logs
 from broker.registry.registry import Registry
@@ -185,7 +185,7 @@ class Telemetry:
         return (*self._run.troubles.sentences(now_s), *self.more_troubles())
 
     def leading(self, standbys: Mapping[str, bool] | None) -> Leading:
-        """Returns the figures for metrics; ``standbys`` as in :class:`aggregator.process.metrics.Leading`."""
+        """Returns the figures for metrics; ``standbys`` as in :class:`aggregator.state.metrics.Leading`."""
         now_s, reported = self._clock(), self._snapshot()
         return leading_of(
             self._run,

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from aggregator.events import (
+from aggregator.interface.events import (
     Commit,
     Computed,
     Event,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aggregator.events import Flaw
+from aggregator.interface.events import Flaw
 from aggregator.ledger.lives import Account, Life
 from broker.wire.messages import RETRY_REASONS, Contribution, Fate, Reason, TrainedOn
 

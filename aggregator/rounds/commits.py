@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aggregator.events import Commit, Computed, MergeFailed, Persist, Persisted, PersistFailed, Received, Send
+from aggregator.interface.events import Commit, Computed, MergeFailed, Persist, Persisted, PersistFailed, Received, Send
 from aggregator.rounds.publishing import Publishing
 from aggregator.rules.pacing import Pacer
 from aggregator.state.fragment import Stage

@@ -12,7 +12,7 @@ when its own patience ends. Where nobody could ever give, it is told so at once.
 
 from __future__ import annotations
 
-from aggregator.events import Received, Send
+from aggregator.interface.events import Received, Send
 from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.routing.liveness import Liveness

@@ -5,7 +5,7 @@ Design: section 4.9.
 
 from __future__ import annotations
 
-from aggregator.events import Received
+from aggregator.interface.events import Received
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing

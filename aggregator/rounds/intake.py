@@ -7,7 +7,7 @@ waiting, and can be compared with what the others sent (:mod:`aggregator.rules.o
 
 from __future__ import annotations
 
-from aggregator.events import Received
+from aggregator.interface.events import Received
 from aggregator.rounds.admission import Admission, admit, too_stale
 from aggregator.rounds.notices import Notices
 from aggregator.rules.outliers import Sample

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aggregator.events import Received, Send
+from aggregator.interface.events import Received, Send
 from aggregator.rounds.notices import Notices
 from aggregator.rules.recipes import settle
 from aggregator.state.members import Member

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from aggregator.events import Received, Send
+from aggregator.interface.events import Received, Send
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
 from aggregator.state.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from aggregator.events import NotLetIn, Publish, Received, Send
+from aggregator.interface.events import NotLetIn, Publish, Received, Send
 from aggregator.rounds.brokers import BrokerVersions, Outage
 from aggregator.state.run import Run
 from broker.wire.messages import BROKER, Attach, AttachBulk, Attached, Codec, Phase, WantWhole

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.events import (
+from aggregator.interface.events import (
     Commit,
     Computed,
     Event,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aggregator.events import Received, Send
+from aggregator.interface.events import Received, Send
 from aggregator.rounds.membership import Membership
 from aggregator.state.fragment import Stage
 from aggregator.state.run import Run

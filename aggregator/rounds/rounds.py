@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aggregator.events import Merge, Part
+from aggregator.interface.events import Merge, Part
 from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices

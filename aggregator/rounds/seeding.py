@@ -7,7 +7,7 @@ With several shards each plants the seeds of its own fragments, and shard 0 deci
 
 from __future__ import annotations
 
-from aggregator.events import Plant, Received
+from aggregator.interface.events import Plant, Received
 from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.roster import Adopter, Keeper

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.rules.averages import MovingAverage
 from aggregator.rules.quorum import Waits, grace_window_s
 from broker.wire.messages import Pacing

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aggregator.events import Note
+from aggregator.interface.events import Note
 from aggregator.standby.candidate_events import (
     Arrived,
     CandidateAction,

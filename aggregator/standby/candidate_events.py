@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.events import Note
+from aggregator.interface.events import Note
 from aggregator.state.founding import Founding
 from broker.wire.messages import Follow, Following, Replica, ReplicaRun
 from broker.wire.records import LeaseView

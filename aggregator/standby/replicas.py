@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import commit_from_map, commit_to_map
 from broker.wire.codec import verify_payload

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.events import Commit, Completion, MergeFailed, Note, Persisted, RunSaved
+from aggregator.interface.events import Commit, Completion, MergeFailed, Note, Persisted, RunSaved
 from aggregator.standby.replication_events import (
     Deliver,
     Deposed,

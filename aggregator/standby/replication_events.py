@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.events import Commit, Completion, Event, Note
+from aggregator.interface.events import Commit, Completion, Event, Note
 from broker.wire.messages import Follow
 
 # --- in ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from aggregator.events import Flaw, Piece, Pieced, Received
+from aggregator.interface.events import Flaw, Piece, Pieced, Received
 from aggregator.state.run import Run
 from broker.wire.fragments import flaw_in
 from broker.wire.messages import RETRY_REASONS, Contribution, HostPart, Reason, Seed

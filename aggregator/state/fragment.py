@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from aggregator.events import Commit, Merge
+from aggregator.interface.events import Commit, Merge
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.state.round import Admitted, Round
 from broker.process.transitions import Staged, Transitions

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgpack
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.state.records import manifest_to_rows
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition, shard_of

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Merged
 from broker.wire.ranges import StepRange

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.rules.recipes import settle
 from aggregator.state.founding import foundings_of

@@ -1,9 +1,9 @@
 """The state of a run that the parts of the core share.
 
 The parts (:mod:`aggregator.rounds.membership`, :mod:`aggregator.rounds.rounds` and the others that
-:mod:`aggregator.core` lists) read and change one :class:`Run` while one event is handled. What they want done is put
-into its outbox, in order; :class:`aggregator.core.Aggregator` empties it. ``now_s`` is the clock reading that came with
-the event.
+:mod:`aggregator.rounds.core` lists) read and change one :class:`Run` while one event is handled. What they want done is
+put into its outbox, in order; :class:`aggregator.rounds.core.Aggregator` empties it. ``now_s`` is the clock reading
+that came with the event.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Action, Finished, Manifested, Note, SaveRun
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.interval import Interval, RoundTimes

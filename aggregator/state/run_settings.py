@@ -1,7 +1,8 @@
 """The settings of a run across restarts: fixed, changeable, or of one process. Pure.
 
-Each field of :class:`~aggregator.config.AggregatorConfig` says how long it holds. The run record keeps those that are
-the run's, as they are when it is written. A later life, here or on a standby that takes over, is held against them:
+Each field of :class:`~aggregator.interface.config.AggregatorConfig` says how long it holds. The run record keeps those
+that are the run's, as they are when it is written. A later life, here or on a standby that takes over, is held against
+them:
 
 * what is not given is taken from the run, whatever the default of this release;
 * what is given and fixed must be what the run has;
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from aggregator.config import NO_SHARES, AggregatorConfig
+from aggregator.interface.config import NO_SHARES, AggregatorConfig
 from aggregator.rules.recipes import begun_with
 from aggregator.state.records import manifest_from_rows
 from broker.process.settings import Scope, Setting, build, settings_of, typed

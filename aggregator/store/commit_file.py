@@ -31,7 +31,7 @@ import msgpack
 import numpy as np
 import xxhash
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.state.records import commit_from_map, commit_to_map
 from broker.wire.errors import LocalProtocolError, Unavailable, cure_of

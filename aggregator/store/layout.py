@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import Vector
 from aggregator.store.commit_file import FORMAT, Damaged, read_params
 from broker.process import logs

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.ledger.ledger import merged_by_island
 from aggregator.state.records import Carried, is_ledger_line, ledger_line
 from aggregator.store.commit_file import write_all

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from aggregator.events import Merge, Part
+from aggregator.interface.events import Merge, Part
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.kernels import MergedFragment
 from aggregator.merge.pieces import vector

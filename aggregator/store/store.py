@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.ledger.rolling_back import rolled_back
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.rounds.recovery import renumbered

@@ -30,8 +30,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import (
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import (
     Commit,
     Computed,
     Event,
@@ -184,7 +184,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def read_start(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of :class:`aggregator.core.Aggregator` that a first line describes.
+    """Returns the arguments of :class:`aggregator.rounds.core.Aggregator` that a first line describes.
 
     Raises:
         ConfigError: The tape has another format, or settings that this program does not know.

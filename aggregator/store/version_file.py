@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.store.commit_file import check, opened, read_header
 from broker.wire.tensors import fragment_digest

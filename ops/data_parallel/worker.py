@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.process import logs, sources
 from broker.wire.errors import AtollError, ConfigError
 from islands.arrays.tree import flatten

@@ -107,7 +107,7 @@ def _follow(args: argparse.Namespace) -> int:
     with contextlib.suppress(OSError):
         os.nice(max(0, NICE - os.nice(0)))
 
-    from aggregator.config import AggregatorConfig
+    from aggregator.interface.config import AggregatorConfig
     from islands.tasks.benchmarks import judged, load_benchmarks
     from islands.tasks.evaluate import place
     from ops.evaluation.curve_file import CurveFile

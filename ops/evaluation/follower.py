@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.ledger.ledger import tokens_trained
 from aggregator.state.records import RUN_ID
 from aggregator.store.commit_file import Damaged, read_header

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.state.model_limits import least_held_bytes, least_message_bytes
 from broker.process.settings import setting
 from broker.routing.directory import MAX_SHARDS

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.process import sources
 from broker.process.settings import whole_number

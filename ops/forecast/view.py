@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.process.settings import to_table
 from broker.process.sources import table_of
 from ops.forecast.accounts import CONFIDENCE, Estimate, Staleness

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.ledger.ledger import tokens_trained
 from aggregator.merge.fragment_state import Vector
 from aggregator.state.records import MANIFEST, RUN_ID, manifest_from_rows

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from aggregator.core import Aggregator
-from aggregator.events import Merge, Part
+from aggregator.interface.events import Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.outer_step import OuterStep, make_outer_step
+from aggregator.rounds.core import Aggregator
 from aggregator.store.recording import RecordedRound, facts_of, read_recording
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages import Codec, Encoded

@@ -23,9 +23,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aggregator.core import Aggregator
-from aggregator.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
+from aggregator.interface.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
 from aggregator.ledger.rolling_back import NOTE as ROLLED_BACK
+from aggregator.rounds.core import Aggregator
 from aggregator.standby.replication import NOTES
 from aggregator.state.records import commit_from_map, commit_to_map, ledger_line
 from aggregator.store.segments import Header

@@ -25,7 +25,7 @@ _COUNTERS = ("inner_steps", "tokens")
 
 
 def one_report(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Puts final reports together, that of shard 0 first (:func:`aggregator.process.summary.report`)."""
+    """Puts final reports together, that of shard 0 first (:func:`aggregator.state.summary.report`)."""
     if len(reports) == 1:
         return dict(reports[0])
     islands = _islands([each["islands"] for each in reports])

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.events import Part
+from aggregator.interface.events import Part
 from aggregator.merge.fragment_state import Vector, seeded
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.outer_step import make_outer_step

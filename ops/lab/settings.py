@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.rules.recipes import ADAMW, suited_to
 from broker.process import sources
 from broker.process.settings import setting

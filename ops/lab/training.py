@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.events import Commit, Inspection, Merge, Plant
+from aggregator.interface.events import Commit, Inspection, Merge, Plant
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.inspection import inspect

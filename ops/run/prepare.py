@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.store.layout import mapped
 from broker.process.limits import memory_bytes
 from broker.process.release import install

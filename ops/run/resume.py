@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.process import settings, sources
 from broker.process.settings import Scope, expanded
 from broker.wire.errors import ConfigError

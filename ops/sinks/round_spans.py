@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.events import Computed, Event, Persisted, PersistFailed, Received
+from aggregator.interface.events import Computed, Event, Persisted, PersistFailed, Received
 from broker.wire.messages import Attached, Heartbeat
 
 #: A trace is not held up for longer by who has not adopted its version.

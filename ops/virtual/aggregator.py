@@ -1,4 +1,4 @@
-"""The process of a leading aggregator: drives :class:`aggregator.core.Aggregator` in virtual time.
+"""The process of a leading aggregator: drives :class:`aggregator.rounds.core.Aggregator` in virtual time.
 
 It mirrors :mod:`aggregator.process.leader` action by action; where that uses sockets, a merging thread and a disk, this
 one schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aggregator import events as agg
-from aggregator.core import Aggregator
+from aggregator.interface import events as agg
+from aggregator.rounds.core import Aggregator
 from aggregator.standby.replicas import replica_of, run_message
 from aggregator.standby.replication import Replication
 from aggregator.standby.replication_events import (
@@ -37,7 +37,7 @@ from ops.virtual.world import World
 
 
 class SimAggregator:
-    """One process that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
+    """One process that leads: the driver of :class:`aggregator.rounds.core.Aggregator` in virtual time.
 
     With an epoch of the lease, :class:`aggregator.standby.replication.Replication` stands between the disk and the
     core.

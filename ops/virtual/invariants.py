@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from operator import ge
 from typing import TYPE_CHECKING
 
-from aggregator.core import Aggregator
-from aggregator.events import Commit, Merge, Publish
+from aggregator.interface.events import Commit, Merge, Publish
+from aggregator.rounds.core import Aggregator
 from broker.wire.fragments import shard_of
 from broker.wire.messages import OWN_PASS, Block, DataRange, Phase
 from islands.protocol.data_shares import TrainedBatch

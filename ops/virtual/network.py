@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from aggregator import events as agg
+from aggregator.interface import events as agg
 from aggregator.standby.replication_events import Followed, Outranked
 from broker.chunks.meter import Link
 from broker.routing.events import Delivered, Unreachable

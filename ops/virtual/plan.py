@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.wire.fragments import Kind, TensorSpec
 from ops.faults import Fault, FaultKind
 from ops.virtual.queue import ClockTrouble, LinkModel

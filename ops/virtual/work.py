@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
+from aggregator.interface.events import Commit, Flaw, Inspection, Merge, Plant
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Reason, Version
 from broker.wire.ranges import StepRange

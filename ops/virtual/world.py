@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator import events as agg
+from aggregator.interface import events as agg
 from broker.wire.fragments import FragmentManifest
 from islands.protocol.paused import Paused
 from ops.virtual.plan import IslandPlan, Point, SimulationPlan

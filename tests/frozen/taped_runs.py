@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from aggregator import events as agg
+from aggregator.interface import events as agg
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.outer_step import make_outer_step

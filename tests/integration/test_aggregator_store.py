@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Commit
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.process.service import load_for
 from aggregator.state.records import manifest_from_rows, manifest_to_rows

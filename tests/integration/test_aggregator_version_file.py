@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.events import Computed, Merge, MergeFailed, Persist, Plant
+from aggregator.interface.events import Computed, Merge, MergeFailed, Persist, Plant
 from aggregator.process.workers import Workers
 from aggregator.store import version_file
 from aggregator.store.commit_file import Damaged

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.config import AggregatorConfig
 from aggregator.copies import copier as copier_module
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import Copier
-from aggregator.copies.place import place_of
 from aggregator.copies.restoring import restore
 from aggregator.copies.sets import order_of
 from aggregator.copies.taking import take
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.place import place_of
 from aggregator.process.service import load_for
 from aggregator.rounds.recovery import lineages
 from aggregator.store.layout import commit_path, versions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.config import BrokerConfig
 from broker.process import sources
 from broker.process.settings import settings_of

@@ -12,7 +12,7 @@ import pytest
 
 from aggregator.copies import taking
 from aggregator.copies.restoring import restore
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.rounds.recovery import lineages
 from aggregator.store.ledger_file import cut_above, dropped_before, newest_dropped, read_rows
 from aggregator.store.segments import closed_of, packed_name, plain_name, segments_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.state.records import manifest_to_rows
 from aggregator.state.run_settings import settled

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from aggregator.events import Pieced
+from aggregator.interface.events import Pieced
 from broker.wire.messages import Codec
 from islands.hosts.loss import MISTAKEN, STATUS
 from ops.processes.cluster import free_ports

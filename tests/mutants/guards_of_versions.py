@@ -154,7 +154,7 @@ VERSIONS = (
     Mutant(
         3,
         "things are said under an epoch that is not durable",
-        "aggregator/core.py::Aggregator.leading",
+        "aggregator/rounds/core.py::Aggregator.leading",
         "return self.run.durable_serial > 0",
         "return True",
         "unit/test_aggregator_membership.py::test_nothing_is_said_before_the_epoch_is_durable",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from aggregator.events import Part
+from aggregator.interface.events import Part
 from aggregator.merge.fragment_state import seeded
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.outer_step import make_outer_step

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.merge.outer_step import make_outer_step
 from aggregator.rules.recipes import begun_with
 from broker.wire.messages import Profile

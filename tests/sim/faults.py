@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from ops.faults import MISBEHAVIORS, Fault, FaultKind
 from ops.virtual.plan import (
     AGGREGATOR_FAULTS,

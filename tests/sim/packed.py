@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from ops.faults import MISBEHAVIORS, Fault
 from ops.virtual.plan import (
     AGGREGATOR_FAULTS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aggregator import events as agg
-from aggregator.config import AggregatorConfig
+from aggregator.interface import events as agg
+from aggregator.interface.config import AggregatorConfig
 from aggregator.store.ledger_file import LedgerFile, dropped_before, read_rows
 from aggregator.store.segments import closed_of, segments_of
 from aggregator.store.tape import Tape, event_line, note_line, start_line

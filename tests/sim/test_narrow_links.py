@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.rounds.ending import LINGER_S
 from broker.routing.resending import RESEND_S
 from broker.wire import messages as m

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Commit
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Commit
 from broker.wire.messages import Merged
 from ops.virtual import failover
 from ops.virtual.aggregator import SimAggregator

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.wire.messages import StateSource
 from islands.protocol.donation import Stage
 from ops.virtual.island import SimIsland

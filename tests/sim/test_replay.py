@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aggregator import events as agg
-from aggregator.core import Aggregator
+from aggregator.interface import events as agg
+from aggregator.rounds.core import Aggregator
 from aggregator.store.tape import read_start, start_line
 from ops.virtual import failover
 from ops.virtual.aggregator import SimAggregator

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from broker.chunks.subflow import STALLED_S
 from broker.wire import messages as m
 from broker.wire.messages import Phase

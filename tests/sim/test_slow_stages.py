@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aggregator.process.summary import totals
 from aggregator.state.fragment import Stage
+from aggregator.state.summary import totals
 from broker.wire.messages import Phase
 from ops.faults import Fault, FaultKind
 from ops.virtual import failover

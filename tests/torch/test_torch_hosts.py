@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import islands
-from aggregator.events import Pieced
+from aggregator.interface.events import Pieced
 from tests.fsdp_torch import ROWS, network, rows_of
 from tests.hub import RUN, WAIT_S, Hub
 from tests.local_run import wait_for

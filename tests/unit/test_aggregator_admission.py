@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import Flaw
+from aggregator.interface.events import Flaw
 from aggregator.ledger.ledger import Ledger
 from aggregator.rounds.admission import admit, too_stale
 from aggregator.state.run import MOST_WAITING

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from aggregator.events import Commit
+from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.standby.replicas import commit_of, payload_of, record_of, replica_of, run_message
 from aggregator.store.layout import versions

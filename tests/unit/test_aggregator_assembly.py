@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from aggregator import events as agg
-from aggregator.events import Part, Piece, Pieced
+from aggregator.interface import events as agg
+from aggregator.interface.events import Part, Piece, Pieced
 from aggregator.merge.inspection import inspect
 from aggregator.merge.kernels import merge_fragment
 from broker.wire import messages as m

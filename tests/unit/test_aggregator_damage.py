@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import Merge, MergeFailed
+from aggregator.interface.events import Merge, MergeFailed
 from aggregator.rounds.commits import MERGE_RETRY_S
 from broker.wire.messages import AGGREGATOR, BROKER, Phase, Version, WantBack
 from tests.aggregator_hand import desk, notes, of, sent

@@ -1,6 +1,6 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
-from aggregator.events import Finished, Merge, Stop
+from aggregator.interface.events import Finished, Merge, Stop
 from broker.wire.messages import Fate, Leave, Outstanding, Phase, Reason
 from tests.aggregator_hand import Desk, notes, of, resolutions
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.state.model_limits import HEADER_BYTES, fragments_of, least_message_bytes, misfit
 from broker.config import BrokerConfig
 from broker.wire.fragments import Kind, TensorSpec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import RunSaved
+from aggregator.interface.events import RunSaved
 from aggregator.standby.replication import UNREACHED_LEASES
 from aggregator.standby.replication_events import Deposed, Followed, GiveUp, Outranked, Renew, Renewed, RenewFailed
 from aggregator.state.founding import Founding

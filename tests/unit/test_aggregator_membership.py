@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.core import Aggregator
-from aggregator.events import Manifested, RunSaved, SaveRun, Tick
+from aggregator.interface.events import Manifested, RunSaved, SaveRun, Tick
+from aggregator.rounds.core import Aggregator
 from aggregator.rounds.membership import first_difference
 from aggregator.state.members import EARLIER_REMEMBERED
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.events import Part
+from aggregator.interface.events import Part
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.passes import PIECE
 from broker.wire.errors import LocalProtocolError

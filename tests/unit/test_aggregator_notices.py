@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import Send
+from aggregator.interface.events import Send
 from aggregator.rounds import notices as rules
 from aggregator.rounds.notices import Notices
 from broker.wire.messages import FleetState, Leave

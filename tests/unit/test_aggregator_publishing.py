@@ -2,11 +2,11 @@
 
 import pytest
 
-from aggregator import events as agg
-from aggregator.events import Persist, Publish, refusal_of_ours
-from aggregator.process.summary import totals
+from aggregator.interface import events as agg
+from aggregator.interface.events import Persist, Publish, refusal_of_ours
 from aggregator.rounds.brokers import BrokerVersions
 from aggregator.rounds.publishing import DELIVERED_S
+from aggregator.state.summary import totals
 from broker.wire import messages as m
 from broker.wire.messages import FleetState, WantWhole
 from tests.aggregator_hand import desk, notes, of, resolutions, sent

@@ -2,9 +2,9 @@
 
 import pytest
 
-from aggregator.events import NewLineage, Publish
-from aggregator.process.summary import totals
+from aggregator.interface.events import NewLineage, Publish
 from aggregator.rounds.recovery import LISTEN_S, Peers, lineages, renumbered
+from aggregator.state.summary import totals
 from broker.wire.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
 from tests.aggregator_hand import Desk, desk, notes, of, sent
 

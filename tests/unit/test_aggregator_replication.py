@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import MergeFailed, Note, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.interface.events import MergeFailed, Note, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.standby.replication import FORGET_S
 from aggregator.standby.replication_events import Deliver, Deposed, Local, Renew, RenewFailed, Replicate, ReplicateRun
 from broker.routing.resending import REPUBLISH_S, UNKNOWN_S

@@ -2,10 +2,10 @@
 
 import pytest
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Flaw, Merge, SaveRun
-from aggregator.process.summary import totals
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Flaw, Merge, SaveRun
 from aggregator.rules.quarantine import RELEASE_AFTER
+from aggregator.state.summary import totals
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Fate, Reason
 from tests.aggregator_hand import Desk, notes, of, resolutions

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.events import SaveRun
+from aggregator.interface.events import SaveRun
 from aggregator.rounds.roster import AGAIN_S
 from broker.wire.messages import AGGREGATOR, DataRange, FleetState, Leave, Phase, Reached, Refused, Rostered
 from tests.aggregator_hand import Desk, notes, of, sent

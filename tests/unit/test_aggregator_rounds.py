@@ -1,6 +1,6 @@
 """Rounds from opening to closing, on one aggregator core whose islands the test plays by hand."""
 
-from aggregator.events import Flaw, Merge
+from aggregator.interface.events import Flaw, Merge
 from broker.wire.messages import UNASKED, Fate, FleetState, OpenRound, Outstanding, Reason
 from tests.aggregator_hand import desk, notes, of, resolutions, sent
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.events import Flaw, Plant, Publish
+from aggregator.interface.events import Flaw, Plant, Publish
 from aggregator.rounds.seeding import PATIENCE_S
 from broker.wire.messages import FleetState, Leave, Reason, Refused, Seed, Welcome
 from tests.aggregator_hand import Desk, notes, of, sent, tensors

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from aggregator.events import Note, SaveRun
+from aggregator.interface.events import Note, SaveRun
 from aggregator.state.sharing import SAVED_APART_S, SAVED_AT_ONCE, Sharing
 from broker.wire import messages as m
 from tests.aggregator_hand import Desk, notes, of

@@ -1,10 +1,10 @@
 """What the aggregator tells others: the report and the records for Redis, also before anything has happened."""
 
-from aggregator.config import AggregatorConfig
-from aggregator.core import Aggregator
-from aggregator.events import Note, Received, RunSaved
-from aggregator.process.summary import Traffic, fragments, refusals, report, totals
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Note, Received, RunSaved
 from aggregator.process.telemetry import NoteLog
+from aggregator.rounds.core import Aggregator
+from aggregator.state.summary import Traffic, fragments, refusals, report, totals
 from broker.routing.directory import UNKNOWN
 from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from aggregator import events as agg
-from aggregator.core import Aggregator
-from aggregator.events import Received, RunSaved
+from aggregator.interface import events as agg
+from aggregator.interface.events import Received, RunSaved
+from aggregator.rounds.core import Aggregator
 from aggregator.store.tape import Tape, event_line, read_event, read_lines, read_start
 from broker.routing.resending import Carried
 from broker.wire import messages as m

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import Received
+from aggregator.interface.events import Received
 from aggregator.store.tape import event_line
 from benchmarks import narrowing
 from benchmarks.narrowing import Contributed, Phase

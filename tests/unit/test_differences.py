@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aggregator.events import Merge, Part
+from aggregator.interface.events import Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import seeded
 from aggregator.merge.outer_step import make_outer_step

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.state.model_limits import misfit
 from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.messages import Codec

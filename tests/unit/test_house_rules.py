@@ -42,7 +42,7 @@ def siblings(name):
     ("names", "never"),
     [
         (
-            "aggregator.core, aggregator.standby.candidate, aggregator.standby.replication, "
+            "aggregator.rounds.core, aggregator.standby.candidate, aggregator.standby.replication, "
             "islands.protocol.core, broker.routing.relay",
             NEVER_LOADED,
         ),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.events import Piece
+from aggregator.interface.events import Piece
 from aggregator.merge.pieces import Pieces, Rows
 from broker.wire.fragments import Region, flaw_in, whole
 from broker.wire.messages import Codec

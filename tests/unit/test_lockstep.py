@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.rules.recipes import begun_with
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Pacing, Phase, Profile, Recipe

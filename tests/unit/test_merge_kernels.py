@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba.core import caching
 
-from aggregator.events import Merge
+from aggregator.interface.events import Merge
 from aggregator.merge import compiled, lengths, versions
 from aggregator.merge.fragment_state import FragmentState
 from aggregator.merge.kernels import STRIP, merge_and_step, merge_fragment

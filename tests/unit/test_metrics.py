@@ -11,9 +11,9 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aggregator.process import summary
-from aggregator.process.metrics import AggregatorSnapshot, leading_of
-from aggregator.process.metrics import families_of as aggregator_families
+from aggregator.state import summary
+from aggregator.state.metrics import AggregatorSnapshot, leading_of
+from aggregator.state.metrics import families_of as aggregator_families
 from aggregator.state.run import Troubles
 from broker.metrics.family import Families, Kind
 from broker.metrics.serving import MetricsServer, NoAnswer, served

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import Manifested
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import Manifested
 from aggregator.rules.interval import RoundTimes
 from aggregator.rules.recipes import ADAMW, MUON, REASONS, begun_with, settle, suited_to
 from aggregator.state.run_settings import settled

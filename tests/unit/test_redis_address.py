@@ -16,7 +16,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.store.tape import start_line
 from broker.config import BrokerConfig
 from broker.process.sources import from_sources, read_file

@@ -1,6 +1,6 @@
 """The spans of rounds, from the events and decisions of a core that is driven by hand."""
 
-from aggregator.events import Note, PersistFailed, Received
+from aggregator.interface.events import Note, PersistFailed, Received
 from broker.wire.messages import Attached, Envelope
 from ops.sinks.round_spans import ADOPTED_WITHIN_S, RoundSpans
 from tests.aggregator_hand import Desk, beat

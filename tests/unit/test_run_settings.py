@@ -4,7 +4,7 @@ from operator import itemgetter
 
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.interface.config import AggregatorConfig
 from aggregator.state.run_settings import Change, changes, recorded, settled
 from broker.process.settings import Scope, settings_of
 from broker.wire.errors import ConfigError

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.copies.place import SCHEMES, place_of
+from aggregator.interface.place import SCHEMES, place_of
 from broker.process.settings import changeable, check_finite, fixed, process
 from broker.registry import redis_address
 from broker.routing.directory import MAX_SHARDS

@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from aggregator.config import AggregatorConfig
-from aggregator.events import (
+from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.events import (
     Action,
     Commit,
     Computed,

@@ -123,7 +123,7 @@ class NotLetIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """The time that :meth:`aggregator.core.Aggregator.next_deadline_s` asked for has come."""
+    """The time that :meth:`aggregator.rounds.core.Aggregator.next_deadline_s` asked for has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
