@@ -1,4 +1,4 @@
-"""Runs :class:`aggregator.rounds.core.Aggregator`: sockets, store, workers and lease of a leader. Shell.
+"""Runs :class:`aggregator.rounds.core.Aggregator`: sockets, store, workers and lease. Shell.
 
 Events from sockets, threads and the timer pass through one queue into the core, one at a time, and what it answers is
 done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.process.workers`,

@@ -1,4 +1,4 @@
-"""The process of a leading aggregator: drives :class:`aggregator.rounds.core.Aggregator` in virtual time.
+"""The process of a leader: drives :class:`aggregator.rounds.core.Aggregator` in virtual time.
 
 It mirrors :mod:`aggregator.process.leader` action by action; where that uses sockets, a merging thread and a disk, this
 one schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).

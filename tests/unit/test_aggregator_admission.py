@@ -6,7 +6,7 @@ from aggregator.interface.events import Flaw
 from aggregator.ledger.ledger import Ledger
 from aggregator.rounds.admission import admit, too_stale
 from aggregator.state.run import MOST_WAITING
-from broker.wire.messages import Contribution, Fate, Reason, Refused, TrainedOn
+from broker.wire.messages import Contribution, DataRange, Fate, Reason, Refused, TrainedOn
 from broker.wire.ranges import StepRange
 from tests.aggregator_hand import desk, notes, resolutions, sent, steps
 
@@ -137,6 +137,7 @@ REFUSALS = {
     Reason.WRONG_SHAPE: {"flaw": Flaw(reason=Reason.WRONG_SHAPE, detail="(2,)")},
     Reason.WRONG_DTYPE: {"flaw": Flaw(reason=Reason.WRONG_DTYPE, detail="int8")},
     Reason.CHECKSUM: {"flaw": Flaw(reason=Reason.CHECKSUM, detail="of w0")},
+    Reason.SHARE_MOVED: {"data": (DataRange(share=9, share_epoch=0, from_batch=0, to_batch=4),)},
     Reason.QUEUE_FULL: {"payload_bytes": 10_000},
 }
 
