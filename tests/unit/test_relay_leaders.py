@@ -15,10 +15,13 @@ from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, v
 
 
 def test_attach_is_answered_with_the_versions_held(driver):
+    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=()))
+    first = driver.sends[0].envelope.sequence
     driver.attach(versions=(4, 7, -1))
     driver.receive(AGGREGATOR, version(1, 7))
     driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(4, 7, -1)))
     assert driver.sent == [(b"aggregator/0/control", m.Attached(versions=(-1, 7, -1)))]
+    assert driver.sends[0].envelope.sequence == first + 2, "the broker numbers its own messages"
 
 
 def test_an_aggregator_that_has_not_attached_over_this_connection_is_refused(driver):

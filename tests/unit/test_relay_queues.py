@@ -173,6 +173,22 @@ def test_a_newer_version_replaces_one_not_begun(led):
     led.tick(led.now_s + ROOM_S)
     assert led.sent == [(b"a/1/bulk", version(0, 2))]
     assert led.relay.queued_bytes == 0
+    full = led.sends[0]
+    led.block(full)
+    led.receive(AGGREGATOR, version(0, 3))
+    assert led.sent == []
+    led.room(full)
+    assert led.sent == [(b"a/1/bulk", version(0, 3))]
+
+
+def test_an_island_is_forgotten_while_its_connection_is_full(led):
+    led.receive("a", m.Want(versions=()))
+    led.tick(led.now_s + CONFIG.forget_after_s - ROOM_S / 2)
+    led.attach()
+    led.receive(AGGREGATOR, version(0, 1))
+    led.block(led.sends[0])
+    led.tick(led.now_s + ROOM_S)
+    assert led.relay.num_peers == 0
 
 
 def test_no_fragment_is_starved_on_a_link_slower_than_versions_appear(led):
