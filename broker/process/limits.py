@@ -22,8 +22,7 @@ def raise_open_files() -> int:
     """Raises this process's limit of open files to the system's; returns the limit in force.
 
     Where the system refuses, or names no upper limit, the limit stays. Systems let a process have 1,024 open files
-    unless it asks for more: about 500 islands would connect to a broker, with two connections each, and the others wait
-    for ever.
+    unless it asks for more: with two connections each only about 500 islands would reach a broker.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard in (soft, resource.RLIM_INFINITY):
