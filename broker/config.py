@@ -34,8 +34,7 @@ class BrokerConfig:
     )
     port: int = setting(DEFAULT_PORT, "port for small messages; tensors use the next one; 0 picks two free ports")
     ipc: str = setting(
-        "",
-        "also listen on a Unix socket, for processes of this machine with --broker ipc://PATH: a PATH, or @NAME",
+        "", "also listen on a Unix socket, for processes of this machine with --broker ipc://PATH: a PATH, or @NAME"
     )
     name: str = setting(
         "", "name of this broker in status, unique in its run (default: host and port)", flag="--broker-name"
@@ -46,7 +45,7 @@ class BrokerConfig:
         "", f"address of Redis (default: REDIS_URL, else {DEFAULT_REDIS_URL})", secret=True, subject="Redis"
     )
     report_interval_s: float = setting(
-        0.5, "seconds between two reports of membership and counters to Redis", file_only=True
+        0.5, "seconds between two reports of membership and counters to Redis", flag=None
     )
 
     metrics_port: int = setting(0, "port of metrics for Prometheus; 0: none are served", subject="observation")
@@ -54,23 +53,21 @@ class BrokerConfig:
 
     # One fragment of a large model is a message, and a model may be a single fragment.
     max_message_bytes: int = setting(
-        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", subject="limits", file_only=True
+        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", subject="limits", flag=None
     )
-    max_header_bytes: int = setting(
-        4 * _MIB, "largest message header, and largest small message, accepted", file_only=True
-    )
+    max_header_bytes: int = setting(4 * _MIB, "largest message header, and largest small message, accepted", flag=None)
     peer_queue_bytes: int = setting(
         0,
         "bytes of pseudo-gradients from one island that may wait here; 0: a quarter of those from all islands",
-        file_only=True,
+        flag=None,
     )
     total_queue_bytes: int = setting(
         0,
         "bytes of pseudo-gradients from all islands that may wait here; 0: a quarter of the memory, at least 4 GiB",
-        file_only=True,
+        flag=None,
     )
-    max_peers: int = setting(10_000, "most islands, with processes about to join, at one time", file_only=True)
-    forget_after_s: float = setting(60.0, "seconds of silence after which the broker forgets an island", file_only=True)
+    max_peers: int = setting(10_000, "most islands, with processes about to join, at one time", flag=None)
+    forget_after_s: float = setting(60.0, "seconds of silence after which the broker forgets an island", flag=None)
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 

@@ -77,11 +77,9 @@ class IslandConfig:
     state_dir: Path | None = setting(
         None, "directory for checkpoints of the inner optimizer (default: no checkpoints)", subject="restarts"
     )
-    checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints", file_only=True)
+    checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints", flag=None)
     donor_wait_s: float = setting(
-        60.0,
-        "without a checkpoint: seconds to look for another island's optimizer state; 0: start fresh",
-        file_only=True,
+        60.0, "without a checkpoint: seconds to look for another island's optimizer state; 0: start fresh", flag=None
     )
     pulse: Path | None = setting(None, "file that gets the time of every step (default: none)", subject="observation")
     health: Path | None = setting(
@@ -93,7 +91,7 @@ class IslandConfig:
         120.0, "seconds of silence after which the island gives up joining, or waiting for the end", subject="limits"
     )
     max_message_bytes: int = setting(
-        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", file_only=True
+        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", flag=None
     )
 
     def __post_init__(self) -> None:

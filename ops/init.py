@@ -252,7 +252,9 @@ def _table(name: str, given: Mapping[str, Any], about: str, *, open_in: str = ""
     if open_in:
         cls, names = _OPEN[open_in]
         known = {each.name: each for each in settings_of(cls)}
-        without_flag = [each.name for each in known.values() if each.file_only and table_of(cls, each.name) == open_in]
+        without_flag = [
+            each.name for each in known.values() if each.flag is None and table_of(cls, each.name) == open_in
+        ]
         for setting in (known[each] for each in (*names, *without_flag) if each not in given):
             default = setting.default
             value = _EXAMPLES.get(setting.name, default.value if isinstance(default, Enum) else default)

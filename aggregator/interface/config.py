@@ -44,9 +44,7 @@ class AggregatorConfig(Recipe):
     )
     store: Path = process(Path("store"), "directory for versions, locked while in use", subject="what is kept")
     keep_versions: int = changeable(2, "newest versions of each fragment that are kept")
-    keep_every: int = changeable(
-        0, "keep every n-th version of each fragment besides, for ever; 0: none", file_only=True
-    )
+    keep_every: int = changeable(0, "keep every n-th version of each fragment besides, for ever; 0: none", flag=None)
     copy_to: str = process(
         "", "object store to copy versions and tape to, such as s3://bucket/run (default: none); restore reads it"
     )
@@ -55,10 +53,10 @@ class AggregatorConfig(Recipe):
     tape_segment_mb: float = process(
         64.0,
         "megabytes at which the tape's file is closed and compressed, and another begun; 0: one file for ever",
-        file_only=True,
+        flag=None,
     )
     tape_segments: int = process(
-        64, "closed segments of tape and ledger to keep; older ones are dropped; 0: keep all", file_only=True
+        64, "closed segments of tape and ledger to keep; older ones are dropped; 0: keep all", flag=None
     )
     report: Path | None = process(None, "file for the final report (default: only the log has it)")
     new_lineage: bool = process(
@@ -77,11 +75,9 @@ class AggregatorConfig(Recipe):
     data_ahead_s: float = fixed(10.0, "seconds of training for which an island is given data at a time")
     seed: int = fixed(0, "seed of the initial model and of the data order")
 
-    max_tokens_per_step: int = changeable(
-        1 << 24, "most tokens that an island may claim for one inner step", subject="admission", file_only=True
-    )
+    max_tokens_per_step: int = changeable(1 << 24, "most tokens that an island may claim for one inner step", flag=None)
     quarantine_s: float = changeable(
-        30.0, "seconds in quarantine after repeated offences, at first; 0: never", file_only=True
+        30.0, "seconds in quarantine after repeated offences, at first; 0: never", flag=None
     )
     max_staleness_s: float = changeable(
         120.0,
@@ -90,11 +86,9 @@ class AggregatorConfig(Recipe):
     )
 
     heartbeat_interval_s: float = fixed(
-        0.5, "seconds between two heartbeats of an island", subject="silence", file_only=True
+        0.5, "seconds between two heartbeats of an island", subject="silence", flag=None
     )
-    suspect_after_s: float = changeable(
-        2.0, "seconds of silence after which status calls an island suspect", file_only=True
-    )
+    suspect_after_s: float = changeable(2.0, "seconds of silence after which status calls an island suspect", flag=None)
     dead_after_s: float = changeable(6.0, "seconds of silence after which no round waits for an island")
     shards: int = fixed(
         1,
@@ -107,23 +101,23 @@ class AggregatorConfig(Recipe):
     )
     standby: bool = process(False, "with failover: let others begin, and take over when they fail")
     lease_s: float = changeable(
-        1.0, "with failover: seconds of a leader's silence after which a standby takes over", file_only=True
+        1.0, "with failover: seconds of a leader's silence after which a standby takes over", flag=None
     )
     standby_lag_s: float = changeable(
-        1.0, "with failover: seconds that a version waits for a slow standby before that one is dropped", file_only=True
+        1.0, "with failover: seconds that a version waits for a slow standby before that one is dropped", flag=None
     )
     held_bytes: int = changeable(
         0,
         "bytes of waiting contributions before islands are told to send again; 0: by the model, the islands expected "
         "and the memory here",
         subject="limits",
-        file_only=True,
+        flag=None,
     )
     max_message_bytes: int = changeable(
-        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", file_only=True
+        0, "largest message accepted; 0: a quarter of the memory here, at least 4 GiB", flag=None
     )
     memory_bytes: int = process(
-        0, "memory that these limits follow from; 0: what this machine, or container, has", file_only=True
+        0, "memory that these limits follow from; 0: what this machine, or container, has", flag=None
     )
 
     def __post_init__(self) -> None:

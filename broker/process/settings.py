@@ -60,8 +60,7 @@ def setting(
     default: T,
     help: str,
     *,
-    flag: str | None = None,
-    file_only: bool = False,
+    flag: str | None = "",
     scope: Scope | None = None,
     secret: bool = False,
     subject: str | None = None,
@@ -71,19 +70,12 @@ def setting(
     Args:
         default: Its default.
         help: Its help, in one line.
-        flag: Its flag, where that differs from the name.
-        file_only: It is a key of the file alone, and no flag: nearly nobody gives it on a command line.
+        flag: Its flag, where that differs from the name; None: it is a key of the file alone.
         scope: How long its value holds; only the settings of processes that go on with a run have one.
         secret: It may hold a password: no representation of the object shows it.
         subject: Heading in the help for this setting and those after it, up to the next one that names a subject.
     """
-    metadata: dict[str, Any] = {
-        "help": help,
-        "flag": flag,
-        "file_only": file_only,
-        "scope": scope,
-        "subject": subject,
-    }
+    metadata: dict[str, Any] = {"help": help, "flag": flag, "scope": scope, "subject": subject}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -101,8 +93,7 @@ class Setting:
     type: Any
     default: Any
     help: str
-    flag: str
-    file_only: bool
+    flag: str | None
     scope: Scope | None
     subject: str | None
 
@@ -135,7 +126,7 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
             for inner in settings_of(annotation):
                 yield inner if inner.subject else dataclasses.replace(inner, subject=subject)
             continue
-        default = each.default
+        default, flag = each.default, each.metadata.get("flag", "")
         if each.default_factory is not dataclasses.MISSING:
             default = each.default_factory()
         yield Setting(
@@ -143,11 +134,15 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
             type=annotation,
             default=default,
             help=each.metadata.get("help") or "",
-            flag=each.metadata.get("flag") or "--" + each.name.replace("_", "-"),
-            file_only=each.metadata.get("file_only", False),
+            flag=None if flag is None else flag or flag_of(each.name),
             scope=each.metadata.get("scope"),
             subject=subject,
         )
+
+
+def flag_of(name: str) -> str:
+    """Returns the flag that a setting has by its name."""
+    return "--" + name.replace("_", "-")
 
 
 def _is_nested(annotation: Any) -> bool:

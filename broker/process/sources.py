@@ -33,6 +33,7 @@ from broker.process.settings import (
     Table,
     build,
     expanded,
+    flag_of,
     from_flag,
     nearest,
     refuse_unknown,
@@ -382,12 +383,12 @@ def add_flags(
         if each.name in (defaults or {}):
             each = dataclasses.replace(each, default=(defaults or {})[each.name])
         added.add(each.name)
-        if each.file_only:
+        base, _ = without_none(each.type)
+        if each.flag is None:
             parser.set_defaults(**{each.name: None})
             if isinstance(parser, CommandParser):
-                parser.file_only |= _places(each, f"[{table_of(cls, each.name)}] {each.name}")
+                parser.file_only |= _lines(flag_of(each.name), f"[{table_of(cls, each.name)}] {each.name}", base)
             continue
-        base, _ = without_none(each.type)
         options: dict[str, Any] = {"dest": each.name, "default": None, "help": _flag_help(each, base)}
         if base is bool:
             options["action"] = argparse.BooleanOptionalAction
@@ -410,11 +411,10 @@ def table_of(cls: type[Any], name: str) -> str:
     return owner.__name__.removesuffix("Config").lower()
 
 
-def _places(each: Setting, key: str) -> dict[str, str]:
-    base, _ = without_none(each.type)
+def _lines(flag: str, key: str, base: Any) -> dict[str, str]:
     if base is bool:
-        return {each.flag: f"{key} = true", f"--no-{each.flag[2:]}": f"{key} = false"}
-    return {each.flag: f"{key} = {_metavar(base)}"}
+        return {flag: f"{key} = true", f"--no-{flag[2:]}": f"{key} = false"}
+    return {flag: f"{key} = {_metavar(base)}"}
 
 
 def _title(cls: type[Any]) -> str:

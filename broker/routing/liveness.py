@@ -28,10 +28,8 @@ class Liveness(StrEnum):
 class LivenessConfig:
     """Allowances for silence, in seconds; rounds wait for an island until ``dead_after_s``."""
 
-    heartbeat_interval_s: float = setting(0.5, "seconds between two heartbeats of an island", file_only=True)
-    suspect_after_s: float = setting(
-        2.0, "seconds of silence after which status calls an island suspect", file_only=True
-    )
+    heartbeat_interval_s: float = setting(0.5, "seconds between two heartbeats of an island", flag=None)
+    suspect_after_s: float = setting(2.0, "seconds of silence after which status calls an island suspect", flag=None)
     dead_after_s: float = setting(6.0, "seconds of silence after which the broker counts an island as dead")
 
     def __post_init__(self) -> None:

@@ -108,7 +108,7 @@ def test_every_commented_setting_can_be_taken_in(tmp_path, capsys):
         loads("island", tmp_path / name)
     for daemon in ("broker", "aggregator"):
         loads(daemon, tmp_path / HUB_FILE)
-    known = [each for _, cls in DAEMONS.values() for each in settings_of(cls) if each.file_only]
+    known = [each for _, cls in DAEMONS.values() for each in settings_of(cls) if each.flag is None]
     written = {table: set(values) for table, values in sources.read_file(tmp_path / HUB_FILE).items()}
     assert {each.name for each in known} <= set().union(*written.values())
     assert {"heartbeat_interval_s", "max_message_bytes"} <= written["run"]

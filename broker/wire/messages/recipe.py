@@ -68,11 +68,11 @@ class Recipe:
     )
     keep: float = fixed(1.0, "share of local progress that survives an adoption; 0: overwrite, as in the paper")
     mix: float = fixed(
-        0.0, "share of the local value that an adoption leaves, where it overwrites (alpha); 0: nothing", file_only=True
+        0.0, "share of the local value that an adoption leaves, where it overwrites (alpha); 0: nothing", flag=None
     )
     staleness_exponent: float = changeable(0.5, "how fast a stale contribution loses weight; 0: not at all")
     presence_exponent: float = changeable(
-        0.0, "how much the outer step shrinks where islands are missing; 0: not", file_only=True
+        0.0, "how much the outer step shrinks where islands are missing; 0: not", flag=None
     )
     max_staleness: int = changeable(8, "versions that the oldest step of a contribution may be behind")
     caps: bool = changeable(True, "limit what one island weighs, and how long a merge of opposed directions is")
@@ -81,18 +81,18 @@ class Recipe:
     sync_interval: int = fixed(24, "inner steps between two merges of one fragment")
     pacing: Pacing = fixed(Pacing.ADAPTIVE, "when fragments fall due and versions are adopted")
     overlap: int = changeable(2, "inner steps that may pass between sending a fragment and adopting its new version")
-    rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more", file_only=True)
+    rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more", flag=None)
     quorum: int = changeable(1, "islands that are enough to close a round, 0 for all; or as many as are alive")
-    grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers", file_only=True)
+    grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers", flag=None)
     grace_by_arrivals: bool = changeable(
-        True, "wait as long as nine in ten contributions took lately, if that is more", file_only=True
+        True, "wait as long as nine in ten contributions took lately, if that is more", flag=None
     )
     hold: bool = changeable(
-        True, "keep contributions that come after their round for the next one, or refuse them", file_only=True
+        True, "keep contributions that come after their round for the next one, or refuse them", flag=None
     )
     round_timeout_s: float = changeable(30.0, "seconds after which a round closes with what it has")
     outlier_factor: float = changeable(
-        10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that", file_only=True
+        10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that", flag=None
     )
 
     codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
