@@ -82,7 +82,7 @@ class AggregatorConfig(Recipe):
     max_staleness_s: float = changeable(
         120.0,
         "seconds in which a contribution is taken in though it is more than max_staleness versions behind",
-        file_only=True,
+        flag=None,
     )
 
     heartbeat_interval_s: float = fixed(

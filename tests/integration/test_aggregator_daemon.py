@@ -133,8 +133,9 @@ async def test_a_signal_ends_the_aggregator_with_a_partial_report(bench, number,
         "islands": 1,
         "fragments": 2,
         "sync-interval": 4,
-        "heartbeat-interval-s": 0.2,
+        "config": tmp_path / "config.toml",
     }
+    flags["config"].write_text("[aggregator]\nheartbeat_interval_s = 0.2\n")
     words = (word for name, value in flags.items() for word in (f"--{name}", value))
     with Process(tmp_path, "aggregator", *words) as process:
         island = await bench.island("a")
