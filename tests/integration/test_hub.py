@@ -153,7 +153,7 @@ def test_what_looks_at_a_run_looks_at_that_of_a_hub(hub):
     run_dir = hub["run"].run_dir
     assert status_of(run_dir)["totals"]["phase"] == "ended"
     assert "run demo" in said("export", run_dir)
-    assert "2 islands" in said("explain", "0:1", run_dir)
+    assert "version 1 of fragment 0" in said("explain", "0:1", run_dir)
     assert "the replay agrees with the tape" in said("replay", run_dir)
     assert said("plot", run_dir)
 

@@ -19,13 +19,16 @@ pytestmark = pytest.mark.full("each test trains for a minute of virtual time or 
 WIDTH, BATCH = 40, 8  # 40 x 40 elements: enough for a matrix to be merged by direction
 
 
-def batches(share):
-    """Inputs of a fixed linear map; batch k of a share is a function of both."""
-    k = share.cursor
+def numbered(share):
+    """Yields inputs of a fixed linear map with their number, of which they are a function."""
     while True:
-        rng = np.random.default_rng([share.seed, share.index, k])
-        yield rng.standard_normal((BATCH, WIDTH), np.float32)
-        k += 1
+        index, count, k, seed = share.take()
+        number = k * count + index
+        yield number, np.random.default_rng([seed, number]).standard_normal((BATCH, WIDTH), np.float32)
+
+
+def batches(share):
+    return (batch for _, batch in numbered(share))
 
 
 def truth():
@@ -176,14 +179,14 @@ def test_an_island_that_turns_to_nan_recovers_with_a_fresh_optimizer(task):
     poisoned = []
 
     def data(share):
-        for k, batch in enumerate(batches(share)):
-            if share.index == 1 and k == 20:
-                poisoned.append(k)
+        for number, batch in numbered(share):
+            if number == 60 and not poisoned:
+                poisoned.append(number)
                 batch = np.full_like(batch, np.nan)
             yield batch
 
     found = run(replace(task, data=data), cell(islands=3, steps=120))
-    assert poisoned == [20]
+    assert poisoned == [60]
     assert np.isfinite(task.evaluate(found.params))
     # What was trained between the NaN and the global parameters is lost, and no more.
     assert 0 < found.wasted["not_finite"] + found.wasted.get("overwritten", 0) < 0.12 * found.tokens
