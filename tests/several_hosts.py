@@ -16,7 +16,7 @@ from islands.hosts.loss import STATUS
 from ops.processes.cluster import free_ports
 from tests.hub import RUN
 from tests.local_run import wait_for
-from tests.unit.test_aggregator_merge import twin_mean, twin_rda
+from tests.unit.aggregator_merge.test_merge import twin_mean, twin_rda
 
 
 class Host:

@@ -48,7 +48,7 @@ from tests.frozen.taped_runs import RUNS, SMALL, ListeningNetwork, initial, reco
 from tests.sim.faults import data_ahead_s
 from tests.sim.packed import packed_plan
 from tests.sim.test_packed import LIMIT_S
-from tests.unit.test_protocol_document import EXAMPLES
+from tests.unit.broker_wire.test_protocol_document import EXAMPLES
 
 #: The first packed seeds whose data go out in blocks: shares for a whole run will go.
 SEEDS = [seed for seed in range(100) if data_ahead_s(seed) > 0][:50]

@@ -22,7 +22,7 @@ from broker.wire.messages import Codec, Recipe
 from broker.wire.tensors import encode_tensor
 from tests.coroutines import in_a_loop
 from tests.integration.test_aggregator_store import commit_of, state_of
-from tests.unit.test_aggregator_merge import part, random, spec
+from tests.unit.aggregator_merge.test_merge import part, random, spec
 
 SIZE = 4_000_000  # elements: 16 MB an array
 

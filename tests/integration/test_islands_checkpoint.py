@@ -14,7 +14,7 @@ import pytest
 from broker.wire.errors import Unavailable
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot
-from tests.unit.test_states_as_they_come import assert_same
+from tests.unit.islands_session.test_states_as_they_come import assert_same
 
 AT = Position(120, 5000)
 

@@ -9,7 +9,7 @@ PROGRESS = (
         "aggregator/rounds/membership.py::Membership._refusal",
         "if member is not None:  # admitted, it would fence the process that is there",
         "if member is not None and not join.nonce:",
-        "unit/test_aggregator_membership.py::test_a_join_of_a_process_that_was_replaced_does_not_throw_its_successor_out",
+        "unit/aggregator_rounds/test_membership.py::test_a_join_of_a_process_that_was_replaced_does_not_throw_its_successor_out",
     ),
     Mutant(
         6,
@@ -17,8 +17,8 @@ PROGRESS = (
         "aggregator/rules/quorum.py::decide",
         "ends_at_s = max(view.quorum_met_at_s + waits.grace_s, view.opened_at_s + waits.arrivals_s, waits.settled_at_s)",
         "ends_at_s = max(view.quorum_met_at_s, waits.settled_at_s)",
-        "unit/test_aggregator_quorum.py::test_a_round_waits_in_its_grace_window_and_says_until_when",
-        "unit/test_aggregator_rounds.py::test_a_round_closes_at_quorum_and_grace_without_the_last",
+        "unit/aggregator_rules/test_quorum.py::test_a_round_waits_in_its_grace_window_and_says_until_when",
+        "unit/aggregator_rounds/test_rounds.py::test_a_round_closes_at_quorum_and_grace_without_the_last",
     ),
     Mutant(
         6,
@@ -26,8 +26,8 @@ PROGRESS = (
         "aggregator/rules/quorum.py::decide",
         "if now_s >= timeout_at_s:",
         "if now_s >= timeout_at_s + 1e9:",
-        "unit/test_aggregator_quorum.py::test_a_round_closes_at_the_timeout_with_what_is_there_and_names_who_is_missing",
-        "unit/test_aggregator_rounds.py::test_a_round_below_its_quorum_closes_at_the_timeout_with_what_is_there",
+        "unit/aggregator_rules/test_quorum.py::test_a_round_closes_at_the_timeout_with_what_is_there_and_names_who_is_missing",
+        "unit/aggregator_rounds/test_rounds.py::test_a_round_below_its_quorum_closes_at_the_timeout_with_what_is_there",
     ),
     Mutant(
         6,
@@ -35,7 +35,7 @@ PROGRESS = (
         "aggregator/state/members.py::Members.responsive",
         "for m in self.live(now_s) if m.responds)",
         "for m in self.live(now_s))",
-        "unit/test_aggregator_members.py::test_rounds_wait_for_islands_that_missed_fewer_than_two",
+        "unit/aggregator_state/test_members.py::test_rounds_wait_for_islands_that_missed_fewer_than_two",
     ),
     Mutant(
         6,
@@ -43,8 +43,8 @@ PROGRESS = (
         "islands/protocol/hand_over.py::HandOver.resolve",
         "if pending.backoff.due(now_s, carried):",
         "if pending.backoff.due(now_s - 1e9, carried):",
-        "unit/test_islands_handing_over.py::test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses",
-        "unit/test_islands_and_aggregator.py::test_nothing_hangs_when_every_kind_of_message_is_lost_once",
+        "unit/islands_protocol/test_handing_over.py::test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses",
+        "unit/islands_protocol/test_and_aggregator.py::test_nothing_hangs_when_every_kind_of_message_is_lost_once",
     ),
     Mutant(
         6,
@@ -52,7 +52,7 @@ PROGRESS = (
         "aggregator/rules/quarantine.py::Quarantine.holds",
         "return offender is not None and now_s < offender.until_s",
         "return offender is not None and offender.until_s > 0",
-        "unit/test_aggregator_rogues.py::test_after_its_time_an_island_is_merged_again_and_released",
+        "unit/aggregator_rounds/test_rogues.py::test_after_its_time_an_island_is_merged_again_and_released",
     ),
     Mutant(
         7,
@@ -60,7 +60,7 @@ PROGRESS = (
         "islands/protocol/donation.py::Receiver.advance",
         "if self.stage in (Stage.ASKING, Stage.FETCHING) and now_s >= self._ends_at_s:",
         "if self.stage in (Stage.ASKING, Stage.FETCHING) and now_s < 0:",
-        "unit/test_islands_donation.py::test_patience_ends_whatever_is_under_way",
+        "unit/islands_protocol/test_donation.py::test_patience_ends_whatever_is_under_way",
     ),
     Mutant(
         7,
@@ -68,7 +68,7 @@ PROGRESS = (
         "islands/protocol/donation.py::Receiver.advance",
         "elif self.stage is Stage.FETCHING and now_s >= self._silent_at_s:",
         "elif self.stage is Stage.FETCHING and now_s < 0:",
-        "unit/test_islands_donation.py::test_a_donor_that_dies_half_way_is_replaced_by_another",
+        "unit/islands_protocol/test_donation.py::test_a_donor_that_dies_half_way_is_replaced_by_another",
     ),
     Mutant(
         7,
@@ -76,7 +76,7 @@ PROGRESS = (
         "islands/protocol/broker_choice.py::BrokerChoice._due",
         "moments.append((self._asked_at_s + self.patience_s, MoveReason.SILENT))",
         "moments.append((self._asked_at_s + 1e9, MoveReason.SILENT))",
-        "unit/test_islands_brokers.py::test_a_silent_broker_is_left_after_the_stated_time",
+        "unit/islands_protocol/test_brokers.py::test_a_silent_broker_is_left_after_the_stated_time",
     ),
     Mutant(
         8,
@@ -84,7 +84,7 @@ PROGRESS = (
         "aggregator/rounds/intake.py::Intake._answer",
         "_resolve(member, p, steps, fate, admission.reason, admission.detail)\n        self._notices.tell(member)",
         "self._notices.tell(member)",
-        "unit/test_aggregator_admission.py::test_a_refusal_reaches_its_sender_the_log_and_the_counters",
+        "unit/aggregator_rounds/test_admission.py::test_a_refusal_reaches_its_sender_the_log_and_the_counters",
     ),
     Mutant(
         8,
@@ -92,8 +92,8 @@ PROGRESS = (
         "aggregator/rounds/notices.py::Notices.refuse",
         "        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))\n",
         "",
-        "unit/test_aggregator_membership.py::test_a_stranger_is_told_to_join",
-        "unit/test_aggregator_admission.py::test_an_unknown_fragment_is_refused_by_message",
+        "unit/aggregator_rounds/test_membership.py::test_a_stranger_is_told_to_join",
+        "unit/aggregator_rounds/test_admission.py::test_an_unknown_fragment_is_refused_by_message",
     ),
     Mutant(
         8,
@@ -101,7 +101,7 @@ PROGRESS = (
         "broker/routing/presence.py::Presence._lose",
         "self._out.refuse_message(Channel.CONTROL, route, item.envelope, refusal)",
         "pass",
-        "unit/test_relay_queues.py::test_what_waits_for_a_leader_that_falls_silent_comes_back",
+        "unit/broker_routing/test_relay_queues.py::test_what_waits_for_a_leader_that_falls_silent_comes_back",
     ),
     Mutant(
         8,
@@ -109,7 +109,7 @@ PROGRESS = (
         "aggregator/rounds/membership.py::Membership._resolve",
         "if fate is Fate.UNKNOWN and run.phase is Phase.ENDED:",
         "if fate is Fate.UNKNOWN and run.phase is Phase.SEEDING:",
-        "unit/test_aggregator_ending.py::test_who_asks_after_the_end_is_told_that_the_run_is_over",
+        "unit/aggregator_rounds/test_ending.py::test_who_asks_after_the_end_is_told_that_the_run_is_over",
     ),
     Mutant(
         8,
@@ -117,7 +117,7 @@ PROGRESS = (
         "broker/routing/actions.py::Actions.refuse",
         "        self.reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)\n",
         "",
-        "unit/test_relay_peers.py::test_undecodable_input_is_refused_to_its_connection_and_counted",
+        "unit/broker_routing/test_relay_peers.py::test_undecodable_input_is_refused_to_its_connection_and_counted",
     ),
     Mutant(
         9,
@@ -125,7 +125,7 @@ PROGRESS = (
         "aggregator/rounds/admission.py::admit",
         "if flaw is not None:",
         "if flaw is not None and flaw.reason in RETRY_REASONS:",
-        "unit/test_aggregator_admission.py::test_a_refusal_reaches_its_sender_the_log_and_the_counters",
+        "unit/aggregator_rounds/test_admission.py::test_a_refusal_reaches_its_sender_the_log_and_the_counters",
         "sim/test_rogues.py::test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothing",
     ),
     Mutant(
@@ -134,7 +134,7 @@ PROGRESS = (
         "aggregator/rounds/admission.py::admit",
         "if newest > current_version:",
         "if newest < 0:",
-        "unit/test_aggregator_admission.py::test_a_future_version_is_refused",
+        "unit/aggregator_rounds/test_admission.py::test_a_future_version_is_refused",
     ),
     Mutant(
         9,
@@ -142,8 +142,8 @@ PROGRESS = (
         "aggregator/rounds/admission.py::admit",
         "if payload_bytes > free_bytes:",
         "if payload_bytes < 0:",
-        "unit/test_aggregator_admission.py::test_a_full_pool_asks_for_the_same_bytes_again",
-        "unit/test_aggregator_rounds.py::test_held_bytes_are_limited_and_freed_by_merging",
+        "unit/aggregator_rounds/test_admission.py::test_a_full_pool_asks_for_the_same_bytes_again",
+        "unit/aggregator_rounds/test_rounds.py::test_held_bytes_are_limited_and_freed_by_merging",
     ),
     Mutant(
         9,
@@ -151,7 +151,7 @@ PROGRESS = (
         "aggregator/rounds/membership.py::Membership._refusal",
         "if len(run.members) >= MOST_MEMBERS and run.members.get(island_id) is None:",
         "if len(run.members) < 0:",
-        "unit/test_aggregator_membership.py::test_a_run_takes_no_more_islands_than_it_can_remember",
+        "unit/aggregator_rounds/test_membership.py::test_a_run_takes_no_more_islands_than_it_can_remember",
     ),
     Mutant(
         9,
@@ -159,8 +159,8 @@ PROGRESS = (
         "aggregator/rules/outliers.py::FragmentNorms.judge",
         "(_shortened if s.island_id not in too_long or _alike(s, known) else _refused)(s, limit)\n",
         "_refused(s, math.inf)\n",
-        "unit/test_aggregator_outliers.py::test_a_contribution_thirty_times_as_long_as_usual_is_refused_with_the_figures",
-        "unit/test_aggregator_rogues.py::test_an_outlier_is_refused_when_its_round_closes_and_the_round_goes_on_without_it",
+        "unit/aggregator_rules/test_outliers.py::test_a_contribution_thirty_times_as_long_as_usual_is_refused_with_the_figures",
+        "unit/aggregator_rounds/test_rogues.py::test_an_outlier_is_refused_when_its_round_closes_and_the_round_goes_on_without_it",
     ),
     Mutant(
         9,
@@ -168,7 +168,7 @@ PROGRESS = (
         "aggregator/rounds/admission.py::admit",
         "if quarantined:",
         "if not quarantined and not steps:",
-        "unit/test_aggregator_rogues.py::test_a_repeated_offender_is_quarantined_told_so_and_seen_in_the_totals",
+        "unit/aggregator_rounds/test_rogues.py::test_a_repeated_offender_is_quarantined_told_so_and_seen_in_the_totals",
     ),
     Mutant(
         9,
@@ -176,7 +176,7 @@ PROGRESS = (
         "broker/routing/queues.py::ContributionQueue.full_for",
         "if self.queued_bytes and self.queued_bytes + item.size_bytes > self._total_bytes:",
         "if self.queued_bytes < 0:",
-        "unit/test_relay_queues.py::test_one_island_cannot_fill_the_queue_for_the_others",
+        "unit/broker_routing/test_relay_queues.py::test_one_island_cannot_fill_the_queue_for_the_others",
     ),
     Mutant(
         9,
@@ -184,7 +184,7 @@ PROGRESS = (
         "broker/routing/directory.py::Directory.full",
         "return len(self.peers) >= self._max_peers",
         "return len(self.peers) < 0",
-        "unit/test_relay_peers.py::test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more",
+        "unit/broker_routing/test_relay_peers.py::test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more",
     ),
     Mutant(
         9,
@@ -192,7 +192,7 @@ PROGRESS = (
         "broker/wire/headers.py::read",
         "if sum(sizes) > limits.max_message_bytes:",
         "if sum(sizes) < 0:",
-        "unit/test_broker_codec_refusals.py::test_a_message_above_its_limit_is_refused_unread",
+        "unit/broker_wire/test_codec_refusals.py::test_a_message_above_its_limit_is_refused_unread",
     ),
     Mutant(
         9,
@@ -200,7 +200,7 @@ PROGRESS = (
         "broker/wire/codec.py::verify_payload",
         "if found != encoded.checksum:",
         "if found < 0:",
-        "unit/test_broker_codec_refusals.py::test_verify_finds_a_damaged_buffer_and_decode_does_not_look",
+        "unit/broker_wire/test_codec_refusals.py::test_verify_finds_a_damaged_buffer_and_decode_does_not_look",
     ),
     Mutant(
         9,
@@ -208,7 +208,7 @@ PROGRESS = (
         "broker/wire/codec.py::_decode",
         'if type(header.get("v")) is not int or header["v"] != PROTOCOL_VERSION:',
         'if type(header.get("v")) is not int:',
-        "unit/test_broker_codec_refusals.py::test_another_protocol_version_is_refused_before_anything_else_is_looked_at",
+        "unit/broker_wire/test_codec_refusals.py::test_another_protocol_version_is_refused_before_anything_else_is_looked_at",
     ),
     Mutant(
         9,
@@ -216,9 +216,9 @@ PROGRESS = (
         "broker/routing/presence.py::Presence._repeated",
         "if not seen.repeats(event.envelope.sequence):",
         "if seen.repeats(event.envelope.sequence) is not None:",
-        "unit/test_relay_peers.py::test_a_message_played_back_over_its_connection_is_refused_and_counted",
-        "unit/test_relay_peers.py::test_a_want_that_is_played_back_brings_no_version",
-        "unit/test_relay_peers.py::test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either",
+        "unit/broker_routing/test_relay_peers.py::test_a_message_played_back_over_its_connection_is_refused_and_counted",
+        "unit/broker_routing/test_relay_peers.py::test_a_want_that_is_played_back_brings_no_version",
+        "unit/broker_routing/test_relay_peers.py::test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either",
     ),
     Mutant(
         9,
@@ -226,7 +226,7 @@ PROGRESS = (
         "broker/routing/rights.py::Bindings.refusal",
         "if not identity.may_speak_as(sender):",
         "if not sender:",
-        "unit/test_relay_peers.py::test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key",
+        "unit/broker_routing/test_relay_peers.py::test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key",
     ),
     Mutant(
         9,
@@ -234,7 +234,7 @@ PROGRESS = (
         "broker/gateway/gate.py::zap_answer",
         "if identity is None or identity.role is KeyRole.BROKER:",
         "if identity is not None and identity.role is KeyRole.BROKER:",
-        "unit/test_keys.py::test_zap_says_no_to_everything_else",
+        "unit/broker_transport/test_keys.py::test_zap_says_no_to_everything_else",
     ),
     Mutant(
         10,
@@ -242,7 +242,7 @@ PROGRESS = (
         "aggregator/state/round.py::Round.in_merge_order",
         "return sorted(self.contributions, key=lambda c: (c.island_id, c.incarnation, c.steps.from_step))",
         "return list(self.contributions)",
-        "unit/test_aggregator_quorum.py::test_contributions_are_merged_in_the_order_of_islands_and_steps",
+        "unit/aggregator_rules/test_quorum.py::test_contributions_are_merged_in_the_order_of_islands_and_steps",
     ),
     Mutant(
         10,
@@ -250,7 +250,7 @@ PROGRESS = (
         "aggregator/rounds/rounds.py::Rounds.deadlines_s",
         "looked = round_.peek(run.now_s,",
         "looked = round_.look(run.now_s,",
-        "unit/test_aggregator_rounds.py::test_asking_for_deadlines_does_not_meet_a_quorum",
+        "unit/aggregator_rounds/test_rounds.py::test_asking_for_deadlines_does_not_meet_a_quorum",
     ),
     Mutant(
         10,
@@ -258,7 +258,7 @@ PROGRESS = (
         "ops/inspect/replay_core.py::Replay._note",
         "if line != replayed:",
         'if line.get("note") != replayed["note"]:',
-        "unit/test_replay.py::test_a_decision_that_was_tampered_with_is_named",
+        "unit/ops_inspect/test_replay.py::test_a_decision_that_was_tampered_with_is_named",
     ),
     Mutant(
         8,
@@ -266,7 +266,7 @@ PROGRESS = (
         "broker/process/demands.py::contradicted",
         "if wanted != has:",
         "if wanted is None:",
-        "unit/test_recipes.py::test_an_island_that_demands_another_value_is_refused_with_both",
+        "unit/aggregator_rules/test_recipes.py::test_an_island_that_demands_another_value_is_refused_with_both",
     ),
     Mutant(
         8,
@@ -274,7 +274,7 @@ PROGRESS = (
         "aggregator/rounds/intake.py::Intake._admit",
         "and not run.config.hold",
         "and not run.config.islands",
-        "unit/test_recipes.py::test_what_comes_after_its_round_is_refused_where_nothing_is_held_and_is_no_offence",
+        "unit/aggregator_rules/test_recipes.py::test_what_comes_after_its_round_is_refused_where_nothing_is_held_and_is_no_offence",
     ),
     Mutant(
         7,
@@ -282,6 +282,6 @@ PROGRESS = (
         "islands/protocol/lockstep.py::Lockstep.__init__",
         "if recipe.pacing is Pacing.LOCKSTEP else ()",
         "if recipe.pacing else ()",
-        "unit/test_lockstep.py::test_other_recipes_never_wait",
+        "unit/ops_virtual/test_lockstep.py::test_other_recipes_never_wait",
     ),
 )

@@ -9,7 +9,7 @@ VERSIONS = (
         "broker/routing/queues.py::_Trail.offer",
         "newer = empty or _age(held) > _age(self.newest)",
         "newer = True",
-        "unit/test_relay_queues.py::test_an_older_or_repeated_version_is_not_kept",
+        "unit/broker_routing/test_relay_queues.py::test_an_older_or_repeated_version_is_not_kept",
     ),
     Mutant(
         1,
@@ -17,7 +17,7 @@ VERSIONS = (
         "islands/protocol/adoption.py::Adoption.arrived",
         "if version.fragment_version < fragment.version:\n            return False",
         "if version.fragment_version < 0:\n            return False",
-        "unit/test_islands_handing_over.py::test_while_a_version_is_wanted_once_more_older_ones_are_not_taken",
+        "unit/islands_protocol/test_handing_over.py::test_while_a_version_is_wanted_once_more_older_ones_are_not_taken",
     ),
     Mutant(
         1,
@@ -25,7 +25,7 @@ VERSIONS = (
         "aggregator/rounds/recovery.py::Peers.broker_holds",
         'return _sentence(f"broker {broker}", ahead, own)',
         'return ""',
-        "unit/test_aggregator_recovery.py::test_a_broker_is_believed",
+        "unit/aggregator_rounds/test_recovery.py::test_a_broker_is_believed",
     ),
     Mutant(
         1,
@@ -33,7 +33,7 @@ VERSIONS = (
         "aggregator/rounds/recovery.py::renumbered",
         "fragment_version=above + 1,",
         "fragment_version=above,",
-        "unit/test_aggregator_recovery.py::test_what_a_lineage_gave_up_is_remembered_through_restarts",
+        "unit/aggregator_rounds/test_recovery.py::test_what_a_lineage_gave_up_is_remembered_through_restarts",
     ),
     Mutant(
         1,
@@ -41,8 +41,8 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._behind",
         "if version > have:",
         "if version > have >= 0 > version:",
-        "unit/test_aggregator_candidate.py::test_a_store_that_lacks_something_does_not_lead_and_says_what",
-        "unit/test_aggregator_candidate.py::test_an_empty_store_never_leads_a_run_that_a_broker_knows",
+        "unit/aggregator_standby/test_candidate.py::test_a_store_that_lacks_something_does_not_lead_and_says_what",
+        "unit/aggregator_standby/test_candidate.py::test_an_empty_store_never_leads_a_run_that_a_broker_knows",
     ),
     Mutant(
         1,
@@ -50,7 +50,7 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._heard",
         "anew = before is None or now_s >= before.at_s + BROKER_FRESH_S or following.epoch < before.said.epoch",
         "anew = before is None",
-        "unit/test_aggregator_candidate.py::test_every_wait_begins_again_with_a_broker_that_has_yet_to_hear_the_others",
+        "unit/aggregator_standby/test_candidate.py::test_every_wait_begins_again_with_a_broker_that_has_yet_to_hear_the_others",
     ),
     Mutant(
         2,
@@ -58,7 +58,7 @@ VERSIONS = (
         "aggregator/rounds/admission.py::_recognise",
         "if account.merged.covers(steps.from_step, steps.to_step):",
         "if not steps:",
-        "unit/test_aggregator_admission.py::test_copies_are_recognised_with_the_fate_and_the_reason_of_the_first",
+        "unit/aggregator_rounds/test_admission.py::test_copies_are_recognised_with_the_fate_and_the_reason_of_the_first",
     ),
     Mutant(
         2,
@@ -66,7 +66,7 @@ VERSIONS = (
         "aggregator/ledger/lives.py::Account.overlaps",
         "            or self._waits(steps.from_step, steps.to_step)\n",
         "",
-        "unit/test_aggregator_ledger.py::test_the_same_steps_are_never_taken_in_twice",
+        "unit/aggregator_ledger/test_ledger.py::test_the_same_steps_are_never_taken_in_twice",
     ),
     Mutant(
         2,
@@ -74,7 +74,7 @@ VERSIONS = (
         "islands/protocol/hand_over.py::HandOver._capture",
         "        fragment.handed = copy\n",
         "",
-        "unit/test_islands_handing_over.py::test_ranges_follow_each_other_and_name_the_versions_trained_on",
+        "unit/islands_protocol/test_handing_over.py::test_ranges_follow_each_other_and_name_the_versions_trained_on",
     ),
     Mutant(
         2,
@@ -82,7 +82,7 @@ VERSIONS = (
         "aggregator/ledger/batch_books.py::BatchBooks.overlap",
         "known = merged.overlaps(d.from_batch, d.to_batch) or here",
         "known = here",
-        "unit/test_aggregator_blocks.py::test_batches_that_were_merged_or_wait_are_not_taken_again",
+        "unit/aggregator_ledger/test_blocks.py::test_batches_that_were_merged_or_wait_are_not_taken_again",
     ),
     Mutant(
         2,
@@ -90,8 +90,8 @@ VERSIONS = (
         "aggregator/ledger/data_blocks.py::DataBlocks._cut",
         "while self.left:",
         "while self.left and not tokens:",
-        "unit/test_aggregator_blocks.py::test_what_an_absent_island_has_not_trained_goes_out_again_before_anything_new",
-        "unit/test_aggregator_blocks.py::test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number",
+        "unit/aggregator_ledger/test_blocks.py::test_what_an_absent_island_has_not_trained_goes_out_again_before_anything_new",
+        "unit/aggregator_ledger/test_blocks.py::test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number",
     ),
     Mutant(
         2,
@@ -99,7 +99,7 @@ VERSIONS = (
         "aggregator/ledger/data_blocks.py::DataBlocks.refusal",
         "if given is None or given.owner != island_id:",
         "if given is None:",
-        "unit/test_aggregator_blocks.py::test_other_shards_refuse_what_shard_0_has_given_to_somebody_else",
+        "unit/aggregator_ledger/test_blocks.py::test_other_shards_refuse_what_shard_0_has_given_to_somebody_else",
     ),
     Mutant(
         2,
@@ -107,7 +107,7 @@ VERSIONS = (
         "aggregator/ledger/ownership.py::Ownership.saved",
         "known = {*self.now, *self.durable, *(n for _, then in self._saving for n in then)}",
         "known = {*self.now}",
-        "unit/test_aggregator_blocks.py::test_the_books_of_a_block_stay_until_its_end_is_durable",
+        "unit/aggregator_ledger/test_blocks.py::test_the_books_of_a_block_stay_until_its_end_is_durable",
     ),
     Mutant(
         2,
@@ -115,9 +115,9 @@ VERSIONS = (
         "aggregator/rounds/roster.py::Keeper._settle",
         "agreed = min([run.durable_serial, *self._agreed.values()])",
         "agreed = run.durable_serial",
-        "unit/test_aggregator_roster.py::test_a_join_is_answered_only_when_every_shard_has_the_new_life_on_record",
-        "unit/test_aggregator_roster.py::test_nobody_is_welcome_while_a_shard_is_away_and_it_is_told_again_when_it_is_back",
-        "unit/test_aggregator_roster.py::test_nobody_is_told_of_a_block_before_every_shard_has_it_on_record",
+        "unit/aggregator_rounds/test_roster.py::test_a_join_is_answered_only_when_every_shard_has_the_new_life_on_record",
+        "unit/aggregator_rounds/test_roster.py::test_nobody_is_welcome_while_a_shard_is_away_and_it_is_told_again_when_it_is_back",
+        "unit/aggregator_rounds/test_roster.py::test_nobody_is_told_of_a_block_before_every_shard_has_it_on_record",
     ),
     Mutant(
         2,
@@ -125,7 +125,7 @@ VERSIONS = (
         "aggregator/state/members.py::Members.resumable",
         "return member if gone else None",
         "return member",
-        "unit/test_aggregator_pauses.py::test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first",
+        "unit/aggregator_rounds/test_pauses.py::test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first",
     ),
     Mutant(
         3,
@@ -133,7 +133,7 @@ VERSIONS = (
         "aggregator/rounds/commits.py::Commits.computed",
         "run.emit(Persist(commit=commit))",
         "run.emit(Persist(commit=commit))\n        self.persisted(Persisted(fragment_id=p, fragment_version=event.fragment_version))",
-        "unit/test_aggregator_publishing.py::test_nothing_is_published_before_it_is_durable",
+        "unit/aggregator_rounds/test_publishing.py::test_nothing_is_published_before_it_is_durable",
     ),
     Mutant(
         3,
@@ -141,7 +141,7 @@ VERSIONS = (
         "aggregator/rounds/commits.py::Commits.persist_failed",
         "fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S",
         "return self.persisted(Persisted(fragment_id=event.fragment_id, fragment_version=event.fragment_version))",
-        "unit/test_aggregator_publishing.py::test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durable",
+        "unit/aggregator_rounds/test_publishing.py::test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durable",
     ),
     Mutant(
         3,
@@ -149,7 +149,7 @@ VERSIONS = (
         "aggregator/rounds/membership.py::Membership._begin",
         "run.pending_joins.welcomes.append((run.save(), member.island_id))\n        run.note(",
         "run.save()\n        self._welcome(member)\n        run.note(",
-        "unit/test_aggregator_membership.py::test_an_island_is_welcome_only_once_its_incarnation_is_durable",
+        "unit/aggregator_rounds/test_membership.py::test_an_island_is_welcome_only_once_its_incarnation_is_durable",
     ),
     Mutant(
         3,
@@ -157,7 +157,7 @@ VERSIONS = (
         "aggregator/rounds/core.py::Aggregator.leading",
         "return self.run.durable_serial > 0",
         "return True",
-        "unit/test_aggregator_membership.py::test_nothing_is_said_before_the_epoch_is_durable",
+        "unit/aggregator_rounds/test_membership.py::test_nothing_is_said_before_the_epoch_is_durable",
     ),
     Mutant(
         3,
@@ -165,7 +165,7 @@ VERSIONS = (
         "aggregator/standby/replication.py::Replication._everywhere",
         "return all((s := self._standbys.get(name)) and s.follows and s.stored.get(p) == key for name in self.required)",
         "return True",
-        "unit/test_aggregator_replication.py::test_every_standby_in_sync_is_waited_for",
+        "unit/aggregator_standby/test_replication.py::test_every_standby_in_sync_is_waited_for",
     ),
     Mutant(
         3,
@@ -173,7 +173,7 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._kept",
         'self._note("replica.not_durable", detail=event.problem)\n            return',
         'self._note("replica.not_durable", detail=event.problem)',
-        "unit/test_aggregator_candidate.py::test_what_could_not_be_written_is_not_said",
+        "unit/aggregator_standby/test_candidate.py::test_what_could_not_be_written_is_not_said",
     ),
     Mutant(
         3,
@@ -181,7 +181,7 @@ VERSIONS = (
         "aggregator/store/replacing.py::replace",
         "write(fd)\n                os.fsync(fd)",
         "write(fd)",
-        "unit/test_aggregator_adoption.py::test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",
+        "unit/aggregator_standby/test_adoption.py::test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",
     ),
     Mutant(
         3,
@@ -205,7 +205,7 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._what_speaks_against",
         "if not void and lease.in_sync and self.name not in lease.in_sync:",
         "if lease.in_sync and not self.name:",
-        "unit/test_aggregator_candidate.py::test_a_store_that_the_lease_does_not_name_waits_for_one_that_it_does",
+        "unit/aggregator_standby/test_candidate.py::test_a_store_that_the_lease_does_not_name_waits_for_one_that_it_does",
     ),
     Mutant(
         4,
@@ -213,7 +213,7 @@ VERSIONS = (
         "aggregator/ledger/lives.py::Account.refuse",
         "        self.waiting.pop((steps.from_step, steps.to_step), None)\n",
         "",
-        "unit/test_aggregator_rounds.py::test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes",
+        "unit/aggregator_rounds/test_rounds.py::test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes",
     ),
     Mutant(
         4,
@@ -221,7 +221,7 @@ VERSIONS = (
         "aggregator/ledger/balance.py::balance",
         "if life.ended:",
         "if life.ended and rest < 0:",
-        "unit/test_aggregator_ledger.py::test_steps_never_handed_over_are_lost_with_their_island",
+        "unit/aggregator_ledger/test_ledger.py::test_steps_never_handed_over_are_lost_with_their_island",
     ),
     Mutant(
         4,
@@ -229,7 +229,7 @@ VERSIONS = (
         "aggregator/ledger/ledger.py::Ledger.close_gap",
         "if gap > 0 and not account.waiting:",
         "if gap > 0:",
-        "unit/test_aggregator_ledger.py::test_a_gap_is_closed_once_and_only_when_nothing_waits",
+        "unit/aggregator_ledger/test_ledger.py::test_a_gap_is_closed_once_and_only_when_nothing_waits",
     ),
     Mutant(
         4,
@@ -237,7 +237,7 @@ VERSIONS = (
         "aggregator/rounds/admission.py::admit",
         "if account.known_tokens + steps.tokens > trained:",
         "if account.known_tokens > trained:",
-        "unit/test_aggregator_admission.py::test_more_tokens_than_a_heartbeat_reported_for_that_step_are_implausible",
+        "unit/aggregator_rounds/test_admission.py::test_more_tokens_than_a_heartbeat_reported_for_that_step_are_implausible",
     ),
     Mutant(
         4,
@@ -245,7 +245,7 @@ VERSIONS = (
         "aggregator/rounds/membership.py::Membership.leave",
         "if not member.paused:\n            run.ledger.end(member.island_id)",
         "run.ledger.end(member.island_id)",
-        "unit/test_aggregator_pauses.py::test_nobody_waits_for_an_island_that_has_paused_and_nothing_of_it_is_lost",
+        "unit/aggregator_rounds/test_pauses.py::test_nobody_waits_for_an_island_that_has_paused_and_nothing_of_it_is_lost",
     ),
     Mutant(
         4,
@@ -253,7 +253,7 @@ VERSIONS = (
         "aggregator/rounds/ending.py::Ending._flush",
         "over = run.now_s >= self._others_until_s(self._flush_began_s)",
         "over = True",
-        "unit/test_shards_ending.py::test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush",
+        "unit/aggregator_rounds/test_shards_ending.py::test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush",
     ),
     Mutant(
         5,
@@ -261,8 +261,8 @@ VERSIONS = (
         "broker/routing/presence.py::Presence.attach",
         "if leader is not None and epoch < leader.epoch:",
         "if leader is not None and epoch < 0:",
-        "unit/test_relay_leaders.py::test_lower_epochs_are_fenced",
-        "unit/test_relay_leaders.py::test_epoch_stays_fenced_after_its_leader_fell_silent",
+        "unit/broker_routing/test_relay_leaders.py::test_lower_epochs_are_fenced",
+        "unit/broker_routing/test_relay_leaders.py::test_epoch_stays_fenced_after_its_leader_fell_silent",
     ),
     Mutant(
         5,
@@ -270,7 +270,7 @@ VERSIONS = (
         "broker/routing/presence.py::Presence.hear_aggregator",
         "if epoch < highest:",
         "if epoch < 0:",
-        "unit/test_relay_leaders.py::test_lower_epochs_are_fenced",
+        "unit/broker_routing/test_relay_leaders.py::test_lower_epochs_are_fenced",
     ),
     Mutant(
         5,
@@ -278,7 +278,7 @@ VERSIONS = (
         "broker/routing/presence.py::Presence.hear_island",
         "if peer is not None and incarnation < peer.incarnation:",
         "if peer is not None and incarnation < 0:",
-        "unit/test_relay_peers.py::test_a_lower_incarnation_is_fenced_and_told_over_its_own_connection",
+        "unit/broker_routing/test_relay_peers.py::test_a_lower_incarnation_is_fenced_and_told_over_its_own_connection",
     ),
     Mutant(
         5,
@@ -286,7 +286,7 @@ VERSIONS = (
         "aggregator/state/restoring.py::restore",
         'run.epoch = max(run.epoch, record["epoch"] + 1)',
         'run.epoch = max(run.epoch, record["epoch"])',
-        "unit/test_aggregator_restart.py::test_a_restart_goes_on_with_the_next_epoch_and_the_same_versions",
+        "unit/aggregator_rounds/test_restart.py::test_a_restart_goes_on_with_the_next_epoch_and_the_same_versions",
     ),
     Mutant(
         5,
@@ -294,7 +294,7 @@ VERSIONS = (
         "aggregator/standby/replication.py::Replication._renewed",
         "if not event.granted:\n            self.deposed = True",
         "if not event.granted:\n            return\n        if not event.granted:\n            self.deposed = True",
-        "unit/test_aggregator_lease.py::test_a_refused_renewal_deposes_and_nothing_is_done_any_more",
+        "unit/aggregator_standby/test_lease.py::test_a_refused_renewal_deposes_and_nothing_is_done_any_more",
     ),
     Mutant(
         5,
@@ -310,7 +310,7 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._what_speaks_against",
         "if not void and not lease.expired(self._lease_s):",
         "if lease.epoch < 0:",
-        "unit/test_aggregator_candidate.py::test_it_leads_under_the_next_epoch_once_the_lease_has_run_out",
+        "unit/aggregator_standby/test_candidate.py::test_it_leads_under_the_next_epoch_once_the_lease_has_run_out",
     ),
     Mutant(
         5,
@@ -318,8 +318,8 @@ VERSIONS = (
         "aggregator/standby/candidate.py::Candidate._what_speaks_against",
         "if heard_s is not None and heard_s < self._lease_s:",
         "if heard_s is not None and heard_s < 0:",
-        "unit/test_aggregator_candidate.py::test_a_leader_that_a_broker_hears_is_only_cut_off_from_redis",
-        "unit/test_aggregator_candidate.py::test_it_is_not_taken_from_a_leader_that_a_broker_hears",
+        "unit/aggregator_standby/test_candidate.py::test_a_leader_that_a_broker_hears_is_only_cut_off_from_redis",
+        "unit/aggregator_standby/test_candidate.py::test_it_is_not_taken_from_a_leader_that_a_broker_hears",
     ),
     Mutant(
         5,
@@ -327,6 +327,6 @@ VERSIONS = (
         "broker/routing/presence.py::Presence.hear_aggregator",
         "if shard not in (None, leader.shard):",
         "if shard is None and leader.shard < 0:",
-        "unit/test_relay_leaders.py::test_a_shard_that_speaks_for_another_is_refused",
+        "unit/broker_routing/test_relay_leaders.py::test_a_shard_that_speaks_for_another_is_refused",
     ),
 )

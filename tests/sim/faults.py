@@ -133,7 +133,7 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
 
     One of the aggregators was away for long before that, so that its store is old; all start again at the same time.
     A good store that comes later than that finds another one leading: what is promised then is another matter
-    (``tests/unit/test_failover_machine.py``).
+    (``tests/unit/aggregator_standby/test_failover_machine.py``).
     """
     rng = random.Random(f"power {plan.seed}")
     standbys = rng.randint(1, 2)

@@ -1,0 +1,283 @@
+"""Conditions, region files and wirings: what they mean, that they survive being written, and what they refuse."""
+
+import random
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.wire.errors import ConfigError
+from ops.links import control_server as desk
+from ops.links import region, wiring
+from ops.links.condition import FAULTLESS, KEYS, Direction, LinkCondition
+from ops.links.link import PARTITION_BREAKS_AFTER_S, Link, LinkEvent, LinkPlan
+from ops.links.placing import Links, num_ports, place, read, ways
+from ops.links.wiring import Door, Wire, Wiring
+from ops.processes.child_process import ProcessSpec
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "links"
+
+directions = st.builds(
+    Direction,
+    delay_ms=st.floats(0, 1000),
+    jitter_ms=st.floats(0, 1000),
+    mbit=st.just(0.0) | st.floats(0.001, 1e5),
+    corrupt_per_mb=st.floats(0, 1e5),
+    stall=st.booleans(),
+    partition=st.booleans(),
+)
+conditions = st.builds(
+    LinkCondition, up=directions, down=directions, reset_every_s=st.just(0.0) | st.floats(0.01, 1000)
+)
+
+
+def test_a_key_alone_is_for_both_directions_and_one_with_a_way_for_that_one():
+    made = LinkCondition.of(delay_ms=40, up_delay_ms=10, down_partition=True, up_mbit=100)
+    assert made == LinkCondition(up=Direction(delay_ms=10, mbit=100), down=Direction(delay_ms=40, partition=True))
+    assert made.up.bytes_per_s == 12_500_000
+    assert (made.up.delay_s, made.up.blocked, made.down.blocked) == (0.010, False, True)
+
+
+def test_a_change_keeps_what_it_does_not_name():
+    before = LinkCondition.of(delay_ms=40, up_mbit=100, reset_every_s=60)
+    after = before.changed({"partition": True})
+    assert after == LinkCondition.of(delay_ms=40, up_mbit=100, reset_every_s=60, partition=True)
+    assert after.partitioned
+    assert after.changed({"partition": False}) == before
+
+
+@given(conditions)
+def test_a_condition_is_made_again_from_its_table(condition):
+    table = condition.table()
+    assert set(table) <= set(KEYS)
+    assert LinkCondition.of(**table) == condition
+    assert FAULTLESS.table() == {}
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"delay": 3}, "delay = 3: is nothing that a link has; did you mean delay_ms?"),
+        ({"delay_ms": -1}, "must be a number from 0"),
+        ({"up_delay_ms": "40"}, "must be a number from 0"),
+        ({"delay_ms": float("nan")}, "must be a number from 0"),
+        ({"delay_ms": 10**400}, "must be a number from 0"),
+        ({"delay_ms": 1e5}, "must be at most 60000, a minute"),
+        ({"mbit": float("inf")}, "must be a number from 0"),
+        ({"mbit": 1e-9}, "at least 0.001"),
+        ({"corrupt_per_mb": 2e5}, "every tenth byte"),
+        ({"partition": 1}, "must be true or false"),
+        ({"reset_every_s": 1e-5}, "at least 0.01"),
+        ({"delay_ms": True}, "must be a number"),
+    ],
+)
+def test_a_condition_that_cannot_be_is_refused(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        LinkCondition.of(**keys)
+
+
+def link(base=FAULTLESS, *events, now_s=100.0, began_s=100.0):
+    return Link(LinkPlan(base=base, events=events), began_s=began_s, random_source=random.Random(1), now_s=now_s)
+
+
+def partition(at_s, for_s):
+    return LinkEvent(at_s=at_s, for_s=for_s, changes={"partition": True})
+
+
+def test_events_change_a_link_when_they_are_due_and_leave_it_as_it_was():
+    slower = LinkEvent(at_s=12.0, changes={"up_delay_ms": 80})
+    way = link(LinkCondition.of(delay_ms=40), partition(10.0, 5.0), slower)
+    seen = []
+    while (at_s := way.next_s()) is not None:
+        seen.append((at_s, way.advance(at_s), way.condition.table()))
+    assert seen == [
+        (110.0, False, {"delay_ms": 40, "partition": True}),
+        (112.0, False, {"up_delay_ms": 80, "down_delay_ms": 40, "partition": True}),
+        (115.0, False, {"up_delay_ms": 80, "down_delay_ms": 40}),
+    ]
+
+
+def test_a_link_that_starts_anew_in_the_middle_of_an_event_takes_it_up_there():
+    way = link(FAULTLESS, partition(10.0, 5.0), now_s=112.0)
+    assert way.condition.partitioned
+    assert not way.advance(112.0)
+    assert way.next_s() == 115.0
+
+
+def test_of_the_orders_in_force_the_last_one_counts_and_then_the_plan_again():
+    planned, slow, cut = LinkCondition.of(delay_ms=1), LinkCondition.of(delay_ms=500), LinkCondition.of(partition=True)
+    way = link(planned)
+
+    def at(now_s):
+        way.advance(now_s)
+        return way.condition
+
+    way.order(slow, for_s=10.0, now_s=100.0)
+    way.order(cut, for_s=3.0, now_s=102.0)
+    assert at(102.0) == cut
+    assert way.lanes["up"].direction.partition
+    assert way.next_s() == 105.0
+    assert [at(105.0), at(110.0)] == [slow, planned]
+    way.order(cut, for_s=3.0, now_s=110.0)
+    way.order(slow, for_s=None, now_s=110.0)
+    assert at(120.0) == slow
+    way.clear()
+    assert at(121.0) == planned
+
+
+def test_resets_now_and_then_come_at_their_mean_rate():
+    way, resets, now_s = link(LinkCondition.of(reset_every_s=2.0)), 0, 100.0
+    while now_s < 4100.0:
+        now_s = way.next_s()
+        resets += way.advance(now_s)
+    assert resets == pytest.approx(2000, rel=0.1)
+    way.order(FAULTLESS, for_s=None, now_s=now_s)
+    assert not way.advance(now_s)
+    assert way.next_s() is None
+
+
+def test_a_long_partition_breaks_connections_as_the_kernels_at_the_ends_would_and_a_stall_never_does():
+    way = link()
+    way.order(LinkCondition.of(up_partition=True), for_s=None, now_s=100.0)
+    assert not way.advance(100.0)
+    assert way.next_s() == 100.0 + PARTITION_BREAKS_AFTER_S
+    assert way.advance(way.next_s())
+    way.order(LinkCondition.of(stall=True), for_s=None, now_s=150.0)
+    assert not way.advance(150.0)
+    assert way.next_s() is None
+
+
+CLIENTS = ("aggregator", "island-0", "island-1")
+
+
+def plans(text, clients=CLIENTS):
+    return region.parse(text, source="region.toml").plans(clients)
+
+
+def test_tables_apply_in_order_to_the_clients_that_they_mean():
+    found = plans(
+        '[link."island-*"]\ndelay_ms = 40\nup_mbit = 10\n[link."island-1"]\nup_mbit = 5\n'
+        '[[event]]\nat_s = 3\nfor_s = 2.5\nlink = "*-1"\npartition = true\n'
+    )
+    assert list(found) == ["island-0", "island-1"]
+    assert found["island-0"] == LinkPlan(base=LinkCondition.of(delay_ms=40, up_mbit=10))
+    assert found["island-1"].base == LinkCondition.of(delay_ms=40, up_mbit=5)
+    assert found["island-1"].events == (partition(3.0, 2.5),)
+
+
+LINK = '[link."*"]\ndelay_ms = 4\n'
+EVENT = LINK + "[[event]]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no links"),
+        ("x", "is not TOML"),
+        ("[lnik]\n", "lnik .* did you mean link"),
+        ("[link]\ndelay_ms = 3\n", r"link.delay_ms = 3: must stand in a table of a link"),
+        ('[link."*"]\ndelay = 3\n', r'\[link."\*"\] delay = 3: is nothing that a link has; did you mean delay_ms\?'),
+        ('[link."*"]\nmbit = "fast"\n', r'\[link."\*"\] mbit = .fast.: must be a number'),
+        ('[link."iland-0"]\ndelay_ms = 3\n', "iland-0.* means no link of this run; did you mean island-0"),
+        (LINK + "[event]\nat_s = 3\n", r"each below \[\[event\]\]"),
+        (EVENT + 'link = "*"\nstall = true\n', "at_s = None: is needed"),
+        (EVENT + "at_s = 1\nstall = true\n", "link = None: is needed"),
+        (EVENT + 'at_s = 1\nlink = "x"\nstall = true\n', "means no link"),
+        (EVENT + 'at_s = -1\nlink = "*"\nstall = true\n', "must be seconds"),
+        (EVENT + 'at_s = nan\nlink = "*"\nstall = true\n', "must be seconds"),
+        (EVENT + 'at_s = 1\nfor_s = 0\nlink = "*"\nstall = true\n', "for_s = 0.0: must be above 0"),
+        (EVENT + 'at_s = 1\nlink = "*"\n', "changes nothing"),
+        (EVENT + 'at_s = 1\nlink = "*"\npartitoin = true\n', "did you mean partition"),
+    ],
+)
+def test_a_region_file_that_cannot_be_is_refused_with_the_cure(text, words):
+    with pytest.raises(ConfigError, match=words):
+        plans(text)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_the_examples_are_right_for_a_run_of_four_islands(path):
+    assert read(path).plans(("aggregator", *(f"island-{i}" for i in range(4))))
+
+
+def test_a_region_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file or directory\); give the path"):
+        read(tmp_path / "none.toml")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="it is no text in UTF-8"):
+        read(tmp_path / "binary")
+
+
+def test_a_wiring_is_read_as_it_was_written():
+    plan = LinkPlan(base=LinkCondition.of(delay_ms=4), events=(partition(1.0, None), partition(2.0, 3.0)))
+    wired = Wiring(wires={"a": Wire(doors=(Door(listen=7, host="::1", port=8),), plan=plan)}, began_s=12.5)
+    assert wiring.load(wired.dump()) == wired
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '{"links": {"a": 3}}', '{"links": {}, "began_s": "x"}'])
+def test_a_wiring_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match="is no wiring of links"):
+        wiring.load(text)
+
+
+def test_each_client_with_a_link_enters_every_broker_by_doors_of_its_own():
+    described = region.parse('[link."island-*"]\ndelay_ms = 4\n', source="x")
+    brokers = ["tcp://127.0.0.1:7001", "tcp://[::1]:8001"]
+    known = ways(CLIENTS, brokers, redis_clients=["broker"], redis_url="redis://127.0.0.1:7")
+    assert num_ports(described, known) == 8
+    links = place(described, known, first_port=9000, run_dir=Path("/run"))
+    doors = [door for wire in links.wiring.wires.values() for door in wire.doors]
+    assert [door.listen for door in doors] == list(range(9000, 9008))
+    hosts = [("127.0.0.1", 7001), ("127.0.0.1", 7002), ("::1", 8001), ("::1", 8002)]
+    assert [(door.host, door.port) for door in doors] == 2 * hosts
+    specs = [ProcessSpec(name=name, command=["x"], environment={"A": "1"}) for name in ("broker", *CLIENTS)]
+    assert [spec.environment for spec in links.reroute(specs)] == [
+        {"A": "1"},
+        {"A": "1"},
+        {"A": "1", "ATOLL_BROKER": "tcp://127.0.0.1:9000,tcp://127.0.0.1:9002"},
+        {"A": "1", "ATOLL_BROKER": "tcp://127.0.0.1:9004,tcp://127.0.0.1:9006"},
+    ]
+
+
+def test_a_link_to_redis_has_one_door_and_is_meant_by_its_own_name_alone():
+    described = region.parse('[link."*.redis"]\npartition = true\n[link."broker*"]\n', source="x")
+    known = ways(["broker-9"], ["tcp://127.0.0.1:7001"], redis_clients=["broker"], redis_url="redis://me:pw@host:99/3")
+    assert known["broker.redis"] == [("host", 99)]
+    assert num_ports(described, known) == 3
+    links = place(described, known, first_port=9000, run_dir=Path("/run"))
+    cut = {name: wire.plan.base.partitioned for name, wire in links.wiring.wires.items()}
+    assert cut == {"broker-9": False, "broker.redis": True}
+    environment = {"REDIS_URL": "redis://me:pw@host:99/3"}
+    specs = [ProcessSpec(name=name, command=["x"], environment=environment) for name in ("broker", "broker-9")]
+    assert [spec.environment["REDIS_URL"] for spec in links.reroute(specs)] == [
+        "redis://me:pw@127.0.0.1:9002/3",
+        "redis://me:pw@host:99/3",
+    ]
+
+
+def test_an_order_to_clear_means_all_links_if_it_names_none():
+    cleared = []
+    carriers = {
+        name: SimpleNamespace(clear=partial(cleared.append, name)) for name in ("aggregator", "aggregator.redis")
+    }
+    assert desk.answer(carriers, b'{"do": "clear", "link": "*"}')["links"] == cleared == ["aggregator"]
+    assert desk.answer(carriers, b'{"do": "clear"}')["links"] == ["aggregator", "aggregator.redis"] == cleared[1:]
+
+
+@pytest.mark.parametrize("url", ["unix:///run/redis.sock", "rediss://host:99"])
+def test_a_redis_that_no_proxy_can_stand_in_for_has_no_links(url):
+    known = ways(CLIENTS, ["tcp://127.0.0.1:7001"], redis_clients=["broker"], redis_url=url)
+    assert set(known) == set(CLIENTS)
+    with pytest.raises(ConfigError, match="means no link of this run"):
+        num_ports(region.parse('[link."*.redis"]\n', source="x"), known)
+
+
+def test_the_links_process_finds_its_files_in_the_run_directory():
+    links = Links(wiring=Wiring(wires={}), run_dir=Path("/run"))
+    spec = links.process(["python", "links"], {})
+    assert spec.command == ["python", "links", "--plan", "/run/links.json", "--control", "/run/links.sock"]
+    assert spec.stop_order == 1  # after its clients
+    assert links.started(3.0).wiring.began_s == 3.0
