@@ -1,1 +1,1 @@
-"""What goes into the core and comes out of it: settings, events and actions. Pure."""
+"""Inputs and outputs of the core: settings, events and actions. Pure."""

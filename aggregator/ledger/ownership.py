@@ -100,7 +100,7 @@ class Ownership:
         return self.of("")
 
     def is_agreed(self, n: int) -> bool:
-        """Whether every shard knows that a block is nobody's."""
+        """Returns True once every shard knows that a block is nobody's."""
         return self._free_at.get(n, math.inf) <= self._agreed_serial
 
     def reached_elsewhere(self, n: int, batch: int) -> None:

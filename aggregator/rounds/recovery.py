@@ -212,7 +212,7 @@ class StoreBehind:
         self._fenced_at: set[int] = set()  # brokers where a later epoch leads
 
     def __bool__(self) -> bool:
-        """Whether peers hold newer versions than the store, so that nothing may be said."""
+        """True while peers hold newer versions than the store, so that nothing may be said."""
         return self._since_s is not None
 
     def compare(self, event: Received) -> None:

@@ -62,7 +62,7 @@ class Troubles:
         return None if known is None else now_s - known[0]
 
     def __contains__(self, name: str) -> bool:
-        """Whether something of that name is wrong now."""
+        """Returns True while something of that name is wrong."""
         return name in self._since
 
     def sentences(self, now_s: float) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def carried_over(line: Mapping[str, Any]) -> dict[int, Carried] | None:
 
 
 def is_of_segment(line: Mapping[str, Any]) -> bool:
-    """Whether a line tells of a segment, and not of a version."""
+    """Returns True for a line about a segment, False for one about a version."""
     return "segment" in line or _CARRIED in line
 
 

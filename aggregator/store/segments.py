@@ -210,7 +210,7 @@ class TapeReader:
 
     @property
     def behind(self) -> bool:
-        """Whether there are bytes that were not read yet, and can be read."""
+        """True while there are bytes that can be read and were not."""
         with suppress(OSError):
             if self._file is None or self._is_closed():
                 return any(number >= self.segment for number in segments_of(self._path))
@@ -218,7 +218,7 @@ class TapeReader:
         return False
 
     def _is_closed(self) -> bool:
-        """Whether another segment has begun after the one that is read."""
+        """True once another segment has begun after the one that is read."""
         return any(number > self.segment for number in segments_of(self._path))
 
     def _open(self) -> bool:

@@ -55,7 +55,7 @@ def test_one_that_raises_is_told_with_the_line_where():
     assert found.metrics == {"probe": 1.0}
     assert set(found.failed) == {"task.evaluate", "mine:raises"}
     assert found.failed["mine:raises"].startswith("RuntimeError: no connection (")
-    assert "test_islands_benchmarks.py, line " in found.failed["mine:raises"]
+    assert "test_benchmarks.py, line " in found.failed["mine:raises"]
 
 
 def test_where_nothing_can_be_measured_the_first_failure_is_the_error():
