@@ -36,7 +36,8 @@ def test_rounds_open_as_far_apart_as_the_slower_stage_takes_and_as_before_once_i
     All that is decided is decided likewise by a second core that hears the same events.
     """
     monkeypatch.setattr(failover, "SimAggregator", ShadowedAggregator)
-    plan = replace(steady(2, fragments=8, total_tokens=220_000), in_turn=True)
+    # Blocks for the whole run: their records, which wait in the same turn, would make a round take as long as two.
+    plan = replace(steady(2, fragments=8, total_tokens=220_000, data_ahead_s=120.0), in_turn=True)
     simulation = Simulation(replace(plan, **{stage: SLOW_S}))
     run = simulation.aggregator.core.run
     most = 0
