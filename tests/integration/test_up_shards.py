@@ -30,12 +30,13 @@ class Run:
 
     def __init__(self, run_dir):
         self.run_dir = run_dir
-        flags = ("--shards", 2, "--standbys", 1, "--islands", 2, "--tokens", 40_000, "--pace", 0.04, "--json")
+        flags = ("--shards", 2, "--standbys", 1, "--islands", 2, "--tokens", 52_000, "--pace", 0.04, "--json")
         flags += ("--evaluate-every", 10_000)
         with Up(run_dir, *flags, "--sync-interval", 20) as self.up:
             self.wait_for(lambda: self.notes("aggregator-1", "standby.in_sync"), "standby of shard 1 in sync")
             self.wait_for(lambda: self.notes("aggregator", "version.committed"), "first version in shard 0")
             self.wait_for(lambda: self.notes("aggregator-1", "version.committed"), "first version in shard 1")
+            self.wait_for(lambda: len(self.notes("aggregator", "island.joined")) == 2, "both islands in the run")
             self.up.restarted("island-0", self.up.kill("island-0"))
             with self.up.nobody_restarts():
                 began_s = self.kill(" ops aggregator ", " --shard 1 ")
