@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
-from broker.process import limits, logs, sources
+from broker.base import sources
+from broker.process import limits, logs
 
 #: Merges have threads of their own, which sleep between them (:mod:`aggregator.process.workers`). Those of numeric
 #: libraries spin: beside islands that train on the same machine they made a 1.85 ms kernel take 13 ms.

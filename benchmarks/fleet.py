@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from aggregator.interface.config import AggregatorConfig
-from broker.config import BrokerConfig
-from broker.process import settings, sources
+from broker.base import settings, sources
+from broker.base.errors import Unavailable
+from broker.gateway.config import BrokerConfig
 from broker.routing.liveness import LivenessConfig
-from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster, free_ports
 from ops.processes.numeric import compilation_cache, one_thread_environment

@@ -28,8 +28,8 @@ from aggregator.store.tape import read_lines
 from benchmarks import output
 from benchmarks.fleet import RUN, Hub
 from benchmarks.output import Column, Printer
-from broker.process import sources
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base import sources
+from broker.base.errors import ConfigError, Unavailable
 from broker.wire.messages import Codec
 from islands.session.pulse import CAPACITY
 from ops.chaos.recording import Observer, Recording, RoundSeen, pulse_file

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import output
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, Hub, module_command
 from benchmarks.output import Column, Printer
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change
 

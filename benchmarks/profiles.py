@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import output
 from benchmarks.output import Column, Printer
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from broker.wire.messages import Profile
 from ops.launcher import ROOT
 

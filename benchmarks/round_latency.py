@@ -38,8 +38,8 @@ from benchmarks import output
 from benchmarks.fleet import Hub
 from benchmarks.output import Column, Printer, median
 from benchmarks.scripted import SPACING_STEPS, Arrival, Payloads, model, scripted_fleet
+from broker.base.errors import Unavailable
 from broker.chunks.receiving import SPARE_BYTES
-from broker.wire.errors import Unavailable
 from broker.wire.messages import Codec
 
 MIB = 1 << 20

@@ -23,9 +23,9 @@ import zmq
 import zmq.asyncio
 
 from benchmarks.fleet import RUN
+from broker.base.errors import ConfigError, Unavailable
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Codec, Encoded, Envelope
 from broker.wire.ranges import StepRange

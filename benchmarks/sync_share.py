@@ -22,7 +22,7 @@ from benchmarks import output
 from benchmarks.fleet import peak_bytes
 from benchmarks.one_island import LAYERS, loop_of, run, run_cases, write
 from benchmarks.output import Column
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 COLUMNS = (
     Column(key="framework", title="framework"),

@@ -22,8 +22,10 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
+from broker.base import settings, sources
+from broker.base.errors import ConfigError
 from broker.chunks.receiving import SPARE_BYTES, Refused
-from broker.config import DEFAULT_REDIS_URL, BrokerConfig
+from broker.gateway.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.gateway.connections import LEAST_FILES_FOR_UNIX, Connections, most_unread_bytes
 from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import LOOK_EVERY_S, MORE_FILES, Gate, GateEvent, draw_afresh
@@ -38,7 +40,7 @@ from broker.gateway.listening import (
 from broker.gateway.turns import Intake, Outbox, Taken, event_of, refused, said_of
 from broker.metrics.serving import served
 from broker.observing.desk import Desk
-from broker.process import clocks, limits, logs, settings, sources
+from broker.process import clocks, limits, logs
 from broker.registry.registry import Registry
 from broker.registry.reporter import Reporter, families_of
 from broker.routing.events import (
@@ -57,7 +59,6 @@ from broker.routing.relay import Relay
 from broker.transport.descriptors import Name
 from broker.transport.sockets import IN_A_ROW, configure_socket, failure_of
 from broker.wire.codec import encode
-from broker.wire.errors import ConfigError
 from broker.wire.headers import Buffer, Limits, partial_room_bytes, room_bytes
 from broker.wire.messages import Channel
 

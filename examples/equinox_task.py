@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands import DataShare, Schedule, Task, jax_task
 from islands.tasks.task import Params
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands import DataShare, Schedule, Task
 
 Array = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import islands.torch
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands import DataShare, Schedule, Task
 
 INPUTS, CLASSES = 32, 16

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from islands.installation import explained
+from islands.interface.installation import explained
 
 if TYPE_CHECKING:
     from broker.process.logs import log_to_stderr

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from broker.base.errors import Unavailable
 from broker.process import clocks, logs
-from broker.wire.errors import Unavailable
 from broker.wire.messages import StateSource
-from islands.arguments import is_floating
 from islands.arrays.placement import Leaf, from_host, here
+from islands.arrays.regions import Spread
 from islands.arrays.tree import Tree
-from islands.config import IslandConfig
 from islands.hosts.plans import Plans
-from islands.hosts.regions import Spread
+from islands.interface.arguments import is_floating
+from islands.interface.config import IslandConfig
 from islands.protocol import lockstep
 from islands.session import checkpoint, state_parts
 from islands.session.array_work import ArrayWork

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import islands
-from broker.process import limits, logs, settings, sources
+from broker.base import settings, sources
+from broker.base.errors import ConfigError, RunEnded, cure_of
+from broker.process import limits, logs
 from broker.process.signals import Interrupted, Signals
 from broker.transport.keys import client_keys
-from broker.wire.errors import ConfigError, RunEnded, cure_of
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from islands.session.pulse import Pulse
 from islands.tasks.task import OptState, Params, Task, endless_batches, load_task
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self, Unpack
 
+from broker.base.errors import ConfigError, LocalProtocolError
 from broker.process import logs
 from broker.process.signals import Handlers
-from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Departure
 from islands.arrays.tree import Tree
-from islands.config import JoinOptions, refuse_unknown
+from islands.interface.config import JoinOptions, refuse_unknown
 from islands.joining import join
 from islands.loop import Island
 

@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from broker.base.errors import ConfigError, Unavailable
+from broker.base.settings import expanded
 from broker.process import clocks, logs, user_files
 from broker.process.demands import demands_of
 from broker.process.limits import memory_bytes
-from broker.process.settings import expanded
 from broker.process.signals import in_children
 from broker.transport.keys import own_name
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.headers import room_bytes
 from broker.wire.messages import Departure, Reason
-from islands import arguments
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
 from islands.between_steps import LOOK_EVERY_S
-from islands.config import IslandConfig, JoinOptions, refuse_unknown
 from islands.hosts.host_session import HostSession
 from islands.hosts.other_hosts import OtherHosts
 from islands.hosts.plans import Plans
 from islands.hosts.rendezvous import gather, spread_over
+from islands.interface import arguments
+from islands.interface.config import IslandConfig, JoinOptions, refuse_unknown
 from islands.loop import Island
 from islands.protocol import core
 from islands.protocol.paused import Paused

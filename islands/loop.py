@@ -25,17 +25,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from broker.base.errors import LocalProtocolError, Unavailable
 from broker.process import clocks, logs
 from broker.process.signals import Interrupted, in_children
-from broker.wire.errors import LocalProtocolError, Unavailable
 from broker.wire.messages import Departure
-from islands import arguments
 from islands.arrays import placement
 from islands.arrays.parameters import Ties
 from islands.arrays.tree import Tree
 from islands.between_steps import LOOK_EVERY_S, BetweenSteps, InitialValues, beginning
-from islands.config import IslandConfig
 from islands.hosts.plans import Plans
+from islands.interface import arguments
+from islands.interface.config import IslandConfig
 from islands.protocol.fleet import ScheduleTokens
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork

@@ -21,11 +21,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from broker.base.errors import ConfigError, Unavailable
+from broker.base.settings import nearest
+from broker.base.sources import CommandParser
 from broker.process.release import installed
-from broker.process.settings import nearest
-from broker.process.sources import CommandParser
-from broker.wire.errors import ConfigError, Unavailable
-from islands import installation
+from islands.interface import installation
 from ops.launcher import find_modules_here
 
 DESCRIPTION = """\

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
-from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
-from broker.process import sources
-from broker.process.settings import settings_of
-from broker.process.sources import table_of, to_toml
+from broker.base import sources
+from broker.base.errors import ConfigError, Unavailable, cure_of
+from broker.base.settings import settings_of
+from broker.base.sources import table_of, to_toml
+from broker.gateway.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
 from broker.wire.addresses import check_address, is_local
-from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import Recipe
 from broker.wire.names import check_name
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from ops import launcher
 from ops.run.settings import HubConfig, UpConfig
 

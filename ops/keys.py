@@ -13,7 +13,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from broker.process import sources
+from broker.base import sources
+from broker.base.errors import ConfigError
 from broker.transport.keys import (
     ALLOW_LIST,
     BROKER_PUBLIC,
@@ -23,7 +24,6 @@ from broker.transport.keys import (
     write_allow_list,
     write_pair,
 )
-from broker.wire.errors import ConfigError
 from broker.wire.identity import ANY, Identity, KeyRole
 
 _EPILOG = """

@@ -17,7 +17,8 @@ from pathlib import Path
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.restoring import Restored, chosen, restore, sets_by_shard
 from aggregator.copies.sets import STORE, CompleteSet
-from broker.process import logs, sources
+from broker.base import sources
+from broker.process import logs
 from ops.text import age
 
 

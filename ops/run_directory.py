@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 
 from aggregator.store.layout import mapped
+from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.process import clocks
-from broker.wire.errors import ConfigError, Unavailable, cure_of
 
 LOCK_FILE = "lock"
 

@@ -23,8 +23,9 @@ from aggregator.store.commit_file import Damaged
 from aggregator.store.snapshots import Snapshot
 from aggregator.store.store import Store
 from aggregator.store.tape import Tape
-from broker.process import clocks, sources
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base import sources
+from broker.base.errors import ConfigError, Unavailable
+from broker.process import clocks
 from ops import run_directory
 from ops.inspect import export
 from ops.inspect.explain import tapes_in

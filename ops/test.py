@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.launcher import ROOT, TORCH_ENVIRONMENT, LauncherError, torch_environment
 
 #: Those that need PyTorch, or other large libraries.

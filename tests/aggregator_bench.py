@@ -13,8 +13,8 @@ import zmq.asyncio
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.process.service import serve
-from broker.config import BrokerConfig
-from broker.process.settings import to_table
+from broker.base.settings import to_table
+from broker.gateway.config import BrokerConfig
 from broker.server import serve as serve_broker
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m

@@ -9,7 +9,7 @@ import xxhash
 import zmq
 import zmq.asyncio
 
-from broker.config import BrokerConfig
+from broker.gateway.config import BrokerConfig
 from broker.server import serve
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m

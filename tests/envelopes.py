@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from broker.base.errors import RemoteProtocolError
 from broker.wire import messages
 from broker.wire.codec import decode, encode
-from broker.wire.errors import RemoteProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS, seal
 from broker.wire.lengths import encoded_bytes

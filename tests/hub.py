@@ -5,8 +5,8 @@ import threading
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.process import service
-from broker.config import BrokerConfig
-from broker.process.settings import to_table
+from broker.base.settings import to_table
+from broker.gateway.config import BrokerConfig
 from broker.server import serve as serve_broker
 from ops.processes.cluster import free_ports
 

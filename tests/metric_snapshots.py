@@ -6,8 +6,8 @@ from broker.registry.reporter import BrokerSnapshot
 from broker.registry.reporter import families_of as broker_families
 from broker.routing.liveness import Liveness, LivenessConfig
 from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
-from islands.metrics import IslandSnapshot
-from islands.metrics import families_of as island_families
+from islands.session.metrics import IslandSnapshot
+from islands.session.metrics import families_of as island_families
 
 NOW_S = 1000.0
 

@@ -7,7 +7,7 @@ import pytest
 from aggregator.copies.bucket import AlreadyThere
 from aggregator.copies.restoring import restore
 from aggregator.store.layout import commit_path
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from tests.copied_hub import FRAGMENTS, NOW_S, Hub, sets_there
 
 

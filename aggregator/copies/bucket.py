@@ -1,6 +1,6 @@
 """One prefix of an object store, by ``obstore``: S3, Google, Azure and a folder alike. Shell.
 
-Every call blocks, is bounded in time, and raises :class:`~broker.wire.errors.Unavailable` with a cure when the other
+Every call blocks, is bounded in time, and raises :class:`~broker.base.errors.Unavailable` with a cure when the other
 side does not do its part: the library repeats what a server or the network failed at, a few times, ever more slowly.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from aggregator.interface.place import Place, place_of
+from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.process.release import install
-from broker.wire.errors import ConfigError, Unavailable, cure_of
 
 #: A request that takes longer is given up, and repeated. A part of a large object is one request.
 REQUEST_S, CONNECT_S = 60.0, 5.0

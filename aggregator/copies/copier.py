@@ -22,8 +22,8 @@ from aggregator.copies.restoring import sets_of
 from aggregator.copies.sets import LEADS, CompleteSet, lead_key, newest_sets, order_of, write_set
 from aggregator.copies.taking import Identity, Taken, hashed, packed, take
 from aggregator.interface.config import AggregatorConfig
+from broker.base.errors import Unavailable
 from broker.process import clocks, logs
-from broker.wire.errors import Unavailable
 
 log = logs.get(__name__)
 

@@ -34,8 +34,8 @@ from aggregator.store.layout import ledger_path, mapped, read_run
 from aggregator.store.ledger_file import cut_above
 from aggregator.store.replacing import flush_directory
 from aggregator.store.store import Store
+from broker.base.errors import ConfigError, Unavailable
 from broker.process import logs
-from broker.wire.errors import ConfigError, Unavailable
 
 log = logs.get(__name__)
 

@@ -26,7 +26,7 @@ from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, ledger_path, run_path, unpack_run, versions
 from aggregator.store.replacing import TEMPORARY
 from aggregator.store.segments import closed_of, header_of
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from broker.wire.fragments import shard_of
 
 #: Files that grow are cut here: what lies before is copied once, and only the rest again each time.

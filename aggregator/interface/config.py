@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.interface.place import SCHEMES, place_of
-from broker.process.settings import changeable, check_finite, fixed, process
+from broker.base.errors import ConfigError
+from broker.base.settings import changeable, check_finite, fixed, process
 from broker.registry import redis_address
 from broker.routing.directory import MAX_SHARDS
 from broker.routing.liveness import LivenessConfig
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
-from broker.wire.errors import ConfigError
 from broker.wire.identity import KeyRole
 from broker.wire.messages import Recipe
 from broker.wire.names import check_name

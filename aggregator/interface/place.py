@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 SCHEMES = ("s3", "gs", "az", "file")
 _EXAMPLE = "s3://bucket/run"

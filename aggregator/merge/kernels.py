@@ -38,7 +38,7 @@ from aggregator.merge.lengths import known, units_of
 from aggregator.merge.outer_step import OuterStep
 from aggregator.merge.passes import Doubles, Target, fold
 from aggregator.merge.resources import PLAIN, Resources, Spread
-from broker.wire.errors import LocalProtocolError
+from broker.base.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
 

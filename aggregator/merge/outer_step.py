@@ -14,7 +14,7 @@ from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.layout import Source
 from aggregator.merge.passes import Target, fold
 from aggregator.merge.resources import PLAIN, Resources
-from broker.wire.errors import ConfigError, LocalProtocolError
+from broker.base.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Codec, Encoded
 
 

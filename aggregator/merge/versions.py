@@ -21,8 +21,8 @@ from aggregator.merge.outer_step import OuterStep
 from aggregator.merge.passes import LARGEST_FINITE, PIECE, kernels
 from aggregator.merge.pieces import vector
 from aggregator.merge.resources import PLAIN, Resources
+from broker.base.errors import LocalProtocolError
 from broker.wire.blockwise import scale_limits
-from broker.wire.errors import LocalProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.lengths import BLOCK_ELEMENTS, SCALE_BYTES, block_count, encoded_bytes
 from broker.wire.messages import Codec, Encoded

@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import zmq.asyncio
 
+from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
 from broker.wire.codec import Origin
-from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.headers import Limits
 from broker.wire.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
 

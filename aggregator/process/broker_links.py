@@ -25,12 +25,12 @@ from aggregator.process.broker_link import Link, Outgoing
 from aggregator.standby import replicas
 from aggregator.state.model_limits import HEADER_BYTES, misfit, most_message_bytes
 from aggregator.store.commit_file import Damaged
+from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError, worth_repeating
 from broker.process import logs
 from broker.process.release import refusal_detail
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import client_keys
 from broker.wire.codec import Origin
-from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError, worth_repeating
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole

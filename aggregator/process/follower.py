@@ -40,8 +40,8 @@ from aggregator.standby.replicas import commit_of, record_of
 from aggregator.state.founding import foundings_of
 from aggregator.state.run_settings import settled
 from aggregator.store.store import Loaded, Store, newer_but_damaged
+from broker.base.errors import RemoteProtocolError, Unavailable
 from broker.process import clocks, logs
-from broker.wire.errors import RemoteProtocolError, Unavailable
 from broker.wire.messages import BROKER, FollowBulk, Following, Replica, ReplicaRun, standing_by
 
 log = logs.get(__name__)

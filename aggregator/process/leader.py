@@ -66,10 +66,10 @@ from aggregator.state.metrics import Leading
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Loaded, Store
 from aggregator.store.tape import Tape, start_line
+from broker.base.errors import ConfigError
 from broker.process import clocks, logs
 from broker.registry.registry import Registry
 from broker.routing.directory import STANDBY
-from broker.wire.errors import ConfigError
 from broker.wire.messages import Attached, Contribution, Follow, HostPart, Phase
 
 log = logs.get(__name__)

@@ -37,8 +37,8 @@ from redis.asyncio import Redis
 
 from aggregator.standby.candidate_events import Lead
 from aggregator.standby.replication_events import Renewed, RenewFailed
+from broker.base.errors import Unavailable
 from broker.registry.registry import Registry
-from broker.wire.errors import Unavailable
 from broker.wire.records import LeaseView
 
 #: A lease that runs out after so long never does.
@@ -107,7 +107,7 @@ return 0
 
 
 class LeaseKey:
-    """Operations on one shard's key, one attempt each; raises :class:`~broker.wire.errors.Unavailable`.
+    """Operations on one shard's key, one attempt each; raises :class:`~broker.base.errors.Unavailable`.
 
     A leader renews through one of these for its whole term, since that counts the renewals.
     """

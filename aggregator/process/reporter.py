@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.process.lease import LeaseKey
+from broker.base.errors import Unavailable
 from broker.process import logs
 from broker.registry.registry import Registry, aggregator_source
-from broker.wire.errors import Unavailable
 from broker.wire.records import LEADER_WITHIN_S, FragmentRecord, RunTotals
 
 log = logs.get(__name__)

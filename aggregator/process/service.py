@@ -30,14 +30,14 @@ from aggregator.state.run_settings import settled
 from aggregator.store.layout import read_run
 from aggregator.store.store import Loaded, Store, newer_but_damaged
 from aggregator.store.tape import Tape
-from broker.config import DEFAULT_REDIS_URL
+from broker.base.errors import ConfigError, Unavailable, first_of
+from broker.base.settings import build
+from broker.gateway.config import DEFAULT_REDIS_URL
 from broker.metrics.family import Family
 from broker.metrics.serving import served
 from broker.process import logs
 from broker.process.limits import memory_bytes
-from broker.process.settings import build
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable, first_of
 from broker.wire.messages import Phase
 
 log = logs.get(__name__)

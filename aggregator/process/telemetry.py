@@ -22,9 +22,9 @@ from aggregator.state.metrics import Leading, leading_of
 from aggregator.state.run import Run
 from aggregator.state.summary import Traffic
 from aggregator.store.tape import Tape, event_line, note_line
+from broker.base.errors import worth_repeating
 from broker.process import logs
 from broker.registry.registry import Registry
-from broker.wire.errors import worth_repeating
 
 log = logs.get(__name__)
 

@@ -43,9 +43,9 @@ from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile
+from broker.base.errors import Unavailable
 from broker.chunks.memory import ReusedMemory
 from broker.process import logs
-from broker.wire.errors import Unavailable
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Encoded, Payload, Recipe
 

@@ -9,8 +9,8 @@ from aggregator.state.members import Member
 from aggregator.state.model_limits import fragments_of, misfit
 from aggregator.state.run import Run
 from aggregator.state.sharing import Sharing
+from broker.base.errors import ConfigError
 from broker.process.demands import contradicted
-from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by
 from broker.wire.messages import (
     FASTEST_STEP_S,

@@ -12,7 +12,7 @@ import msgpack
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.state.records import manifest_to_rows
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, TensorSpec, cut, merged_by, partition, shard_of
 from broker.wire.headers import Limits, room_bytes
 from broker.wire.messages import Recipe

@@ -22,8 +22,8 @@ from typing import Any
 from aggregator.interface.config import NO_SHARES, AggregatorConfig
 from aggregator.rules.recipes import begun_with
 from aggregator.state.records import manifest_from_rows
-from broker.process.settings import Scope, Setting, build, settings_of, typed
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import Scope, Setting, build, settings_of, typed
 from broker.wire.fragments import Kind
 from broker.wire.messages import RECIPE, MergeRule, Profile
 

@@ -34,7 +34,7 @@ import xxhash
 from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.state.records import commit_from_map, commit_to_map
-from broker.wire.errors import LocalProtocolError, Unavailable, cure_of
+from broker.base.errors import LocalProtocolError, Unavailable, cure_of
 from broker.wire.schema import Unfit
 from broker.wire.tensors import fragment_digest
 

@@ -23,8 +23,8 @@ import xxhash
 from aggregator.interface.events import Commit
 from aggregator.merge.fragment_state import Vector
 from aggregator.store.commit_file import FORMAT, Damaged, read_params
+from broker.base.errors import Unavailable, cure_of
 from broker.process import logs
-from broker.wire.errors import Unavailable, cure_of
 
 log = logs.get(__name__)
 

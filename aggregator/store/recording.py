@@ -25,8 +25,8 @@ from aggregator.interface.events import Merge, Part
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.kernels import MergedFragment
 from aggregator.merge.pieces import vector
+from broker.base.errors import ConfigError, cure_of
 from broker.process import logs
-from broker.wire.errors import ConfigError, cure_of
 
 log = logs.get(__name__)
 

@@ -24,7 +24,7 @@ from aggregator.ledger.ledger import tokens_trained
 from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, mapped, run_path, versions
 from aggregator.store.replacing import TEMPORARY, flush_directory
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from broker.wire.names import check_name
 
 FILE = "snapshot.json"

@@ -38,8 +38,8 @@ from aggregator.store.layout import (
 from aggregator.store.ledger_file import LedgerFile, key_of
 from aggregator.store.replacing import TEMPORARY, flush_directory, replace
 from aggregator.store.version_file import VersionFile, verified
+from broker.base.errors import LocalProtocolError, Unavailable
 from broker.process import logs
-from broker.wire.errors import LocalProtocolError, Unavailable
 
 log = logs.get(__name__)
 

@@ -52,11 +52,11 @@ from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.records import commit_from_map, commit_to_map
 from aggregator.store.rotation import Rotation
 from aggregator.store.segments import TapeReader, is_tape
+from broker.base.errors import ConfigError, cure_of
+from broker.base.settings import to_table
+from broker.base.sources import from_sources
 from broker.process import logs
-from broker.process.settings import to_table
-from broker.process.sources import from_sources
 from broker.routing.resending import Carried
-from broker.wire.errors import ConfigError, cure_of
 from broker.wire.messages import KINDS, Codec, Encoded, Envelope, Reason, kind_of
 from broker.wire.schema import Record
 

@@ -27,9 +27,9 @@ from benchmarks import output
 from benchmarks.hostile.messages import Frames, bomb, broken, valid_messages
 from benchmarks.hostile.strangers import KINDS, besiege
 from benchmarks.output import Column
+from broker.base.errors import ConfigError
 from broker.wire.addresses import split_tcp
 from broker.wire.codec import Unreadable, decode, encode, peek
-from broker.wire.errors import ConfigError
 from broker.wire.messages import Reason
 
 #: What decoding may allocate: this, and so many bytes for each byte of input.

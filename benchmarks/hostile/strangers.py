@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from benchmarks.hostile.messages import Frames, broken, valid_messages
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 
 #: How long a stranger waits for an answer, and to be hung up when it has said everything.
 ANSWER_S, STAY_S = 0.5, 0.1

@@ -29,7 +29,7 @@ from benchmarks.peers.loop import COLUMNS as WIDTH
 from benchmarks.peers.loop import TENSORS, rows_of
 from benchmarks.peers.systems import SYSTEMS, Running, System, running
 from benchmarks.regions.network import Network, regions
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 
 COLUMNS = (
     Column(key="system", title="system"),

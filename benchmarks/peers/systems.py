@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, hub_command, peak_bytes, written
 from benchmarks.regions.network import Network
-from broker.config import BrokerConfig
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
+from broker.gateway.config import BrokerConfig
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import LocalCluster
 from ops.processes.numeric import one_thread_environment

@@ -21,7 +21,7 @@ from benchmarks import output
 from benchmarks.output import Column, Printer, median
 from benchmarks.regions import fleet
 from benchmarks.regions.network import regions
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 
 #: Of both sides, constant after 50 steps; of Atoll's pseudo-gradients and versions; models of its run that are judged.
 LEARNING_RATE, CODEC, SAMPLES = 1e-3, "int4", 20

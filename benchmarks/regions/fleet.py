@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, check, hub_command, module_command, written
 from benchmarks.regions.network import Network, address
-from broker.config import BrokerConfig
-from broker.process import sources
-from broker.wire.errors import Unavailable
+from broker.base import sources
+from broker.base.errors import Unavailable
+from broker.gateway.config import BrokerConfig
 from islands.tasks.task import Batch, DataShare, OptState, Params, Schedule, Task, load_task
 from ops.inspect.export import read_model, stores_of
 from ops.processes.child_process import ProcessSpec

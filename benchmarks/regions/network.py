@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from benchmarks.fleet import ROOT_ENVIRONMENT
 from benchmarks.regions.links import Core, Shape
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 
 MTU = 9000
 #: Of the carrier: a packet that leaves late because training has the processor would not be the link's doing.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from broker.wire.errors import RemoteProtocolError
+from broker.base.errors import RemoteProtocolError
 from broker.wire.messages import Reason
 
 MARK = 0xC1

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from broker.base.errors import RemoteProtocolError
 from broker.chunks.heads import Ask, Chunk, Credit, Resume
 from broker.chunks.kept import LEAST_BYTES, Kept, Partial, key_in
 from broker.chunks.memory import Joined, Opened, ReusedMemory, fresh
-from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Reason
 from broker.wire.messages.scattered import Scattered

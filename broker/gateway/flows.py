@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeVar
 
+from broker.base.errors import RemoteProtocolError
 from broker.chunks import heads
 from broker.chunks.kept import Kept, key_for
 from broker.chunks.receiving import Inflow, Refused
@@ -24,7 +25,6 @@ from broker.chunks.sending import Outflow, is_urgent
 from broker.chunks.subflow import MOST_SUBFLOWS
 from broker.routing.events import Blocked, Delivered, Room, Send, Unreachable
 from broker.wire.codec import encode
-from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Channel
 

@@ -32,13 +32,13 @@ import zmq.asyncio
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from broker.base.errors import ConfigError
 from broker.gateway.connections import Connections, Ending, files_for_connections
 from broker.gateway.turns import Taken, said_of
 from broker.process import logs
 from broker.routing.events import AllowListChanged, TurnedAway
 from broker.transport.descriptors import Name, hang_up, hold, received_bytes
 from broker.transport.keys import ALLOW_LIST, read_allow_list, read_secret
-from broker.wire.errors import ConfigError
 from broker.wire.identity import AllowList, KeyRole
 from broker.wire.messages import Channel, Reason
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import zmq
 
-from broker.config import BrokerConfig
+from broker.base.errors import ConfigError
+from broker.gateway.config import BrokerConfig
 from broker.wire.addresses import channel_address
-from broker.wire.errors import ConfigError
 from broker.wire.messages import Channel
 
 #: How often two adjacent free ports are looked for when the port is 0.

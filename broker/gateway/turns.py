@@ -12,11 +12,11 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from broker.base.errors import RemoteProtocolError
 from broker.chunks.receiving import Refused
 from broker.process.release import refusal_detail
 from broker.routing.events import Received, Rejected, Send
 from broker.wire.codec import Origin, Unreadable, decode, peek, verify
-from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Probe, Reason, Version, kind_of
 from broker.wire.messages.scattered import nbytes_of

@@ -16,11 +16,11 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from broker.base.errors import ConfigError, cure_of_listening
 from broker.metrics.family import Family, Kind
 from broker.process import logs
 from broker.process.release import install
 from broker.process.signals import in_children
-from broker.wire.errors import ConfigError, cure_of_listening
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from broker.wire.records import KeptVersion, LeaseView, NumberedEvent, Snapshot
 
 T = TypeVar("T")

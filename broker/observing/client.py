@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import zmq.asyncio
 
+from broker.base.errors import RemoteProtocolError, Unavailable
 from broker.observing.answers import unpack_events, unpack_snapshot, unpack_version
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
 from broker.wire.codec import Origin
-from broker.wire.errors import RemoteProtocolError, Unavailable
 from broker.wire.headers import Limits
 from broker.wire.messages import (
     BROKER,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from broker.base.errors import Unavailable, worth_repeating
 from broker.observing.answers import MOST_BYTES, TooLarge, pack_events, pack_snapshot, pack_version
-from broker.observing.rules import MOST_OBSERVERS
 from broker.process import logs
 from broker.registry.registry import Registry
 from broker.routing.events import LookedUp, LookUp
-from broker.wire.errors import Unavailable, worth_repeating
+from broker.routing.observers import MOST_OBSERVERS
 from broker.wire.messages import Inquiry, Observe, Observed
 
 log = logs.get(__name__)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 VARIABLE = "ATOLL_CLOCK_OFFSET"
 _OFFSET = struct.Struct("<d")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.process.settings import refuse_unknown, settings_of, typed
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import refuse_unknown, settings_of, typed
 from broker.wire.messages import Demand, Recipe
 
 _SETTINGS = {each.name: each for each in settings_of(Recipe)}

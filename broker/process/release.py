@@ -8,7 +8,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from broker.wire.errors import RemoteProtocolError
+from broker.base.errors import RemoteProtocolError
 from broker.wire.messages import PROTOCOL_VERSION, Reason
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from broker.wire.errors import LocalProtocolError
+from broker.base.errors import LocalProtocolError
 
 S = TypeVar("S", bound=StrEnum)
 #: Events of an item that are remembered, for whoever has to explain an illegal one.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from broker.wire.errors import ConfigError, shown
+from broker.base.errors import ConfigError, shown
 
 #: Option -> whether redis-py can do with a value. Our connections have time limits of their own.
 _OPTIONS: dict[str, Callable[[str], object]] = {

@@ -30,9 +30,9 @@ from redis.exceptions import (
     TimeoutError,
 )
 
+from broker.base.errors import ConfigError, cure_of, shown
 from broker.registry import redis_address
 from broker.registry.redis_address import Place
-from broker.wire.errors import ConfigError, cure_of, shown
 
 #: For each sentinel, to connect and to answer: a dead one must not take the time of those behind it.
 SENTINEL_TIMEOUT_S = 0.3

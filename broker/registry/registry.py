@@ -22,7 +22,7 @@ All times are those of Redis: writers say how long ago something was, so that ag
 two hosts do not agree. Everything but the leases vanishes a week after its last write.
 
 Every operation writes state, not changes of state, and may be repeated; a failure is
-:class:`~broker.wire.errors.Unavailable`, after one attempt: whoever calls decides when to try again.
+:class:`~broker.base.errors.Unavailable`, after one attempt: whoever calls decides when to try again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ import redis.asyncio as aioredis
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
+from broker.base.errors import Unavailable, shown
 from broker.registry import redis_client
 from broker.routing.directory import MAX_SHARDS
-from broker.wire.errors import Unavailable, shown
 from broker.wire.records import (
     BrokerRecord,
     EventNumber,

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.base.errors import Unavailable
 from broker.metrics.family import Families, Family
 from broker.process import logs
 from broker.registry.registry import Registry
 from broker.routing.directory import JOINING
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.routing.relay import Relay
-from broker.wire.errors import Unavailable
 from broker.wire.messages import Envelope, Heartbeat, Leave, Welcome
 from broker.wire.records import BrokerRecord, MemberRecord
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from broker.base.errors import worth_repeating
 from broker.routing.directory import UNKNOWN, Directory
 from broker.routing.events import (
     Blocked,
@@ -23,7 +24,6 @@ from broker.routing.events import (
     Unreachable,
 )
 from broker.wire import messages as m
-from broker.wire.errors import worth_repeating
 from broker.wire.messages import BROKER, Channel, Envelope, Reason, kind_of
 
 #: Where a refusal is addressed whose sender could not be read.

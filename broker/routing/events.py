@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.identity import Identity
 from broker.wire.messages import Channel, Envelope, Observed, Reason
 

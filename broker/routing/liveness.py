@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from broker.process.settings import setting
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import setting
 
 #: Islands that send heartbeats at the configured interval; of more each sends fewer.
 ISLANDS_AT_USUAL_PACE = 128

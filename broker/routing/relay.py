@@ -6,7 +6,7 @@ with the time, and carries out the actions that come back, in order. It calls ag
 
 This module says which way a message goes. Whether it goes at all is asked of :mod:`broker.routing.rights` (who may say
 what, under which key) and :mod:`broker.routing.presence` (who is heard, who was replaced or fell silent), and of
-questions :mod:`broker.observing.rules`. :mod:`broker.routing.deliveries` keeps what is large until somebody takes it,
+questions :mod:`broker.routing.observers`. :mod:`broker.routing.deliveries` keeps what is large until somebody takes it,
 and :mod:`broker.routing.actions` collects the actions, counts them, and words refusals.
 
 *Keys.* Once :class:`AllowListChanged` has come, each message must also fit the key of its connection: the sender is who
@@ -39,7 +39,6 @@ Nothing a peer sends makes this object grow beyond its limits.
 
 from __future__ import annotations
 
-from broker.observing.rules import Observers
 from broker.routing.actions import Actions
 from broker.routing.deliveries import Deliveries
 from broker.routing.directory import Directory, Leader, Peer
@@ -62,6 +61,7 @@ from broker.routing.events import (
     TurnedAway,
     Unreachable,
 )
+from broker.routing.observers import Observers
 from broker.routing.presence import Presence
 from broker.routing.queues import Queued
 from broker.routing.rights import Bindings, improper

@@ -15,6 +15,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from broker.base.errors import RemoteProtocolError
 from broker.chunks import heads
 from broker.chunks.heads import Bond, packed
 from broker.chunks.kept import Kept
@@ -24,7 +25,6 @@ from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Inflow, Refused
 from broker.chunks.sending import Outflow, Transfer
 from broker.chunks.subflow import LONGEST_STALL_S
 from broker.routing.resending import Carried
-from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Buffer, Limits
 
 #: Messages that wait to be received; more are not taken off the socket, and so give no credit.

@@ -17,9 +17,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from broker.base.errors import ConfigError
 from broker.process import logs
 from broker.transport.descriptors import forget_unsent
-from broker.wire.errors import ConfigError
 
 log = logs.get(__name__)
 

@@ -26,6 +26,7 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
+from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.chunks.kept import key_for
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
@@ -37,7 +38,6 @@ from broker.transport.line import Dial, Line, Polls
 from broker.transport.sockets import IN_A_ROW
 from broker.wire.addresses import channel_address
 from broker.wire.codec import Origin, Unreadable, decode, encode, peek
-from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.messages import Channel, Envelope, kind_of
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from broker.wire.errors import ConfigError, Unavailable, cure_of
+from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
 
 ALLOW_LIST = "allowed.keys"

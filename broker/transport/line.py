@@ -11,10 +11,10 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import configure_socket, failure_of
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Channel
 

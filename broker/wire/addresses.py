@@ -6,7 +6,7 @@ import ipaddress
 import re
 from pathlib import Path
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.identity import KeyRole
 from broker.wire.messages import Channel
 

@@ -18,8 +18,8 @@ from typing import Any
 import msgpack
 import xxhash
 
+from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire import headers
-from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of

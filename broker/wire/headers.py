@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.messages.scattered import Scattered
 from broker.wire.messages.values import Reason
 from broker.wire.schema import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEXT, Unfit

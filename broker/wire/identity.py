@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.messages.values import AGGREGATOR, BROKER, joining, observing, standing_by
 from broker.wire.names import check_name
 

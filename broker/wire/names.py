@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TypeGuard
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 #: One name, as a regular expression and in words.
 NAME, RULE = r"[A-Za-z0-9._-]{1,64}", "1 to 64 of the characters A-Z a-z 0-9 . _ -"

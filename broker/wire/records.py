@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 
 #: An aggregator renews its lease about twice a second; one that did not for so long has ended, hangs, or lost Redis.
 LEADER_WITHIN_S = 10.0

@@ -20,7 +20,7 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages.observation import MAX_PROBE_BUFFERS, Probe
 from broker.wire.messages.rounds import Contribution, HostPart, Outstanding, Resolution, Seed

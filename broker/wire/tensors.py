@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.blockwise import Quantised, quantise
-from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages.values import Codec, Encoded, Reason

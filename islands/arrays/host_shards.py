@@ -15,14 +15,14 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
 from broker.wire.messages import Encoded, Place
-from islands.arguments import shown
 from islands.arrays import persistence
 from islands.arrays.jax_placement import copy_here, installer, on_each_device, part_to_host, put, sample
 from islands.arrays.reference import cut, wide_dtype
-from islands.hosts.regions import HeldTensor, region_of
+from islands.arrays.regions import HeldTensor, region_of
+from islands.interface.arguments import shown
 
 Array = npt.NDArray[Any]
 

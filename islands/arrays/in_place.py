@@ -20,7 +20,7 @@ from broker.wire.fragments import Region, TensorSpec, whole
 from broker.wire.messages import Encoded, Place
 from islands.arrays import persistence
 from islands.arrays.reference import cut, is_narrow
-from islands.hosts.regions import Spread
+from islands.arrays.regions import Spread
 
 Array = npt.NDArray[Any]
 

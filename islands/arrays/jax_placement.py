@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Region
 from islands.arrays.reference import adopted
-from islands.hosts.regions import Spread, owners, part_of, region_of
+from islands.arrays.regions import Spread, owners, part_of, region_of
 
 Array = npt.NDArray[Any]
 

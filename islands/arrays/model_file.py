@@ -12,14 +12,14 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from broker.base.errors import ConfigError
+from broker.base.settings import expanded
 from broker.process import logs
-from broker.process.settings import expanded
-from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
-from islands import arguments
 from islands.arrays import placement
 from islands.arrays.partition import tensor_specs
 from islands.arrays.tree import Tree, map_leaves, named_leaves
+from islands.interface import arguments
 
 log = logs.get(__name__)
 

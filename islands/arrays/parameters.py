@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Kind, Section
-from islands.arguments import shown
 from islands.arrays import in_place, placement
 from islands.arrays.in_place import is_in_place
 from islands.arrays.placement import Leaf, is_array, is_on_device
+from islands.arrays.regions import Spread
 from islands.arrays.tree import Tree, TreeNames, children_of, form_of, named_leaves, no_array
-from islands.hosts.regions import Spread
+from islands.interface.arguments import shown
 
 #: Steps after which tied leaves that do not move are left alone: a learning rate begins at zero, some never move.
 MOST_LOOKS = 16

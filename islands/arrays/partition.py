@@ -21,10 +21,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec, is_section
-from islands import arguments
 from islands.arrays.tree import MIXED, TORCH, Tree, flatten, is_of_torch
+from islands.interface import arguments
 
 #: Of a unit: below it a length and a direction say little, and the mean is as good.
 SMALLEST_RDA_ELEMENTS: Final = 1024

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 Array = npt.NDArray[Any]
 

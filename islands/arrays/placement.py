@@ -21,7 +21,7 @@ from broker.wire.messages import Encoded, Place
 from islands.arrays import persistence
 from islands.arrays.in_place import InPlacePlacement, is_in_place, region_here
 from islands.arrays.reference import adopted, wide_dtype
-from islands.hosts.regions import Spread
+from islands.arrays.regions import Spread
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX

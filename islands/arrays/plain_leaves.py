@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from islands.arguments import is_floating
+from islands.interface.arguments import is_floating
 
 Array = npt.NDArray[Any]
 

@@ -34,8 +34,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.codec import verify
-from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import FragmentManifest, Kind, Region, TensorSpec, tensor_of
 from broker.wire.messages import Codec, Encoded, Envelope, Reason, Version
 from broker.wire.tensors import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 #: Of a torch tensor, or a module: the way to join with it.
 TORCH = "PyTorch joins with islands.torch.join(address, model, optimizer)"

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
+from broker.base.errors import ConfigError, first_of
 from broker.process import logs
-from broker.wire.errors import ConfigError, first_of
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Buffer
 from broker.wire.messages import AGGREGATOR, Channel, Codec, Encoded, Envelope, HostPart, Place
 from islands.arrays.placement import Leaf
-from islands.config import IslandConfig
 from islands.hosts import messages as m
 from islands.hosts import state
 from islands.hosts.link import HostLink
@@ -28,6 +27,7 @@ from islands.hosts.loss import MISTAKEN, end_soon, lost
 from islands.hosts.plans import Plans
 from islands.hosts.rendezvous import Team
 from islands.hosts.speaker_rules import LOST_S
+from islands.interface.config import IslandConfig
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.process import logs
-from broker.wire.errors import ConfigError, Unavailable
 
 log = logs.get(__name__)
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgpack
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, RunSettings, StateSource
 from broker.wire.schema import Record
-from islands.hosts.regions import HeldTensor
+from islands.arrays.regions import HeldTensor
 
 # --- parts ------------------------------------------------------------------------------------------------------
 

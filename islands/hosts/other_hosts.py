@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from broker.base.errors import ConfigError, Unavailable, first_of
 from broker.process import logs
-from broker.wire.errors import ConfigError, Unavailable, first_of
 from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, Pacing, RunSettings, Version
 from broker.wire.ranges import StepRange
 from islands.arrays.reference import cut
+from islands.arrays.regions import HeldTensor, Owners, check_alike, handed_by, owners_of
 from islands.hosts import messages as m
 from islands.hosts import state
 from islands.hosts.link import SpeakerLink
 from islands.hosts.loss import MISTAKEN, end_soon, lost
 from islands.hosts.plans import Planner, Plans
-from islands.hosts.regions import HeldTensor, Owners, check_alike, handed_by, owners_of
 from islands.hosts.rendezvous import Team
 from islands.hosts.speaker_rules import LOST_S, Vote
 from islands.protocol.events import Joined

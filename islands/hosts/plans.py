@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.hosts import messages as m
 from islands.hosts.gate_rules import Gate
 from islands.hosts.loss import end_at_exit, end_if_uncaught, uncaught

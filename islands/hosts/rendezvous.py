@@ -19,11 +19,11 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from broker.wire.fragments import TensorSpec
 from islands.arrays.in_place import is_in_place, region_here
+from islands.arrays.regions import HeldTensor
 from islands.hosts.link import Contact, listen
-from islands.hosts.regions import HeldTensor
 
 #: Bytes of the broadcast: every host hands over an array of the same length.
 _BROADCAST_BYTES = 1024

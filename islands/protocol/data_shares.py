@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import SupportsIndex
 
-from broker.wire.errors import LocalProtocolError
+from broker.base.errors import LocalProtocolError
 from broker.wire.messages import OWN_PASS, Block, DataRange
 from broker.wire.schema import MAX_DATA_RANGES
 

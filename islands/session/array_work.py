@@ -12,11 +12,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.process import logs
 from broker.wire.codec import verify
-from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
@@ -32,7 +32,6 @@ from islands.session.exchange import Frozen, Install, Moment, Returned
 from islands.session.state_parts import Needed
 from islands.session.training_state import Position, Snapshot
 from islands.session.workers import Workers
-from islands.tasks.task import Params
 
 if TYPE_CHECKING:
     from islands.arrays.host_shards import HostPlacement  # which loads JAX
@@ -59,13 +58,13 @@ class ArrayWork:
         several: The island has several hosts, and this one has regions of each leaf.
     """
 
-    def __init__(self, params: Params, init: Callable[[int], Params] | None, *, several: bool = False) -> None:
+    def __init__(self, params: Any, init: Callable[[int], Any] | None, *, several: bool = False) -> None:
         self.parameters = Parameters(params)
         self._several = several
         self._handed: Mapping[str, frozenset[Region]] = {}
         #: By fragment; replaced as a whole, and so safe to read anywhere.
         self.placements: tuple[AnyPlacement, ...] = ()
-        self._initial: Params | None = params
+        self._initial: Any | None = params
         self._init = init
         self._manifest: FragmentManifest | None = None
         self._held: HeldVersions | None = None
@@ -101,7 +100,7 @@ class ArrayWork:
         here = zip(self.placements, manifest.fragments, strict=True)
         self._references = tuple(Reference(placement.tensors(tensors)) for placement, tensors in here)
 
-    def place_from(self, params: Params) -> None:
+    def place_from(self, params: Any) -> None:
         """Notes where the parameters are kept from now on: a loop may start from numpy and go on with JAX.
 
         Raises:

@@ -32,12 +32,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from broker.wire.errors import ConfigError, Unavailable, cure_of
-from islands.arguments import is_carried, shown
+from broker.base.errors import ConfigError, Unavailable, cure_of
 from islands.arrays import placement, plain_leaves
 from islands.arrays.in_place import InPlaceState
 from islands.arrays.parameters import Parameters
 from islands.arrays.tree import Tree, map_leaves, named_leaves
+from islands.interface.arguments import is_carried, shown
 from islands.session.training_state import Position, Snapshot
 
 _MAGIC = b"ATOLLCK2"

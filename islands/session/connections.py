@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import zmq.asyncio
 
+from broker.base.errors import ConfigError, RemoteProtocolError, worth_repeating
 from broker.chunks.sending import is_urgent
 from broker.process import logs
 from broker.process.release import refusal_detail
@@ -24,10 +25,9 @@ from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
 from broker.wire.codec import Origin
-from broker.wire.errors import ConfigError, RemoteProtocolError, worth_repeating
 from broker.wire.identity import KeyRole
 from broker.wire.messages import Channel, Contribution, Envelope, Heartbeat, HostPart, Reason, Seed, StatePart, Want
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from islands.protocol.core import Island
 from islands.session.exchange import Exchange
 

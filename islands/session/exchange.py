@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from broker.base.errors import LocalProtocolError
 from broker.process import logs
-from broker.wire.errors import LocalProtocolError
 from broker.wire.messages import OWN_PASS, Block, Refused, RunSettings, StateSource
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.fleet import Progress

@@ -17,8 +17,8 @@ from typing import Any
 import msgpack
 import xxhash
 
+from broker.base.errors import RemoteProtocolError, Unavailable, cure_of
 from broker.wire.codec import decode, encode, verify
-from broker.wire.errors import RemoteProtocolError, Unavailable, cure_of
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Contribution, Envelope
 from islands.protocol.fragment import Point

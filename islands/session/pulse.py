@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.wire.errors import ConfigError, cure_of
+from broker.base.errors import ConfigError, cure_of
 
 MAGIC = b"atollpul"
 CAPACITY = 8192

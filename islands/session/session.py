@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
+from broker.base.errors import worth_repeating
 from broker.metrics.serving import served
 from broker.process import logs
-from broker.wire.errors import worth_repeating
 from broker.wire.messages import (
     BROKER,
     Channel,
@@ -40,9 +40,7 @@ from broker.wire.messages import (
 )
 from islands.arrays.persistence import Persistence, Verdict, gone
 from islands.arrays.placement import Leaf
-from islands.config import IslandConfig, refusal
-from islands.hosts.other_hosts import OtherHosts
-from islands.metrics import IslandSnapshot, families_of, snapshot_of
+from islands.interface.config import IslandConfig, refusal
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
@@ -51,9 +49,13 @@ from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections, Unreadable
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
+from islands.session.metrics import IslandSnapshot, families_of, snapshot_of
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Copies, Position, Snapshot
+
+if TYPE_CHECKING:  # given by whoever joins: several hosts are built on sessions
+    from islands.hosts.other_hosts import OtherHosts
 
 log = logs.get(__name__)
 
@@ -299,7 +301,7 @@ class Session(CommunicationThread):
                 case events.Note():
                     self._note(action.name, action.fields)
                 case events.Fail():
-                    raise refusal(action, self._config, self._core.island_id)
+                    raise refusal(action.reason, action.cure, self._config, self._core.island_id)
                 case _:
                     assert_never(action)
 

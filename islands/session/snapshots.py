@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from broker.base.errors import Unavailable
 from broker.process import logs
-from broker.wire.errors import Unavailable
 from broker.wire.messages import Encoded
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.session import checkpoint

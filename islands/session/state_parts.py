@@ -18,9 +18,9 @@ import numpy.typing as npt
 import xxhash
 
 from broker.wire.messages import Codec, Encoded, StatePart
-from islands.arguments import is_floating
 from islands.arrays import placement
 from islands.arrays.plain_leaves import PLAIN, as_array, is_plain, value_of
+from islands.interface.arguments import is_floating
 from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint
 from islands.session.checkpoint import Checkpoint

@@ -11,8 +11,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from broker.base.errors import Unavailable, first_of
 from broker.process import clocks, logs
-from broker.wire.errors import Unavailable, first_of
 from broker.wire.messages import Departure
 from islands.arrays.persistence import trained_frozen
 from islands.protocol.paused import Paused

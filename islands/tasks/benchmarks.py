@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.options import module_and_function
 from islands.tasks.task import Params, Task, broken, evaluated, named_function
 

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from broker.base.errors import ConfigError, cure_of
 from broker.process.user_files import cache_folder
-from broker.wire.errors import ConfigError, cure_of
 from islands.tasks.vocabulary import Vocabulary, remembered, train
 
 #: A one-dimensional array of token ids: uint8 of text, uint16 of its pieces, or whatever integers a token array holds.

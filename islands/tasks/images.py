@@ -24,7 +24,7 @@ import numpy.typing as npt
 import optax
 import xxhash
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.data import sequence_numbers, shuffled
 from islands.tasks.inner_optimizer import adamw, jax_task, warm_up_cosine
 from islands.tasks.task import DataShare, Task

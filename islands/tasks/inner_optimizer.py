@@ -24,7 +24,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.task import Batch, DataShare, OptState, Params, Schedule, Task
 
 #: (schedule, steps of this optimizer) -> rate; all of them float32 scalars under ``jit``.

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks import model as transformer
 from islands.tasks.corpus import load_corpus
 from islands.tasks.data import Windows, batches, evenly

@@ -21,7 +21,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 #: A nested dict of arrays, as :func:`init` returns it.
 Params = dict[str, Any]

@@ -16,8 +16,8 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, Final
 
-from broker.process.settings import nearest
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import nearest
 
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: By these a package has modules that are not among its files.

@@ -22,10 +22,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from broker.base.errors import ConfigError
 from broker.process import logs
-from broker.wire.errors import ConfigError
 from broker.wire.messages import OWN_PASS
-from islands import arguments
+from islands.interface import arguments
 from islands.protocol.data_shares import DataShare
 from islands.tasks.data import sequence_numbers, shuffled
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from broker.base.errors import ConfigError
 from broker.process import logs
-from broker.wire.errors import ConfigError
-from islands import arguments
+from islands.interface import arguments
 from islands.protocol.data_shares import DataShare as DataShare  # where tasks look for it
 from islands.tasks.options import check_options, module_and_function, no_module
 

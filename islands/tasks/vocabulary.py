@@ -33,8 +33,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from broker.base.errors import ConfigError
 from broker.process import logs
-from broker.wire.errors import ConfigError
 
 log = logs.get(__name__)
 

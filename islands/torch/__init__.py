@@ -7,7 +7,7 @@ Needs PyTorch. Of all packages only this one imports torch.
 
 from __future__ import annotations
 
-from islands.installation import explained
+from islands.interface.installation import explained
 
 try:
     import torch as _torch

@@ -17,8 +17,8 @@ from queue import SimpleQueue
 
 import torch
 
+from broker.base.errors import ConfigError
 from broker.process.signals import in_children
-from broker.wire.errors import ConfigError
 
 #: A thread that copies has ended its work long before.
 END_WITHIN_S = 2.0

@@ -10,9 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from broker.base.errors import ConfigError
 from broker.process import clocks, logs
-from broker.wire.errors import ConfigError
-from islands import DataShare, Island, Schedule, arguments
+from islands import DataShare, Island, Schedule
+from islands.interface import arguments
 from islands.torch.copies import CopyThread
 from islands.torch.optimizer_state import OptimizerState
 from islands.torch.tensors import TensorLeaf, loss_leaf

@@ -8,9 +8,9 @@ from typing import Any, Unpack
 import torch
 
 import islands
+from broker.base.errors import ConfigError
 from broker.process import logs
-from broker.wire.errors import ConfigError
-from islands.config import JoinOptions, refuse_unknown
+from islands.interface.config import JoinOptions, refuse_unknown
 from islands.torch.copies import CopyThread
 from islands.torch.island import TorchIsland
 from islands.torch.modules import kinds_of, leaves_of, unsaid_statistics, unwrapped

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind
-from islands import arguments
+from islands.interface import arguments
 from islands.torch.conversion import numpy_dtype
 from islands.torch.shards import is_spread
 from islands.torch.tensors import Copier, TensorLeaf

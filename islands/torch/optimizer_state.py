@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from broker.base.errors import ConfigError
 from broker.process import logs
-from broker.wire.errors import ConfigError
 from islands.arrays.in_place import InPlaceState
 from islands.torch.conversion import numpy_dtype
 from islands.torch.shards import is_spread

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from islands import arguments
+from islands.interface import arguments
 from islands.tasks.task import Batch, DataShare, Schedule, Task
 from islands.torch.modules import PlacedLeaf, kinds_of, leaves_of
 from islands.torch.optimizer_state import OptimizerState

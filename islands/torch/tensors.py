@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from islands.arrays.in_place import InPlaceLeaf, Part
-from islands.hosts.regions import Spread, part_of
+from islands.arrays.regions import Spread, part_of
 from islands.torch.conversion import as_array, as_tensor, numpy_dtype
 from islands.torch.copies import SMALL_BYTES
 from islands.torch.shards import local_of, part_of_dtensor, spread_like

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
-from broker.config import BrokerConfig
-from broker.process import settings, sources
-from broker.process.settings import nearest
+from broker.base import settings, sources
+from broker.base.errors import ConfigError
+from broker.base.settings import nearest
+from broker.gateway.config import BrokerConfig
 from broker.process.signals import Signals
-from broker.wire.errors import ConfigError
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from ops import run_directory
 from ops.chaos import report, verify
 from ops.chaos.drill import Drill

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from aggregator.store.layout import read_name
+from broker.base.errors import Unavailable
 from broker.process import clocks
 from broker.process.signals import Interrupted, Signals
-from broker.wire.errors import Unavailable
 from ops import run_directory
 from ops.chaos.injector import Injector, clock_file
 from ops.chaos.plan import ChaosConfig

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import redis
 
+from broker.base.errors import AtollError, Unavailable
 from broker.process import clocks
-from broker.wire.errors import AtollError, Unavailable
 from ops.chaos.plan import resolve
 from ops.chaos.recording import Happening
 from ops.faults import Fault, FaultKind, Role, role_of

@@ -15,9 +15,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from broker.process import sources
-from broker.process.settings import nearest, setting
-from broker.wire.errors import ConfigError
+from broker.base import sources
+from broker.base.errors import ConfigError
+from broker.base.settings import nearest, setting
 from ops.faults import MISBEHAVIORS, Fault, FaultKind, Role, role_of
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from aggregator.store.ledger_file import is_of_segment
 from aggregator.store.segments import TapeReader
+from broker.base.errors import Unavailable
 from broker.registry.registry import Registry
-from broker.wire.errors import Unavailable
 from islands.session.pulse import Beat, read_pulse
 from ops.faults import Fault
 from ops.inspect.explain import ledgers_in, tapes_in

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import zmq
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from broker.wire.messages import Channel, Contribution, Envelope
 from islands import daemon
 from islands.session import connections as wire

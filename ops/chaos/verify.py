@@ -24,7 +24,7 @@ from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
 from aggregator.store.tape import read_lines
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from ops.chaos.checks import Check, Files, Line, data_checks
 from ops.chaos.recording import tape_files
 from ops.inspect.dropped import gone_of

@@ -11,9 +11,9 @@ import socket
 import sys
 from pathlib import Path
 
+from broker.base.errors import ConfigError, Unavailable, cure_of_listening
 from broker.observing.client import ObservedRun
 from broker.process.release import install
-from broker.wire.errors import ConfigError, Unavailable, cure_of_listening
 from ops.dashboard.watched_run import WatchedRun
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, add_key_flags, observed_run
 

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.observing.client import ObservedRun
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
 from ops.dashboard.followed_tape import FollowedTapes, Line
 from ops.dashboard.history import VITALS, History
 from ops.inspect.dropped import gone_of

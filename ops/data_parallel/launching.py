@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
+from broker.base.errors import Unavailable
 from broker.process.signals import Interrupted, Signals
-from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment

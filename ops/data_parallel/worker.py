@@ -22,8 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
 from aggregator.interface.config import AggregatorConfig
-from broker.process import logs, sources
-from broker.wire.errors import AtollError, ConfigError
+from broker.base import sources
+from broker.base.errors import AtollError, ConfigError
+from broker.process import logs
 from islands.arrays.tree import flatten
 from islands.tasks.task import DataShare, Schedule, Task, endless_batches, load_task
 from ops import run_directory

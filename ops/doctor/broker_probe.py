@@ -19,6 +19,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from broker.base.errors import RemoteProtocolError
 from broker.chunks.receiving import Refused
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
@@ -26,7 +27,6 @@ from broker.transport.sockets import configure_socket, tcp_buffer_bytes
 from broker.wire import messages as m
 from broker.wire.addresses import channel_address, split_tcp
 from broker.wire.codec import decode, encode
-from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import DEFAULT_LIMITS, Buffer
 from broker.wire.messages import BROKER, Channel, Envelope, Reason
 from ops.doctor.broker_findings import BrokerSeen, Door, Way

@@ -20,11 +20,12 @@ from pathlib import Path
 import zmq
 from rich.text import Text
 
-from broker.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
-from broker.process import settings, sources
+from broker.base import settings, sources
+from broker.base.errors import ConfigError
+from broker.base.settings import expanded
+from broker.gateway.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
 from broker.process.limits import most_open_files
 from broker.process.release import release
-from broker.process.settings import expanded
 from broker.registry import redis_address
 from broker.transport.keys import (
     ALLOW_LIST,
@@ -36,7 +37,6 @@ from broker.transport.keys import (
     read_secret,
 )
 from broker.wire.addresses import broker_addresses, is_local, split_tcp
-from broker.wire.errors import ConfigError
 from broker.wire.identity import KeyRole
 from broker.wire.names import check_name
 from ops.doctor import broker_findings, broker_probe, machine_findings, machine_probe, redis_probe

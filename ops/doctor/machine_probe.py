@@ -16,9 +16,9 @@ from pathlib import Path
 
 import zmq
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.process.release import release
-from broker.wire.errors import ConfigError, Unavailable
-from islands import installation
+from islands.interface import installation
 from ops.doctor import machine_findings
 from ops.doctor.finding import Finding, failure
 from ops.doctor.machine_findings import median

@@ -11,8 +11,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
 from ops.doctor.finding import Finding, failure, ok, warning
 from ops.doctor.machine_findings import clock_apart
 from ops.processes.redis_server import find_server

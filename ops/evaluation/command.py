@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.config import DEFAULT_REDIS_URL
-from broker.process import sources
-from broker.process.settings import from_flag
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base import sources
+from broker.base.errors import ConfigError, Unavailable
+from broker.base.settings import from_flag
+from broker.gateway.config import DEFAULT_REDIS_URL
 from ops.processes.numeric import one_thread_environment
 
 #: Of the follower: training goes first. With 10 or 19, beside two islands for each processor, it compiled for minutes.
@@ -83,7 +83,7 @@ def _evaluate_file(args: argparse.Namespace) -> int:
 
 
 def _task_of(args: argparse.Namespace, tables: Mapping[str, Mapping[str, Any]]) -> Any:
-    from islands.config import IslandConfig
+    from islands.interface.config import IslandConfig
     from islands.tasks.task import load_task
 
     return load_task(sources.load(IslandConfig, args, "island").task, tables.get("task", {}))

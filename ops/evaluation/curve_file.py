@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aggregator.store.layout import mapped
 from aggregator.store.tape import read_lines
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops import curve
 from ops.curve import Point
 from ops.run_directory import hold

@@ -17,7 +17,7 @@ from aggregator.ledger.ledger import tokens_trained
 from aggregator.state.records import RUN_ID
 from aggregator.store.commit_file import Damaged, read_header
 from aggregator.store.layout import commit_path, fragment_ids, read_run, versions
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from islands.tasks.benchmarks import Judgement
 from ops import curve, run_directory
 from ops.curve import Point

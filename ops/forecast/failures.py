@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.process.settings import setting
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import setting
 from ops.forecast.fleet import Mode, check
 
 YEAR_S = 365.25 * 86_400.0

@@ -10,9 +10,9 @@ from typing import Final
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.state.model_limits import least_held_bytes, least_message_bytes
-from broker.process.settings import setting
+from broker.base.errors import ConfigError
+from broker.base.settings import setting
 from broker.routing.directory import MAX_SHARDS
-from broker.wire.errors import ConfigError
 from broker.wire.fragments import TensorSpec
 from broker.wire.headers import room_bytes
 from broker.wire.messages import Codec

@@ -15,10 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker.base.errors import ConfigError
+from broker.base.settings import whole_number
 from broker.chunks.receiving import SPARE_BYTES
-from broker.process.settings import whole_number
 from broker.routing.directory import MAX_SHARDS
-from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec, partition
 from broker.wire.lengths import MERGED_BYTES, encoded_bytes
 from broker.wire.messages import Codec

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import shard_of
 from broker.wire.messages import Codec
 from ops.forecast.fleet import PLANNED, Assume, Fleet, Mode, lower_median

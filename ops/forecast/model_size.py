@@ -23,13 +23,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from aggregator.interface.config import AggregatorConfig
-from broker.config import BrokerConfig
-from broker.process import sources
-from broker.process.settings import whole_number
-from broker.wire.errors import ConfigError, cure_of
+from broker.base import sources
+from broker.base.errors import ConfigError, cure_of
+from broker.base.settings import whole_number
+from broker.gateway.config import BrokerConfig
 from broker.wire.fragments import Kind, TensorSpec
 from islands.arrays.partition import tensor_specs
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from ops.launcher import python_path
 from ops.processes.child_process import tied
 

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.forecast.failures import DAY_S
 from ops.forecast.fleet import GIVE_ACCELERATORS, Assume, Fleet, Mode, check_overlap, lower_median
 from ops.forecast.links import Load, achieved, carried_bytes, journeys_s, load_of, merging_steps, required

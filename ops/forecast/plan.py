@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from broker.process import sources
-from broker.process.settings import from_flag, refuse_unknown, typed
-from broker.wire.errors import ConfigError
+from broker.base import sources
+from broker.base.errors import ConfigError
+from broker.base.settings import from_flag, refuse_unknown, typed
 from ops.forecast.fleet import MOST, Assume, Fleet, Site, Training, check, check_overlap
 from ops.forecast.footprint import is_auto, shards_for
 from ops.forecast.model_size import Model, parse_parameters, read_model

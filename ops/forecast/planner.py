@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import shard_of
 from broker.wire.messages import Codec
 from ops.forecast.fleet import PLANNED, Assume, Fleet, Mode, limits_to_raise, lower_median

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from broker.process import sources
+from broker.base import sources
 from ops.forecast.failures import FailureModel, SimulatedFleet, check_together, expected_interruptions
 from ops.forecast.goodput import simulate
 from ops.forecast.view import simulated_as_json, simulated_as_text

@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from aggregator.interface.config import AggregatorConfig
-from broker.process.settings import to_table
-from broker.process.sources import table_of
+from broker.base.settings import to_table
+from broker.base.sources import table_of
 from ops.forecast.accounts import CONFIDENCE, Estimate, Staleness
 from ops.forecast.failures import BATCHES, all_slices, caveats
 from ops.forecast.fleet import GIVE_BANDWIDTH, PLANNED, Assume, Fleet, limits_to_raise

@@ -28,8 +28,8 @@ from aggregator.rounds.recovery import Lineage, lineages
 from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
 from aggregator.store.segments import is_tape
 from aggregator.store.tape import read_lines
+from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.registry.registry import KEEP_VERSIONS, Registry
-from broker.wire.errors import ConfigError, Unavailable, cure_of
 from broker.wire.messages import Reason
 from broker.wire.records import KeptVersion
 from ops import curve

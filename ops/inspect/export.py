@@ -31,8 +31,8 @@ from aggregator.merge.fragment_state import Vector
 from aggregator.state.records import MANIFEST, RUN_ID, manifest_from_rows
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import mapped, read_newest, read_run, read_seed
-from broker.process import sources
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base import sources
+from broker.base.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, shard_of
 from broker.wire.schema import Unfit
 

@@ -27,7 +27,7 @@ from aggregator.state.records import check_ledger_line
 from aggregator.store.ledger_file import dropped_before, head_of, is_of_segment, newest_dropped, read_rows
 from aggregator.store.segments import is_tape, segments_of
 from aggregator.store.tape import numbered_lines
-from broker.wire.errors import ConfigError, Unavailable, cure_of
+from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.wire.schema import Unfit
 from ops.inspect.dropped import Gone, gone_of
 from ops.inspect.explain import ledgers_in, tapes_in

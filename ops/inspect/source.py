@@ -8,10 +8,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
+from broker.base.errors import ConfigError
 from broker.observing.client import ObservedRun
 from broker.transport.keys import client_keys
 from broker.wire.addresses import broker_addresses, check_exposure
-from broker.wire.errors import ConfigError
 from broker.wire.identity import KeyRole
 from broker.wire.records import EventNumber, KeptVersion, NumberedEvent, Snapshot
 

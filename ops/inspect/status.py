@@ -25,12 +25,12 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
-from broker.config import DEFAULT_REDIS_URL
+from broker.base import sources
+from broker.base.errors import ConfigError, Unavailable
+from broker.gateway.config import DEFAULT_REDIS_URL
 from broker.observing.client import ObservedRun
-from broker.process import sources
 from broker.registry import redis_address
 from broker.registry.registry import RedisRefusal, Registry
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
 from ops.inspect.run_status import Status, brokerless, leaderless, status_of, stopped
 from ops.inspect.source import add_key_flags, observed_run

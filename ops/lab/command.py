@@ -15,9 +15,9 @@ from collections import Counter
 from pathlib import Path
 
 from aggregator.store.layout import mapped
-from broker.process import sources
+from broker.base import sources
+from broker.base.errors import ConfigError
 from broker.process.signals import Interrupted, Signals
-from broker.wire.errors import ConfigError
 from ops.lab import report
 from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, newest, pack, read, write

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from aggregator.merge.outer_step import make_outer_step
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import FragmentManifest
 from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Params, Task

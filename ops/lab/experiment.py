@@ -22,10 +22,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker.process import sources
-from broker.process.settings import refuse_unknown, setting
-from broker.process.sources import from_sources
-from broker.wire.errors import ConfigError
+from broker.base import sources
+from broker.base.errors import ConfigError
+from broker.base.settings import refuse_unknown, setting
+from broker.base.sources import from_sources
 from ops.lab.settings import CellSettings, cell_settings
 
 _TABLES = ("run", "grid", "variants", "compare")

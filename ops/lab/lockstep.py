@@ -27,7 +27,7 @@ from aggregator.interface.events import Part
 from aggregator.merge.fragment_state import Vector, seeded
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.outer_step import make_outer_step
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, merged_by, partition
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor, payload_bytes

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from aggregator.store import replacing
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
-from broker.process.sources import from_sources
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.sources import from_sources
 from islands.tasks.task import Params
 from ops.text import finite
 

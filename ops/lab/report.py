@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.lab.experiment import Experiment, Kind, label, varying
 from ops.lab.records import Record
 from ops.lab.statistics import Finding, Interval, Verdict, findings

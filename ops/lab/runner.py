@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aggregator.store.layout import mapped
-from broker.wire.errors import Unavailable, cure_of
+from broker.base.errors import Unavailable, cure_of
 from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, append, newest, path_of, read
 from ops.lab.schedule import Run, due, left_out

@@ -14,8 +14,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.process.settings import nearest
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import nearest
 from islands.tasks.options import check_mentioned, check_options, module_and_function, no_module, signature_in_source
 from ops.lab.experiment import Cell, Comparison, Experiment, contains, label, read
 from ops.lab.records import Record, newest

@@ -12,11 +12,11 @@ from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.rules.recipes import ADAMW, suited_to
-from broker.process import sources
-from broker.process.settings import setting
-from broker.wire.errors import ConfigError
+from broker.base import sources
+from broker.base.errors import ConfigError
+from broker.base.settings import setting
 from broker.wire.messages import Codec, MergeRule, Recipe
-from islands.config import LANGUAGE
+from islands.interface.config import LANGUAGE
 
 
 class Mode(StrEnum):

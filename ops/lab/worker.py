@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from broker.base.errors import ConfigError
 from broker.process.release import installed
-from broker.wire.errors import ConfigError
 from broker.wire.messages import Reason
 from islands.tasks.task import Params, Task, held_out_loss, load_task, task_function
 from ops.lab import decoupled, lockstep

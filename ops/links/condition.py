@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from broker.process.settings import nearest
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import nearest
 
 #: Between cities, not between planets.
 MAX_DELAY_MS = 60_000.0

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops.links.condition import LinkCondition
 
 #: A line, either way. Answers list all links: some 300 bytes each.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.process.settings import nearest, refuse_unknown
-from broker.wire.errors import ConfigError, Unavailable, cure_of
+from broker.base.errors import ConfigError, Unavailable, cure_of
+from broker.base.settings import nearest, refuse_unknown
 from ops.links.carrier import Carrier
 from ops.links.condition import LinkCondition, Way
 from ops.links.control import short_path

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.process import sources
+from broker.base import sources
 from broker.wire.addresses import split_tcp
 from ops.links import region
 from ops.links.control import SOCKET_NAME

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from broker.base.errors import ConfigError, Unavailable, cure_of_listening
 from broker.process import logs
-from broker.wire.errors import ConfigError, Unavailable, cure_of_listening
 from ops.links import wiring
 from ops.links.carrier import SOCKET_BUFFER_BYTES, Carrier
 from ops.links.control_server import listening

@@ -27,9 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.process import sources
-from broker.process.settings import nearest
-from broker.wire.errors import ConfigError
+from broker.base import sources
+from broker.base.errors import ConfigError
+from broker.base.settings import nearest
 from ops.links.condition import FAULTLESS, LinkCondition
 from ops.links.link import LinkEvent, LinkPlan
 

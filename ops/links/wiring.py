@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.links.condition import LinkCondition
 from ops.links.link import LinkEvent, LinkPlan
 

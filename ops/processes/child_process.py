@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 
 #: Of a line that says why something failed.
 LONGEST_ERROR = 300

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import assert_never
 
-from broker.wire.errors import ConfigError, Unavailable, cure_of_listening
+from broker.base.errors import ConfigError, Unavailable, cure_of_listening
 from ops.processes.child_process import Child, Guard, ProcessSpec, last_lines, stop_in_order
 from ops.processes.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
 

@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 
 #: The file in a server's directory that keeps what it held.
 SNAPSHOT = "status.rdb"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 #: Chips of an island on a TPU host -> how they lie there, as its runtime is told.
 TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}

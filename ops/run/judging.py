@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from broker.process.signals import Signals
-from islands.config import LANGUAGE
+from islands.interface.config import LANGUAGE
 from ops import run_directory
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster

@@ -20,16 +20,16 @@ from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.rules.recipes import PROFILES
-from broker.config import BrokerConfig
-from broker.process import settings, sources
-from broker.process.settings import expanded, typed
-from broker.process.sources import to_toml
+from broker.base import settings, sources
+from broker.base.errors import ConfigError
+from broker.base.settings import expanded, typed
+from broker.base.sources import to_toml
+from broker.gateway.config import BrokerConfig
 from broker.registry import redis_address
 from broker.wire.addresses import is_local
-from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import RECIPE, Profile
-from islands.config import LANGUAGE, IslandConfig
+from islands.interface.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 from ops.links.placing import Links

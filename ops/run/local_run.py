@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from broker.base.errors import Unavailable
 from broker.process.signals import Interrupted, Signals
 from broker.registry.registry import Registry
 from broker.wire.addresses import is_local
-from broker.wire.errors import Unavailable
 from ops import run_directory
 from ops.curve import Point, sentence
 from ops.dashboard.command import HOST

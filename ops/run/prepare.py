@@ -21,12 +21,12 @@ from pathlib import Path
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.store.layout import mapped
+from broker.base.errors import ConfigError, Unavailable, shown
+from broker.base.settings import expanded
 from broker.process.limits import memory_bytes
 from broker.process.release import install
-from broker.process.settings import expanded
 from broker.registry import redis_address
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable, shown
 from broker.wire.messages import Profile
 from ops import run_directory
 from ops.forecast.footprint import is_auto, shards_here

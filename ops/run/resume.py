@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
-from broker.process import settings, sources
-from broker.process.settings import Scope, expanded
-from broker.wire.errors import ConfigError
+from broker.base import settings, sources
+from broker.base.errors import ConfigError
+from broker.base.settings import Scope, expanded
 from broker.wire.names import check_name
 from ops.run.local_plan import LocalPlan, resolve
 from ops.run.settings import hub_config

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from broker.config import DEFAULT_PORT
-from broker.process import settings, sources
-from broker.process.settings import setting
+from broker.base import settings, sources
+from broker.base.errors import ConfigError
+from broker.base.settings import setting
+from broker.gateway.config import DEFAULT_PORT
 from broker.wire.addresses import MAX_BROKERS, broker_addresses
-from broker.wire.errors import ConfigError
 from ops.run.devices import Platform
 from ops.sinks.target import target_of
 

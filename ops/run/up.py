@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.process.signals import Interrupted, Signals
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Profile
 from ops.curve import Point
 from ops.dashboard.command import HOST, PORT, check_packages, listen

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.process import logs, user_files
 from broker.process.signals import Interrupted, Signals
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
 from ops.inspect.explain import tapes_in
 from ops.sinks.follower import Follower
 from ops.sinks.sink import Identity, Sink

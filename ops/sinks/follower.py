@@ -10,9 +10,9 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.process import logs
 from broker.process.signals import Interrupted
-from broker.wire.errors import ConfigError, Unavailable
 from ops.sinks.sink import NewRows, Sink, reason
 from ops.sinks.sources import Source
 from ops.sinks.target import Target

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from aggregator.store.segments import first_digest
 from aggregator.store.tape import read_lines
+from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
 from ops import curve
 from ops.curve import Point
 from ops.dashboard.followed_tape import FollowedTapes, Line

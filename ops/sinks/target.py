@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from broker.base.errors import ConfigError, shown
+from broker.base.settings import expanded
 from broker.process.release import install
-from broker.process.settings import expanded
-from broker.wire.errors import ConfigError, shown
 
 HELP = "tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), mlflow:URI, or otlp:URL (traces of rounds)"
 

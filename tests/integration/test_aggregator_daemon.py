@@ -16,8 +16,8 @@ from aggregator.store.layout import commit_path
 from aggregator.store.store import Store
 from aggregator.store.tape import read_lines
 from aggregator.store.version_file import verified
+from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Codec, Fate, Reason
 from ops.processes.cluster import free_ports
 from tests.aggregator_bench import RUN, WAIT_S, aggregator_config, on_a_bench, until

@@ -19,7 +19,7 @@ from aggregator.state.records import manifest_from_rows, manifest_to_rows
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions
 from aggregator.store.store import Store
-from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.base.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import Merged
 from broker.wire.ranges import StepRange

@@ -22,7 +22,7 @@ from benchmarks.hostile import __main__ as hostile
 from benchmarks.peers import __main__ as peers
 from benchmarks.regions import __main__ as drill
 from benchmarks.regions.network import regions
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from ops.processes.cluster import free_ports
 
 whole = pytest.mark.full("whole benchmarks: minutes")

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import zmq
 
+from broker.base.errors import ConfigError
 from broker.registry.registry import Registry
 from broker.wire import messages as m
-from broker.wire.errors import ConfigError
 from tests.aggregator_hand import beat
 from tests.broker_bench import RUN, config, on_a_broker, until
 from tests.integration.test_registry import Server

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import START_WITHIN_S, Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.processes.numeric import one_thread_environment

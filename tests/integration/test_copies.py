@@ -23,7 +23,7 @@ from aggregator.store.layout import commit_path, versions
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.segments import Header
 from aggregator.store.store import Store
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops import cli
 from tests.copied_hub import FRAGMENTS, NOW_S, Hub, sets_there
 from tests.integration.test_aggregator_store import commit_of, newest_state, state_of

@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.copies.bucket import Bucket
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from tests.azure_server import CREDENTIALS, SERVER, WHY_NOT, azure_server
 from tests.object_check import comes_back_bit_by_bit, says_that_nobody_made_it, takes_and_gives_objects
 

@@ -13,7 +13,7 @@ import pytest
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.restoring import chosen, sets_by_shard
 from aggregator.store.layout import commit_path
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from ops.inspect.replay import replay_all
 from ops.processes.cluster import free_ports
 from tests.copied_hub import sets_there

@@ -8,7 +8,7 @@ from aggregator.copies.planning import CopyClock
 from aggregator.copies.restoring import restore
 from aggregator.store.layout import read_run, versions
 from aggregator.store.store import Store
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from ops import cli
 from tests.copied_hub import NOW_S, Hub, sets_there
 

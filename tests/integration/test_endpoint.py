@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
+from broker.base.errors import ConfigError, LocalProtocolError
 from broker.chunks import heads, subflow
 from broker.chunks.heads import Credit, packed
 from broker.chunks.sending import Outflow
@@ -19,7 +20,6 @@ from broker.transport.line import Line
 from broker.transport.sockets import IN_A_ROW, failure_of
 from broker.wire.addresses import channel_address, check_address
 from broker.wire.codec import decode, encode, verify
-from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.headers import Limits
 from broker.wire.messages import Attached, Channel, Want
 from ops.processes.cluster import free_ports

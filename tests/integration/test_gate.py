@@ -16,7 +16,8 @@ import pytest
 import zmq
 
 from benchmarks.hostile import strangers
-from broker.config import BrokerConfig
+from broker.base.errors import ConfigError, Unavailable
+from broker.gateway.config import BrokerConfig
 from broker.registry.registry import Registry
 from broker.transport import connection
 from broker.transport.endpoint import Endpoint
@@ -24,7 +25,6 @@ from broker.transport.keys import ALLOW_LIST, client_keys, new_pair, read_allow_
 from broker.transport.sockets import SocketOptions
 from broker.wire import messages as m
 from broker.wire.codec import encode
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from ops.keys import make_missing

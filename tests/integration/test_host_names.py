@@ -9,10 +9,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from broker.base.errors import ConfigError
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import configure_socket
 from broker.wire.addresses import check_address
-from broker.wire.errors import ConfigError
 from broker.wire.messages import Channel, Envelope, Leave
 from ops.processes.cluster import free_ports
 from tests.coroutines import given_by

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from aggregator.interface.config import AggregatorConfig
-from broker.config import BrokerConfig
-from broker.process import sources
-from broker.process.settings import settings_of
-from islands.config import IslandConfig
+from broker.base import sources
+from broker.base.settings import settings_of
+from broker.gateway.config import BrokerConfig
+from islands.interface.config import IslandConfig
 from ops import cli
 from ops.init import HUB_FILE
 from ops.processes.cluster import free_ports

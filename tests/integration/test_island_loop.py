@@ -14,7 +14,7 @@ import pytest
 import islands
 from aggregator.rounds import membership
 from aggregator.state.model_limits import least_message_bytes
-from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.base.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.wire.messages import Codec
 from ops.inspect.export import export
 from ops.processes.cluster import free_ports

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from tests.hub import WAIT_S, Hub
 from tests.training_loops import TOKENS, join, newest, params_of, stored, train
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot
 from tests.unit.islands_session.test_states_as_they_come import assert_same

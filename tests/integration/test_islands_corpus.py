@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.corpus import load_corpus
 from islands.tasks.vocabulary import train
 

@@ -15,7 +15,7 @@ from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from islands.session import connections
 from islands.session.connections import UNNUMBERED, Connections
 from ops.processes.cluster import free_ports

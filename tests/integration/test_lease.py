@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from aggregator.process.lease import LeaseKey
+from broker.base.errors import Unavailable
 from broker.registry.registry import Registry
-from broker.wire.errors import Unavailable
 from broker.wire.records import LeaseView
 from tests.coroutines import given_by
 from tests.integration.test_registry import Server, with_registry

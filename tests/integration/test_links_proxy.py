@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops.links.condition import LinkCondition
 from ops.links.control import LinkControl
 from ops.links.control_server import answer, listening

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from broker.config import BrokerConfig
+from broker.base.errors import Unavailable
+from broker.gateway.config import BrokerConfig
 from broker.observing.client import ObservedRun
 from broker.registry.registry import KEEP_VERSIONS, Registry
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import client_keys, new_pair, write_pair
 from broker.wire import messages as m
-from broker.wire.errors import Unavailable
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Envelope, Inquiry, Reason
 from ops import cli

@@ -14,7 +14,7 @@ from aggregator.state.records import manifest_to_rows
 from aggregator.state.run_settings import settled
 from aggregator.store.layout import read_run
 from aggregator.store.store import Store
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, cut, partition
 from broker.wire.tensors import fragment_digest
 from ops.inspect.export import Which, add_arguments, export, run

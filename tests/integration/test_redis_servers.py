@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from aggregator.process.lease import LeaseKey
+from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import FragmentRecord, MemberRecord
 from ops.doctor import redis_probe
 from ops.doctor.finding import Verdict

@@ -15,9 +15,9 @@ import time
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeout
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.registry import registry
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
 from ops import cli
 from ops.processes import redis_server

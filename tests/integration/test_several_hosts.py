@@ -98,7 +98,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 port, me = int(sys.argv[1]), int(sys.argv[2])
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=me)
 import islands
-from broker.wire.errors import AtollError
+from broker.base.errors import AtollError
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 def array(dtype=np.float32, devices=mesh):

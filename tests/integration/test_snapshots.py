@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from aggregator.store import snapshots
 from aggregator.store.layout import commit_path, read_newest, versions
 from aggregator.store.store import Store
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops.snapshots import restore
 from tests.integration.test_aggregator_store import commit_of, fill, load, newest_state, state_of
 from tests.local_run import Process, Up, check_invariants, command, environment, json_lines, wait_for

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import islands
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.evaluate import place
 from islands.tasks.task import DataShare, Schedule, held_out_loss, load_task
 from tests.hub import WAIT_S, Hub

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import islands.torch
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.protocol.data_shares import DataShare
 from islands.torch.copies import SMALL_BYTES
 from tests import training_loops

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import islands.torch
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.arrays.parameters import Parameters
 from islands.arrays.partition import tensor_specs
 from islands.torch.modules import kinds_of, leaves_of, unsaid_statistics, unwrapped

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
 from islands.torch.optimizer_state import LARGE_BYTES, OptimizerState

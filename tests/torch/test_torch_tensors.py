@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from broker.wire.errors import ConfigError
-from islands import arguments
+from broker.base.errors import ConfigError
 from islands.arrays import placement
 from islands.arrays.in_place import InPlacePlacement
 from islands.arrays.reference import adopted, wide_dtype
+from islands.interface import arguments
 from islands.torch.conversion import as_array, as_tensor, numpy_dtype
 from islands.torch.copies import SMALL_BYTES, CopyThread
 from islands.torch.tensors import Blank, TensorLeaf, loss_leaf

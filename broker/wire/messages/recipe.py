@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
-from broker.process.settings import changeable, fixed
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import changeable, fixed
 from broker.wire.messages.values import Codec
 
 

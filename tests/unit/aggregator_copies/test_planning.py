@@ -10,7 +10,7 @@ from aggregator.copies import planning, sets
 from aggregator.copies.planning import CopyClock, gap, replaced, restored_epoch, surplus
 from aggregator.copies.sets import CompleteSet, CopiedFile, CopiedVersion, Part, claim_key, lead_key, newest_sets
 from aggregator.interface.place import place_of
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from tests.profiles import examples
 
 

@@ -12,7 +12,7 @@ from aggregator.interface.events import Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import seeded
 from aggregator.merge.outer_step import make_outer_step
-from broker.wire.errors import LocalProtocolError
+from broker.base.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange

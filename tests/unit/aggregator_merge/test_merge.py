@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aggregator.interface.events import Part
 from aggregator.merge.kernels import merge_fragment
 from aggregator.merge.passes import PIECE
-from broker.wire.errors import LocalProtocolError
+from broker.base.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec, cut
 from broker.wire.messages import Codec
 from broker.wire.ranges import StepRange

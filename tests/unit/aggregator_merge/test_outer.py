@@ -9,7 +9,7 @@ import pytest
 from aggregator.merge.fragment_state import FragmentState, seeded
 from aggregator.merge.outer_step import make_outer_step
 from aggregator.merge.passes import PIECE
-from broker.wire.errors import ConfigError, LocalProtocolError
+from broker.base.errors import ConfigError, LocalProtocolError
 from tests.unit.aggregator_merge.test_merge import random
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine

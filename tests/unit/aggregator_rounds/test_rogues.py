@@ -6,7 +6,7 @@ from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Flaw, Merge, SaveRun
 from aggregator.rules.quarantine import RELEASE_AFTER
 from aggregator.state.summary import totals
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.messages import Fate, Reason
 from tests.aggregator_hand import Desk, notes, of, resolutions
 

@@ -10,11 +10,11 @@ from aggregator.interface.events import Manifested
 from aggregator.rules.interval import RoundTimes
 from aggregator.rules.recipes import ADAMW, MUON, REASONS, begun_with, settle, suited_to
 from aggregator.state.run_settings import settled
+from broker.base.errors import ConfigError
+from broker.base.settings import settings_of
+from broker.base.sources import own_table
 from broker.process.demands import contradicted, demands_of
-from broker.process.settings import settings_of
-from broker.process.sources import own_table
 from broker.wire import messages as m
-from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind
 from broker.wire.messages import RECIPE, Profile, Recipe, recipe_digest, recipe_of, recipe_table
 from ops.run.explained import explained

@@ -18,8 +18,8 @@ from aggregator.standby.replicas import commit_of, payload_of, record_of, replic
 from aggregator.store.layout import versions
 from aggregator.store.ledger_file import LedgerFile
 from aggregator.store.store import Store
+from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.wire.codec import decode, encode
-from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Codec, Envelope, Merged, standing_by
 from broker.wire.ranges import StepRange

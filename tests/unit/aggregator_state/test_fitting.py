@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.state.model_limits import HEADER_BYTES, fragments_of, least_message_bytes, misfit
-from broker.config import BrokerConfig
+from broker.gateway.config import BrokerConfig
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS
 from broker.wire.schema import MAX_TEXT
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 
 MIB = 1 << 20
 #: Forty tensors of 4 MiB, of which a message holds few.

@@ -6,8 +6,8 @@ import pytest
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.state.run_settings import Change, changes, recorded, settled
-from broker.process.settings import Scope, settings_of
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.settings import Scope, settings_of
 from broker.wire.messages import Codec, MergeRule, Pacing, Profile
 from tests.aggregator_hand import Desk
 from tests.taped import Taped

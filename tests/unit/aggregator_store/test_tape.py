@@ -10,9 +10,9 @@ from aggregator.interface import events as agg
 from aggregator.interface.events import Received, RunSaved
 from aggregator.rounds.core import Aggregator
 from aggregator.store.tape import Tape, event_line, read_event, read_lines, read_start
+from broker.base.errors import ConfigError
 from broker.routing.resending import Carried
 from broker.wire import messages as m
-from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.ranges import StepRange
 

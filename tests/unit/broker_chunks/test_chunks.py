@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.base.errors import RemoteProtocolError
 from broker.chunks import heads
 from broker.chunks.heads import Chunk, Credit, Resume, packed
 from broker.chunks.kept import KEPT_S, Kept, Partial, key_in, key_of
@@ -15,7 +16,6 @@ from broker.chunks.receiving import CREDIT_BYTES, Inflow, Refused
 from broker.chunks.sending import WHOLE_BYTES, Outflow
 from broker.chunks.subflow import FIRST_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES, MOST_UNDER_WAY_BYTES, STALLED_S
 from broker.wire import headers
-from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
 from broker.wire.messages.scattered import BLOCK_BYTES, LEAST_PIECE_BYTES, Scattered, behind, nbytes_of, pieces_of
 from tests.profiles import examples

@@ -15,12 +15,12 @@ from aggregator.state import summary
 from aggregator.state.metrics import AggregatorSnapshot, leading_of
 from aggregator.state.metrics import families_of as aggregator_families
 from aggregator.state.run import Troubles
+from broker.base.errors import ConfigError
 from broker.metrics.family import Families, Kind
 from broker.metrics.serving import MetricsServer, NoAnswer, served
 from broker.registry import reporter
 from broker.routing.liveness import Liveness
-from broker.wire.errors import ConfigError
-from islands.metrics import families_of as island_families
+from islands.session.metrics import families_of as island_families
 from ops.processes.cluster import free_ports
 from tests.aggregator_hand import Desk
 from tests.metric_snapshots import ALL_FAMILIES, aggregator_snapshot, broker_snapshot, island_snapshot, standing_by

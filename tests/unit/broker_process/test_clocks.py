@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.base.errors import ConfigError
 from broker.process import clocks
-from broker.wire.errors import ConfigError
 from islands.session.thread import CommunicationThread
 
 

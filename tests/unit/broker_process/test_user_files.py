@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import islands
-from broker.process import settings, user_files
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base import settings
+from broker.base.errors import ConfigError, Unavailable
+from broker.process import user_files
 from islands.joining import HostIdentity
 from ops import run_directory
 from ops.inspect.status import served

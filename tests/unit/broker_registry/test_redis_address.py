@@ -18,12 +18,12 @@ from redis.exceptions import (
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.store.tape import start_line
-from broker.config import BrokerConfig
-from broker.process.sources import from_sources, read_file
+from broker.base.errors import ConfigError, masked, shown
+from broker.base.sources import from_sources, read_file
+from broker.gateway.config import BrokerConfig
 from broker.registry import redis_address, redis_client
 from broker.registry.redis_address import Place
 from broker.registry.registry import Registry
-from broker.wire.errors import ConfigError, masked, shown
 from ops.processes.child_process import ProcessSpec
 from ops.run import local_plan, up
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from broker.config import BrokerConfig
+from broker.base.errors import ConfigError
+from broker.gateway.config import BrokerConfig
 from broker.registry.reporter import MembersSeen
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire import messages as m
-from broker.wire.errors import ConfigError
 from broker.wire.messages import AGGREGATOR, Envelope
 from tests.aggregator_hand import beat
 from tests.relay_bench import welcome

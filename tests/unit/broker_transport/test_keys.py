@@ -7,6 +7,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.chunks.receiving import CREDIT_BYTES
 from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.gateway.connections import Connections, Ending, files_for_connections, most_unread_bytes
@@ -23,10 +24,9 @@ from broker.transport.keys import (
     write_pair,
 )
 from broker.wire.addresses import check_exposure, is_local
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
 from broker.wire.messages import AGGREGATOR, BROKER, Channel
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from ops import cli
 from ops.keys import make_missing
 

@@ -7,9 +7,9 @@ import msgpack
 import numpy as np
 import pytest
 
+from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.chunks.memory import fresh
 from broker.wire.codec import Origin, decode, encode, peek, verify
-from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import Limits
 from broker.wire.messages import PROTOCOL_VERSION, Codec, DataRange, Join, Outstanding, Reason, kind_of

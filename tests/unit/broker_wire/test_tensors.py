@@ -10,8 +10,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire import blockwise, tensors
-from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import BLOCK_ELEMENTS, block_count, encoded_bytes
 from broker.wire.messages import Codec, Encoded, Reason

@@ -18,7 +18,7 @@ rng = np.random.default_rng(0)
 """
 
 TWO_HOSTS = """
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import FragmentManifest, Kind, Region, TensorSpec, flaw_in
 from broker.wire.messages import Codec
 from broker.wire.tensors import decode_tensor, encode_tensor

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import partition
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import TreeNames, _plain_leaves, _plain_map, flatten, unflatten

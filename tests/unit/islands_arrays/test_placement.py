@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import FragmentManifest
 from islands.arrays import jax_placement, placement
 from islands.arrays.parameters import Parameters

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.wire.errors import LocalProtocolError
+from broker.base.errors import LocalProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.messages import Codec
 from broker.wire.tensors import decode_tensor, encode_tensor

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, cut, partition, tensor_of
 from broker.wire.messages import Codec
 from broker.wire.tensors import decode_tensor

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.arrays.parameters import MOST_LOOKS, Ties
 from islands.arrays.tree import TreeNames
 

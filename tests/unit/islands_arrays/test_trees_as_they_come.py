@@ -11,17 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, partition
 from broker.wire.headers import Limits
 from broker.wire.tensors import decode_tensor
-from islands import arguments
 from islands.arrays.parameters import Parameters
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.placement import Placement, to_host
 from islands.arrays.reference import Reference, encode_seed
 from islands.arrays.tree import _plain_leaves
 from islands.between_steps import InitialValues
+from islands.interface import arguments
 from tests.unit.islands_session.test_states_as_they_come import assert_same, bits, sharded
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine

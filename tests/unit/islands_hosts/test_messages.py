@@ -2,12 +2,12 @@
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, Region, TensorSpec
 from broker.wire.messages import Block, Codec
 from broker.wire.schema import Unfit
+from islands.arrays.regions import HeldTensor, check_alike, handed_by, owners_of
 from islands.hosts import messages as m
-from islands.hosts.regions import HeldTensor, check_alike, handed_by, owners_of
 
 
 def tensor(name="w", shape=(4, 6), dtype="float32", kind=Kind.MEAN):

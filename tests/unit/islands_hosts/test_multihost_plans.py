@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from broker.wire.messages import Block
 from islands.hosts import messages as m
 from islands.hosts.plans import NEVER, PROGRESS_EVERY, Planner, Plans

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, Region, TensorSpec, flaw_in
 from broker.wire.messages import Codec, StateSource
 from broker.wire.tensors import decode_tensor, encode_tensor
 from islands.arrays import placement
 from islands.arrays.in_place import HostInPlacePlacement, InPlaceLeaf, Part
 from islands.arrays.reference import adopted
+from islands.arrays.regions import Spread, part_of
 from islands.hosts import messages as m
 from islands.hosts import state
-from islands.hosts.regions import Spread, part_of
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError, LocalProtocolError
+from broker.base.errors import ConfigError, LocalProtocolError
 from broker.wire.messages import Departure
 from islands import hook as module
 from islands.hook import Hook

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from broker.base.errors import Unavailable
 from broker.process import clocks
-from broker.wire.errors import Unavailable
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from islands.joining import _name_others, _wait_until_startable
 from islands.session.exchange import Exchange
 

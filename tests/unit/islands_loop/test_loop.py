@@ -12,12 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError, LocalProtocolError
+from broker.base.errors import ConfigError, LocalProtocolError
 from broker.wire.fragments import partition
 from broker.wire.messages import Codec
 from islands import loop
 from islands.arrays.partition import tensor_specs
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from islands.loop import Island
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork

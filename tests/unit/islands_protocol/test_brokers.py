@@ -2,10 +2,10 @@
 
 import pytest
 
+from broker.base.errors import ConfigError
 from broker.wire import messages as m
 from broker.wire.addresses import broker_addresses
-from broker.wire.errors import ConfigError
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from islands.protocol.broker_choice import LEADERLESS_S, LOST_S, BrokerChoice, MoveReason
 from islands.protocol.core import Island
 from islands.protocol.events import Connect, Line, Tick

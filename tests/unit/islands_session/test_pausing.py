@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from broker.base.errors import Unavailable
 from broker.wire import messages as m
-from broker.wire.errors import Unavailable
 from broker.wire.headers import Limits
 from broker.wire.tensors import encode_tensor
 from islands.protocol.data_shares import TrainedBatch

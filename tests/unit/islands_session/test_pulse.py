@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.session import pulse
 from islands.session.pulse import CAPACITY, Pulse, read_pulse
 

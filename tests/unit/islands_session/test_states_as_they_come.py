@@ -13,7 +13,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.arrays import placement
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands import Task
 from islands.tasks.benchmarks import Benchmark, judged, load_benchmarks
 

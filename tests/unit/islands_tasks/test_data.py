@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.data import Windows, batches, sequence_numbers, shuffled
 from islands.tasks.task import DataShare
 

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.protocol.data_shares import DataShare
 from islands.tasks import images
 from islands.tasks.task import Schedule, evaluated

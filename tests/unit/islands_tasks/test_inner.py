@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.inner_optimizer import adamw, jax_task, muon, warm_up_cosine
 from islands.tasks.task import Schedule
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks import model
 from islands.tasks.model import PRESETS, ModelConfig
 

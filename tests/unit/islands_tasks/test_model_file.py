@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import islands
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 
 def tree():

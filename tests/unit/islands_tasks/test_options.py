@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks import language
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import islands
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.messages import OWN_PASS, Block
 from islands.protocol.data_shares import DataShare
 

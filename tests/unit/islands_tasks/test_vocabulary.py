@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks import vocabulary as vocabularies
 from islands.tasks.vocabulary import remembered, train
 

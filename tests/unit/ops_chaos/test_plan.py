@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.process.sources import from_sources
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.base.sources import from_sources
 from ops import cli
 from ops.chaos.plan import (
     DRILLS,

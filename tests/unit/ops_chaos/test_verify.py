@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from broker.wire.errors import Unavailable
+from broker.base.errors import Unavailable
 from ops.chaos import verify
 from ops.chaos.checks import MOST_QUOTED
 from ops.chaos.verify import as_json, books_agree, render

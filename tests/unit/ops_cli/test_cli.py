@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops import cli, launcher
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.messages import PROTOCOL_VERSION
 from ops.doctor import broker_findings, command, machine_findings, machine_probe, redis_probe
 from ops.doctor.broker_findings import BrokerSeen, Door, Way

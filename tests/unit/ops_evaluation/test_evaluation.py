@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from aggregator.ledger.ledger import tokens_trained
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from islands.tasks.benchmarks import Judgement
 from ops import cli, curve
 from ops.evaluation.curve_file import CurveFile, read_points

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.config import BrokerConfig
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
+from broker.gateway.config import BrokerConfig
 from broker.wire.messages import Codec
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from ops.forecast.fleet import PLANNED, Assume, Mode, limits_to_raise
 from ops.forecast.links import merging_steps
 from ops.forecast.pace import forecast

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.forecast.footprint import cut
 from ops.forecast.model_size import parse_parameters, read_model
 

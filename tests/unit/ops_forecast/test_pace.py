@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import Codec

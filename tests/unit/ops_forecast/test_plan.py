@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops import cli
 from ops.forecast import plan as planning
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.base.errors import ConfigError
 from broker.routing.directory import MAX_SHARDS
-from broker.wire.errors import ConfigError
 from ops import cli
 from ops.forecast.footprint import shards_for, shards_here
 from ops.forecast.model_size import parameters_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.forecast import simulate as simulating
 from ops.forecast.accounts import batch_means
 from ops.forecast.failures import DAY_S, FailureModel, SimulatedFleet

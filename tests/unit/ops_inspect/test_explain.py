@@ -7,8 +7,8 @@ import pytest
 
 from aggregator.process.reporter import Reporter
 from aggregator.state.records import ledger_line
+from broker.base.errors import ConfigError, Unavailable
 from broker.wire import messages as m
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import KeptVersion
 from ops import cli
 from ops.inspect import explain

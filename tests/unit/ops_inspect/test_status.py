@@ -8,9 +8,9 @@ import os
 import pytest
 from rich.console import Console
 
+from broker.base.errors import ConfigError, Unavailable
 from broker.registry.reporter import MembersSeen
 from broker.routing.liveness import Liveness
-from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Envelope
 from broker.wire.records import LeaseView, Snapshot
 from ops.inspect import status as command

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.inner_optimizer import jax_task, warm_up_cosine
 from islands.tasks.task import DataShare, Schedule
 from ops.lab import decoupled, lockstep

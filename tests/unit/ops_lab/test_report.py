@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.lab import command, report
 from ops.lab.records import append, pack, read
 from ops.lab.schedule import current, due, load

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops.lab import command, runner
 from ops.lab.records import path_of, read
 from ops.lab.runner import Runner

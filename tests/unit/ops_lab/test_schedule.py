@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.lab.records import Record, read
 from ops.lab.schedule import current, due, left_out, load
 from ops.lab.settings import cell_settings, key_of, resolved

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.lab.experiment import Kind, comparison_of
 from ops.lab.statistics import Interval, Verdict, holm, interval, judge, p_better
 from tests.synthetic import CLAIM, SEEDS, chapter, pairs, record

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from islands.tasks.task import load_task
 from ops.lab import lockstep
 from ops.lab.records import Outcome, Point

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.links import control_server as desk
 from ops.links import region, wiring
 from ops.links.condition import FAULTLESS, KEYS, Direction, LinkCondition

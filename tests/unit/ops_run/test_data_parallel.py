@@ -7,7 +7,7 @@ import optax
 import pytest
 from safetensors.numpy import load_file
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from examples import numpy_task
 from islands.tasks.inner_optimizer import jax_task
 from ops.data_parallel.worker import train

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops.run import devices, prepare
 from ops.run.devices import Found, Placement, Platform, placements, together
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.base.errors import ConfigError
 from broker.transport.keys import ALLOW_LIST, read_allow_list
-from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
 from ops import keys
 from ops.run import daemons, hub, prepare, resume, up

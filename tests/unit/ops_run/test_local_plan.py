@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("islands.config")
+pytest.importorskip("islands.interface.config")
 
-from broker.process import sources
+from broker.base import sources
+from broker.base.errors import ConfigError
 from broker.process.signals import Interrupted
-from broker.wire.errors import ConfigError
 from ops.links import placing
 from ops.run import daemons, display, local_plan, resume
 from ops.run.devices import Found, Platform, placements

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError, Unavailable
 from ops.run import local_plan, resume, up
 from ops.run import prepare as preparing
 from ops.run.prepare import prepare

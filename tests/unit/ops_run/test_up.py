@@ -7,8 +7,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from broker.base.errors import Unavailable
 from broker.process import release
-from broker.wire.errors import Unavailable
 from ops import cli
 from ops.run.local_run import LocalRun
 

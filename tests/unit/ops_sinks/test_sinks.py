@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from ops import cli
 from ops.curve import Point
 from ops.sinks import target as targets

@@ -4,7 +4,7 @@ import pytest
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.rules.recipes import begun_with
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.messages import Pacing, Phase, Profile, Recipe
 from islands.protocol.lockstep import Lockstep
 from ops.virtual.plan import IslandPlan, SimulationPlan

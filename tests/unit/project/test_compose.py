@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
-from islands.config import IslandConfig
+from islands.interface.config import IslandConfig
 from ops.cli import COMMANDS, parser_of
 
 ROOT = Path(__file__).resolve().parents[3]

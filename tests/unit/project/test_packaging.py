@@ -151,7 +151,7 @@ def test_the_wheel_holds_all_packages_that_are_imported():
     for package in packages:
         assert (ROOT / package / "__init__.py").is_file(), package
         assert (ROOT / package / "py.typed").is_file(), package
-    assert PROJECT["project"]["scripts"]["atoll"] == "islands.installation:main"
+    assert PROJECT["project"]["scripts"]["atoll"] == "islands.interface.installation:main"
 
 
 def test_the_files_that_people_look_for_are_there():

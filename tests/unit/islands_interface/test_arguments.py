@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import islands
+from broker.base.errors import ConfigError
 from broker.wire.codec import decode, encode
-from broker.wire.errors import ConfigError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS
 from broker.wire.messages import AGGREGATOR, Envelope, Share, Welcome, joining
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
-from islands import arguments
-from islands.config import IslandConfig, JoinOptions
+from islands.interface import arguments
+from islands.interface.config import IslandConfig, JoinOptions
 from islands.joining import _SETTINGS as SETTINGS_OF
 from islands.tasks.task import Task
 from tests.aggregator_hand import id_of

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from broker.wire.errors import ConfigError
-from islands.config import IslandConfig
+from broker.base.errors import ConfigError
+from islands.interface.config import IslandConfig
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,9 @@ def test_a_wrong_setting_is_refused_with_the_cure(field, value):
 
 
 def test_importing_the_interface_and_the_daemon_does_not_import_jax():
-    code = "import sys, islands, islands.config, islands.daemon; islands.join; assert 'jax' not in sys.modules"
+    code = (
+        "import sys, islands, islands.interface.config, islands.daemon; islands.join; assert 'jax' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.base.errors import Unavailable
 from broker.observing import answers
-from broker.observing.rules import MOST_OBSERVERS, MOST_REFUSALS, QUESTIONS_AT_ONCE, QUESTIONS_PER_S, Observers
 from broker.routing.events import AllowListChanged, HangUp, LookedUp, LookUp
+from broker.routing.observers import MOST_OBSERVERS, MOST_REFUSALS, QUESTIONS_AT_ONCE, QUESTIONS_PER_S, Observers
 from broker.wire import messages as m
 from broker.wire.codec import decode, encode
-from broker.wire.errors import Unavailable
 from broker.wire.headers import Limits
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Inquiry, Reason

@@ -11,10 +11,10 @@ import pytest
 from aggregator.store import snapshots
 from aggregator.store.layout import commit_path
 from aggregator.store.store import Store
-from broker.process import sources
+from broker.base import sources
+from broker.base.errors import ConfigError, Unavailable
 from broker.registry.redis_client import read_password
 from broker.transport.keys import BROKER_PUBLIC, read_allow_list, read_public, read_secret
-from broker.wire.errors import ConfigError, Unavailable
 from islands.session import checkpoint
 from ops import launcher, run_directory
 from ops.doctor.machine_probe import look_at_ports

@@ -25,7 +25,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from broker.process.settings import (
+from broker.base.errors import ConfigError, cure_of, masked
+from broker.base.settings import (
     COLLECTIONS,
     MAPPINGS,
     SEQUENCES,
@@ -41,7 +42,6 @@ from broker.process.settings import (
     typed,
     without_none,
 )
-from broker.wire.errors import ConfigError, cure_of, masked
 
 T = TypeVar("T")
 

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from broker.base.errors import AtollError, ConfigError, RunEnded
+from broker.base.settings import check_finite, nearest, setting
 from broker.chunks.subflow import MOST_SUBFLOWS
-from broker.process.settings import check_finite, nearest, setting
 from broker.wire.addresses import broker_addresses, check_exposure, check_metrics_address
-from broker.wire.errors import AtollError, ConfigError, RunEnded
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole
 from broker.wire.messages import AGGREGATOR, BROKER, Reason
 from broker.wire.names import check_name
-from islands.protocol.events import Fail
 
 #: The task that comes with us.
 LANGUAGE = "islands.language:task"
@@ -140,23 +139,23 @@ class IslandConfig:
             raise ConfigError("max_message_bytes", limits.max_message_bytes, cure)
 
 
-def refusal(fail: Fail, config: IslandConfig, island_id: str) -> AtollError:
+def refusal(reason: str, cure: str, config: IslandConfig, island_id: str) -> AtollError:
     """Returns what an island cannot go on with, as an error of the setting that would have to change."""
-    match fail.reason:
+    match reason:
         case Reason.RUN_ENDED:
-            return RunEnded(f"run {config.run_id} has ended: {fail.cure}")
+            return RunEnded(f"run {config.run_id} has ended: {cure}")
         case Reason.MANIFEST | Reason.OVERSIZE:
-            return ConfigError("params", "as given to join", fail.cure)
+            return ConfigError("params", "as given to join", cure)
         case Reason.RECIPE:
-            return ConfigError("recipe", "as given here", fail.cure)
+            return ConfigError("recipe", "as given here", cure)
         case Reason.IMPLAUSIBLE:
-            cure = f"{fail.cure}: declare what a step really takes, or raise the aggregator's limit"
+            cure = f"{cure}: declare what a step really takes, or raise the aggregator's limit"
             return ConfigError("tokens_per_step", "as given to join", cure)
         case Reason.WRONG_RUN:
-            return ConfigError("run", config.run_id, fail.cure)
+            return ConfigError("run", config.run_id, cure)
         case Reason.WRONG_KEY:
-            return ConfigError("key", str(config.key), fail.cure)
+            return ConfigError("key", str(config.key), cure)
         case Reason.PROTOCOL_VERSION:
-            return ConfigError("broker", config.broker, f"{fail.cure}: use one version of this program everywhere")
+            return ConfigError("broker", config.broker, f"{cure}: use one version of this program everywhere")
         case _:
-            return ConfigError("island_id", island_id, f"{fail.reason}: {fail.cure}")
+            return ConfigError("island_id", island_id, f"{reason}: {cure}")

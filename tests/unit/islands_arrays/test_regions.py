@@ -12,7 +12,7 @@ from aggregator.merge.pieces import Pieces, Rows
 from broker.wire.fragments import Region, flaw_in, whole
 from broker.wire.messages import Codec
 from broker.wire.tensors import decode_tensor, encode_tensor
-from islands.hosts.regions import owners, region_of
+from islands.arrays.regions import owners, region_of
 
 shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 

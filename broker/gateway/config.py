@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker.base.errors import ConfigError
+from broker.base.settings import check_finite, setting
 from broker.process.release import release
-from broker.process.settings import check_finite, setting
 from broker.registry import redis_address
 from broker.routing.events import RelayConfig
 from broker.routing.liveness import LivenessConfig
 from broker.wire.addresses import check_address, check_exposure, check_metrics_address
-from broker.wire.errors import ConfigError
 from broker.wire.headers import Limits, room_bytes
 from broker.wire.identity import KeyRole
 from broker.wire.names import check_name

@@ -1,6 +1,6 @@
 """Settings as frozen dataclasses: one declaration gives TOML key, flag, help and check.
 
-A process declares one frozen dataclass, with a :func:`setting` for each field. :mod:`broker.process.sources` fills it
+A process declares one frozen dataclass, with a :func:`setting` for each field. :mod:`broker.base.sources` fills it
 from files, the environment and flags. Whatever is wrong (an unknown key, a value of the wrong type, a relation between
 two settings) is a :class:`ConfigError` that names the setting, the value and the cure.
 
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from broker.wire.errors import ConfigError
+from broker.base.errors import ConfigError
 
 T = TypeVar("T")
 Table = Mapping[str, Any]

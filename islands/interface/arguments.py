@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.codec import decode, encode
-from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Envelope, Join, joining

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.process.settings import setting, to_table
-from broker.process.sources import (
+from broker.base.errors import ConfigError
+from broker.base.settings import setting, to_table
+from broker.base.sources import (
     CommandParser,
     add_config_flag,
     add_flags,
@@ -23,7 +24,6 @@ from broker.process.sources import (
     read_file,
     to_toml,
 )
-from broker.wire.errors import ConfigError
 
 
 class Colour(StrEnum):

@@ -59,7 +59,7 @@ def fault() -> tuple[str, str] | None:
     """
     from importlib import metadata  # loads more than all of a core
 
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     found = {name: _found(name) for name in NAMES}
     others: dict[str, list[str]] = {}
     missing: list[str] = []
@@ -67,7 +67,7 @@ def fault() -> tuple[str, str] | None:
         record = each.read_text("RECORD") or ""
         claimed = set(_CLAIMS.findall(record))
         folder = Path(str(each.locate_file(""))).resolve() if claimed else root
-        if "islands/installation.py," in record:
+        if "islands/interface/installation.py," in record:
             ours = [line.partition(",")[0] for line in record.splitlines() if _CLAIMS.match(line)]
             missing += [name for name in ours if folder == root and not (root / name).exists()]
         elif shared := [name for name in NAMES if name in claimed and found[name].parent == folder]:
@@ -88,5 +88,5 @@ def _found(name: str) -> Path:
     """Returns the folder or file in which a top-level package is found, without importing it."""
     spec = find_spec(name)
     if spec is None:
-        return Path(__file__).resolve().parents[1] / name  # nobody has it, and nothing hides it
+        return Path(__file__).resolve().parents[2] / name  # nobody has it, and nothing hides it
     return Path([*(spec.submodule_search_locations or ()), spec.origin][0] or "").resolve()

@@ -1,0 +1,1 @@
+"""Errors and settings: what every room uses."""

@@ -1,0 +1,1 @@
+"""What the rooms of islands share: checked arguments, settings, and what is installed."""
