@@ -1,16 +1,14 @@
-"""Reads an exported model back into a tree: :func:`load`."""
+"""Reads a trained model into a tree: :func:`load`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from broker.base.errors import ConfigError
 from broker.base.settings import expanded
@@ -20,46 +18,46 @@ from islands.arrays import placement
 from islands.arrays.partition import tensor_specs
 from islands.arrays.tree import Tree, map_leaves, named_leaves
 from islands.interface import arguments
+from islands.weights.files import Weights, open_weights
+from islands.weights.fitting import fit
 
 log = logs.get(__name__)
 
 Array = npt.NDArray[Any]
 
 
-def load(path: str | os.PathLike[str], like: Tree, *, kinds: Mapping[str, str] | None = None) -> Tree:
-    """Returns the model in a safetensors file as a tree with the structure, dtypes and places of ``like``.
+def load(
+    path: str | os.PathLike[str],
+    like: Tree,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    names: Callable[[str], str] | None = None,
+    partial: bool = False,
+) -> Tree:
+    """Returns a trained model as a tree with the structure, dtypes and places of ``like``.
 
         params = islands.load("runs/demo/model.safetensors", like=params)
 
-    What never leaves an island is in no file and stays what it is in ``like``: statistics of normalisation, integers,
-    random keys, what ``kinds`` calls local, and leaves that are no arrays, such as the functions of an Equinox module.
+    What never leaves an island is in no export and stays what it is in ``like`` where the file lacks it: statistics of
+    normalisation, integers, random keys, what ``kinds`` calls local, and leaves that are no arrays, such as the
+    functions of an Equinox module.
 
     Args:
-        path: What ``atoll export`` or ``atoll up`` wrote.
+        path: What ``atoll export`` or ``atoll up`` wrote, or another model (:mod:`islands.weights.files`):
+            a directory of Hugging Face with its shards, an Orbax or a torch distributed checkpoint.
         like: The tree that was given to :func:`islands.join`, or one with the same names: arrays of numpy or JAX, or
             the shapes alone (``jax.eval_shape``).
         kinds: As given to :func:`islands.join`, where it calls something local.
+        names: Name in the tree, such as ``layers/0/kernel`` -> name in the file. Without it names must be the same, but
+            for dots in place of slashes, and for one part in front of them all, such as ``params``.
+        partial: Take what fits, and say in the log what does not; else all must fit.
 
     Raises:
         ConfigError: The file cannot be read, lacks a tensor, has one that is not in ``like``, or has one of another
-            shape; names the tensor and the cure.
+            shape; names the tensors and the cure.
     """
-    file = expanded("path", Path(path))
-    return filled(like, read(file), kinds, source=str(file))
-
-
-def read(path: Path) -> dict[str, Array]:
-    """Returns the tensors of a safetensors file.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
-    try:
-        found: dict[str, Array] = load_file(path)
-    except (OSError, SafetensorError) as err:
-        cure = f"cannot be read as safetensors ({err}): name a run's model.safetensors"
-        raise ConfigError("model", str(path), cure) from err
-    return found
+    weights = open_weights(expanded("path", Path(path)), field="model")
+    return filled(like, weights, kinds, source=str(weights.path), names=names, partial=partial)
 
 
 def filled(
@@ -69,51 +67,62 @@ def filled(
     *,
     source: str,
     cure: str = "load it into the tree that was given to islands.join",
+    names: Callable[[str], str] | None = None,
+    partial: bool = False,
 ) -> Tree:
     """Returns ``like`` with the values of ``arrays``; see :func:`load`.
 
     Raises:
         ConfigError: See there.
     """
-    names, leaves = _named(like)
+    paths, leaves, aliases = _named(like)
     local = {spec.name for spec in tensor_specs(leaves, kinds) if spec.kind is Kind.LOCAL}
-    unknown, missing = sorted(arrays.keys() - leaves.keys()), [n for n in leaves if n not in arrays and n not in local]
-    if unknown or missing:
-        if not unknown:
+    wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    has = {name: _shape(arrays, name) for name in arrays}
+    fits = fit(wanted, has, names=names, optional=local, aliases=aliases)
+    if not (fits.whole or partial):
+        if fits.missing and not fits.unexpected:
             cure += '; what never was synchronised, name in kinds: {"REGEX": "local"}'
-        raise ConfigError("model", source, f"lacks {missing[:3]} and has the unknown {unknown[:3]}: {cure}")
+        raise ConfigError("model", source, f"does not fit: {fits}: {cure}")
     placed = {}
-    for name, array in arrays.items():
+    for name, theirs in fits.found.items():
         leaf = leaves[name]
-        if array.shape != tuple(leaf.shape):
-            raise ConfigError(f"model {name}", array.shape, f"should have the shape {tuple(leaf.shape)}: {cure}")
         if not (arguments.is_real(leaf.dtype) and arguments.is_carried(leaf.dtype)):
-            raise ConfigError(f"model {name}", str(leaf.dtype), f"is no dtype that {array.dtype} fits: {cure}")
-        placed[name] = _placed(array, leaf)
+            raise ConfigError(f"model {name}", str(leaf.dtype), f"is no dtype that {arrays[theirs].dtype} fits: {cure}")
+        placed[name] = _placed(arrays[theirs], leaf)
     kept = [name for name in leaves if name not in placed]
     for name in kept:
         if not placement.is_array(leaves[name]):
             why = "is local and so in no file, and this tree has only its shape: give a tree with its values"
             raise ConfigError(f"model {name}", arguments.shown(leaves[name]), why)
+    if not fits.whole:
+        log.warning("model.partial", source=source, detail=f"the rest keeps its values: {fits}")
     log.info("model.loaded", source=source, tensors=len(placed), kept=", ".join(kept) or "none")
-    name_of_leaf = iter(names)
-    return map_leaves(lambda leaf: placed.get(next(name_of_leaf), leaf), like)
+    path_of_leaf = iter(paths)
+    return map_leaves(lambda leaf: placed.get(next(path_of_leaf), leaf), like)
 
 
-def _named(like: Tree) -> tuple[list[str], dict[str, Any]]:
-    """Returns a name for each leaf, and the arrays by name; one in two places has its first name.
+def _shape(arrays: Mapping[str, Array], name: str) -> tuple[int, ...]:
+    return arrays.shape(name) if isinstance(arrays, Weights) else arrays[name].shape
+
+
+def _named(like: Tree) -> tuple[list[str], dict[str, Any], dict[str, list[str]]]:
+    """Returns a name for each leaf, the arrays by name, and other names of those in two places; the first is theirs.
 
     The name of what is no array is empty.
     """
     names: list[str] = []
     arrays: dict[str, Any] = {}
     first: dict[int, str] = {}
+    aliases: dict[str, list[str]] = {}
     for name, leaf in named_leaves(like):
         known = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         names.append(first.setdefault(id(leaf), name) if known else "")
         if known:
             arrays.setdefault(names[-1], leaf)
-    return names, arrays
+            if names[-1] != name:
+                aliases.setdefault(names[-1], []).append(name)
+    return names, arrays, aliases
 
 
 def _placed(array: Array, leaf: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from islands.arrays.model_file import filled, read
+from islands.arrays.model_file import filled
 from islands.tasks.task import Params, Task
+from islands.weights.files import open_weights
 
 
 def load_file_of(task: Task, path: Path) -> Params:
@@ -18,7 +19,7 @@ def load_file_of(task: Task, path: Path) -> Params:
     Raises:
         ConfigError: If the file cannot be read or is of another model than the task's.
     """
-    return place(task, read(path), source=str(path))
+    return place(task, open_weights(path, field="model"), source=str(path))
 
 
 def place(task: Task, arrays: Mapping[str, np.ndarray[Any, Any]], *, source: str) -> Params:

@@ -45,9 +45,9 @@ def test_structure_dtypes_ties_and_what_is_local_stay(file):
 @pytest.mark.parametrize(
     ("change", "field", "said"),
     [
-        (lambda like: (like.pop("embed"), like.pop("head")), "model", "has the unknown ['embed']"),
-        (lambda like: like.update(more=np.zeros(3, np.float32)), "model", "lacks ['more']"),
-        (lambda like: like.update(layers=(np.zeros(5, np.float32), None)), "model layers/0", "the shape (5,)"),
+        (lambda like: (like.pop("embed"), like.pop("head")), "model", "1 unexpected (embed)"),
+        (lambda like: like.update(more=np.zeros(3, np.float32)), "model", "1 missing (more)"),
+        (lambda like: like.update(layers=(np.zeros(5, np.float32), None)), "model", "layers/0 (5,), in the file (4,)"),
     ],
 )
 def test_a_tree_that_is_not_that_of_the_file_is_refused_by_name(file, change, field, said):
@@ -59,8 +59,17 @@ def test_a_tree_that_is_not_that_of_the_file_is_refused_by_name(file, change, fi
     assert said in str(refused.value)
 
 
-def test_a_file_that_cannot_be_read_is_refused_with_the_cure(tmp_path):
-    (tmp_path / "x").write_text("no model")
-    for path in (tmp_path / "x", tmp_path / "absent"):
-        with pytest.raises(ConfigError, match=r"cannot be read as safetensors.*: name a run's model.safetensors"):
-            islands.load(path, like=tree())
+def test_what_fits_of_a_file_is_taken_where_that_is_asked_for(file, caplog):
+    like = tree() | {"layers": (np.zeros(5, np.float32), None), "more": np.ones(1, np.float32)}
+    loaded = islands.load(file, like=like, partial=True)
+    np.testing.assert_array_equal(np.asarray(loaded["embed"], np.float32), np.arange(6).reshape(3, 2))
+    assert loaded["layers"][0] is like["layers"][0]
+    assert loaded["more"] is like["more"]
+    assert "1 missing (more); 1 of another shape (layers/0 (5,), in the file (4,))" in caplog.text
+
+
+def test_names_in_the_file_are_those_that_a_function_says(tmp_path):
+    save_file({"model.0.w": np.arange(4, dtype=np.float16)}, tmp_path / "x.safetensors")
+    like = {"layers": [{"w": jnp.zeros(4)}]}
+    loaded = islands.load(tmp_path, like=like, names=lambda name: name.replace("layers", "model").replace("/", "."))
+    np.testing.assert_array_equal(loaded["layers"][0]["w"], np.arange(4))

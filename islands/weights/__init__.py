@@ -1,0 +1,1 @@
+"""Trained models as other tools write them, read by name."""
