@@ -107,7 +107,7 @@ def _shape(arrays: Mapping[str, Array], name: str) -> tuple[int, ...]:
 
 
 def _named(like: Tree) -> tuple[list[str], dict[str, Any], dict[str, list[str]]]:
-    """Returns a name for each leaf, the arrays by name, and other names of those in two places; the first is theirs.
+    """Returns a name for each leaf, the arrays by the first of their names, and the others of those names.
 
     The name of what is no array is empty.
     """

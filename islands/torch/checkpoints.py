@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from broker.base.errors import ConfigError, Unavailable
@@ -34,7 +35,7 @@ def read(folder: Path, field: str) -> dict[str, Array]:
         }
         with _alone():
             dcp.load(state, checkpoint_id=folder, no_dist=True)
-    except Exception as err:
+    except (Exception, CheckpointException) as err:
         # The library raises what its reader, planner and pickle raise.
         raise ConfigError(field, str(folder), f"is no whole torch distributed checkpoint ({err!r})") from err
     return {name: as_array(tensor) for name, tensor in state.items()}
@@ -49,7 +50,7 @@ def write(tensors: Mapping[str, Array], folder: Path) -> None:
     try:
         with _alone():
             dcp.save({name: as_tensor(array) for name, array in tensors.items()}, checkpoint_id=folder, no_dist=True)
-    except Exception as err:
+    except (Exception, CheckpointException) as err:
         raise Unavailable(f"cannot write {folder}: {err}", definite=True) from err
 
 

@@ -115,7 +115,7 @@ def combined(digests: Mapping[str, str]) -> str:
 
 
 def grouped(digests: Mapping[str, str], most: int = MOST_DIGESTS) -> dict[str, str]:
-    """Returns digests by tensor, or by the first parts of their names where that would be more than ``most``."""
+    """Returns digests by tensor; where they are more than ``most``, by the first parts of the names."""
     depth = max((name.count(".") for name in digests), default=0) + 1
     while True:
         groups: dict[str, dict[str, str]] = {}

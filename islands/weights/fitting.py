@@ -81,7 +81,7 @@ def fit(
 def _by_rule(
     wanted: Collection[str], has: Collection[str], aliases: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, list[str]], str]:
-    """Returns the names to look for under the rule that finds most, and what names in the file then begin with."""
+    """Returns the names to look for by the rule that finds most, and the part in front of them."""
     scopes = ["", *sorted({name.split(sep)[0] + sep for name in has for sep in "./" if sep in name})]
     best: tuple[int, dict[str, list[str]], str] = (-1, {}, "")
     for scope in scopes:

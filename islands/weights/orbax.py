@@ -16,7 +16,9 @@ Array = npt.NDArray[Any]
 
 
 def read(folder: Path, field: str) -> dict[str, Array]:
-    """Returns the arrays of a checkpoint, in memory; names are the keys on the way to each, with dots between.
+    """Returns the arrays of a checkpoint by name: the keys on the way to each, with dots between.
+
+    They are in memory.
 
     Raises:
         ConfigError: Orbax is not installed, or cannot read it.
