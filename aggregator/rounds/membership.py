@@ -10,7 +10,7 @@ from aggregator.state.model_limits import fragments_of, misfit
 from aggregator.state.run import Run
 from aggregator.state.sharing import Sharing
 from broker.base.errors import ConfigError
-from broker.process.demands import contradicted
+from broker.process.demands import INIT, contradicted, inputs_of, other_input
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, merged_by
 from broker.wire.messages import (
     FASTEST_STEP_S,
@@ -31,7 +31,6 @@ from broker.wire.messages import (
     joining,
     recipe_digest,
     recipe_of,
-    recipe_table,
 )
 
 #: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
@@ -209,8 +208,15 @@ class Membership:
         try:
             recipe = settle(recipe, join.inner_optimizer, join.demands) if founds else recipe
             contradiction = contradicted(recipe, join.demands)
+            inputs = inputs_of(join.demands)
         except ConfigError as err:
             return Reason.RECIPE, str(err)
+        asked = run.config.init
+        if founds and asked and inputs.get(INIT) != asked:
+            has = inputs.get(INIT, "not given")
+            contradiction = f"{INIT} is {has} at the island, and the run begins with {asked}: give it the same file"
+        elif not contradiction and not founds:
+            contradiction = other_input(run.inputs, inputs)
         if contradiction:
             return Reason.RECIPE, contradiction
         if founds:
@@ -222,7 +228,8 @@ class Membership:
             if problem is not None:
                 return Reason.OVERSIZE, f"the aggregator's {problem}"
             run.adopt_manifest(manifest, recipe)
-            table = recipe_table(recipe)
+            run.inputs = inputs
+            table = run.recipe_table()
             run.note("recipe.settled", digest=recipe_digest(table), inner_optimizer=join.inner_optimizer, **table)
             for member in run.members:  # they had joined with other tensors
                 member.supersede()

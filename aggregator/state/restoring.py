@@ -41,6 +41,7 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
     if record["manifest"] is None:
         return
     run.adopt_manifest(manifest_from_rows(record["manifest"]), recipe_of(settle(run.config, "")))
+    run.inputs = dict(record.get("inputs", {}))
     run.planted = bool(commits)
     run.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
     alone = run.config.shards == 1  # else shard 0 has written down when it was whole

@@ -30,9 +30,21 @@ from aggregator.state.records import manifest_to_rows
 from aggregator.state.round import Round
 from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
+from broker.process.demands import shown_inputs
 from broker.routing.resending import SILENT_S
 from broker.wire.fragments import FragmentManifest, shard_of
-from broker.wire.messages import FASTEST_STEP_S, RECIPE, Contribution, Pacing, Phase, Reason, Recipe, Roster, recipe_of
+from broker.wire.messages import (
+    FASTEST_STEP_S,
+    RECIPE,
+    Contribution,
+    Pacing,
+    Phase,
+    Reason,
+    Recipe,
+    Roster,
+    recipe_of,
+    recipe_table,
+)
 from broker.wire.schema import MAX_DATA_RANGES
 
 #: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
@@ -87,6 +99,7 @@ class Run:
         self.phase = Phase.SEEDING
         self.epoch = 1
         self.manifest: FragmentManifest | None = None
+        self.inputs: dict[str, str] = {}  # what training begins with, by the first island (broker.process.demands)
         self.fragments: dict[int, Fragment] = {}
         self._liveness = config.liveness
         self.members = Members(self._liveness)
@@ -176,6 +189,7 @@ class Run:
             "serial": self.saved_serial,
             "shard": [self.config.shard, self.config.shards],
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
+            **({"inputs": self.inputs} if self.inputs else {}),
             "last_round_id": self.last_round_id,
             "ended": self.phase is Phase.ENDED,
             "phase": str(self.decided),
@@ -414,6 +428,10 @@ class Run:
         return self.last_round_id
 
     # --- beginning --------------------------------------------------------------------------------------------
+
+    def recipe_table(self) -> dict[str, Any]:
+        """Returns the recipe as plain data, with what training began with if islands have said it."""
+        return recipe_table(self.config) | ({"inputs": shown_inputs(self.inputs)} if self.inputs else {})
 
     def adopt_manifest(self, manifest: FragmentManifest, recipe: Recipe) -> None:
         """Fixes fragments and recipe of the run; what was fixed before must not have been used."""

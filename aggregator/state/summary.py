@@ -8,7 +8,7 @@ from typing import Any
 
 from aggregator.state.run import Run
 from broker.routing.directory import UNKNOWN
-from broker.wire.messages import Envelope, Heartbeat, recipe_table
+from broker.wire.messages import Envelope, Heartbeat
 from broker.wire.records import FragmentRecord, RunTotals
 
 
@@ -46,7 +46,7 @@ def report(run: Run, traffic: Traffic) -> dict[str, Any]:
         "staleness_mean": run.ledger.participation().staleness,
         "islands": {island_id: _island(run, traffic, island_id) for island_id in sorted(run.ledger.lives())},
         "phase": str(run.phase),
-        "recipe": recipe_table(run.config),
+        "recipe": run.recipe_table(),
         "refusals": {str(reason): count for reason, count in sorted(run.refusals.items())},
     }
 
@@ -92,7 +92,7 @@ def totals(run: Run, now_s: float) -> RunTotals:
         },
         troubles=run.troubles.sentences(now_s),
         books=asdict(books),
-        recipe=recipe_table(run.config),
+        recipe=run.recipe_table(),
     )
 
 

@@ -1,7 +1,13 @@
-"""An island's demands on the recipe of its run: read from a table, compared with the run's. Pure."""
+"""An island's demands on its run: settings of the recipe, and digests of what training begins with. Pure.
+
+Inputs are what no recipe says and what must not differ between islands: the file that version 0 comes from
+(``init``), the tensors of a base that never travels (``base NAME``), tokenizer, chat template, data. Each is a name
+with a digest or a short value. Those of the first island are the run's.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +17,12 @@ from broker.base.settings import refuse_unknown, settings_of, typed
 from broker.wire.messages import Demand, Recipe
 
 _SETTINGS = {each.name: each for each in settings_of(Recipe)}
+#: Before the name of an input, among demands. No setting has such a name.
+_INPUT = "input:"
+#: The file that version 0 comes from: an island without one takes the run's first version.
+INIT = "init"
+#: Before the name of a tensor whose values every island has from its own disk.
+BASE = "base "
 
 
 def demands_of(table: Mapping[str, Any]) -> tuple[Demand, ...]:
@@ -26,8 +38,48 @@ def demands_of(table: Mapping[str, Any]) -> tuple[Demand, ...]:
     )
 
 
+def inputs_demanded(inputs: Mapping[str, str]) -> tuple[Demand, ...]:
+    """Returns inputs as an island demands them."""
+    return tuple(Demand(name=_INPUT + name, value=json.dumps(value)) for name, value in sorted(inputs.items()))
+
+
+def inputs_of(demands: Sequence[Demand]) -> dict[str, str]:
+    """Returns name -> digest or value of the inputs among demands."""
+    return {each.name.removeprefix(_INPUT): str(_read(each)) for each in demands if each.name.startswith(_INPUT)}
+
+
+def other_input(run: Mapping[str, str], island: Mapping[str, str]) -> str:
+    """Says which input of an island is not the run's, with both values and the cure; empty if all are."""
+    names = [name for name in (*run, *island) if run.get(name) != island.get(name)]
+    for name in dict.fromkeys(names):
+        ours, theirs = run.get(name), island.get(name)
+        if name == INIT and theirs is None:
+            continue  # it takes the run's version
+        if name == INIT:
+            cure = "join without init, to begin with the version that the run has, or start another run"
+        else:
+            cure = "give every island the same, or start another run"
+        return f"{name} is {theirs or 'not given'} at the island, and {ours or 'not given'} in the run: {cure}"
+    return ""
+
+
+def shown_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
+    """Returns inputs for people: one digest of 16 hex digits for the tensors of a base."""
+    base = {name: digest for name, digest in inputs.items() if name.startswith(BASE)}
+    shown = {name: value for name, value in inputs.items() if name not in base}
+    if base:
+        text = json.dumps(base, sort_keys=True, separators=(",", ":"))
+        shown[BASE.strip()] = f"{len(base)} digests, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return shown
+
+
 def demanded(demands: Sequence[Demand]) -> dict[str, Any]:
-    """Returns setting -> value of what is demanded; raises ConfigError as :func:`demands_of` does."""
+    """Returns setting -> value of what is demanded of the recipe.
+
+    Raises:
+        ConfigError: As :func:`demands_of` does.
+    """
+    demands = [each for each in demands if not each.name.startswith(_INPUT)]
     refuse_unknown({each.name: each.value for each in demands}, _SETTINGS, where="recipe")
     return {each.name: typed(each.name, _read(each), _SETTINGS[each.name].type) for each in demands}
 

@@ -193,4 +193,5 @@ def recipe_line(table: Mapping[str, Any]) -> str:
     rate, momentum = table["outer_learning_rate"], table["outer_momentum"]
     step = f"{table['profile']}: {table['merge']}, outer rate {rate:g}, momentum {momentum:g}"
     rounds = f"H {table['sync_interval']}, P {table['fragments']}, tau {table['overlap']}, K {table['quorum']}"
-    return f"{step}; {rounds}; keep {table['keep']:g}; {table['codec']} ({recipe_digest(table)})"
+    began = "".join(f"; {name} {value[:16]}" for name, value in table.get("inputs", {}).items() if name != "base")
+    return f"{step}; {rounds}; keep {table['keep']:g}; {table['codec']} ({recipe_digest(table)}){began}"

@@ -10,10 +10,11 @@ from aggregator.interface.events import Manifested
 from aggregator.rules.interval import RoundTimes
 from aggregator.rules.recipes import ADAMW, MUON, REASONS, begun_with, settle, suited_to
 from aggregator.state.run_settings import settled
+from aggregator.state.summary import Traffic, report, totals
 from broker.base.errors import ConfigError
 from broker.base.settings import settings_of
 from broker.base.sources import own_table
-from broker.process.demands import contradicted, demands_of
+from broker.process.demands import contradicted, demands_of, inputs_demanded
 from broker.wire import messages as m
 from broker.wire.fragments import Kind
 from broker.wire.messages import RECIPE, Profile, Recipe, recipe_digest, recipe_of, recipe_table
@@ -135,6 +136,66 @@ def test_a_restart_goes_on_with_the_recipe_as_it_was_settled(recorded):
     (refused,) = sent(again.join("b", demands=demands_of({"merge": "rda"})), m.Refused)
     assert "merge is rda at the island, and mean in the run's recipe" in refused.detail
     assert sent(again.join("b"), m.Welcome)
+
+
+# --- what training begins with ---------------------------------------------------------------------------------------
+
+INPUTS = {"init": "abc", "tokenizer": "123", "base layers.0.w": "11", "base layers.1.w": "22"}
+
+
+def test_the_inputs_of_the_first_island_are_the_runs_and_stand_in_its_record_tape_and_report():
+    made = Desk()
+    (settled,) = notes(made.join("a", demands=inputs_demanded(INPUTS)), "recipe.settled")
+    assert settled["inputs"]["init"] == "abc"
+    assert settled["inputs"]["base"].startswith("2 digests, ")
+    assert made.disk.record["inputs"] == INPUTS
+    for desk in (made, Desk(disk=made.disk)):
+        assert report(desk.run, Traffic())["recipe"]["inputs"] == settled["inputs"]
+        assert "init abc; tokenizer 123" in m.recipe_line(totals(desk.run, 1.0).recipe)
+    assert recipe_digest(settled) != recipe_digest({**settled, "inputs": {}})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"base layers.1.w": "23"},
+            "base layers.1.w is 23 at the island, and 22 in the run: give every island the same",
+        ),
+        ({"tokenizer": "124"}, "tokenizer is 124 at the island, and 123 in the run"),
+        ({"tokenizer": None}, "tokenizer is not given at the island, and 123 in the run"),
+        ({"data": "9"}, "data is 9 at the island, and not given in the run"),
+        ({"init": "abd"}, "init is abd at the island, and abc in the run: join without init"),
+    ],
+)
+def test_an_island_with_another_input_is_refused_by_its_name(change, said):
+    made = Desk()
+    made.join("a", demands=inputs_demanded(INPUTS))
+    for desk in (made, Desk(disk=made.disk)):
+        other = {name: value for name, value in (INPUTS | change).items() if value is not None}
+        (refused,) = sent(desk.join("b", demands=inputs_demanded(other)), m.Refused)
+        assert refused.reason is m.Reason.RECIPE
+        assert said in refused.detail
+        assert sent(desk.join("c", demands=inputs_demanded(INPUTS)), m.Welcome)
+
+
+def test_an_island_without_init_takes_the_runs_version_and_a_run_that_began_otherwise_has_none():
+    made = Desk()
+    made.join("a", demands=inputs_demanded({"init": "abc"}))
+    assert sent(made.join("b"), m.Welcome)
+    other = Desk()
+    other.join("a")
+    (refused,) = sent(other.join("b", demands=inputs_demanded({"init": "abc"})), m.Refused)
+    assert "init is abc at the island, and not given in the run" in refused.detail
+
+
+def test_an_aggregator_that_was_told_where_version_0_comes_from_waits_for_an_island_that_has_it():
+    made = Desk(init="abc")
+    for demands in ((), inputs_demanded({"init": "abd"})):
+        (refused,) = sent(made.join("a", demands=demands), m.Refused)
+        assert "and the run begins with abc: give it the same file" in refused.detail
+    assert made.run.manifest is None
+    assert sent(made.join("a", demands=inputs_demanded({"init": "abc"})), m.Welcome)
 
 
 # --- profiles -----------------------------------------------------------------------------------------------------
