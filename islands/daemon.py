@@ -125,7 +125,9 @@ def train(
             max_message_bytes=config.max_message_bytes,
             metrics_port=config.metrics_port,
             metrics_host=config.metrics_host,
-            init=lambda seed: task.init(seed)[0],
+            init=config.init or (lambda seed: task.init(seed)[0]),
+            init_partial=config.init_partial,
+            inputs=task.inputs,
             check=check,
         ) as island,
     ):

@@ -13,6 +13,7 @@ trainer it writes back. It is a thin cover of :class:`islands.Island`, which has
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class Hook:
         address: str | Sequence[str],
         *,
         fresh: Callable[[Tree], Any] | None = None,
-        init: Callable[[int], Tree] | None = None,
+        init: Callable[[int], Tree] | str | os.PathLike[str] | None = None,
         **options: Unpack[JoinOptions],
     ) -> None:
         """Takes note of a run; nothing is connected before :meth:`start`.

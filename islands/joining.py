@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from broker.base.errors import ConfigError, Unavailable
 from broker.base.settings import expanded
 from broker.process import clocks, logs, user_files
-from broker.process.demands import demands_of
+from broker.process.demands import demands_of, inputs_demanded
 from broker.process.limits import memory_bytes
 from broker.process.signals import in_children
 from broker.transport.keys import own_name
@@ -22,6 +22,7 @@ from broker.wire.headers import room_bytes
 from broker.wire.messages import Departure, Reason
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree, flatten
+from islands.beginning import beginning
 from islands.between_steps import LOOK_EVERY_S
 from islands.hosts.host_session import HostSession
 from islands.hosts.other_hosts import OtherHosts
@@ -63,7 +64,7 @@ def join(
     address: str | Sequence[str],
     params: Tree,
     *,
-    init: Callable[[int], Tree] | None = None,
+    init: Callable[[int], Tree] | str | os.PathLike[str] | None = None,
     **options: Unpack[JoinOptions],
 ) -> Island:
     """Joins a run; returns once version 0 of every fragment is here.
@@ -78,12 +79,14 @@ def join(
             are cast from float32 masters in the optimizer's state, hand over the masters: what :meth:`Island.step`
             returns must be what the next step starts from. If this island is the first, these values become version
             0; otherwise only structure, shapes, dtypes and placement count.
-        init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
+        init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed. Or the path of
+            a trained model that version 0 comes from, as for :func:`islands.load`. Its digest is one of ``inputs``: an
+            island that joins with another one is refused, and one without it takes the run's version.
         **options: As follows; in parentheses what stands where one is not given.
 
     Options:
         run: The run's name ("atoll").
-        kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
+        kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local``, ``frozen`` or ``base``
             (:mod:`islands.arrays.partition`).
         unit_axes: Regular expression -> leading axes that count layers or experts.
         key: This island's secret key file, with ``broker.public`` beside it (``atoll keys``); needed for a broker on
@@ -97,6 +100,13 @@ def join(
             first island.
         recipe: Settings of the run's recipe that this island insists on, as in the table ``[recipe]``: where the run
             has another value, the island is refused. None: whatever the run has.
+        init_partial: Of the model that ``init`` names take what fits by name and shape, and say in the log what does
+            not (False: refuse it).
+        base: Path of a trained model that every island has on its own disk. The parameters whose kind is ``base`` come
+            from it, such as what LoRA adapts: load them before. Training must not move them, and they never travel.
+            Digests of the bytes in its files are among ``inputs``, so an island may hold them in another number format.
+        inputs: Name -> digest or short value of what else must not differ between islands, such as the tokenizer.
+            Those of the first island are the run's; one that has others is refused, and told the first that differs.
         state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`, and for what
             :meth:`Island.pause` keeps; None: neither.
         checkpoint_interval_s: Seconds between two of them (60).
@@ -128,11 +138,11 @@ def join(
     tokens_per_step = arguments.whole("tokens_per_step", options.get("tokens_per_step", 0), cure, may_wait=True)
     check = options.get("check", _nothing)
     arguments.function("check", check, "must be a function without arguments")
-    if init is not None:
-        arguments.function("init", init, "must be a function: seed -> initial parameters")
+    begins = beginning(params, init, options)
+    params = begins.params
     if config.state_dir is not None:
         checkpoint.prepare(config.state_dir)
-    demands = demands_of(arguments.mapping("recipe", options.get("recipe")))
+    demands = demands_of(arguments.mapping("recipe", options.get("recipe"))) + inputs_demanded(begins.inputs)
     _name_others(run)
     specs = tensor_specs(params, options.get("kinds"), options.get("unit_axes"))
     for line in describe_kinds(specs).splitlines():
@@ -140,7 +150,7 @@ def join(
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
     spread = spread_over(flatten(params), tensors)
-    array_work, exchange = ArrayWork(params, init, several=spread is not None), Exchange()
+    array_work, exchange = ArrayWork(params, begins.init, several=spread is not None, base=begins.base), Exchange()
     hosts = plans = None
     if spread is not None:
         name = options.get("speaker_address", "")

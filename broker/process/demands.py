@@ -1,4 +1,4 @@
-"""An island's demands on its run: settings of the recipe, and digests of what training begins with. Pure.
+"""Demands of an island on its run: settings of the recipe, digests of what training begins with. Pure.
 
 Inputs are what no recipe says and what must not differ between islands: the file that version 0 comes from
 (``init``), the tensors of a base that never travels (``base NAME``), tokenizer, chat template, data. Each is a name
@@ -46,6 +46,11 @@ def inputs_demanded(inputs: Mapping[str, str]) -> tuple[Demand, ...]:
 def inputs_of(demands: Sequence[Demand]) -> dict[str, str]:
     """Returns name -> digest or value of the inputs among demands."""
     return {each.name.removeprefix(_INPUT): str(_read(each)) for each in demands if each.name.startswith(_INPUT)}
+
+
+def has_base(inputs: Mapping[str, str]) -> bool:
+    """Whether tensors of a base are among inputs."""
+    return any(name.startswith(BASE) for name in inputs)
 
 
 def other_input(run: Mapping[str, str], island: Mapping[str, str]) -> str:

@@ -69,6 +69,7 @@ def filled(
     cure: str = "load it into the tree that was given to islands.join",
     names: Callable[[str], str] | None = None,
     partial: bool = False,
+    field: str = "model",
 ) -> Tree:
     """Returns ``like`` with the values of ``arrays``; see :func:`load`.
 
@@ -83,18 +84,20 @@ def filled(
     if not (fits.whole or partial):
         if fits.missing and not fits.unexpected:
             cure += '; what never was synchronised, name in kinds: {"REGEX": "local"}'
-        raise ConfigError("model", source, f"does not fit: {fits}: {cure}")
+        raise ConfigError(field, source, f"does not fit: {fits}: {cure}")
     placed = {}
     for name, theirs in fits.found.items():
         leaf = leaves[name]
         if not (arguments.is_real(leaf.dtype) and arguments.is_carried(leaf.dtype)):
-            raise ConfigError(f"model {name}", str(leaf.dtype), f"is no dtype that {arrays[theirs].dtype} fits: {cure}")
+            raise ConfigError(
+                f"{field} {name}", str(leaf.dtype), f"is no dtype that {arrays[theirs].dtype} fits: {cure}"
+            )
         placed[name] = _placed(arrays[theirs], leaf)
     kept = [name for name in leaves if name not in placed]
     for name in kept:
         if not placement.is_array(leaves[name]):
             why = "is local and so in no file, and this tree has only its shape: give a tree with its values"
-            raise ConfigError(f"model {name}", arguments.shown(leaves[name]), why)
+            raise ConfigError(f"{field} {name}", arguments.shown(leaves[name]), why)
     if not fits.whole:
         log.warning("model.partial", source=source, detail=f"the rest keeps its values: {fits}")
     log.info("model.loaded", source=source, tensors=len(placed), kept=", ".join(kept) or "none")

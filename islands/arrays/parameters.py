@@ -32,13 +32,14 @@ class Parameters:
 
     Args:
         params: The tree as it was when the island joined.
+        base: Names of leaves that are on every island's disk: they are in no fragment and no checkpoint.
 
     Raises:
         ConfigError: If a leaf is no array, or names are ambiguous (:class:`islands.arrays.tree.TreeNames`).
     """
 
-    def __init__(self, params: Tree) -> None:
-        self._names = TreeNames(params)
+    def __init__(self, params: Tree, base: Sequence[str] = ()) -> None:
+        self._names, self.base = TreeNames(params), tuple(base)
         leaves = self._names.leaves(params)
         for name, leaf in leaves.items():
             if not is_array(leaf):
@@ -48,8 +49,8 @@ class Parameters:
         self._form, self._ways = form_of(params), _ways_to(params, self._names.name_of_leaf)
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self._rows: Mapping[str, Section] = {}  # of each section of a leaf that was cut
-        self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
-        self.frozen: tuple[str, ...] = ()  #: of those that are in one, and never handed over
+        self.local: tuple[str, ...] = ()  #: names of the leaves that are the island's own
+        self.frozen: tuple[str, ...] = ()  #: that training must not move: in a fragment, or of the base
         #: Places of what stands in the tree more than once, for :class:`Ties`; in place it stays one.
         self.tied = () if any(map(is_in_place, leaves.values())) else self._names.tied
 
@@ -57,8 +58,9 @@ class Parameters:
         """Notes which leaf belongs to which fragment."""
         self._fragments = tuple(tuple(t.name for t in fragment) for fragment in manifest.fragments)
         self._rows = manifest.sections
-        self.local = tuple(name for name in self._names.names if name not in manifest.whole)
-        self.frozen = tuple(name for name, tensor in manifest.whole.items() if tensor.kind is Kind.FROZEN)
+        kept = {*manifest.whole, *self.base}
+        self.local = tuple(name for name in self._names.names if name not in kept)
+        self.frozen = (*(n for n, tensor in manifest.whole.items() if tensor.kind is Kind.FROZEN), *self.base)
 
     def check(self, params: Tree) -> None:
         """Compares every leaf with those of the join; other containers of the same leaves are as good.

@@ -26,6 +26,8 @@ from broker.wire.fragments import Kind, TensorSpec, is_section
 from islands.arrays.tree import MIXED, TORCH, Tree, flatten, is_of_torch
 from islands.interface import arguments
 
+#: A kind for whoever joins: local, from a model that every island has on its own disk, and not to be moved by training.
+OF_BASE: Final = "base"
 #: Of a unit: below it a length and a direction say little, and the mean is as good.
 SMALLEST_RDA_ELEMENTS: Final = 1024
 
@@ -158,10 +160,19 @@ def _resolve(field: str, patterns: Mapping[str, Any], names: tuple[str, ...]) ->
 
 
 def _kind(pattern: str, kind: str) -> Kind:
+    if kind == OF_BASE:
+        return Kind.LOCAL
     try:
         return Kind(kind)
     except (ValueError, TypeError) as err:
-        raise ConfigError(f"kinds[{pattern!r}]", arguments.shown(kind), f"must be one of {', '.join(Kind)}") from err
+        cure = f"must be one of {', '.join((*Kind, OF_BASE))}"
+        raise ConfigError(f"kinds[{pattern!r}]", arguments.shown(kind), cure) from err
+
+
+def names_of_base(params: Tree, kinds: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Returns the names of the tensors that ``kinds`` calls ``base``, in tree order."""
+    found = _resolve("kinds", arguments.mapping("kinds", kinds), tuple(flatten(params)))
+    return tuple(name for name, kind in found.items() if kind == OF_BASE)
 
 
 def _shortened(names: list[str], most: int = 12) -> str:

@@ -175,8 +175,12 @@ def has_moved(began: Array, now: Array) -> bool:
     return bool(np.any((was != found) & np.isfinite(found)))
 
 
-def trained_frozen(name: str) -> ConfigError:
-    """Returns the error of a loop that trains what is frozen in the run."""
+def trained_frozen(name: str, *, of_base: bool = False) -> ConfigError:
+    """Returns the error of a loop that trains what is frozen in the run, or a base that never travels."""
+    if of_base:
+        cure = "is on every island's own disk, so nothing of it is ever handed over: leave it as it is, or start "
+        cure += "another run in which it is merged"
+        return ConfigError(f"params {name}", "no longer what it was at the join", cure)
     cure = "the run calls it frozen, so nothing of that is ever handed over: leave it as it is, or start the run, and "
     cure += f"join, with kinds={{'^{re.escape(name)}$': 'rda'}}; what is to be unfrozen later is merged from the start"
     return ConfigError(f"params {name}", "no longer what restore returned", cure)

@@ -37,6 +37,9 @@ class JoinOptions(TypedDict, total=False):
     tokens_per_step: int
     inner_optimizer: str
     recipe: Mapping[str, Any] | None
+    init_partial: bool
+    base: str | os.PathLike[str] | None
+    inputs: Mapping[str, str] | None
     state_dir: str | os.PathLike[str] | None
     checkpoint_interval_s: float
     donor_wait_s: float
@@ -71,6 +74,10 @@ class IslandConfig:
     connections: int = setting(1, "connections that tensors are spread over: more fill a long and fast link")
     island_id: str = setting("", "name of this island (default: the run assigns one to this host)", subject="training")
     task: str = setting(LANGUAGE, "what to train: package.module:function that returns a Task")
+    init: Path | None = setting(
+        None, "trained model that version 0 comes from: safetensors, a model's directory, or a checkpoint"
+    )
+    init_partial: bool = setting(False, "take of that model what fits by name and shape, instead of refusing it")
     pace: float = setting(0.0, "least seconds for an inner step, to play slower hardware")
 
     state_dir: Path | None = setting(

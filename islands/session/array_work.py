@@ -56,10 +56,18 @@ class ArrayWork:
             asked for it. They must stay valid until :meth:`forget_initial`.
         init: seed -> initial parameters; called at most once.
         several: The island has several hosts, and this one has regions of each leaf.
+        base: Names of leaves that are on every island's disk.
     """
 
-    def __init__(self, params: Any, init: Callable[[int], Any] | None, *, several: bool = False) -> None:
-        self.parameters = Parameters(params)
+    def __init__(
+        self,
+        params: Any,
+        init: Callable[[int], Any] | None,
+        *,
+        several: bool = False,
+        base: Sequence[str] = (),
+    ) -> None:
+        self.parameters = Parameters(params, base)
         self._several = several
         self._handed: Mapping[str, frozenset[Region]] = {}
         #: By fragment; replaced as a whole, and so safe to read anywhere.

@@ -151,7 +151,7 @@ class CommunicationThread(ABC):
         """Ends training where it moves what is frozen in the run."""
         name = await self._array_work.moved(moment.frozen)
         if name:
-            self._exchange.error = trained_frozen(name)
+            self._exchange.error = trained_frozen(name, of_base=name in self._array_work.parameters.base)
             self._exchange.news.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

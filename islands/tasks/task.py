@@ -83,6 +83,7 @@ class Task:
         metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
         inner_optimizer: Its name, ``adamw`` or ``muon``, by which a run chooses what its recipe leaves open.
+        inputs: Name -> digest or short value of what must not differ between islands (:func:`islands.join`).
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -99,6 +100,7 @@ class Task:
     corpus: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
     inner_optimizer: str = ""
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -10,6 +11,8 @@ import torch
 import islands
 from broker.base.errors import ConfigError
 from broker.process import logs
+from broker.wire.fragments import Kind
+from islands.arrays.partition import OF_BASE
 from islands.interface.config import JoinOptions, refuse_unknown
 from islands.torch.copies import CopyThread
 from islands.torch.island import TorchIsland
@@ -26,6 +29,7 @@ def join(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     scaler: Any = None,
+    init: str | os.PathLike[str] | None = None,
     background_copies: bool = True,
     **options: Unpack[JoinOptions],
 ) -> TorchIsland:
@@ -46,12 +50,15 @@ def join(
 
     Args:
         address: The broker's control address, or several.
-        model: On the CPU or on CUDA devices. Parameters without a gradient are frozen, buffers local:
-            each island's own, in its checkpoint. If this island is the first, its values become version 0.
+        model: On the CPU or on CUDA devices. Parameters without a gradient are frozen, or of the ``base`` where that is
+            given; buffers are local: each island's own, in its checkpoint. If this island is the first, its values
+            become version 0.
         optimizer: One that steps the model's parameters, or several in a list; wrappers such as Accelerate's are
             looked through. Its state is in checkpoints, and may come from another island that has the same optimizer.
             None: it is in neither.
         scaler: The gradient scaler, if there is one; likewise.
+        init: Path of a trained model that version 0 comes from, as for :func:`islands.join`. A module that was made by
+            ``from_pretrained`` has its values already, and needs this for the digest alone.
         background_copies: On the CPU, larger fragments are copied by a thread while the next gradients are computed.
             Parameters must then change between two calls of :meth:`TorchIsland.step` in ``optimizer.step`` alone.
             False: for loops that write to them at other times too, such as averages that take their place.
@@ -75,9 +82,10 @@ def join(
         detail = "each island's own, and in no export, where strict=False hides that they are missing: after loading "
         detail += "compute them from data (torch.optim.swa_utils.update_bn); kinds={'PATTERN': 'local'} is silent"
         log.warning("island.not_merged", buffers=len(own), first=own[0], detail=detail)
-    options["kinds"] = kinds_of(plain, options.get("kinds"))
+    frozen = Kind.FROZEN if options.get("base") is None else OF_BASE
+    options["kinds"] = kinds_of(plain, options.get("kinds"), frozen=str(frozen))
     options["inner_optimizer"] = options.get("inner_optimizer") or _name_of(state.optimizers)
-    island = islands.join(address, leaves, **options)
+    island = islands.join(address, leaves, init=init, **options)
     try:
         return TorchIsland(island, leaves, state, copies, plain)
     except BaseException as err:

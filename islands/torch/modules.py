@@ -128,12 +128,14 @@ def leaves_of(
     return leaves
 
 
-def kinds_of(model: torch.nn.Module, kinds: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the kinds of a join: those given, then frozen parameters and local buffers by their names."""
+def kinds_of(
+    model: torch.nn.Module, kinds: Mapping[str, str] | None, *, frozen: str = str(Kind.FROZEN)
+) -> dict[str, str]:
+    """Returns the kinds of a join: those given, local buffers, ``frozen`` for what has no gradient."""
     found = arguments.mapping("kinds", kinds)
     for name, _, _, tensor, buffer in _tensors_of(model):
         if buffer or not tensor.requires_grad:
-            found.setdefault(f"^{re.escape(name)}$", str(Kind.LOCAL if buffer else Kind.FROZEN))
+            found.setdefault(f"^{re.escape(name)}$", str(Kind.LOCAL) if buffer else frozen)
     return found
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from broker.process.demands import has_base
+from broker.wire.fragments import Kind
+from islands.arrays.partition import OF_BASE
 from islands.interface import arguments
 from islands.tasks.task import Batch, DataShare, Schedule, Task
 from islands.torch.modules import PlacedLeaf, kinds_of, leaves_of
@@ -40,6 +43,7 @@ def task(
     device: str = "",
     describe: str = "",
     metrics: Mapping[str, str] | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> Task:
     """Returns a task that trains a module.
 
@@ -56,6 +60,7 @@ def task(
         device: Where to train. Empty: the first CUDA device, or the CPU where there is none.
         describe: One line; empty: the number of parameters.
         metrics: As for :class:`islands.Task`.
+        inputs: Likewise. Parameters without a gradient are of the base where tensors of one are among them.
     """
     for name, function in (("model", model), ("loss", loss), ("optimizer", optimizer)):
         arguments.function(name, function, "must be a function: see islands.torch.task")
@@ -108,11 +113,12 @@ def task(
         evaluate=evaluated,
         tokens_per_step=tokens_per_step,
         fresh_optimizer=fresh_optimizer,
-        kinds=kinds_of(first.module, kinds),
+        kinds=kinds_of(first.module, kinds, frozen=OF_BASE if has_base(inputs or {}) else str(Kind.FROZEN)),
         unit_axes=unit_axes or {},
         describe=describe or f"{num_parameters:,} parameters, {tokens_per_step} tokens per step, on {where}",
         metrics=metrics or {},
         inner_optimizer=type(first.optimizer).__name__.lower(),
+        inputs=inputs or {},
     )
 
 
