@@ -74,7 +74,7 @@ class AggregatorConfig(Recipe):
     )
     data_ahead_s: float = fixed(10.0, "seconds of training for which an island is given data at a time")
     seed: int = fixed(0, "seed of the initial model and of the data order")
-    init: str = process("", "digest of the model that version 0 must come from (default: any)", flag=None)
+    init_digest: str = process("", "digest of the model that version 0 must come from (default: any)", flag=None)
 
     max_tokens_per_step: int = changeable(1 << 24, "most tokens that an island may claim for one inner step", flag=None)
     quarantine_s: float = changeable(

@@ -211,7 +211,7 @@ class Membership:
             inputs = inputs_of(join.demands)
         except ConfigError as err:
             return Reason.RECIPE, str(err)
-        asked = run.config.init
+        asked = run.config.init_digest
         if founds and asked and inputs.get(INIT) != asked:
             has = inputs.get(INIT, "not given")
             contradiction = f"{INIT} is {has} at the island, and the run begins with {asked}: give it the same file"

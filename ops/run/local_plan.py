@@ -32,6 +32,7 @@ from broker.wire.messages import RECIPE, Profile
 from islands.interface.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
+from islands.weights.files import open_weights
 from ops.links.placing import Links
 from ops.run.devices import Placement
 from ops.run.settings import HubConfig, SupervisorConfig, UpConfig, up_config
@@ -260,6 +261,8 @@ def resolve(
         },
         "island": {},
     }
+    if hub is not None and hub.init is not None:
+        decided["aggregator"]["init_digest"] = open_weights(hub.init).digest
     for name in decided if hub is not None else ("broker", "aggregator"):
         if up.keys:
             key = "islands" if name == "island" else name
@@ -280,6 +283,8 @@ def resolve(
         return sources.from_sources(cls, table, mine, where=name)
 
     island = part(IslandConfig, "island")
+    if island.init is not None:
+        island = replace(island, init=open_weights(island.init).path.absolute())
     task = _task_options(tables.get("task", {}), up)
     profile = getattr(args, "profile", None) or tables.get("recipe", {}).get("profile", Profile.DECOUPLED)
     usual["aggregator"] |= PROFILES[typed("profile", profile, Profile)]

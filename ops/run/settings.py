@@ -66,6 +66,9 @@ class HubConfig(SupervisorConfig):
     key_dir: Path | None = setting(
         None, "directory of the keys, made here or brought along (default: keys in the run directory)"
     )
+    init: Path | None = setting(
+        None, "trained model that version 0 comes from; the first island must have the same (island --init)"
+    )
 
     def __post_init__(self) -> None:
         SupervisorConfig.__post_init__(self)

@@ -190,7 +190,7 @@ def test_an_island_without_init_takes_the_runs_version_and_a_run_that_began_othe
 
 
 def test_an_aggregator_that_was_told_where_version_0_comes_from_waits_for_an_island_that_has_it():
-    made = Desk(init="abc")
+    made = Desk(init_digest="abc")
     for demands in ((), inputs_demanded({"init": "abd"})):
         (refused,) = sent(made.join("a", demands=demands), m.Refused)
         assert "and the run begins with abc: give it the same file" in refused.detail
