@@ -15,6 +15,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +85,8 @@ class Task:
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
         inner_optimizer: Its name, ``adamw`` or ``muon``, by which a run chooses what its recipe leaves open.
         inputs: Name -> digest or short value of what must not differ between islands (:func:`islands.join`).
+        save: Writes the run's tensors as other tools load this model: (name -> values, a new directory, number format,
+            whether to merge adapters into their base) -> nothing. None: they are one safetensors file.
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -101,6 +104,7 @@ class Task:
     metrics: Mapping[str, str] = field(default_factory=dict)
     inner_optimizer: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
+    save: Callable[[Mapping[str, Any], Path, str, bool], None] | None = None
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.

@@ -44,6 +44,8 @@ def task(
     describe: str = "",
     metrics: Mapping[str, str] | None = None,
     inputs: Mapping[str, str] | None = None,
+    accumulation: int = 1,
+    save: Callable[..., None] | None = None,
 ) -> Task:
     """Returns a task that trains a module.
 
@@ -60,6 +62,8 @@ def task(
         device: Where to train. Empty: the first CUDA device, or the CPU where there is none.
         describe: One line; empty: the number of parameters.
         metrics: As for :class:`islands.Task`.
+        accumulation: Parts that a batch is cut into along its first axis, whose gradients are added up.
+        save: As for :class:`islands.Task`.
         inputs: Likewise. Parameters without a gradient are of the base where tensors of one are among them.
     """
     for name, function in (("model", model), ("loss", loss), ("optimizer", optimizer)):
@@ -88,10 +92,14 @@ def task(
                 group["lr"] = learning_rate(schedule)
         training.module.train()
         training.optimizer.zero_grad(set_to_none=True)
-        value = loss(training.module, _moved(batch, where))
-        value.backward()
+        parts = [_part(batch, i, accumulation) for i in range(accumulation)]
+        values = []
+        for part in parts:
+            value = loss(training.module, _moved(part, where)) / accumulation
+            value.backward()
+            values.append(value.detach())
         training.optimizer.step()
-        return params, state, loss_leaf(value)
+        return params, state, loss_leaf(torch.stack(values).sum() if accumulation > 1 else values[0])
 
     def evaluated(params: Params) -> float | Mapping[str, float]:
         module = _of(params).module
@@ -119,6 +127,7 @@ def task(
         metrics=metrics or {},
         inner_optimizer=type(first.optimizer).__name__.lower(),
         inputs=inputs or {},
+        save=save,
     )
 
 
@@ -137,3 +146,15 @@ def _moved(batch: Any, device: torch.device) -> Any:
     if type(batch) in (tuple, list):
         return type(batch)(_moved(value, device) for value in batch)
     return torch.from_numpy(batch).to(device) if hasattr(batch, "__array_interface__") else batch
+
+
+def _part(batch: Any, number: int, count: int) -> Any:
+    """Returns one of ``count`` parts of a batch, cut along the first axis of what it holds."""
+    if count == 1:
+        return batch
+    if isinstance(batch, dict):
+        return {key: _part(value, number, count) for key, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(_part(value, number, count) for value in batch)
+    rows = len(batch) // count
+    return batch[number * rows : (number + 1) * rows]
