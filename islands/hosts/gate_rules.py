@@ -14,11 +14,9 @@ practice nobody waits: plans are made some steps ahead, and decided long before 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Generic, TypeVar
 
 from broker.process.transitions import Staged, Transitions
-
-P = TypeVar("P")
+from islands.hosts.messages import Plan
 
 
 class Stage(StrEnum):
@@ -40,7 +38,7 @@ STAGES = Transitions(
 )
 
 
-class Gate(Generic[P]):
+class Gate:
     """One plan at a time, and the boundary at which it is carried out.
 
     Attributes:
@@ -54,11 +52,11 @@ class Gate(Generic[P]):
         self.step: int | None = None
         self.number = 0
         self._doing = Staged(STAGES)
-        self._plan: P | None = None
+        self._plan: Plan | None = None
 
     # --- the communication thread -----------------------------------------------------------------------------
 
-    def promise(self, number: int, step: int, plan: P) -> bool:
+    def promise(self, number: int, step: int, plan: Plan) -> bool:
         """Promises to stop at the boundary after ``step``; False: training is there already, or beyond."""
         self._doing.take("promise")
         self.number, self._plan = number, plan
@@ -89,7 +87,7 @@ class Gate(Generic[P]):
         """True if training must wait at its boundary: its plan is neither fixed nor abandoned yet."""
         return self.step is not None and self.entered >= self.step and self._doing.stage is Stage.PROMISED
 
-    def take(self) -> P | None:
+    def take(self) -> Plan | None:
         """Returns the plan to carry out at this boundary, once; None if there is none."""
         if self.step is None or self.entered < self.step or self._doing.stage is not Stage.FIXED:
             return None

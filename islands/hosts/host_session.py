@@ -198,11 +198,11 @@ class HostSession(CommunicationThread):
             case m.Terms():
                 self._joined(message)
             case m.Proposal():
-                promised = self._plans.promise(message.number, message.step, message.plan)
+                promised = self._plans.gate.promise(message.number, message.step, message.plan)
                 passed = self._plans.passed
                 await self._link.send(m.Answer(number=message.number, promised=promised, step=passed))
             case m.Decision():
-                self._plans.decide(message.number, fixed=message.fixed)
+                self._plans.gate.decide(message.number, fixed=message.fixed)
             case m.Begin():
                 found = state.taken(message, buffers, self._config.run_id) if message.state or message.local else None
                 said = "as the speaker has begun"

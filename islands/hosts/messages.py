@@ -27,8 +27,8 @@ from islands.arrays.regions import HeldTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
-    """A version that every host has placed."""
+class Placed:
+    """A version is placed beside the parameters: what a host says, and what a plan may name then."""
 
     fragment_id: int
     fragment_version: int
@@ -49,7 +49,7 @@ class Plan:
         trained_tokens: The progress of the run (:class:`islands.protocol.fleet.Progress`); with the next two.
     """
 
-    installs: tuple[Installation, ...] = ()
+    installs: tuple[Placed, ...] = ()
     fresh_optimizer: bool = False
     copies: tuple[int, ...] = ()
     snapshot: bool = False
@@ -97,19 +97,11 @@ class HostAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A host's vote on a proposal (:class:`islands.hosts.speaker_rules.Vote`)."""
+    """A host's vote: promised, or its training is past that step; ``step`` is its last boundary."""
 
     number: int
     promised: bool
     step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A version is placed beside the parameters."""
-
-    fragment_id: int
-    fragment_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +164,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A plan for the boundary after ``step`` (:class:`islands.hosts.speaker_rules.Propose`)."""
+    """To every host: stop at the boundary after ``step`` until this plan is decided."""
 
     number: int
     step: int
@@ -181,7 +173,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The plan is fixed, or abandoned."""
+    """To every host: the plan is carried out at its step, or nowhere."""
 
     number: int
     fixed: bool

@@ -28,9 +28,9 @@ from islands.hosts.link import SpeakerLink
 from islands.hosts.loss import MISTAKEN, end_soon, lost
 from islands.hosts.plans import Planner, Plans
 from islands.hosts.rendezvous import Team
-from islands.hosts.speaker_rules import LOST_S, Vote
+from islands.hosts.speaker_rules import LOST_S
 from islands.protocol.events import Joined
-from islands.session.exchange import Due, Exchange, Install, StateFound
+from islands.session.exchange import Due, Exchange, StateFound
 from islands.session.training_state import Snapshot
 from islands.session.workers import Workers
 
@@ -66,6 +66,7 @@ class OtherHosts:
         exchange: Of the speaker's two threads.
 
     Attributes:
+        plans: As given.
         due: What the core has for the training threads: plans are made of it.
         boundaries: How many the core has seen.
         num_hosts: How many there are, the speaker among them.
@@ -80,7 +81,7 @@ class OtherHosts:
     ) -> None:
         assert team.listener is not None
         self.due, self.boundaries, self.num_hosts = Due(), 0, team.hosts
-        self._team, self._plans, self._exchange = team, plans, exchange
+        self._team, self.plans, self._exchange = team, plans, exchange
         self._tensors, self._tokens_per_step = team.tensors, tokens_per_step
         self._link = SpeakerLink(team.listener, team.hosts)
         self._hosts: dict[int, Host] = {}
@@ -112,7 +113,7 @@ class OtherHosts:
             self._failed = True
             why = first_of(exc) if isinstance(exc, BaseExceptionGroup) else exc
             if isinstance(why, ConfigError):
-                self._plans.mistake = why
+                self.plans.mistake = why
                 if self._exchange.startable:  # training has begun, and may wait in a collective
                     end_soon(MISTAKEN, str(why))
             await self.goodbye(f"the speaker failed: {why or 'it ends'}")
@@ -177,11 +178,11 @@ class OtherHosts:
 
     async def goodbye(self, reason: str) -> None:
         """Says that the speaker leaves: with all others, or in the middle of training."""
-        ended = not (self._plans.broken_off or self._failed)
+        ended = not (self.plans.broken_off or self._failed)
         self._said_goodbye = True
         while not self._sends.empty():
             await self._link.send(*self._sends.get_nowait())
-        mistake = self._plans.mistake
+        mistake = self.plans.mistake
         said = m.Mistaken.of(mistake) if mistake else m.Goodbye(reason=reason[:500], ended=ended)
         for host in range(1, self.num_hosts):
             await self._link.send(host, said)
@@ -276,10 +277,6 @@ class OtherHosts:
             self._say(number, order, [encoded.data for encoded in payload])
         await placed.wait()
 
-    def placed(self, install: Install) -> None:
-        """The speaker's own part of a version is placed, too."""
-        self._plans.placed(install)
-
     async def whole(self, snapshot: Snapshot, boundary: int, local_names: Sequence[str]) -> Snapshot:
         """Returns a copy of the state with the regions of all hosts in it."""
         while len(self._copies.setdefault(boundary, {})) < len(self._hosts):
@@ -342,8 +339,7 @@ class OtherHosts:
                 self._planner.heard(number, message)
                 self._plan()
             case m.Answer():
-                vote = Vote(number=message.number, promised=message.promised, at=message.step)
-                self._planner.voted(number, vote)
+                self._planner.voted(number, message)
             case m.Placed():
                 hosts, placed = self._waiting.get((message.fragment_id, message.fragment_version), (set(), None))
                 hosts.discard(number)

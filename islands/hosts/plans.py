@@ -17,7 +17,7 @@ from broker.base.errors import ConfigError
 from islands.hosts import messages as m
 from islands.hosts.gate_rules import Gate
 from islands.hosts.loss import end_at_exit, end_if_uncaught, uncaught
-from islands.hosts.speaker_rules import Speaker, Stage, Vote
+from islands.hosts.speaker_rules import Speaker, Stage
 from islands.protocol.events import Joined
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Due, Exchange, Install
@@ -41,6 +41,7 @@ class Plans:
         speaks: Whether this host is the speaker.
 
     Attributes:
+        gate: What it has promised, and where training is.
         passed: The last boundary that training has left behind.
         stopped: It has stopped.
         carried: The number of the last proposal that was carried out.
@@ -53,7 +54,7 @@ class Plans:
         self.passed, self.carried, self.stopped, self.broken_off = 0, 0, False, False
         self.mistake: ConfigError | None = None
         self._exchange = exchange
-        self._gate: Gate[m.Plan] = Gate(0)
+        self.gate = Gate(0)
         self._placed: dict[tuple[int, int], Install] = {}
         self._standing: deque[m.Plan] = deque()
         self._arrived_at = 0
@@ -62,19 +63,11 @@ class Plans:
 
     def begin(self, step: int) -> None:
         """Training will begin after this step; before it has begun."""
-        self._gate.entered = self.passed = self._arrived_at = step
+        self.gate.entered = self.passed = self._arrived_at = step
 
     def placed(self, install: Install) -> None:
         """A version is placed: a plan may name it."""
         self._placed[install.fragment_id, install.fragment_version] = install
-
-    def promise(self, number: int, step: int, plan: m.Plan) -> bool:
-        """Promises to stop at the boundary after ``step``; False: training is too far."""
-        return self._gate.promise(number, step, plan)
-
-    def decide(self, number: int, *, fixed: bool) -> None:
-        """The plan is carried out on every host, or on none."""
-        self._gate.decide(number, fixed=fixed)
 
     def stand(self, plan: m.Plan) -> None:
         """Has a plan carried out by a training that stands still."""
@@ -94,14 +87,14 @@ class Plans:
         Waits, rarely, until the hosts have agreed. Raises what ends the island.
         """
         self._arrived_at = step
-        if self._gate.enter(step):
-            while self._gate.undecided:
+        if self.gate.enter(step):
+            while self.gate.undecided:
                 if self._exchange.error is not None:
                     raise self._exchange.error
                 time.sleep(LOOK_EVERY_S)
-            plan = self._gate.take()
+            plan = self.gate.take()
             if plan is not None:
-                self.carried = self._gate.number
+                self.carried = self.gate.number
                 self._show(plan)
                 return True
         self.passed = step
@@ -133,7 +126,7 @@ class Plans:
     def stop(self) -> None:
         """No further step will be run."""
         self.stopped = True
-        self._gate.enter(NEVER)
+        self.gate.enter(NEVER)
 
     def refused(self, error: ConfigError) -> None:
         """The island cannot join: where nobody catches this error, the process ends with its status."""
@@ -184,7 +177,7 @@ class Planner:
         self, hosts: int, due: Due, plans: Plans, exchange: Exchange, tell: Callable[[m.HostMessage], None]
     ) -> None:
         self._due, self._plans, self._exchange, self._tell = due, plans, exchange, tell
-        self._speaker: Speaker[m.Plan] = Speaker(hosts, 0, time.monotonic())
+        self._speaker = Speaker(hosts, 0, time.monotonic())
         self._num_fragments = 0
         self._fixed = m.Plan()  # the last plan that will be carried out
         self._proposed, self._proposed_at = m.Plan(), 0
@@ -205,16 +198,16 @@ class Planner:
         self._speaker.heard(0, self._plans.passed, now_s)
         return self._speaker.lost(now_s)
 
-    def voted(self, host: int, vote: Vote) -> None:
+    def voted(self, host: int, answer: m.Answer) -> None:
         """A host has answered to a proposal."""
-        decision = self._speaker.voted(host, vote, time.monotonic())
+        decision = self._speaker.voted(host, answer, time.monotonic())
         if decision is None:
             return
         if decision.fixed:
             before = self._fixed
             self._on_its_way = decision.number, before, self._take_out(self._proposed)
-        self._plans.decide(decision.number, fixed=decision.fixed)
-        self._tell(m.Decision(number=decision.number, fixed=decision.fixed))
+        self._plans.gate.decide(decision.number, fixed=decision.fixed)
+        self._tell(decision)
 
     def advance(self, boundaries: int, *, all_stopped: bool) -> None:
         """Makes the next plan, if there is something to do and all hosts are past the last one.
@@ -251,7 +244,7 @@ class Planner:
         due, progress = self._due, self._due.progress
         return m.Plan(
             installs=tuple(
-                m.Installation(fragment_id=install.fragment_id, fragment_version=install.fragment_version)
+                m.Placed(fragment_id=install.fragment_id, fragment_version=install.fragment_version)
                 for batch in due.ready
                 for install in batch.installs
             ),
@@ -281,9 +274,9 @@ class Planner:
     def _propose(self, plan: m.Plan, now_s: float) -> None:
         proposal = self._speaker.propose(plan, self._exchange.step_time_s, now_s)
         self._proposed, self._proposed_at = plan, self._plans.passed
-        self._tell(m.Proposal(number=proposal.number, step=proposal.step, plan=plan))
-        promised = self._plans.promise(proposal.number, proposal.step, plan)
-        self.voted(0, Vote(number=proposal.number, promised=promised, at=self._plans.passed))
+        self._tell(proposal)
+        promised = self._plans.gate.promise(proposal.number, proposal.step, plan)
+        self.voted(0, m.Answer(number=proposal.number, promised=promised, step=self._plans.passed))
 
     def _take_back(self) -> None:
         """Makes due again what was planned for a step that training has not come to: it stopped before."""

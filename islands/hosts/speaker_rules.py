@@ -15,13 +15,10 @@ answers take and how long steps are; each refusal adds steps to it, and plans th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
 
 from broker.process.transitions import Staged, Transitions
-
-P = TypeVar("P")
+from islands.hosts.messages import Answer, Decision, Plan, Proposal
 
 #: Steps ahead besides those that answers take: the least and the most.
 LEAST_MARGIN, MOST_MARGIN = 2, 256
@@ -54,33 +51,7 @@ STAGES = Transitions(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Propose(Generic[P]):
-    """To every host: stop at the boundary after ``step`` until this plan is decided."""
-
-    number: int
-    step: int
-    plan: P
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vote:
-    """A host's answer: promised, or its training is past that step; ``at`` is its last boundary."""
-
-    number: int
-    promised: bool
-    at: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decide:
-    """To every host: the plan is carried out at its step, or nowhere."""
-
-    number: int
-    fixed: bool
-
-
-class Speaker(Generic[P]):
+class Speaker:
     """The plans of one island, one at a time.
 
     Args:
@@ -105,7 +76,7 @@ class Speaker(Generic[P]):
         """Returns the stage of the plan."""
         return self._doing.stage
 
-    def propose(self, plan: P, step_time_s: float | None, now_s: float) -> Propose[P]:
+    def propose(self, plan: Plan, step_time_s: float | None, now_s: float) -> Proposal:
         """Returns a plan's proposal, for every host; only while there is no other one.
 
         Args:
@@ -121,14 +92,14 @@ class Speaker(Generic[P]):
         self._number += 1
         self._votes, self._proposed_s = {}, now_s
         self._step = min(now_at, farthest) + math.ceil(2 * self._answer_s / step_s) + self._margin
-        return Propose(number=self._number, step=self._step, plan=plan)
+        return Proposal(number=self._number, step=self._step, plan=plan)
 
-    def voted(self, host: int, vote: Vote, now_s: float) -> Decide | None:
+    def voted(self, host: int, answer: Answer, now_s: float) -> Decision | None:
         """Takes a host's answer; returns the decision once all have come."""
-        self.heard(host, vote.at, now_s)
-        if vote.number != self._number or self.stage is not Stage.PROPOSED:
+        self.heard(host, answer.step, now_s)
+        if answer.number != self._number or self.stage is not Stage.PROPOSED:
             return None
-        self._votes[host] = vote.promised
+        self._votes[host] = answer.promised
         if len(self._votes) < len(self._at):
             return None
         self._answer_s = MEMORY * self._answer_s + (1 - MEMORY) * (now_s - self._proposed_s)
@@ -140,7 +111,7 @@ class Speaker(Generic[P]):
         else:
             self._margin, self._calm = min(MOST_MARGIN, 2 * self._margin), 0
         self._doing.take("fix" if fixed else "abandon")
-        return Decide(number=self._number, fixed=fixed)
+        return Decision(number=self._number, fixed=fixed)
 
     def heard(self, host: int, at: int, now_s: float) -> None:
         """A host has come to the boundary after step ``at``; the plan is over when all are past its step."""

@@ -430,7 +430,7 @@ class Session(CommunicationThread):
         )
         if hosts is not None and elsewhere is not None:
             await elsewhere
-            hosts.placed(install)
+            hosts.plans.placed(install)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
         self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))

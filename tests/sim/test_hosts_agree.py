@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from islands.hosts.gate_rules import Gate
-from islands.hosts.speaker_rules import LOST_S, Speaker, Stage, Vote
+from islands.hosts.messages import Answer
+from islands.hosts.speaker_rules import LOST_S, Speaker, Stage
 
 STEPS, LOOK_S = 400, 0.0005
 
@@ -93,7 +94,7 @@ class World:
     def asked(self, host, proposal):
         gate = self.hosts[host].gate
         promised = gate.promise(proposal.number, proposal.step, proposal.plan)
-        self.message(host, self.voted, Vote(number=proposal.number, promised=promised, at=self.hosts[host].at))
+        self.message(host, self.voted, Answer(number=proposal.number, promised=promised, step=self.hosts[host].at))
 
     def decided(self, host, decision):
         self.hosts[host].gate.decide(decision.number, fixed=decision.fixed)

@@ -10,7 +10,6 @@ from broker.base.errors import Unavailable
 from broker.wire.messages import Block
 from islands.hosts import messages as m
 from islands.hosts.plans import NEVER, PROGRESS_EVERY, Planner, Plans
-from islands.hosts.speaker_rules import Vote
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Due, Exchange, Install
 
@@ -71,7 +70,7 @@ class Hand:
         return next(message for message in reversed(self.said) if isinstance(message, kind))
 
     def vote(self, promised=True, at=10):
-        self.planner.voted(1, Vote(number=self.last(m.Proposal).number, promised=promised, at=at))
+        self.planner.voted(1, m.Answer(number=self.last(m.Proposal).number, promised=promised, step=at))
 
 
 @pytest.fixture
@@ -165,7 +164,7 @@ def test_after_the_last_step_versions_are_installed_as_they_come_once_all_have_s
     hand.plans.stop()
     hand.carried_out()
     assert hand.plans.passed == NEVER
-    assert not hand.plans.promise(7, 99, m.Plan())
+    assert not hand.plans.gate.promise(7, 99, m.Plan())
     hand.ready((0, 8))
     hand.advance()
     assert len(hand.said) == 1  # the other host trains on
@@ -189,15 +188,15 @@ def test_what_was_planned_for_a_step_after_the_last_one_is_done_after_the_end(ha
 
 
 def test_training_waits_at_its_boundary_until_the_plan_is_decided(hand):
-    assert hand.plans.promise(1, 11, m.Plan(copies=(0,)))
-    decide = threading.Timer(0.05, lambda: hand.plans.decide(1, fixed=False))
+    assert hand.plans.gate.promise(1, 11, m.Plan(copies=(0,)))
+    decide = threading.Timer(0.05, lambda: hand.plans.gate.decide(1, fixed=False))
     decide.start()
     assert not hand.plans.arrive(11)  # it was abandoned
     decide.join()
 
 
 def test_training_that_waits_for_a_decision_ends_when_the_island_does(hand):
-    assert hand.plans.promise(1, 11, m.Plan())
+    assert hand.plans.gate.promise(1, 11, m.Plan())
     hand.exchange.error = Unavailable("host 1 is lost", definite=True)
     with pytest.raises(Unavailable, match="host 1"):
         hand.plans.arrive(11)
