@@ -8,7 +8,7 @@ region that lies on several devices of this host (a replica) is read from the fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from broker.base.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
-from broker.wire.messages import Encoded, Place
 from islands.arrays import persistence
 from islands.arrays.jax_placement import copy_here, installer, on_each_device, part_to_host, put, sample
-from islands.arrays.reference import cut, wide_dtype
-from islands.arrays.regions import HeldTensor, region_of
+from islands.arrays.reference import wide_dtype
+from islands.arrays.regions import HeldTensor, Parts, region_of
 from islands.interface.arguments import shown
 
 Array = npt.NDArray[Any]
@@ -88,7 +87,8 @@ class HostPlacement:
             for region, devices in devices_by_region(leaf).items()
         )  #: in the order of the leaves, and of their regions
         self.dtypes = tuple(np.dtype(leaves[each.leaf].dtype) for each in self.regions)  #: of each region
-        self._handed = tuple(each.region in handed[each.leaf] for each in self.regions)
+        ours = [each.region in handed[each.leaf] for each in self.regions]
+        self.parts = Parts([(each.leaf, each.region) for each in self.regions], ours)
 
     def check(self, leaves: Sequence[Any]) -> None:
         """Compares shardings with those of the join, by which hosts share out the tensors for the whole run.
@@ -103,12 +103,6 @@ class HostPlacement:
             cure = f"it joined as {_spec(sharding)}, and hosts keep their parts for the whole run: say so where it is "
             cure += "made, jax.jit(step, out_shardings=...) with the sharding of each leaf that join was given"
             raise ConfigError(f"params {name}", f"an array that is spread as {_spec(now)}", cure)
-
-    # --- what is here of whole leaves ---------------------------------------------------------------------------
-
-    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Returns one entry per region, from those of the leaves."""
-        return tuple(replace(specs[each.leaf], shape=each.region.shape) for each in self.regions)
 
     def before(self, leaves: Sequence[jax.Array], placed: object = ()) -> tuple[jax.Array, ...]:
         """Returns the array of each region, as it is on its first device: an installation replaces it.
@@ -126,16 +120,6 @@ class HostPlacement:
         if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
             self.check(leaves)
         return [part_to_host(leaves[each.leaf], each.region, each.devices[0]) for each in self.regions]
-
-    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
-        """Returns a fragment's regions, in float32, from its whole tensors."""
-        return cut(payload, [(each.leaf, each.region) for each in self.regions])
-
-    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns what this host hands over of the regions it has, and where that belongs."""
-        own = [(each, encoded) for each, encoded, ours in zip(self.regions, payload, self._handed, strict=True) if ours]
-        places = tuple(Place(tensor=each.leaf, start=each.region.start) for each, _ in own)
-        return tuple(encoded for _, encoded in own), places
 
     # --- as in islands.arrays.placement.Placement, by regions -----------------------------------------------------
 

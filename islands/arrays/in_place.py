@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.fragments import Region, TensorSpec, whole
-from broker.wire.messages import Encoded, Place
+from broker.wire.fragments import Region, whole
 from islands.arrays import persistence
-from islands.arrays.reference import cut, is_narrow
-from islands.arrays.regions import Spread
+from islands.arrays.reference import is_narrow
+from islands.arrays.regions import Parts, Spread
 
 Array = npt.NDArray[Any]
 
@@ -159,43 +158,39 @@ class InPlacePlacement:
 
     Args:
         leaves: At least one.
+        handed: Of an island of several hosts: of each leaf, the regions that this host hands over.
     """
 
-    def __init__(self, leaves: Sequence[InPlaceLeaf]) -> None:
-        self._leaves = tuple(leaves)
+    def __init__(self, leaves: Sequence[InPlaceLeaf], handed: Sequence[frozenset[Region]] | None = None) -> None:
+        regions = [region_here(leaf) for leaf in leaves]
+        self._numbers = [i for i, region in enumerate(regions) if handed is None or region.size]
+        self._leaves = self._of(leaves)  # perhaps none: nothing of them is here
+        self.parts = Parts()
+        if handed is not None:
+            numbers = self._numbers
+            self.parts = Parts([(i, regions[i]) for i in numbers], [regions[i] in handed[i] for i in numbers])
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Of the leaves."""
+        """Of what is here."""
         return tuple(leaf.dtype for leaf in self._leaves)
-
-    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Returns the entries of what is here."""
-        return tuple(specs)
 
     def values(self, leaves: Sequence[InPlaceLeaf]) -> list[Array]:
         """Returns what is here as arrays of numpy; waits for devices."""
-        return [leaf.to_host() for leaf in leaves]
-
-    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
-        """Returns what is here of a fragment's tensors."""
-        return tuple(payload)
-
-    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns the part of the payload handed over here, and its places: none for whole tensors."""
-        return tuple(payload), ()
+        return [leaf.to_host() for leaf in self._of(leaves)]
 
     def copy(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
         """Returns copies that stay valid when the originals are written to by the optimizer."""
-        return self._leaves[0].copies(leaves)
+        return self._leaves[0].copies(self._of(leaves)) if self._leaves else []
 
     def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
         """Returns copies of what an installation is about to replace."""
-        return self._leaves[0].before(leaves, placed)
+        return self._leaves[0].before(self._of(leaves), placed) if self._leaves else []
 
     def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> list[InPlaceLeaf]:
         """Writes a version into the leaves, and returns them."""
-        self._leaves[0].install(leaves, placed, keep)
+        if self._leaves:
+            self._leaves[0].install(self._of(leaves), placed, keep)
         return list(leaves)
 
     def place(self, values: Sequence[Array], keep: float) -> list[Any]:
@@ -213,88 +208,20 @@ class InPlacePlacement:
         return placed
 
     def places(self, movements: Sequence[Array]) -> dict[int, Any]:
-        """Returns which tensors to sample, by number, and where: the largest, at the elements that move most."""
+        """Returns which leaves to sample, by number, and where: the largest, at the elements that move most."""
         sampled = [i for i, movement in enumerate(movements) if movement.shape and movement.size]
         sampled = sorted(sampled, key=lambda i: -movements[i].size)[: persistence.TENSORS]
-        return {i: self._leaves[i].place_positions(persistence.positions(movements[i])) for i in sorted(sampled)}
+        placed = {i: self._leaves[i].place_positions(persistence.positions(movements[i])) for i in sorted(sampled)}
+        return {self._numbers[i]: positions for i, positions in placed.items()}
 
     def warm_up(self, leaves: Sequence[InPlaceLeaf], keep: float) -> None:
         """Makes one copy: there is nothing to compile, but a device's libraries are loaded with the first use."""
         self.copy(leaves)
 
+    def _of(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
+        return [leaves[i] for i in self._numbers]
+
 
 def region_here(leaf: InPlaceLeaf) -> Region:
     """Returns the region of a leaf that is on this host."""
     return whole(leaf.shape) if leaf.part is None else leaf.part.region
-
-
-class HostInPlacePlacement:
-    """The regions of leaves on one host of several, as :class:`InPlacePlacement` has whole ones.
-
-    Args:
-        leaves: Of one framework.
-        handed: Of each leaf, the regions that this host hands over, where several have them.
-    """
-
-    def __init__(self, leaves: Sequence[InPlaceLeaf], handed: Sequence[frozenset[Region]]) -> None:
-        regions = [region_here(leaf) for leaf in leaves]
-        self._numbers = [i for i, region in enumerate(regions) if region.size]
-        self._regions = [regions[i] for i in self._numbers]
-        self._handed = [regions[i] in handed[i] for i in self._numbers]
-        self._here = InPlacePlacement(self._of(leaves)) if self._numbers else None
-
-    @property
-    def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Of the regions."""
-        return () if self._here is None else self._here.dtypes
-
-    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Returns one entry per region, from those of the leaves."""
-        return tuple(
-            replace(specs[i], shape=region.shape) for i, region in zip(self._numbers, self._regions, strict=True)
-        )
-
-    def values(self, leaves: Sequence[InPlaceLeaf]) -> list[Array]:
-        """Returns the elements of each region as arrays of numpy; waits for devices."""
-        return [leaf.to_host() for leaf in self._of(leaves)]
-
-    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
-        """Returns a fragment's regions, in float32, from its whole tensors."""
-        return cut(payload, list(zip(self._numbers, self._regions, strict=True)))
-
-    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns what this host hands over of the regions it has, and where that belongs."""
-        rows = zip(self._numbers, self._regions, self._handed, payload, strict=True)
-        own = [(Place(tensor=i, start=region.start), encoded) for i, region, ours, encoded in rows if ours]
-        return tuple(encoded for _, encoded in own), tuple(place for place, _ in own)
-
-    def copy(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
-        """Returns copies of the regions."""
-        return [] if self._here is None else self._here.copy(self._of(leaves))
-
-    def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
-        """Returns copies of what an installation is about to replace."""
-        return [] if self._here is None else self._here.before(self._of(leaves), placed)
-
-    def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> list[InPlaceLeaf]:
-        """Writes a version into the leaves, and returns them."""
-        if self._here is not None:
-            self._here.install(self._of(leaves), placed, keep)
-        return list(leaves)
-
-    def place(self, values: Sequence[Array], keep: float) -> list[Any]:
-        """Puts what is to be installed beside the regions; not for the training thread."""
-        return [] if self._here is None else self._here.place(values, keep)
-
-    def places(self, movements: Sequence[Array]) -> dict[int, Any]:
-        """Returns which leaves to sample, by number, and where: the elements that move most of what is here."""
-        found = {} if self._here is None else self._here.places(movements)
-        return {self._numbers[i]: places for i, places in found.items()}
-
-    def warm_up(self, leaves: Sequence[InPlaceLeaf], keep: float) -> None:
-        """Makes one copy."""
-        del keep
-        self.copy(leaves)
-
-    def _of(self, leaves: Sequence[InPlaceLeaf]) -> list[InPlaceLeaf]:
-        return [leaves[i] for i in self._numbers]

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.wire.fragments import Region, TensorSpec
-from broker.wire.messages import Encoded, Place
+from broker.wire.fragments import Region
 from islands.arrays import persistence
 from islands.arrays.in_place import InPlacePlacement, is_in_place, region_here
 from islands.arrays.reference import adopted, wide_dtype
-from islands.arrays.regions import Spread
+from islands.arrays.regions import Parts, Spread
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
@@ -78,6 +77,7 @@ class Placement:
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self.parts = Parts()
         self.sites = tuple(map(site_of, leaves))
         groups: dict[Any, list[int]] = {}
         for i, site in enumerate(self.sites):
@@ -92,23 +92,9 @@ class Placement:
         """Of the leaves."""
         return tuple(site.dtype for site in self.sites)
 
-    # --- leaves are whole here; of an island of several hosts, regions of them are (islands.arrays.host_shards) ----
-
-    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Returns the entries of what is here."""
-        return tuple(specs)
-
     def values(self, leaves: Sequence[Leaf]) -> list[Array]:
         """Returns what is here of these leaves as arrays of numpy; waits for devices."""
         return [to_host(leaf) for leaf in leaves]
-
-    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
-        """Returns what is here of a fragment's tensors."""
-        return tuple(payload)
-
-    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns the part of the payload handed over here, and its places: none for whole tensors."""
-        return tuple(payload), ()
 
     # --- what the training thread calls -----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from broker.wire.codec import verify
 from broker.wire.fragments import FragmentManifest, Region, TensorSpec
 from broker.wire.messages import Codec, Encoded, Envelope, Place, StatePart
 from islands.arrays import placement
-from islands.arrays.in_place import HostInPlacePlacement, InPlacePlacement, is_in_place
+from islands.arrays.in_place import InPlacePlacement, is_in_place
 from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, has_moved, jumped, verdict
 from islands.arrays.placement import Leaf, Placement, placement_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: What is here of a fragment's leaves: arrays, tensors that change in place, or regions of arrays.
-AnyPlacement: TypeAlias = "Placement | InPlacePlacement | HostInPlacePlacement | HostPlacement"
+AnyPlacement: TypeAlias = "Placement | InPlacePlacement | HostPlacement"
 log = logs.get(__name__)
 
 #: Threads for tensors. Most of the time they wait for the device, where a step may take seconds.
@@ -106,7 +106,7 @@ class ArrayWork:
         self.parameters.assign(manifest)
         self.place_from(self._initial)
         here = zip(self.placements, manifest.fragments, strict=True)
-        self._references = tuple(Reference(placement.tensors(tensors)) for placement, tensors in here)
+        self._references = tuple(Reference(placement.parts.tensors(tensors)) for placement, tensors in here)
 
     def place_from(self, params: Any) -> None:
         """Notes where the parameters are kept from now on: a loop may start from numpy and go on with JAX.
@@ -126,7 +126,7 @@ class ArrayWork:
             return placement_of(leaves)
         handed = [self._handed[tensor.name] for tensor in tensors]
         if all(map(is_in_place, leaves)):
-            return HostInPlacePlacement(leaves, handed)
+            return InPlacePlacement(leaves, handed)
         from islands.arrays.host_shards import HostPlacement
 
         if self.placements:
@@ -138,7 +138,7 @@ class ArrayWork:
     def regions(self, p: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of what is here of a fragment: whole tensors, or regions."""
         assert self._manifest is not None
-        return tuple(tensor.shape for tensor in self.placements[p].tensors(self._manifest.fragments[p]))
+        return tuple(tensor.shape for tensor in self.placements[p].parts.tensors(self._manifest.fragments[p]))
 
     async def warm_up(self, keep: float) -> None:
         """Compiles what the training thread will call at its boundaries."""
@@ -175,7 +175,7 @@ class ArrayWork:
                 raise LocalProtocolError("the run asks for version 0 after it began: start a new one")
             here, tensors = self.placements[fragment_id], self._manifest.fragments[fragment_id]
             values = here.values(self.parameters.of_fragment(params, fragment_id))
-            return here.handed(encode_seed(here.tensors(tensors), values))
+            return here.parts.handed(encode_seed(here.parts.tensors(tensors), values))
 
         return await self._in_turn(_INITIAL, encode)
 
@@ -214,7 +214,7 @@ class ArrayWork:
 
         def prepare() -> Install:
             here = self.placements[p]
-            shift = reference.shift(payload if is_cut else here.cut(payload), keep, here.dtypes, mixes=mixes)
+            shift = reference.shift(payload if is_cut else here.parts.cut(payload), keep, here.dtypes, mixes=mixes)
             return Install(
                 fragment_id=p,
                 fragment_version=fragment_version,
@@ -281,7 +281,7 @@ class ArrayWork:
         reference, here = self._references[fragment_id], self.placements[fragment_id]
 
         def capture() -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-            return here.handed(reference.capture([placement.to_host(leaf) for leaf in copies], codec))
+            return here.parts.handed(reference.capture([placement.to_host(leaf) for leaf in copies], codec))
 
         return await self._in_turn(fragment_id, capture)
 

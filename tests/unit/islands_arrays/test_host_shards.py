@@ -36,14 +36,14 @@ assert all(flaw_in(each.regions, each.tensor.shape) == "" for each in held)
 # This host hands the first region of each leaf over, and another one the rest.
 here = HostPlacement(leaves, [frozenset(each.regions[:1]) for each in held])
 assert [(each.leaf, each.region) for each in here.regions] == [(i, r) for i, x in enumerate(held) for r in x.regions]
-assert [spec.shape for spec in here.tensors(specs)] == [each.region.shape for each in here.regions]
+assert [spec.shape for spec in here.parts.tensors(specs)] == [each.region.shape for each in here.regions]
 
 whole = tuple(encode_tensor(v.astype(np.float32), Codec.F32) for v in values)
-cut = here.cut(whole)
+cut = here.parts.cut(whole)
 for each, encoded, part in zip(here.regions, cut, here.values(leaves)):
     assert np.array_equal(decode_tensor(encoded), values[each.leaf].astype(np.float32)[each.region.slices])
     assert np.array_equal(part, values[each.leaf][each.region.slices])
-payload, places = here.handed(cut)
+payload, places = here.parts.handed(cut)
 assert [(place.tensor, place.start) for place in places] == [(i, x.regions[0].start) for i, x in enumerate(held)]
 assert [encoded.shape for encoded in payload] == [x.regions[0].shape for x in held]
 

@@ -8,7 +8,7 @@ from broker.wire.fragments import Kind, Region, TensorSpec, flaw_in
 from broker.wire.messages import Codec, StateSource
 from broker.wire.tensors import decode_tensor, encode_tensor
 from islands.arrays import placement
-from islands.arrays.in_place import HostInPlacePlacement, InPlaceLeaf, Part
+from islands.arrays.in_place import InPlaceLeaf, InPlacePlacement, Part
 from islands.arrays.reference import adopted
 from islands.arrays.regions import Spread, part_of
 from islands.hosts import messages as m
@@ -81,13 +81,13 @@ def test_the_regions_of_all_hosts_are_the_whole_fragment(hosts, keep):
     handed = [[] for _ in SPECS]
     for host in range(hosts):
         leaves = list(leaves_of(host, hosts).values())
-        here = HostInPlacePlacement(leaves, [frozenset({leaf.part.region}) for leaf in leaves])
+        here = InPlacePlacement(leaves, [frozenset({leaf.part.region}) for leaf in leaves])
         parts = [x[leaf.part.region.slices] for x, leaf in zip(WHOLE.values(), leaves, strict=True) if leaf.array.size]
-        assert [spec.shape for spec in here.tensors(SPECS)] == [part.shape for part in parts]
+        assert [spec.shape for spec in here.parts.tensors(SPECS)] == [part.shape for part in parts]
         np.testing.assert_equal(here.values(leaves), parts)
-        cut = here.cut(payload)
+        cut = here.parts.cut(payload)
         np.testing.assert_equal([decode_tensor(each) for each in cut], [part.astype(np.float32) for part in parts])
-        encoded, places = here.handed(cut)
+        encoded, places = here.parts.handed(cut)
         for place, each in zip(places, encoded, strict=True):
             handed[place.tensor].append(Region(place.start, each.shape))
         copies = here.copy(leaves)
@@ -109,9 +109,9 @@ def test_the_regions_of_all_hosts_are_the_whole_fragment(hosts, keep):
 
 def test_what_another_host_hands_over_is_not_handed_over_twice():
     leaves = list(leaves_of(0, 2).values())
-    here = HostInPlacePlacement(leaves, [frozenset(), frozenset({leaves[1].part.region})])
+    here = InPlacePlacement(leaves, [frozenset(), frozenset({leaves[1].part.region})])
     payload = [encode_tensor(leaf.array.astype(np.float32), Codec.F32) for leaf in leaves]
-    encoded, places = here.handed(payload)
+    encoded, places = here.parts.handed(payload)
     assert [place.tensor for place in places] == [1]
     assert encoded == (payload[1],)
 
