@@ -321,39 +321,24 @@ class HeldVersions:
         except RemoteProtocolError as err:
             return envelope, str(err)
         if version.base is None:
-            return self._whole(envelope, version)
-        self._differences = True
-        held, base = self._held.get(p, (None, None))
-        if base is None or held != version.base:
-            have = "none" if held is None else f"version {held}"
-            return envelope, f"it is the difference to version {version.base}, and {have} is here"
-        return self._kept(envelope, version, added(base, version.payload))
-
-    def _whole(self, envelope: Envelope, version: Version) -> tuple[Envelope, str]:
-        """Checks a version that came whole, and keeps it where differences to it may come."""
-        parts = [decode_tensor(encoded) for encoded in version.payload]
-        if self._differences:
-            return self._kept(envelope, version, np.concatenate([part.reshape(-1) for part in parts]))
-        return envelope, _misnamed(version, fragment_digest(*parts))
-
-    def _kept(self, envelope: Envelope, version: Version, vector: Float32Array) -> tuple[Envelope, str]:
-        """Keeps a version if its bytes are what its name says; returns it as views of what is kept."""
-        flaw = self._keep(version, vector)
-        payload = self._cut(version.fragment_id, vector)
-        return replace(envelope, message=replace(version, base=None, payload=payload)), flaw
-
-    def _keep(self, version: Version, vector: Float32Array) -> str:
-        """Keeps a version if its bytes are what its name says, and nothing of its fragment otherwise."""
+            parts = [decode_tensor(encoded).reshape(-1) for encoded in version.payload]
+            if not self._differences:
+                return envelope, _misnamed(version, fragment_digest(*parts))
+            vector = np.concatenate(parts)
+        else:
+            self._differences = True
+            held, base = self._held.get(p, (None, None))
+            if base is None or held != version.base:
+                have = "none" if held is None else f"version {held}"
+                return envelope, f"it is the difference to version {version.base}, and {have} is here"
+            vector = added(base, version.payload)
         flaw = _misnamed(version, fragment_digest(vector))
         if flaw:
-            self._held.pop(version.fragment_id, None)
+            self._held.pop(p, None)
         else:
-            self._held[version.fragment_id] = version.fragment_version, vector
-        return flaw
-
-    def _cut(self, p: int, vector: Float32Array) -> tuple[Encoded, ...]:
-        """Returns a fragment's tensors, as views of one vector."""
-        return encode_vector(vector, [tensor.shape for tensor in self._manifest.fragments[p]], Codec.F32)
+            self._held[p] = version.fragment_version, vector
+        payload = encode_vector(vector, [tensor.shape for tensor in self._manifest.fragments[p]], Codec.F32)
+        return replace(envelope, message=replace(version, base=None, payload=payload)), flaw
 
 
 def _misnamed(version: Version, digest: str) -> str:
