@@ -154,12 +154,12 @@ def join(
     hosts = plans = None
     if spread is not None:
         name = options.get("speaker_address", "")
-        team = gather(spread, broker=config.brokers[0], speaker_address=name, within_s=config.join_timeout_s)
-        plans = Plans(exchange, speaks=team.host == 0)
-        if team.host:
-            other = HostSession(config, team, tokens_per_step, plans, array_work, exchange)
+        contact, link = gather(spread, broker=config.brokers[0], speaker_address=name, within_s=config.join_timeout_s)
+        plans = Plans(exchange, speaks=link is not None)
+        if link is None:
+            other = HostSession(config, spread, contact, tokens_per_step, plans, array_work, exchange)
             return _started(other, config, array_work, exchange, tokens_per_step, check, plans=plans)
-        hosts = OtherHosts(team, tokens_per_step, plans, exchange)
+        hosts = OtherHosts(spread, contact, link, tokens_per_step, plans, exchange)
     host = None if island_id else HostIdentity.take(run)
     own, release = (island_id, _nothing) if host is None else (host.name, host.release)
     unmerged = paused_file.path_of(config.state_dir, run, own) if config.state_dir is not None and own else None

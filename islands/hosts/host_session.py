@@ -22,10 +22,10 @@ from broker.wire.messages import AGGREGATOR, Channel, Codec, Encoded, Envelope, 
 from islands.arrays.placement import Leaf
 from islands.hosts import messages as m
 from islands.hosts import state
-from islands.hosts.link import HostLink
+from islands.hosts.link import Contact, HostLink
 from islands.hosts.loss import MISTAKEN, end_soon, lost
 from islands.hosts.plans import Plans
-from islands.hosts.rendezvous import Team
+from islands.hosts.rendezvous import SeveralHosts
 from islands.hosts.speaker_rules import LOST_S
 from islands.interface.config import IslandConfig
 from islands.protocol.paused import Paused
@@ -59,6 +59,7 @@ class HostSession(CommunicationThread):
     Args:
         config: Addresses and intervals.
         team: Of this island.
+        contact: Of its speaker.
         tokens_per_step: As declared.
         plans: Of this host's training thread.
         array_work: With the initial parameters.
@@ -68,16 +69,17 @@ class HostSession(CommunicationThread):
     def __init__(
         self,
         config: IslandConfig,
-        team: Team,
+        team: SeveralHosts,
+        contact: Contact,
         tokens_per_step: int,
         plans: Plans,
         array_work: ArrayWork,
         exchange: Exchange,
     ) -> None:
         super().__init__(array_work, exchange)
-        self._config, self._team, self._plans = config, team, plans
-        self._hello = m.Hello(token=team.contact.token, tensors=team.tensors, tokens_per_step=tokens_per_step)
-        self._link = HostLink(team.contact, team.host)
+        self._config, self._team, self._contact, self._plans = config, team, contact, plans
+        self._hello = m.Hello(token=contact.token, tensors=team.tensors, tokens_per_step=tokens_per_step)
+        self._link = HostLink(contact, team.host)
         self._wire = Connections(config, self._refused, lambda _: None, channels=(Channel.BULK,))
         self._orders: deque[tuple[m.Order, Sequence[Buffer]]] = deque()
         self._boundaries = 0
@@ -148,7 +150,7 @@ class HostSession(CommunicationThread):
         while True:
             await self._say_where()
             if not self._speaker_left and time.monotonic() - self._heard_s > LOST_S:
-                raise lost(f"the speaker, at {self._team.contact.address}, has said nothing for {LOST_S:g} s")
+                raise lost(f"the speaker, at {self._contact.address}, has said nothing for {LOST_S:g} s")
             await asyncio.sleep(BEAT_S)
             self._said = None  # says it in any case
 

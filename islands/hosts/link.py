@@ -46,8 +46,8 @@ class Contact:
     token: str = field(repr=False)
 
 
-def listen(interface: str) -> tuple[zmq.asyncio.Socket, int, str]:
-    """Returns the speaker's socket, its port, and its public key; for :class:`SpeakerLink`.
+def listen(interface: str, hosts: int) -> tuple[SpeakerLink, int, str]:
+    """Returns the speaker's end, its port, and its public key.
 
     Raises:
         zmq.ZMQError: Nobody can listen there.
@@ -62,37 +62,31 @@ def listen(interface: str) -> tuple[zmq.asyncio.Socket, int, str]:
     socket.set(zmq.RCVHWM, 0)
     socket.set(zmq.LINGER, LINGER_MS)
     port = socket.bind_to_random_port(f"tcp://{interface}")
-    return socket, port, public.decode()
+    return SpeakerLink(socket, hosts), port, public.decode()
 
 
 class SpeakerLink:
     """The speaker's end.
 
     Args:
-        listener: From :func:`listen`.
+        socket: That listens.
         hosts: How many there are, the speaker among them.
 
     Attributes:
         unreachable_s: Host -> since when it has had no connection, after it had one.
     """
 
-    def __init__(self, listener: zmq.asyncio.Socket, hosts: int) -> None:
-        self._socket, self._hosts = listener, hosts
+    def __init__(self, socket: zmq.asyncio.Socket, hosts: int) -> None:
+        self._socket, self._hosts = socket, hosts
         self.unreachable_s: dict[int, float] = {}
 
-    async def __aenter__(self) -> Self:
-        """Takes the socket over, in the event loop's thread."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes it; what was said is sent within the linger time."""
+    def close(self) -> None:
+        """Closes the socket; what was said is sent within the linger time."""
         self._socket.close()
         self._socket.context.term()
 
-    async def send(self, host: int, message: HostMessage, buffers: Sequence[Buffer] = ()) -> bool:
-        """Says something to one host; False: it has no connection."""
+    async def send(self, host: int, message: HostMessage, buffers: Sequence[Buffer] = ()) -> None:
+        """Says something to one host; takes note of it if that has no connection."""
         frames = [f"{_NAME}{host}".encode(), *packed(message, buffers)]
         try:
             await self._socket.send_multipart(frames, copy=False)
@@ -100,9 +94,8 @@ class SpeakerLink:
             if err.errno != zmq.EHOSTUNREACH:
                 raise
             self.unreachable_s.setdefault(host, time.monotonic())
-            return False
-        self.unreachable_s.pop(host, None)
-        return True
+        else:
+            self.unreachable_s.pop(host, None)
 
     async def recv(self) -> tuple[int, Any, tuple[memoryview, ...]] | None:
         """Returns the next message with its host and its buffers; None after a while without one."""

@@ -24,10 +24,10 @@ from islands.arrays.reference import cut
 from islands.arrays.regions import HeldTensor, Owners, check_alike, handed_by, owners_of
 from islands.hosts import messages as m
 from islands.hosts import state
-from islands.hosts.link import SpeakerLink
+from islands.hosts.link import Contact, SpeakerLink
 from islands.hosts.loss import MISTAKEN, end_soon, lost
 from islands.hosts.plans import Planner, Plans
-from islands.hosts.rendezvous import Team
+from islands.hosts.rendezvous import SeveralHosts
 from islands.hosts.speaker_rules import LOST_S
 from islands.protocol.events import Joined
 from islands.session.exchange import Due, Exchange, StateFound
@@ -61,6 +61,8 @@ class OtherHosts:
 
     Args:
         team: Of this island; this host is its speaker.
+        contact: Of this host.
+        link: This host's end of the connections to the others.
         tokens_per_step: As the speaker's loop has declared it.
         plans: Of the speaker's own training thread.
         exchange: Of the speaker's two threads.
@@ -74,16 +76,17 @@ class OtherHosts:
 
     def __init__(
         self,
-        team: Team,
+        team: SeveralHosts,
+        contact: Contact,
+        link: SpeakerLink,
         tokens_per_step: int,
         plans: Plans,
         exchange: Exchange,
     ) -> None:
-        assert team.listener is not None
         self.due, self.boundaries, self.num_hosts = Due(), 0, team.hosts
-        self._team, self.plans, self._exchange = team, plans, exchange
+        self._contact, self.plans, self._exchange = contact, plans, exchange
         self._tensors, self._tokens_per_step = team.tensors, tokens_per_step
-        self._link = SpeakerLink(team.listener, team.hosts)
+        self._link = link
         self._hosts: dict[int, Host] = {}
         self._owners: Owners = {}
         self._manifest: FragmentManifest | None = None
@@ -101,8 +104,7 @@ class OtherHosts:
         self._workers = Workers(1, "atoll-hosts")
 
     async def __aenter__(self) -> Self:
-        """Takes the socket over."""
-        await self._link.__aenter__()
+        """Begins to speak with :meth:`work`."""
         return self
 
     async def __aexit__(
@@ -118,7 +120,7 @@ class OtherHosts:
                     end_soon(MISTAKEN, str(why))
             await self.goodbye(f"the speaker failed: {why or 'it ends'}")
         self._workers.close()
-        await self._link.__aexit__(exc_type, exc, trace)
+        self._link.close()
 
     # --- tasks ------------------------------------------------------------------------------------------------
 
@@ -160,7 +162,7 @@ class OtherHosts:
                 if now_s - began_s > within_s:
                     cure = "look at its log, and whether it reaches the speaker's address"
                     said = f"host {missing[0]} of {self.num_hosts} has said nothing for {within_s:g} s"
-                    raise Unavailable(f"{said} at {self._team.contact.address}: {cure}", definite=True)
+                    raise Unavailable(f"{said} at {self._contact.address}: {cure}", definite=True)
             else:
                 unreachable = self._link.unreachable_s.items()
                 gone = [h for h, since_s in unreachable if now_s - since_s > UNREACHABLE_S and not self._hosts[h].left]
@@ -326,7 +328,7 @@ class OtherHosts:
     def _heard(self, number: int, message: Any, buffers: Sequence[Buffer]) -> None:
         host = self._hosts.get(number)
         if isinstance(message, m.Hello):
-            if not hmac.compare_digest(message.token, self._team.contact.token):
+            if not hmac.compare_digest(message.token, self._contact.token):
                 log.warning("hosts.stranger", host=number)
                 return
             self._hello(number, message)

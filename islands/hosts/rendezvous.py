@@ -17,13 +17,12 @@ from urllib.parse import urlsplit
 
 import msgpack
 import zmq
-import zmq.asyncio
 
 from broker.base.errors import ConfigError, Unavailable
 from broker.wire.fragments import TensorSpec
 from islands.arrays.in_place import is_in_place, region_here
 from islands.arrays.regions import HeldTensor
-from islands.hosts.link import Contact, listen
+from islands.hosts.link import Contact, SpeakerLink, listen
 
 #: Bytes of the broadcast: every host hands over an array of the same length.
 _BROADCAST_BYTES = 1024
@@ -48,27 +47,10 @@ class SeveralHosts:
     broadcast: Broadcast
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
-    """The hosts of one island, as one of them sees them, once they have found each other.
-
-    Attributes:
-        host: Which one this is, from 0: the speaker.
-        hosts: How many there are.
-        tensors: What is trained, with the regions that are here.
-        contact: How they reach the speaker.
-        listener: The speaker's socket; None at the others.
-    """
-
-    host: int
-    hosts: int
-    tensors: tuple[HeldTensor, ...]
-    contact: Contact
-    listener: zmq.asyncio.Socket | None
-
-
-def gather(spread: SeveralHosts, *, broker: str, speaker_address: str, within_s: float) -> Team:
-    """Returns the team, once every host of it has called this.
+def gather(
+    spread: SeveralHosts, *, broker: str, speaker_address: str, within_s: float
+) -> tuple[Contact, SpeakerLink | None]:
+    """Returns how to reach the speaker, and its end there, once every host has called this; other hosts have no end.
 
     Args:
         spread: Over which hosts.
@@ -80,11 +62,11 @@ def gather(spread: SeveralHosts, *, broker: str, speaker_address: str, within_s:
         ConfigError: The speaker cannot listen at ``speaker_address``.
         Unavailable: Some host did not come in time.
     """
-    listener, said = None, b""
+    link, said = None, b""
     if spread.host == 0:
         name = speaker_address or _way_to(broker)
         try:
-            listener, port, public = listen("127.0.0.1" if name in ("127.0.0.1", "localhost") else "*")
+            link, port, public = listen("127.0.0.1" if name in ("127.0.0.1", "localhost") else "*", spread.hosts)
         except zmq.ZMQError as err:
             raise ConfigError("speaker_address", name, f"nobody can listen there ({err})") from err
         own, secret = zmq.curve_keypair()
@@ -97,8 +79,7 @@ def gather(spread: SeveralHosts, *, broker: str, speaker_address: str, within_s:
         )
         said = msgpack.packb(asdict(contact))
     told = _within(within_s, lambda: spread.broadcast(said.ljust(_BROADCAST_BYTES, b"\0")), spread.hosts)
-    contact = Contact(**msgpack.unpackb(told.rstrip(b"\0")))
-    return Team(host=spread.host, hosts=spread.hosts, tensors=spread.tensors, contact=contact, listener=listener)
+    return Contact(**msgpack.unpackb(told.rstrip(b"\0"))), link
 
 
 def _way_to(broker: str) -> str:
