@@ -12,7 +12,6 @@ in a fixed order, what the time now calls for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import assert_never
 
 from broker.routing.resending import Carried
@@ -21,11 +20,9 @@ from broker.wire.messages import (
     Block,
     Demand,
     Donor,
-    Fate,
     FetchState,
     FleetState,
     Join,
-    Phase,
     Reason,
     Refused,
     RunSettings,
@@ -58,8 +55,8 @@ from islands.protocol.events import (
     Tick,
     Vitals,
 )
-from islands.protocol.fleet import Fleet, ScheduleTokens
-from islands.protocol.fragment import Fragment, Point, Stage
+from islands.protocol.fleet import Fleet
+from islands.protocol.fragment import Point, Stage
 from islands.protocol.hand_over import HandOver
 from islands.protocol.member import Member
 from islands.protocol.paused import Paused
@@ -83,6 +80,9 @@ class Island:
         several_hosts: See :class:`islands.protocol.hand_over.HandOver`.
 
     Attributes:
+        fragments: Every fragment, by number.
+        fates: How many contributions of this process were merged, and how many refused for good.
+        schedule: The progress of the whole run in tokens, for learning-rate schedules.
         finished: Everything is handed over and the final versions are installed.
     """
 
@@ -121,6 +121,8 @@ class Island:
         self._hand_over = HandOver(self._training, self._member, self._fleet, several_hosts=several_hosts)
         self._adoption = Adoption(self._training, self._fleet)
         self._receiver, self._giver = Receiver(), Giver()
+        self.fragments, self.fates = self._training.fragments, self._hand_over.fates
+        self.schedule = self._fleet.schedule
 
     # --- what the drivers may know ----------------------------------------------------------------------------
 
@@ -165,24 +167,9 @@ class Island:
         return self._training.at
 
     @property
-    def fragments(self) -> dict[int, Fragment]:
-        """Every fragment, by number."""
-        return self._training.fragments
-
-    @property
     def optimizer(self) -> StateSource:
         """Returns the source that the inner optimizer started from."""
         return self._training.optimizer
-
-    @property
-    def remembered_runs(self) -> int:
-        """Returns the number of remembered runs of batches that were not handed over yet."""
-        return self._hand_over.remembered_runs
-
-    @property
-    def fates(self) -> Mapping[Fate, int]:
-        """How many contributions of this process were merged, and how many refused for good."""
-        return self._hand_over.fates
 
     @property
     def startable(self) -> bool:
@@ -205,11 +192,6 @@ class Island:
         return self._hand_over.paused(run_id, sequence) if self.joined else None
 
     @property
-    def phase(self) -> Phase:
-        """The run's phase, as last heard."""
-        return self._fleet.phase
-
-    @property
     def done(self) -> bool:
         """Whether the training loop should end."""
         return self._fleet.done
@@ -228,11 +210,6 @@ class Island:
     def held_back(self) -> bool:
         """Returns whether a version that is here waits until others are installed."""
         return self._adoption.held_back
-
-    @property
-    def schedule(self) -> ScheduleTokens:
-        """The progress of the whole run in tokens, for learning-rate schedules."""
-        return self._fleet.schedule
 
     # --- events -----------------------------------------------------------------------------------------------
 

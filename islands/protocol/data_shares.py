@@ -175,9 +175,6 @@ class Trail:
         self._runs: list[tuple[int, TrainedBatch, int]] = []  # (first step, its batch, how many of both in a row)
         self._ends_at = 0
 
-    def __len__(self) -> int:
-        return len(self._runs)
-
     @property
     def blocks(self) -> set[int]:
         """Numbers of the blocks of these batches."""

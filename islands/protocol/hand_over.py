@@ -68,11 +68,6 @@ class HandOver:
         self.fates: Counter[Fate] = Counter()  #: of contributions, by what became of them in the end
         self._seeds_for: dict[int, int] = {}  # shard -> epoch that asked for version 0 last
 
-    @property
-    def remembered_runs(self) -> int:
-        """Returns the number of remembered runs of batches that were not handed over yet."""
-        return len(self._trail)
-
     def trained(self, steps: Sequence[tuple[int, TrainedBatch]]) -> None:
         """Takes down what steps were trained on: (number of the step from 0, its batch)."""
         for step, taken in steps:

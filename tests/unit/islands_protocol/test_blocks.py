@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.wire import messages as m
+from broker.wire.fragments import Kind
 from broker.wire.messages import OWN_PASS, Block
 from broker.wire.schema import MAX_DATA_RANGES
 from islands.protocol.data_shares import DataShare, Trail, TrainedBatch
@@ -197,7 +198,8 @@ def test_it_asks_at_once_when_it_begins_its_last_block_and_no_oftener():
 
 
 def test_a_block_is_released_when_the_fate_of_all_that_was_trained_on_it_is_known():
-    island = Dealt(block(1, 0, 2), block(2, 2, 9))
+    """Of the fragments that move: a frozen one is never handed over, and what was trained would be kept for ever."""
+    island = Dealt(block(1, 0, 2), block(2, 2, 9), fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
     island.train((1, 0), (1, 1), (2, 2))
     assert island.beat() == (2, ()), "nothing of it is handed over"
     island.tell(*island.blocks, rounds=((1, 0),))

@@ -4,11 +4,9 @@ import pytest
 
 from broker.routing.resending import Backoff, Carried
 from broker.wire import messages as m
-from broker.wire.fragments import Kind
-from islands.protocol.data_shares import TrainedBatch
-from islands.protocol.events import Boundary, Capture, Prepare, RefreshOptimizer, Tick, Watch
+from islands.protocol.events import Capture, Prepare, RefreshOptimizer, Tick, Watch
 from islands.protocol.fragment import Pending, Stage
-from tests.aggregator_hand import TOKENS_PER_STEP, notes, of, steps
+from tests.aggregator_hand import notes, of, steps
 from tests.island_hand import Hand, sent
 
 
@@ -296,18 +294,3 @@ def test_a_resolution_of_something_else_is_ignored(hand):
     hand.state(resolutions=(m.Resolution(fragment_id=5, from_step=0, to_step=4, fate=m.Fate.MERGED),))
     hand.resolve(contribution, m.Fate.MERGED)
     assert hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE) == []
-
-
-def test_what_was_trained_is_forgotten_once_the_fragments_that_move_have_handed_it_over():
-    """A frozen one never does: what was trained, a batch of each block in turn, would be kept for ever."""
-    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
-    for round_id in range(1, 40):
-        trained = tuple((n, TrainedBatch(n % 2, n // 2)) for n in range(hand.step, hand.step + 4))
-        hand.step += 4
-        tokens = hand.step * TOKENS_PER_STEP
-        hand.feed(Boundary(inner_step=hand.step, tokens=tokens, copied=(0,), trained=trained))
-        assert of(hand.state(rounds=((round_id, 0),)), Capture)
-        (contribution,) = sent(hand.captured(), m.Contribution)
-        assert sum(each.to_batch - each.from_batch for each in contribution.data) == 4
-        hand.resolve(contribution, m.Fate.MERGED)
-        assert hand.core.remembered_runs <= 8
