@@ -1,6 +1,6 @@
 """One aggregator core, driven by hand: the test plays every island, message by message.
 
-:class:`Desk` opens no socket, reads no clock and does not sleep. :mod:`tests.linked_cores` has both sides.
+:class:`Desk` opens no socket, reads no clock and does not sleep.
 """
 
 from __future__ import annotations

@@ -243,17 +243,12 @@ class Giver:
     """The donor's side: one copy of its state, for as many islands as ask."""
 
     def __init__(self) -> None:
-        self.copying = False
+        self._copying = False
         self._state_id = ""
         self._bytes = 0
         self._parts: tuple[Payload, ...] = ()
         self._waiting: dict[str, tuple[int, ...]] = {}  # island -> parts that it asked for, while there is no copy
         self._drop_at_s = math.inf
-
-    @property
-    def holding(self) -> bool:
-        """Whether a copy is kept."""
-        return bool(self._parts)
 
     def fetch(
         self, sender: str, fetch: FetchState, state_id: str, trained: bool, now_s: float, actions: list[Action]
@@ -275,13 +270,13 @@ class Giver:
             self._give(sender, fetch.parts, actions)
         else:
             self._waiting[sender] = fetch.parts
-            if not self.copying:
-                self.copying, self._state_id = True, state_id
+            if not self._copying:
+                self._copying, self._state_id = True, state_id
                 actions.append(CopyState())
 
     def copied(self, parts: tuple[Payload, ...], state_bytes: int, now_s: float, actions: list[Action]) -> None:
         """The copy is made; no parts at all: this training loop has no state to show."""
-        self.copying, self._parts, self._bytes = False, parts, state_bytes
+        self._copying, self._parts, self._bytes = False, parts, state_bytes
         self._drop_at_s = now_s + HOLD_S
         waiting, self._waiting = self._waiting, {}
         for island_id, asked in waiting.items():

@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.rules.quorum import RoundView, Verdict, Waits, decide, grace_window_s
-from tests.linked_cores import LinkedCluster
+from broker.wire import messages as m
+from islands.protocol.events import Prepare, RefreshOptimizer
+from tests.aggregator_hand import TOKENS_PER_STEP, of
+from tests.island_hand import Hand
 
 seconds = st.floats(0.0, 100.0)
 
@@ -43,31 +46,30 @@ def test_algorithm_2_line_3_at_least_k_learners_are_waited_for():
 
 def test_overwriting_replaces_the_fragment_and_drops_the_steps_since_capture():
     """Algorithm 1: theta <- Theta at tau steps after the hand-over; at most those steps are wasted."""
-    cluster = LinkedCluster("a", keep=0.0, sync_interval=8)
-    cluster.train(40)
-    books = cluster.aggregator.run.ledger.books().tokens()
-    assert set(books["wasted"]) == {"overwritten"}
-    versions = cluster.aggregator.run.versions[0]
-    assert books["wasted"]["overwritten"] <= 2 * 10 * versions
-    assert set(cluster["a"].keeps) == {0.0}
+    hand = Hand(keep=0.0)
+    hand.resolve(hand.hand_over(4, 1), m.Fate.WAITING)
+    (prepare,) = of(hand.version(1), Prepare)
+    assert prepare.keep == 0.0
+    hand.boundary(3, installed=(0,))
+    assert hand.core.fragments[0].overwritten_tokens == 3 * TOKENS_PER_STEP
+    assert hand.hand_over(2, 2).trained_on == (m.TrainedOn(fragment_version=1, steps=2),)
 
 
 def test_the_inner_optimizer_is_left_alone_by_an_adoption():
     """Parameters only (the paper does not say; keeping the moments is the obvious choice)."""
-    cluster = LinkedCluster("a", "b")
-    cluster.train(20)
-    assert cluster.aggregator.run.versions[0] >= 2
-    assert cluster["a"].refreshes == cluster["b"].refreshes == 0
+    hand = Hand()
+    for number in (1, 2):
+        hand.resolve(hand.hand_over(4, number), m.Fate.MERGED)
+        assert of(hand.version(number), Prepare)
+        hand.boundary(1, installed=(0,))
+    assert not of(hand.log, RefreshOptimizer)
 
 
 def test_a_stalled_learner_needs_only_the_newest_version():
     """Broadcasts missed while stalled: applying the newest of each fragment is the same as applying all in turn."""
-    cluster = LinkedCluster("a", "b", "c", dead_after_s=1000.0)
-    cluster.train(24, "a", "b")
-    newest = cluster.aggregator.run.versions[0]
-    assert newest >= 3
-    assert cluster["c"].core.fragments[0].version == 0
-    cluster["c"].train(2)
-    cluster.train(1, "c")
-    assert cluster["c"].core.fragments[0].version == newest
-    assert len(cluster["c"].keeps) <= 3
+    hand = Hand()
+    said = [each for number in range(1, 6) for each in of(hand.version(number), Prepare)]
+    said += of(hand.boundary(1, installed=(0,)), Prepare)
+    hand.boundary(installed=(0,))
+    assert [prepare.version.fragment_version for prepare in said] == [1, 5]
+    assert hand.core.fragments[0].version == 5

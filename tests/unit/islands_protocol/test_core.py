@@ -100,15 +100,6 @@ def test_one_refusal_as_fenced_may_be_old_news_and_two_over_a_second_are_not(han
     assert "id of its own" in fail.cure
 
 
-def test_overwriting_counts_the_steps_it_drops():
-    hand = Hand(keep=0.0)
-    hand.resolve(hand.hand_over(4, 1), m.Fate.WAITING)
-    hand.version(1)
-    hand.boundary(3, installed=(0,))
-    assert hand.core.fragments[0].overwritten_tokens == 30
-    assert hand.hand_over(2, 2).trained_on == (m.TrainedOn(fragment_version=1, steps=2),)
-
-
 def test_a_new_broker_hears_of_an_island_at_once_and_then_at_its_usual_times(hand):
     times = []
     for hundredths in range(200):
@@ -335,7 +326,8 @@ def test_a_copy_for_others_is_given_up_between_two_lives_too(hand):
     hand.feed(StateCopied(parts=(("part",),), state_bytes=4))
     hand.hear(refused("heartbeat", m.Reason.UNKNOWN_ISLAND))  # nor is the next join answered
     ticks_until(hand, 2 * HOLD_S)
-    assert not hand.core._giver.holding
+    hand.welcome(incarnation=2)
+    assert of(hand.hear(fetch), CopyState), "the first one is gone"
 
 
 def takes_whole_and_finishes(hand, number):

@@ -210,8 +210,7 @@ def test_one_copy_serves_all_who_ask_at_once():
 def test_an_island_that_has_not_trained_or_whose_loop_shows_no_state_declines():
     giver = Giver()
     assert given_to(give(giver, trained=False)) == [("b", 0, 0)]
-    assert not giver.copying
-    give(giver)
+    assert give(giver) == [CopyState()]
     assert given_to(copied(giver, num_parts=0)) == [("b", 0, 0)]
 
 
