@@ -5,8 +5,6 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from broker.wire.messages import AskDonor, Donor, Envelope, FetchState, StatePart, StateSource
 from islands.protocol.donation import FETCH_AGAIN_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
@@ -307,41 +305,3 @@ def test_on_a_narrow_link_parts_go_about_once_and_a_state_takes_no_longer_than_i
     assert sum(link.sent.values()) <= num_parts * receivers + most_copies
     ideal_s = (num_parts * receivers + most_copies) * PART_BYTES / link.bytes_per_s
     assert link.queue.now_s <= ideal_s + 1.0
-
-
-@given(st.data())
-def test_whatever_is_lost_or_late_an_island_settles_in_time_and_only_for_a_whole_copy(data):
-    me, now_s = Rejoining(), 0.0
-    donors = {name: Giver() for name in "abc"}
-    copies = {name: data.draw(st.integers(0, 6), name) for name in donors}
-    wire = [("", each) for each in me.log]
-    while me.settled is None:
-        assert now_s <= PATIENCE_S + 1, "it waits for ever"
-        happened, wire = wire, []
-        for sender, each in happened:
-            if isinstance(each, CopyState):
-                actions = []
-                parts = tuple(f"{sender} part {i}" for i in range(copies[sender]))
-                donors[sender].copied(parts, copies[sender] * PART_BYTES, now_s, actions)
-                wire += [(sender, a) for a in actions]
-            elif isinstance(each, CheckState):
-                wire += [("", a) for a in me.do(me.core.checked, data.draw(st.sampled_from(["", "", "misfit"])))]
-                whole = {text.split()[0] for text in each.parts}
-                assert len(whole) == 1, each
-                assert [text.split()[2] for text in each.parts] == [str(i) for i in range(copies[whole.pop()])]
-            elif isinstance(each, Send) and not data.draw(st.booleans(), "lost"):
-                for _ in range(data.draw(st.integers(1, 2), "copies")):
-                    match each.message:
-                        case AskDonor(tried=tried):
-                            left = [name for name in donors if name not in tried]
-                            wire += [("", a) for a in me.named(left[0] if left else "")]
-                        case FetchState():
-                            actions = []
-                            donors[each.to].fetch("me", each.message, f"1.{each.to}", True, now_s, actions)
-                            wire += [(each.to, a) for a in actions]
-                        case StatePart():
-                            wire += [("", a) for a in me.do(me.core.part, sender, each.message, "")]
-        now_s += data.draw(st.sampled_from([0.1, 1.0, 4.0]))
-        me.now_s = now_s
-        wire += [("", a) for a in me.at(now_s)]
-        wire = data.draw(st.permutations(wire)) if len(wire) < 6 else wire
