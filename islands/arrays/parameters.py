@@ -112,11 +112,7 @@ class Parameters:
 
     def of_none(self, params: Tree) -> list[Leaf]:
         """Returns the leaves that are in no fragment, in the order of ``local``."""
-        return self._read(params, self.local)
-
-    def of_names(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
-        """Returns whole leaves by name."""
-        return self._leaves(params, names)
+        return self.of_names(params, self.local)
 
     def replace(self, params: Tree, fragments: Mapping[int, Sequence[Leaf]]) -> Tree:
         """Returns the tree with whole fragments replaced; tied leaves get the same new array.
@@ -134,7 +130,7 @@ class Parameters:
                     changed[name] = leaf
                 else:
                     sections.setdefault(here.tensor, []).append((here.start, leaf))
-        for (name, found), leaf in zip(sections.items(), self._leaves(params, list(sections)), strict=True):
+        for (name, found), leaf in zip(sections.items(), self.of_names(params, list(sections)), strict=True):
             changed[name] = _rows(leaf).with_rows(leaf, found)
         return self._names.replace(params, changed)
 
@@ -150,13 +146,14 @@ class Parameters:
     def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
         """Returns leaves, or sections of them, by name."""
         if not self._rows:
-            return self._leaves(params, names)
+            return self.of_names(params, names)
         here = [self._rows.get(name) for name in names]
         tensors = [name if place is None else place.tensor for name, place in zip(names, here, strict=True)]
-        found = zip(self._leaves(params, tensors), here, strict=True)
+        found = zip(self.of_names(params, tensors), here, strict=True)
         return [leaf if place is None else _rows(leaf).rows_of(leaf, place.start, place.stop) for leaf, place in found]
 
-    def _leaves(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
+    def of_names(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
+        """Returns whole leaves by name."""
         found = self._found(params, names)
         if not self._in_place:  # those are asked for what they are now as they are read
             for name, leaf in zip(names, found, strict=True):

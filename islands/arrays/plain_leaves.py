@@ -44,8 +44,6 @@ def value_of(array: Array, sort: type[Any]) -> Any:
         ValueError: It stands for none of this sort.
     """
     if array.shape == ():
-        if sort is str and array.dtype.kind == "U":
-            return str(array.item())  # as earlier versions wrote it
         if number_in(array) != _NUMBERS.get(sort, "none"):
             raise ValueError(f"{array.dtype} is no {sort.__name__}")
         return sort(array.item())

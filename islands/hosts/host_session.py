@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, assert_never
 
 from broker.base.errors import ConfigError, first_of
@@ -28,7 +27,6 @@ from islands.hosts.plans import Plans
 from islands.hosts.rendezvous import SeveralHosts
 from islands.hosts.speaker_rules import LOST_S
 from islands.interface.config import IslandConfig
-from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections
 from islands.session.exchange import Exchange, Install, JoinedRun, Moment, StateFound
@@ -91,15 +89,6 @@ class HostSession(CommunicationThread):
         self._heard_s = time.monotonic()
         self._speaker_left = self._state_asked = False
         exchange.doing = "waiting for the speaker of this island"
-
-    @property
-    def checkpoint_file(self) -> Path | None:
-        """The speaker keeps it."""
-        return None
-
-    def paused(self) -> Paused | None:
-        """Returns nothing to keep: the speaker has what there is."""
-        return None
 
     # --- the thread -------------------------------------------------------------------------------------------
 
