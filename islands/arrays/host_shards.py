@@ -19,8 +19,8 @@ from broker.base.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec
 from islands.arrays import persistence
 from islands.arrays.jax_placement import copy_here, installer, on_each_device, part_to_host, put, sample
-from islands.arrays.reference import wide_dtype
-from islands.arrays.regions import HeldTensor, Parts, region_of
+from islands.arrays.reference import Parts, wide_dtype
+from islands.arrays.regions import HeldTensor, region_of
 from islands.interface.arguments import shown
 
 Array = npt.NDArray[Any]

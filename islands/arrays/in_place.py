@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from broker.wire.fragments import Region, whole
 from islands.arrays import persistence
-from islands.arrays.reference import is_narrow
-from islands.arrays.regions import Parts, Spread
+from islands.arrays.reference import Parts, is_narrow
+from islands.arrays.regions import Spread
 
 Array = npt.NDArray[Any]
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from broker.wire.fragments import Region
 from islands.arrays import persistence
 from islands.arrays.in_place import InPlacePlacement, is_in_place, region_here
-from islands.arrays.reference import adopted, wide_dtype
-from islands.arrays.regions import Parts, Spread
+from islands.arrays.reference import Parts, adopted, wide_dtype
+from islands.arrays.regions import Spread
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX

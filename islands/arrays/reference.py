@@ -37,7 +37,7 @@ import numpy.typing as npt
 from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.codec import verify
 from broker.wire.fragments import FragmentManifest, Kind, Region, TensorSpec, tensor_of
-from broker.wire.messages import Codec, Encoded, Envelope, Reason, Version
+from broker.wire.messages import Codec, Encoded, Envelope, Place, Reason, Version
 from broker.wire.tensors import (
     Float32Array,
     added,
@@ -112,6 +112,36 @@ def cut(payload: Sequence[Encoded], regions: Sequence[tuple[int, Region]]) -> tu
     """
     whole = [decode_tensor(encoded) for encoded in payload]
     return tuple(encode_tensor(np.ascontiguousarray(whole[i][region.slices]), Codec.F32) for i, region in regions)
+
+
+class Parts:
+    """What this host has of a fragment's tensors: whole ones, or some regions of them.
+
+    Args:
+        regions: Each with the number of its tensor; None: every tensor is whole here.
+        handed: Of each region, whether this host hands it over, where several have it.
+    """
+
+    def __init__(self, regions: Sequence[tuple[int, Region]] | None = None, handed: Sequence[bool] = ()) -> None:
+        self._regions, self._handed = regions, handed
+
+    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Returns one entry for each array that is here, from those of the whole tensors."""
+        if self._regions is None:
+            return tuple(specs)
+        return tuple(replace(specs[i], shape=region.shape) for i, region in self._regions)
+
+    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
+        """Returns what is here of a fragment's whole tensors; regions in float32."""
+        return tuple(payload) if self._regions is None else cut(payload, self._regions)
+
+    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
+        """Returns what this host hands over of what is here, and its places: none for whole tensors."""
+        if self._regions is None:
+            return tuple(payload), ()
+        rows = zip(self._regions, payload, self._handed, strict=True)
+        own = [(encoded, Place(tensor=i, start=region.start)) for (i, region), encoded, ours in rows if ours]
+        return tuple(encoded for encoded, _ in own), tuple(place for _, place in own)
 
 
 class Reference:

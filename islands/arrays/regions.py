@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from broker.base.errors import ConfigError
 from broker.wire.fragments import Region, TensorSpec, flaw_in
-from broker.wire.messages import Encoded, Place
-from islands.arrays.reference import cut
 
 Array = npt.NDArray[Any]
 #: Tensor -> its regions, each with the host that hands it over.
@@ -68,36 +66,6 @@ class Spread:
 def part_of(value: Array | Spread, region: Region) -> Array:
     """Returns the elements of a region, of a whole array or of what this host has of one."""
     return value.at(region) if isinstance(value, Spread) else value[region.slices]
-
-
-class Parts:
-    """What this host has of a fragment's tensors: whole ones, or some regions of them.
-
-    Args:
-        regions: Each with the number of its tensor; None: every tensor is whole here.
-        handed: Of each region, whether this host hands it over, where several have it.
-    """
-
-    def __init__(self, regions: Sequence[tuple[int, Region]] | None = None, handed: Sequence[bool] = ()) -> None:
-        self._regions, self._handed = regions, handed
-
-    def tensors(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Returns one entry for each array that is here, from those of the whole tensors."""
-        if self._regions is None:
-            return tuple(specs)
-        return tuple(replace(specs[i], shape=region.shape) for i, region in self._regions)
-
-    def cut(self, payload: Sequence[Encoded]) -> tuple[Encoded, ...]:
-        """Returns what is here of a fragment's whole tensors; regions in float32."""
-        return tuple(payload) if self._regions is None else cut(payload, self._regions)
-
-    def handed(self, payload: Sequence[Encoded]) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns what this host hands over of the arrays that are here, and its places: none for whole tensors."""
-        if self._regions is None:
-            return tuple(payload), ()
-        rows = zip(self._regions, payload, self._handed, strict=True)
-        own = [(encoded, Place(tensor=i, start=region.start)) for (i, region), encoded, ours in rows if ours]
-        return tuple(encoded for encoded, _ in own), tuple(place for _, place in own)
 
 
 # --- whether hosts make one island ---------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class SeveralHosts:
 def gather(
     spread: SeveralHosts, *, broker: str, speaker_address: str, within_s: float
 ) -> tuple[Contact, SpeakerLink | None]:
-    """Returns how to reach the speaker, and its end there, once every host has called this; other hosts have no end.
+    """Returns how to reach the speaker, and at the speaker its end, once every host has called this.
 
     Args:
         spread: Over which hosts.
