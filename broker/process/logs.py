@@ -116,32 +116,12 @@ def log_to_stderr(level: int | str = logging.INFO) -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines; counts those that a full disk or closed stream refuses, and logs the gap later."""
+    """Writes lines; drops what a full disk or a closed stream refuses: no process ends by its log."""
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self._lost = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Writes a record, or drops it: no process ends because nobody takes its log."""
-        if self.stream.closed:  # a thread may log after its program has closed stderr
-            self._lost += 1
-            return
-        try:
-            if self._lost:
-                lost = logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"})
-                lost.msg, lost.__dict__[_FIELDS] = "log.gap", {"lines": self._lost}
-                self._put(lost)
-                self._lost = 0
-            self._put(record)
-        except OSError:
-            self._lost += 1
-        except Exception:  # noqa: BLE001 - a record that cannot be formatted must not end a process either
-            self.handleError(record)
-
-    def _put(self, record: logging.LogRecord) -> None:
-        self.stream.write(self.format(record) + self.terminator)
-        self.flush()
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says on standard error what was wrong with a record; nothing if it was the stream."""
+        if not isinstance(sys.exception(), OSError | ValueError):
+            super().handleError(record)
 
 
 class _Formatter(logging.Formatter):
