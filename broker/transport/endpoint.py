@@ -56,11 +56,8 @@ OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """Messages and bytes through an endpoint since it was opened, without ZeroMQ's own bytes."""
+    """Connections and bytes of an endpoint since it was opened, without ZeroMQ's own bytes."""
 
-    sent: int = 0  # messages given to a live connection
-    unsent: int = 0  # messages dropped, for want of a connection or of room
-    received: int = 0  # messages read
     renewals: int = 0  # connections made anew: ZeroMQ had given up, or they delivered nothing
     bytes_up: int = 0
     bytes_down: int = 0
@@ -196,9 +193,8 @@ class Endpoint:
 
         With no connection, or at the high-water mark, a control message is dropped at once. A bulk message waits: for a
         connection and its turn at most ``bulk_wait_s``; once its first chunk has gone, for the link, as long as the
-        connection stands. If that is not the number ``over``, it is dropped. What is dropped is counted. Buffers are
-        sent from where they are: they must not be written to until the broker's or aggregator's answer shows that they
-        have arrived.
+        connection stands. If that is not the number ``over``, it is dropped. Buffers are sent from where they are: they
+        must not be written to until the broker's or aggregator's answer shows that they have arrived.
 
         Raises:
             LocalProtocolError: If the message belongs on the other channel, exceeds the limits or does not encode.
@@ -219,18 +215,11 @@ class Endpoint:
         while not (self.connection if over is None else self.connection == over):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or over is not None:
-                self.traffic.unsent += 1
                 return False
             await self.line(False, left_s)
         if self._chunked is None:
-            taken = self._put(frames)
-        else:
-            taken = await self._send_in_chunks(self._chunked, envelope, frames, nbytes, deadline_s)
-        if not taken:
-            self.traffic.unsent += 1
-            return False
-        self.traffic.sent += 1
-        return True
+            return self._put(frames)
+        return await self._send_in_chunks(self._chunked, envelope, frames, nbytes, deadline_s)
 
     async def _send_in_chunks(
         self, chunked: Chunked, envelope: Envelope, frames: Sequence[Buffer], nbytes: int, deadline_s: float
@@ -326,7 +315,7 @@ class Endpoint:
         try:
             if isinstance(frames, Refused):
                 raise frames.error
-            envelope = decode(frames, self._limits)
+            return decode(frames, self._limits)
         except RemoteProtocolError as error:
             header = frames.header if isinstance(frames, Refused) else list(frames)
             origin = error.origin if isinstance(error, Unreadable) else peek(header, self._limits)
@@ -336,8 +325,6 @@ class Endpoint:
                 wrong = {"reason": error.reason, "field": error.field, "got": error.got}
                 log.warning("message.unreadable", address=self.address, sender=origin.sender, kind=origin.kind, **wrong)
             return None
-        self.traffic.received += 1
-        return envelope
 
     @property
     def _open_line(self) -> Line:
