@@ -61,21 +61,13 @@ class IntervalSet:
             self._starts.insert(i, start)
             self._ends.insert(i, end)
 
-    def gaps(self) -> Iterator[tuple[int, int]]:
-        """Yields the intervals between those of the set, in order."""
-        return zip(self._ends[:-1], self._starts[1:], strict=True)
-
     def close_gaps(self, most: int, keep: Callable[[int, int], bool]) -> None:
         """Adds the lowest gaps, but those that ``keep(start, end)`` keeps, until there are ``most`` intervals."""
-        beyond = self.num_intervals - most
+        beyond = len(self._starts) - most
         if beyond > 0:
-            for start, end in [gap for gap in self.gaps() if not keep(*gap)][:beyond]:
+            gaps = zip(self._ends[:-1], self._starts[1:], strict=True)
+            for start, end in [gap for gap in gaps if not keep(*gap)][:beyond]:
                 self.add(start, end)
-
-    @property
-    def num_intervals(self) -> int:
-        """Returns the number of intervals in the set."""
-        return len(self._starts)
 
     def overlaps(self, start: int, end: int) -> bool:
         """Whether any integer of ``[start, end)`` is in the set."""

@@ -34,10 +34,10 @@ def test_an_interval_set_is_a_set_of_integers_in_as_few_sorted_intervals_as_ther
     assert all(end < start for (_, end), (start, _) in pairwise(intervals)), "sorted, disjoint, not adjacent"
 
 
-def test_gaps_lie_between_the_intervals():
-    assert list(IntervalSet().gaps()) == []
-    assert IntervalSet().num_intervals == 0
-    intervals = IntervalSet([(1, 4), (8, 12), (13, 14)])
-    assert list(intervals.gaps()) == [(4, 8), (12, 13)]
-    assert intervals.num_intervals == 3
+def test_the_lowest_gaps_that_need_not_stay_are_closed_until_few_intervals_are_left():
+    intervals = IntervalSet([(1, 4), (8, 12), (13, 14), (20, 21)])
+    intervals.close_gaps(2, lambda start, end: (start, end) == (12, 13))
+    assert list(intervals) == [(1, 12), (13, 21)]
+    intervals.close_gaps(2, lambda start, end: False)
+    assert list(intervals) == [(1, 12), (13, 21)]
     assert intervals != {1, 2, 3}
