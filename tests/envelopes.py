@@ -160,11 +160,6 @@ def buffers(draw):
 def values(hint, field):
     if hint is StepRange:
         return step_ranges()
-    if hint is messages.DataRange:
-        numbers = {"share": st.integers(0, 99), "share_epoch": st.integers(0, 99)}
-        return st.builds(messages.DataRange, from_batch=st.just(3), to_batch=st.integers(4, 9), **numbers)
-    if hint is Share:
-        return st.builds(lambda i, n, e: Share(index=i, count=i + n, share_epoch=e), *[st.integers(1, 99)] * 3)
     if hint is DataRange:
         counters = dict.fromkeys(("share", "share_epoch"), COUNTERS)
         return st.builds(DataRange, **counters, from_batch=st.integers(0, 9), to_batch=st.integers(10, INT_MAX))

@@ -193,7 +193,6 @@ class Origin:
     kind: str = ""
     sender: str = ""
     sequence: int = -1
-    to: str = ""
 
 
 class Unreadable(RemoteProtocolError):
@@ -218,7 +217,6 @@ def _origin(header: dict[str, Any]) -> Origin:
         kind=kind if type(kind) is str and kind in KINDS else "",
         sender=_or("", address, header.get("sender")),
         sequence=_or(-1, counter, header.get("seq")),
-        to=_or("", address, header.get("to")),
     )
 
 

@@ -24,7 +24,7 @@ from broker.base.errors import ConfigError
 from broker.wire.fragments import TensorSpec
 from broker.wire.messages.observation import MAX_PROBE_BUFFERS, Probe
 from broker.wire.messages.rounds import Contribution, HostPart, Outstanding, Resolution, Seed
-from broker.wire.messages.values import AGGREGATOR, BROKER, Block, DataRange, Reason, Share
+from broker.wire.messages.values import AGGREGATOR, BROKER, Block, DataRange, Reason
 from broker.wire.messages.versions import Version
 from broker.wire.names import NAME, RULE, is_name
 from broker.wire.ranges import StepRange
@@ -323,11 +323,6 @@ def _check_steps(value: StepRange | Outstanding | Resolution) -> None:
         raise Unfit(value.to_tokens, expected, reason=Reason.IMPLAUSIBLE, at="to_tokens")
 
 
-def _check_share(share: Share) -> None:
-    if share.index >= share.count:
-        raise Unfit(share.index, f"below count, {share.count}", at="index")
-
-
 def _check_tensor(tensor: TensorSpec) -> None:
     if tensor.unit_axes > len(tensor.shape):
         raise Unfit(tensor.unit_axes, f"at most the number of dimensions, {len(tensor.shape)}", at="unit_axes")
@@ -378,7 +373,6 @@ _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     HostPart: _check_part,
     Outstanding: _check_steps,
     Resolution: _check_steps,
-    Share: _check_share,
     Block: _check_data,
     DataRange: _check_data,
     TensorSpec: _check_tensor,
