@@ -51,14 +51,11 @@ class BulkReceiver:
             return peer, decode([first, *frames])
         self.nbytes += sum(map(len, frames))
         self.largest = max([self.largest, *map(len, frames)])
-        into, found = self._flows.setdefault(peer, Inflow(Limits(), ReusedMemory(0))), None
-        for head, pieces in into.in_order(heads.read(first), frames):
-            if isinstance(head, heads.Ask):
-                answer = into.answer(head, pieces, self._kept)
-                self.resumed.append(answer.offset)
-                await self._router.send_multipart([peer, heads.packed(answer)])
-            else:
-                found = into.take(head, pieces)
+        into = self._flows.setdefault(peer, Inflow(Limits(), ReusedMemory(0)))
+        answers, found = into.take_in(heads.read(first), frames, self._kept)
+        for answer in answers:
+            self.resumed.append(heads.read(answer).offset)
+            await self._router.send_multipart([peer, answer])
         await self._router.send_multipart([peer, heads.packed(into.credit())])
         # What is refused continues a message that an earlier connection has left.
-        return peer, None if found is None or isinstance(found, Refused) else decode(found)
+        return peer, next((decode(each) for each in found if not isinstance(each, Refused)), None)

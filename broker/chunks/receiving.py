@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import RemoteProtocolError
-from broker.chunks.heads import Ask, Chunk, Credit, Resume
+from broker.chunks.heads import Ask, Chunk, Credit, Resume, packed
 from broker.chunks.kept import LEAST_BYTES, Kept, Partial, key_in
 from broker.chunks.memory import Joined, Opened, ReusedMemory, fresh
 from broker.wire.headers import Buffer, Limits
@@ -74,14 +74,33 @@ class Inflow:
         """Chunks may come over one more connection from now on."""
         self._received[subflow] = 0
 
-    def in_order(
-        self, head: Chunk | Ask, frames: Sequence[Buffer], subflow: int = 0
-    ) -> Iterator[tuple[Chunk | Ask, Sequence[Buffer]]]:
-        """Yields the chunks and questions that can be taken in now, in order.
+    def take_in(
+        self, head: Chunk | Ask, frames: Sequence[Buffer], kept: Kept | None, subflow: int = 0
+    ) -> tuple[list[bytes], list[list[Buffer] | Refused]]:
+        """Takes in a chunk, or a question, that came over a connection; over several, whatever is due with it.
 
-        Over a single connection each is yielded as it comes. Each is to go to :meth:`take` or :meth:`answer` before the
-        next one is asked for.
+        Args:
+            head: What its first frame says.
+            frames: Those behind that.
+            kept: What earlier connections have left; None: nothing.
+            subflow: The connection.
+
+        Returns:
+            Answers to send, and messages that are whole now, or why one is not taken in. Credit is to be sent, too.
         """
+        answers: list[bytes] = []
+        found: list[list[Buffer] | Refused] = []
+        for due, pieces in self._in_order(head, frames, subflow):
+            if isinstance(due, Ask):
+                answers.append(packed(self._answer(due, pieces, kept)))
+            elif (taken := self._take(due, pieces)) is not None:
+                found.append(taken)
+        return answers, found
+
+    def _in_order(
+        self, head: Chunk | Ask, frames: Sequence[Buffer], subflow: int
+    ) -> Iterator[tuple[Chunk | Ask, Sequence[Buffer]]]:
+        """Yields what can be taken in now, in order; each is, before the next one is asked for."""
         nbytes = sum(memoryview(each).nbytes for each in frames)
         self._received[subflow] += nbytes
         if len(self._received) == 1:
@@ -100,17 +119,17 @@ class Inflow:
         """Transfer and offset of the chunk that is due."""
         return (self._transfer + 1, 0) if self._whole else (self._transfer, self._offset)
 
-    def answer(self, ask: Ask, frames: Sequence[Buffer], kept: Kept) -> Resume:
+    def _answer(self, ask: Ask, frames: Sequence[Buffer], kept: Kept | None) -> Resume:
         """Says how much of a message with this header earlier connections left; its chunks go on from there."""
         self._begin(Chunk(ask.transfer, ask.total, 0, 0))
         header = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
         if len(frames) == 1 and 0 < header.nbytes < ask.total:
             self._frames, self._offset = [frames[0]], header.nbytes
-            partial = kept.take(key_in(frames[0], self._limits), ask.total - header.nbytes)
-            if partial is not None:
-                self._frames += partial.frames
-                self._open = partial.open
-                self._offset += partial.nbytes
+            left = None if kept is None else kept.take(key_in(frames[0], self._limits), ask.total - header.nbytes)
+            if left is not None:
+                self._frames += left.frames
+                self._open = left.open
+                self._offset += left.nbytes
         return Resume(ask.transfer, self._offset)
 
     def cut_off(self) -> tuple[int, Partial] | None:
@@ -122,8 +141,8 @@ class Inflow:
         key = key_in(self._frames[0], self._limits) if partial.nbytes >= LEAST_BYTES else None
         return None if key is None else (key, partial)
 
-    def take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
-        """Takes a chunk in, with the frames behind its head; :meth:`credit` is to be sent then.
+    def _take(self, chunk: Chunk, frames: Sequence[Buffer]) -> list[Buffer] | Refused | None:
+        """Takes a chunk in, with the frames behind its head.
 
         Returns:
             The frames of the message if it is whole now. Or why it is refused: it is too large, or this chunk does not

@@ -171,23 +171,14 @@ class Flows:
                 flow.out.resume(head)
             case heads.Ask() | heads.Chunk():
                 flow.owes_credit.add(subflow)
-                due = flow.incoming.in_order(head, frames[1:], subflow)
-                found = [self._take(flow, each, pieces, key) for each, pieces in due]
+                kept = self._kept.get(key)
+                before = kept.nbytes if kept is not None else 0
+                answers, found = flow.incoming.take_in(head, frames[1:], kept, subflow)
+                self._kept_bytes += kept.nbytes - before if kept is not None else 0
+                flow.owed += [(0, each) for each in answers]
                 self._count(flow, now_s)
-                return [each for each in found if each is not None]
+                return found
         return []
-
-    def _take(
-        self, flow: _Flow, head: heads.Ask | heads.Chunk, frames: Sequence[Buffer], key: str
-    ) -> list[Buffer] | Refused | None:
-        """Takes in a chunk, or a question, whose turn it is."""
-        if isinstance(head, heads.Chunk):
-            return flow.incoming.take(head, frames)
-        kept = self._kept.get(key, Kept(0))
-        before = kept.nbytes
-        flow.owed.append((0, heads.packed(flow.incoming.answer(head, frames, kept))))
-        self._kept_bytes += kept.nbytes - before
-        return None
 
     def _bind(self, peer: bytes, bond: heads.Bond, key: str) -> None:
         """A connection says that it is one of several; it is told so where it is from now on."""

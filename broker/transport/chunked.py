@@ -203,11 +203,9 @@ class Chunked:
                 if isinstance(head, heads.Chunk):
                     nbytes = sum(memoryview(each).nbytes for each in frames[1:])
                     self._down.arrived(nbytes, now_s, goes_on=head.offset > 0)
-                for due, pieces in self._in.in_order(head, frames[1:], subflow):
-                    if isinstance(due, heads.Ask):
-                        self._owed.append(packed(self._in.answer(due, pieces, self._kept)))
-                    elif (found := self._in.take(due, pieces)) is not None:
-                        self.arrived.append(found)
+                answers, found = self._in.take_in(head, frames[1:], self._kept, subflow)
+                self._owed += answers
+                self.arrived += found
 
     def go_on(self, connection: int, now_s: float) -> None:
         """Sends what may go: answers and credit, then messages."""

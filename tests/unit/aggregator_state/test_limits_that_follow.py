@@ -133,7 +133,7 @@ def test_messages_that_are_not_whole_have_room_together_and_the_silent_one_gives
 
 def test_what_memory_does_not_hold_is_refused():
     into = Inflow(Limits(max_message_bytes=1 << 62), ReusedMemory(0))
-    refused = into.take(heads.Chunk(1, 1 << 61, 0, (1 << 61) - 1), [b"x"])
+    _, (refused,) = into.take_in(heads.Chunk(1, 1 << 61, 0, (1 << 61) - 1), [b"x"], None)
     assert isinstance(refused, Refused)
     assert refused.error.reason is Reason.OVERSIZE
 

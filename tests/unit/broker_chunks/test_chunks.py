@@ -31,11 +31,8 @@ def inflow(most_bytes=MOST, most_frames=1000, *, in_pieces=False):
 
 def taken(into, head, frames, kept=None):
     """What becomes of what came over the one connection."""
-    (found,) = [
-        into.answer(*each, kept) if isinstance(head, heads.Ask) else into.take(*each)
-        for each in into.in_order(head, frames)
-    ]
-    return found
+    answers, found = into.take_in(head, frames, kept)
+    return next(iter([*map(heads.read, answers), *found]), None)
 
 
 def cut(*sizes, seed=0):

@@ -85,10 +85,8 @@ class Ways:
     def take(self, subflow):
         """One chunk arrives and is noted; returns its bytes."""
         first, *frames = self.steps[subflow].popleft()
-        for head, pieces in self.into.in_order(heads.read(first), frames, subflow):
-            found = self.into.take(head, pieces)
-            if found is not None:
-                self.arrived.append([bytes(memoryview(each)) for each in found])
+        _, found = self.into.take_in(heads.read(first), frames, None, subflow)
+        self.arrived += [[bytes(memoryview(each)) for each in message] for message in found]
         self.now_s += 0.01
         self.out.credited(self.into.credit(subflow), self.now_s, subflow)
         return sum(map(len, frames))
@@ -149,7 +147,7 @@ def test_chunks_that_nobody_can_use_are_not_kept_for_ever():
     piece, number = bytes(1 << 20), 0
     while not into.broken:
         number += 1  # never the chunk that is due
-        assert list(into.in_order(Chunk(2, 1 << 30, number << 20, 0), [piece], 1)) == []
+        assert into.take_in(Chunk(2, 1 << 30, number << 20, 0), [piece], None, 1) == ([], [])
         assert into.partial_bytes <= MOST_EARLY_BYTES
     assert number == (MOST_EARLY_BYTES >> 20) + 1
     assert into.partial_bytes == 0

@@ -41,14 +41,11 @@ class Line:
         """The client takes in what has come."""
         while self.frames:
             first, *frames = self.frames.pop(0)
-            found = [first, *frames]
+            found = [[first, *frames]]
             if heads.is_head(first):
                 head = heads.read(first)
-                found = None
-                if isinstance(head, heads.Chunk):
-                    (found,) = [self.into.take(*each) for each in self.into.in_order(head, frames)]
-            if found is not None:
-                self.came.append(decode(found).sequence)
+                found = self.into.take_in(head, frames, None)[1] if isinstance(head, heads.Chunk) else []
+            self.came += [decode(each).sequence for each in found]
 
     def credit(self, now_s=0.1):
         """It says what it has; returns what becomes of that."""
