@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 
 import zmq
 import zmq.asyncio
@@ -9,9 +10,9 @@ import zmq.asyncio
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import configure_socket
 from broker.wire.headers import Limits
-from broker.wire.messages import Channel, Codec, Contribution, Envelope, Leave
-from broker.wire.ranges import StepRange
+from broker.wire.messages import Channel, Codec, Envelope, Leave
 from broker.wire.tensors import encode_tensor
+from tests import relay_bench
 
 PATIENCE_S = 30.0  # for what is bound to happen; never waited for in full unless the test fails
 LEAVE = Leave(inner_step=3, tokens=12, reason="done")
@@ -22,8 +23,7 @@ def envelope(message, *, sequence=1, sender="island-0", to="broker"):
 
 
 def contribution(array, codec=Codec.F32):
-    steps = StepRange(from_step=0, to_step=4, from_tokens=0, to_tokens=64)
-    return Contribution(round_id=1, fragment_id=0, steps=steps, trained_on=(), payload=(encode_tensor(array, codec),))
+    return dataclasses.replace(relay_bench.contribution(), payload=(encode_tensor(array, codec),))
 
 
 @contextlib.asynccontextmanager

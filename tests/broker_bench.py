@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 
-import numpy as np
-import xxhash
 import zmq
 import zmq.asyncio
 
@@ -13,9 +12,10 @@ from broker.gateway.config import BrokerConfig
 from broker.server import serve
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
-from broker.wire.messages import AGGREGATOR, BROKER, Channel, Encoded, Envelope
-from broker.wire.ranges import StepRange
+from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope
+from broker.wire.tensors import encode_tensor
 from ops.processes.cluster import free_ports
+from tests import relay_bench
 
 RUN = "demo"
 WAIT_S = 40.0  # for anything that must happen; nothing here depends on how long it takes
@@ -31,27 +31,14 @@ def config(**changes):
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-def encoded(array):
-    data = memoryview(np.ascontiguousarray(array)).cast("B")
-    return Encoded(codec=m.Codec.F32, shape=array.shape, checksum=xxhash.xxh3_64_intdigest(data), data=data)
-
-
 def contribution(array, from_step=0, fragment_id=0):
-    steps = StepRange(from_step=from_step, to_step=from_step + 1, from_tokens=from_step, to_tokens=from_step + 1)
-    trained_on = (m.TrainedOn(fragment_version=0, steps=1),)
-    payload = (encoded(array),)
-    return m.Contribution(round_id=1, fragment_id=fragment_id, steps=steps, trained_on=trained_on, payload=payload)
+    made = relay_bench.contribution(fragment_id, from_step, from_step + 1)
+    return replace(made, payload=(encode_tensor(array, m.Codec.F32),))
 
 
 def version(array, fragment_version=1, epoch=1):
-    return m.Version(
-        epoch=epoch,
-        fragment_id=0,
-        fragment_version=fragment_version,
-        digest="0" * 32,
-        contributions=(),
-        payload=(encoded(array),),
-    )
+    made = relay_bench.version(0, fragment_version, epoch)
+    return replace(made, payload=(encode_tensor(array, m.Codec.F32),))
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
@@ -81,13 +68,6 @@ class Client:
             sequence=self.sequence,
             to=BROKER if isinstance(message, m.Want | m.Version | m.Attach | m.AttachBulk) else AGGREGATOR,
             message=message,
-        )
-        assert await self.endpoints[message.channel].send(envelope)
-
-    async def reply(self, island, message):
-        self.sequence += 1
-        envelope = Envelope(
-            run_id=RUN, sender=self.name, incarnation=0, sequence=self.sequence, to=island, message=message
         )
         assert await self.endpoints[message.channel].send(envelope)
 

@@ -111,9 +111,9 @@ class Driver:
         self.receive(AGGREGATOR, m.Attach(shard=shard, epoch=epoch, versions=versions))
         return self.receive(AGGREGATOR, m.AttachBulk(shard=shard, epoch=epoch, shards=1))
 
-    def block(self, send):
+    def block(self, send, outcome=Blocked):
         return self.event(
-            Blocked(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
+            outcome(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
         )
 
     def delivered(self, send):
@@ -123,9 +123,7 @@ class Driver:
         return self.event(Room(channel=send.channel, peer=send.peer))
 
     def unreachable(self, send):
-        return self.event(
-            Unreachable(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
-        )
+        return self.block(send, Unreachable)
 
     def tick(self, now_s):
         """Moves the time from deadline to deadline, as a driver would; all that followed are the last actions."""

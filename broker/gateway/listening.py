@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from broker.base.errors import ConfigError
+from broker.base.errors import ConfigError, cure_of_listening
 from broker.gateway.config import BrokerConfig
 from broker.wire.addresses import channel_address
 from broker.wire.messages import Channel
@@ -44,18 +44,13 @@ def cannot_listen(config: BrokerConfig, err: zmq.ZMQError) -> ConfigError:
     if config.port == 0 and err.errno == errno.EADDRINUSE:
         cure = f"no two neighbours were found free at {config.host} in {PORT_ATTEMPTS} attempts: name one with --port"
         return ConfigError("port", config.port, cure)
+    cure = cure_of_listening(OSError(err.errno, err.strerror))
+    if err.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        cure = f"{cure} with --host, or 0.0.0.0 for all of them"
+        return ConfigError("host", config.host, cure)
     ports = f"{config.port} and {config.port + 1}" if config.port else "any"
-    match err.errno:
-        case errno.EADDRINUSE:
-            cure = f"a process listens on one of {ports} at {config.host} already: end it, or take another --port"
-        case errno.EACCES:
-            cure = f"this user may not listen on {ports}: take a --port above 1023"
-        case errno.EADDRNOTAVAIL | errno.ENODEV:
-            cure = "this machine has no such address: give one of its own with --host, or 0.0.0.0 for all of them"
-            return ConfigError("host", config.host, cure)
-        case _:
-            cure = f"ZeroMQ cannot listen there: {err.strerror}"
-    return ConfigError("port", config.port, cure)
+    why = f"cannot listen on {ports} at {config.host} ({err.strerror}): {cure}"
+    return ConfigError("port", config.port, why)
 
 
 def unix_paths(ipc: str) -> dict[Channel, str]:
