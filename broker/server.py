@@ -46,7 +46,6 @@ from broker.registry.reporter import Reporter, families_of
 from broker.routing.events import (
     AllowListChanged,
     Blocked,
-    HangUp,
     LookUp,
     Note,
     RelayEvent,
@@ -296,9 +295,9 @@ class _Broker:
             if key is not None:
                 for whole in self._whole(channel, taken, key):
                     if isinstance(whole, Refused):
-                        self._handle(refused(channel, taken, whole, limits, key), taken)
+                        self._handle(refused(channel, taken, whole, limits, key))
                     else:
-                        self._handle(await event_of(channel, whole, limits, key), whole)
+                        self._handle(await event_of(channel, whole, limits, key))
 
     def _whole(self, channel: Channel, taken: Taken, key: str) -> list[Taken | Refused]:
         """Returns the messages that are whole now, and what of them is refused."""
@@ -323,11 +322,8 @@ class _Broker:
 
     # --- what the relay wants done ---
 
-    def _handle(self, event: RelayEvent | GateEvent, taken: Taken | None = None) -> None:
-        """Hands an event to the relay, carries out what it answers, and hands back what could not be sent.
-
-        ``taken`` is the message that the event tells of, if it is one.
-        """
+    def _handle(self, event: RelayEvent | GateEvent) -> None:
+        """Hands an event to the relay, carries out what it answers, and hands back what could not be sent."""
         now_s, bulk = self._clock(), 0
         actions = deque(self._relay.handle(event, now_s))
         if isinstance(event, AllowListChanged):
@@ -346,9 +342,6 @@ class _Broker:
                     (log.warning if warning else log.info)(name, **fields)
                 case LookUp() as question:
                     self._desk.ask(question)
-                case HangUp(channel=channel, why=why):
-                    if taken is not None and taken.last is not None:
-                        self.gate.end(channel, said_of(taken.last, zmq.SRCFD), why)
                 case other:
                     assert_never(other)
         deadline_s = self._relay.next_deadline_s()

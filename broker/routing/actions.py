@@ -12,7 +12,6 @@ from broker.base.errors import worth_repeating
 from broker.routing.directory import UNKNOWN, Directory
 from broker.routing.events import (
     Blocked,
-    HangUp,
     LookUp,
     Note,
     Refusal,
@@ -47,7 +46,7 @@ class Actions:
         actions, self._actions = self._actions, []
         return actions
 
-    def add(self, action: Note | Report | LookUp | HangUp) -> None:
+    def add(self, action: Note | Report | LookUp) -> None:
         """Puts in what is no message."""
         self._actions.append(action)
 

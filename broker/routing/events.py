@@ -175,15 +175,7 @@ class LookUp:
     envelope: Envelope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangUp:
-    """End the connection by which the message came that is being handled."""
-
-    channel: Channel
-    why: str
-
-
-RelayAction = Send | Report | Note | LookUp | HangUp
+RelayAction = Send | Report | Note | LookUp
 
 #: Why a message is not taken: the reason, and a detail for people.
 Refusal = tuple[Reason, str]

@@ -1,4 +1,4 @@
-"""Rules for observers at a broker: how many, how often, and when one is hung up. Pure.
+"""Rules for observers at a broker: how many, and how often. Pure.
 
 An observer is no peer of the run: it is not in the directory, counts as no island, and gets nothing but answers. What
 is kept here is one small entry per connection, for the latest ones alone. So an observer that comes in under many
@@ -9,7 +9,6 @@ connections loses its older entries, and what it may cost in all is bounded by w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from broker.routing.directory import Seen
 from broker.routing.events import Refusal
@@ -19,15 +18,6 @@ from broker.wire.messages import Reason
 MOST_OBSERVERS = 64
 #: Questions over one connection: so many a second, and so many at once after a pause.
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 8.0, 16
-#: So many more refused questions than answered ones are no mistake: the connection is ended.
-MOST_REFUSALS = 50
-
-
-class Hearing(NamedTuple):
-    """The verdict on a question: answered or refused; too many refusals end the connection."""
-
-    refusal: Refusal | None = None
-    hang_up: bool = False
 
 
 @dataclass(slots=True)
@@ -37,7 +27,6 @@ class _Observer:
     heard_s: float
     seen: Seen = field(default_factory=Seen)
     credit: float = QUESTIONS_AT_ONCE
-    refusals: int = 0  # more than answers
 
 
 class Observers:
@@ -49,28 +38,20 @@ class Observers:
     def __len__(self) -> int:
         return len(self._known)
 
-    def hear(self, peer: bytes, sequence: int, now_s: float) -> Hearing:
-        """Judges a question by its number and by when others came over the same connection."""
+    def hear(self, peer: bytes, sequence: int, now_s: float) -> Refusal | None:
+        """Refuses a question by its number, or by when others came over the same connection."""
         observer = self._known.pop(peer, None) or _Observer(now_s)
         self._known[peer] = observer
         if len(self._known) > MOST_OBSERVERS:
             del self._known[next(iter(self._known))]
         earned = max(0.0, now_s - observer.heard_s) * QUESTIONS_PER_S
         observer.credit, observer.heard_s = min(QUESTIONS_AT_ONCE, observer.credit + earned), now_s
-        refusal: Refusal | None = None
         if observer.seen.repeats(sequence):
-            refusal = Reason.REPLAYED, f"message {sequence} has come over this connection before"
-        elif observer.credit < 1.0:
-            refusal = Reason.QUEUE_FULL, f"at most {QUESTIONS_PER_S:g} questions a second are answered: ask again later"
-        if refusal is None:
-            observer.credit -= 1.0
-            observer.refusals = max(0, observer.refusals - 1)
-            return Hearing()
-        observer.refusals += 1
-        if observer.refusals < MOST_REFUSALS:
-            return Hearing(refusal)
-        self.forget(peer)
-        return Hearing(refusal, hang_up=True)
+            return Reason.REPLAYED, f"message {sequence} has come over this connection before"
+        if observer.credit < 1.0:
+            return Reason.QUEUE_FULL, f"at most {QUESTIONS_PER_S:g} questions a second are answered: ask again later"
+        observer.credit -= 1.0
+        return None
 
     def forget(self, peer: bytes) -> None:
         """Drops a connection that has gone."""

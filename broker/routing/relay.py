@@ -46,7 +46,6 @@ from broker.routing.events import (
     AllowListChanged,
     Blocked,
     Delivered,
-    HangUp,
     LookedUp,
     LookUp,
     Received,
@@ -316,14 +315,12 @@ class Relay:
         return None
 
     def _observe(self, event: Received, now_s: float) -> Refusal | None:
-        """Has a question looked up, unless its observer asks too often; one that goes on and on is hung up."""
-        refusal, hang_up = self._observers.hear(event.peer, event.envelope.sequence, now_s)
+        """Has a question looked up, unless its observer asks too often."""
+        refusal = self._observers.hear(event.peer, event.envelope.sequence, now_s)
         if refusal is None:
             self._out.add(LookUp(peer=event.peer, envelope=event.envelope))
         elif refusal[0] is Reason.REPLAYED:
             self.counters.repeated_messages += 1
-        if hang_up:
-            self._out.add(HangUp(channel=event.channel, why="an observer asked on after many refusals"))
         return refusal
 
     def _to_shard(self, shard: int, event: Received) -> bool:

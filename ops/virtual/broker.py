@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from broker.routing.events import (
     AllowListChanged,
-    HangUp,
     LookUp,
     Note,
     RelayAction,
@@ -61,7 +60,7 @@ class SimBroker:
             match action:
                 case Send():
                     self.simulation.network.from_broker(self, action)
-                case Report() | Note() | LookUp() | HangUp():
+                case Report() | Note() | LookUp():
                     pass
         self.alarm.arm(self.relay.next_deadline_s())
 
