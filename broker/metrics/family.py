@@ -12,19 +12,11 @@ from enum import StrEnum
 from typing import Any
 
 
-class Kind(StrEnum):
-    """The type of a metric, as Prometheus calls it."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One metric with all its samples."""
 
-    name: str  # as it is served; of a counter with ``_total``
-    kind: Kind
+    name: str  # as it is served; only that of a counter ends with ``_total``
     help: str  # one sentence
     labels: tuple[str, ...]  # names, in the order of the samples' values
     samples: Mapping[tuple[str, ...], float]  # values of the labels -> value; empty while there is nothing to tell
@@ -46,11 +38,11 @@ class Families:
 
         Values of None are left out; ``name`` comes without the prefix.
         """
-        self._add(Kind.GAUGE, name, help, values, labels)
+        self._add(name, help, values, labels)
 
     def counter(self, name: str, help: str, values: Values, *labels: str) -> None:
         """Adds values that only grow; ``name`` comes without ``_total``, all else as for :meth:`gauge`."""
-        self._add(Kind.COUNTER, f"{name}_total", help, values, labels)
+        self._add(f"{name}_total", help, values, labels)
 
     def state(self, name: str, help: str, found: Mapping[str, str] | str, states: type[StrEnum], *labels: str) -> None:
         """Adds a gauge that is 1 in the state that something is in, and 0 in each other one.
@@ -63,9 +55,9 @@ class Families:
             for key, is_in in own.items()
             for state in states
         }
-        self._add(Kind.GAUGE, name, help, values, (*labels, name.rpartition("_")[2]))
+        self._add(name, help, values, (*labels, name.rpartition("_")[2]))
 
-    def _add(self, kind: Kind, name: str, help: str, values: Values, labels: tuple[str, ...]) -> None:
+    def _add(self, name: str, help: str, values: Values, labels: tuple[str, ...]) -> None:
         shared = tuple(self._shared.values())
         by_label = values if isinstance(values, Mapping) else {(): values}
         samples = {
@@ -74,4 +66,4 @@ class Families:
             if value is not None
         }
         name, labels = f"{self._prefix}_{name}", (*self._shared, *labels)
-        self.all.append(Family(name=name, kind=kind, help=help, labels=labels, samples=samples))
+        self.all.append(Family(name=name, help=help, labels=labels, samples=samples))

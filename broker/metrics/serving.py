@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from broker.base.errors import ConfigError, cure_of_listening
-from broker.metrics.family import Family, Kind
+from broker.metrics.family import Family
 from broker.process import logs
 from broker.process.release import install
 from broker.process.signals import in_children
@@ -150,7 +150,7 @@ class _Collector:
 def _converted(family: Family) -> Metric:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-    kind = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
     metric = kind(family.name, family.help, labels=family.labels)
     for labels, value in family.samples.items():
         metric.add_metric(labels, value)
