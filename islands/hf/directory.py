@@ -110,9 +110,8 @@ class ModelDirectory:
         files = [each for each in sorted(self.path.rglob("*")) if each.is_file() and not each.name.endswith(_WEIGHTS)]
         files = [each for each in files if not any(part.startswith(".") for part in each.relative_to(self.path).parts)]
         if sum(each.stat().st_size for each in files) > MOST_SMALL_BYTES:
-            raise Unavailable(
-                f"the small files of {self.path} are more than 32 MB: remove what is no part of the model"
-            )
+            what = f"the small files of {self.path} are more than 32 MB: remove what is no part of the model"
+            raise Unavailable(what, definite=True)
         try:
             for each in files:
                 to = folder / each.relative_to(self.path)

@@ -117,5 +117,6 @@ def digest_of(rows: Dataset) -> str:
             flat = chunk.flatten() if hasattr(chunk, "flatten") else chunk
             values = flat.to_numpy(zero_copy_only=False)
             if values.dtype.kind in "iufb":
-                hasher.update(np.ascontiguousarray(values.astype(np.float64 if values.dtype.kind == "f" else np.int64)))
+                wide = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+                hasher.update(wide.tobytes())
     return hasher.hexdigest()

@@ -180,7 +180,8 @@ def _held_out(rows: Dataset, learner: Objective, batch: int, device: torch.devic
 
 def _computing(module: Any, dtype: str) -> contextlib.AbstractContextManager[Any]:
     device = next(module.parameters()).device.type
-    return torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16")
+    computing: contextlib.AbstractContextManager[Any] = torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16")
+    return computing
 
 
 def _optimizer(module: Any, rate: float, decay: float) -> torch.optim.Optimizer:
