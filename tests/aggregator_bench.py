@@ -24,6 +24,7 @@ from broker.wire.ranges import StepRange
 from broker.wire.tensors import decode_tensor, encode_tensor
 from ops.processes.cluster import free_ports
 from tests.broker_bench import bare_socket
+from tests.run_reading import Reading
 
 RUN = "demo"
 WAIT_S = 40.0  # for anything that must happen
@@ -259,13 +260,13 @@ class ScriptedIsland:
         return [decode_tensor(each) for each in message.payload]
 
 
-class Bench:
+class Bench(Reading):
     """Addresses and the core, for tests to look at."""
 
     def __init__(self, stack, context, listening, group):
         self.stack, self.context, self.listening, self.group = stack, context, listening, group
         self.address = listening.address
-        self.core = self.run = None
+        self.core = None
         self._tasks = []
         self._ends = []
 
@@ -289,7 +290,6 @@ class Bench:
         if task.done():
             await task
         self.core = ready.result()
-        self.run = self.core.run
 
         async def end():
             stop.set()

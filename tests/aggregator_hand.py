@@ -18,6 +18,7 @@ from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.ranges import StepRange
 from islands.protocol import events as ie
+from tests.run_reading import Reading
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class Disk:
     commits: dict[int, agg.Commit] = field(default_factory=dict)
 
 
-class Desk:
+class Desk(Reading):
     """One aggregator core, driven by hand.
 
     Merges and writes complete at once unless ``computes`` or ``writes`` is False; then they pile up in ``computing``
@@ -98,11 +99,6 @@ class Desk:
         self.by: dict[str, int] = {}
         self.core = Aggregator(self.config, now_s=now_s, record=self.disk.record, commits=self.disk.commits)
         self._perform(self.core.start(now_s))
-
-    @property
-    def run(self) -> Any:
-        """Everything the core knows."""
-        return self.core.run
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -178,8 +174,8 @@ class Desk:
 
     def beat(self, island_id: str, step: int, *, versions: tuple[int, ...] | None = None, **more: Any) -> list[Any]:
         """Sends a heartbeat."""
-        held = self.run.versions if versions is None else versions
-        more = {"step_time_s": 0.1, "overwritten_tokens": (0,) * len(self.run.fragments), **more}
+        held = self.versions if versions is None else versions
+        more = {"step_time_s": 0.1, "overwritten_tokens": (0,) * len(self.versions), **more}
         return self.say(island_id, beat(step, versions=held, **more))
 
     def offer(
@@ -197,11 +193,10 @@ class Desk:
         **more: Any,
     ) -> list[agg.Action]:
         """Hands over a range of steps, trained on ``base`` (default: the newest), in the open round of the fragment."""
-        state = self.run.fragments.get(fragment, None)
-        base = base if base is not None else state.version if state else 0
-        open_ = [r.round_id for r in self.run.open_rounds.values() if r.fragment_id == fragment]
+        if base is None:
+            base = max(0, self.versions[fragment]) if fragment < len(self.versions) else 0
         contribution = m.Contribution(
-            round_id=round_id if round_id is not None else (open_ or [0])[0],
+            round_id=(self.rounds_of(fragment) or [0])[0] if round_id is None else round_id,
             fragment_id=fragment,
             steps=steps_ or steps(from_step, to_step),
             trained_on=trained_on or (m.TrainedOn(fragment_version=base, steps=to_step - from_step),),
@@ -212,14 +207,14 @@ class Desk:
 
     def nothing(self, island_id: str, round_id: int | None = None, fragment: int = 0) -> list[agg.Action]:
         """Says that there is nothing to hand over in an open round."""
-        open_ = [r.round_id for r in self.run.open_rounds.values() if r.fragment_id == fragment]
-        return self.say(island_id, m.Nothing(round_id=round_id or open_[0], fragment_id=fragment))
+        round_id = round_id or self.rounds_of(fragment)[0]
+        return self.say(island_id, m.Nothing(round_id=round_id, fragment_id=fragment))
 
     def gather(self, *island_ids: str) -> None:
         """Joins islands, gets version 0 from the first, and lets all of them report step 0."""
         for island_id in island_ids:
             self.join(island_id)
-        for p in range(len(self.run.fragments)):
+        for p in range(len(self.versions)):
             self.say(island_ids[0], m.Seed(fragment_id=p, payload=f"seed {p} of {island_ids[0]}"))
         for island_id in island_ids:
             self.beat(island_id, 0)
@@ -228,9 +223,9 @@ class Desk:
         """Lets islands report ``step``, which makes fragment 0 due; returns the id of its round."""
         for island_id in island_ids:
             self.beat(island_id, step)
-        open_ = [r.round_id for r in self.run.open_rounds.values() if r.fragment_id == 0]
+        open_ = self.rounds_of(0)
         assert open_, f"nothing is due at step {step}"
-        return int(open_[-1])
+        return open_[-1]
 
     # --- slow completions, crashes ----------------------------------------------------------------------------
 

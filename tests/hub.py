@@ -9,12 +9,13 @@ from broker.base.settings import to_table
 from broker.gateway.config import BrokerConfig
 from broker.server import serve as serve_broker
 from ops.processes.cluster import free_ports
+from tests.run_reading import Reading
 
 RUN = "demo"
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
 
 
-class Hub:
+class Hub(Reading):
     """A broker and an aggregator in a thread of their own."""
 
     def __init__(self, store, **changes):
@@ -70,4 +71,4 @@ class Hub:
         self._ready.set()
 
     def member(self, island_id):
-        return self.core.run.members.get(island_id)
+        return self.members.get(island_id)

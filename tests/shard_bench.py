@@ -96,9 +96,8 @@ class Shards:
     def nothing(self, island_id):
         """Answers every open round with nothing."""
         for desk in self.desks:
-            for round_ in list(desk.run.open_rounds.values()):
-                nothing = Nothing(round_id=round_.round_id, fragment_id=round_.fragment_id)
-                desk.say(island_id, nothing, incarnation=self.incarnations[island_id])
+            for round_id, p in desk.open_rounds.items():
+                desk.say(island_id, Nothing(round_id=round_id, fragment_id=p), incarnation=self.incarnations[island_id])
         self.carry()
 
     def gather(self, *island_ids):
@@ -112,11 +111,11 @@ class Shards:
     # --- what is ---
 
     def versions(self):
-        return [desk.run.versions for desk in self.desks]
+        return [desk.versions for desk in self.desks]
 
     @property
     def phases(self):
-        return [desk.run.phase for desk in self.desks]
+        return [desk.phase for desk in self.desks]
 
     def published(self, n):
         return {(each.fragment_id, each.fragment_version) for each in of(self.said[n], Publish)}
@@ -133,7 +132,7 @@ class Shards:
         return incarnation, tuple(start), begun
 
     def tenure(self, n, share):
-        return next(each for each in self.desks[n].run.data.tenures() if each.share == share)
+        return next(each for each in self.desks[n].core.run.data.tenures() if each.share == share)
 
 
 def shards(*island_ids, **settings):

@@ -10,12 +10,13 @@ from broker.wire import messages as m
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.ranges import StepRange
 from tests.aggregator_hand import beat
+from tests.run_reading import Reading
 
 TENSORS = (TensorSpec(name="w", shape=(4, 5), dtype="float32", kind=Kind.RDA),)
 STEPS_PER_ROUND = 4
 
 
-class Taped:
+class Taped(Reading):
     """A core of one fragment whose tape is a list. Merges and writes complete at once; the test plays the islands."""
 
     def __init__(self, *, tape=None, record=None, commits=None, now_s=0.0, **settings):
@@ -82,18 +83,18 @@ class Taped:
 
     def beat(self, step, *names):
         for name in names:
-            self.say(name, beat(step, step_time_s=0.1, versions=self.core.run.versions, overwritten_tokens=(0,)))
+            self.say(name, beat(step, step_time_s=0.1, versions=self.versions, overwritten_tokens=(0,)))
 
     @property
     def round_id(self):
         """Of the open round."""
-        (round_,) = self.core.run.open_rounds.values()
-        return round_.round_id
+        (round_id,) = self.open_rounds
+        return round_id
 
     def offer(self, name, number, *, round_id=None, base=None, tokens=10):
         """An island hands over its ``number``-th four steps."""
         a, b = STEPS_PER_ROUND * (number - 1), STEPS_PER_ROUND * number
-        base = self.core.run.versions[0] if base is None else base
+        base = self.versions[0] if base is None else base
         contribution = m.Contribution(
             round_id=self.round_id if round_id is None else round_id,
             fragment_id=0,

@@ -66,4 +66,4 @@ def training(island, params):
 
 
 def newest(hub):
-    return [f.version for f in hub.core.run.fragments.values()]
+    return list(hub.versions)

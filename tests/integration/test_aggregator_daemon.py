@@ -27,7 +27,7 @@ from tests.local_run import Process
 
 
 def at_version(bench, version):
-    return lambda: bench.core.run.versions and min(bench.core.run.versions) >= version
+    return lambda: bench.versions and min(bench.versions) >= version
 
 
 async def seeded(bench, tmp_path, **changes):
@@ -37,17 +37,17 @@ async def seeded(bench, tmp_path, **changes):
     island.answering = False
     await until(lambda: island.began_s is not None, "version 0")
     await until(lambda: island.step >= 8, "a few steps")
-    await until(lambda: bench.core.run.members.get("a").ready, "a heartbeat with version 0")
+    await until(lambda: bench.members["a"].ready, "a heartbeat with version 0")
     return island
 
 
 async def goes_on(bench, island):
     """A good contribution that follows is merged."""
     island.answering = True
-    before = bench.core.run.versions
+    before = bench.versions
     await until(lambda: any(each.fate is Fate.MERGED for each in island.fates), "a contribution that is merged")
-    await until(lambda: bench.core.run.versions > before, "a version after the bad input")
-    assert bench.core.run.ledger.books().balanced()
+    await until(lambda: bench.versions > before, "a version after the bad input")
+    bench.check_books()
 
 
 # --- bad contributions -----------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ async def test_a_bad_contribution_is_refused_with_its_reason_and_the_run_goes_on
     told = await until(lambda: island.resolutions.get(key), "its resolution")
     assert (told.fate, told.reason) == (Fate.REFUSED, reason)
     assert told.detail
-    assert bench.core.run.refusals == bench.core.run.members.get("a").refusals == {reason: 1}
+    assert bench.refusals == bench.members["a"].refusals == {reason: 1}
     await goes_on(bench, island)
 
 
@@ -99,7 +99,7 @@ async def test_damaged_bytes_are_asked_for_again_and_then_merged(bench, tmp_path
     await island.send(good)
     island.answering = True
     await until(lambda: island.fate(*key) is Fate.MERGED, "the same contribution, merged")
-    assert bench.core.run.versions[0] >= 1
+    assert bench.versions[0] >= 1
 
 
 @given_by(on_a_bench)
@@ -114,7 +114,7 @@ async def test_a_flipped_byte_of_the_store_comes_back_from_the_broker_and_the_ru
     island.answering = True
     await until(at_version(bench, 1), "a version of each fragment")
     assert verified(path).commit.fragment_version == 0
-    assert not bench.core.run.troubles.sentences(bench.core.run.now_s)
+    assert not bench.troubles
 
 
 # --- the process, and a disk that fails ------------------------------------------------------------------------------
@@ -168,15 +168,15 @@ async def test_a_disk_that_fails_delays_versions_and_nothing_else(bench, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(Store, "commit", failing)
         island.answering = True
-        held_up = list(bench.run.fragments.values())
+        held_up = list(bench.core.run.fragments.values())
         await until(lambda: all(f.commit and f.commit.fragment_version == 2 for f in held_up), "merges")
         await until(lambda: any(f.persist_again_at_s for f in held_up), "a failure")
-        beats = bench.core.run.ledger.trained_tokens()
+        beats = bench.tokens()["trained"]
         await until(lambda: island.state.trained_tokens > beats, "an answer to a heartbeat")
-        assert bench.core.run.versions == island.state.versions == (1, 1)
+        assert bench.versions == island.state.versions == (1, 1)
         assert all(v.fragment_version < 2 for v in island.history)
     await until(at_version(bench, 3), "the versions that were held up, and further ones")
-    assert bench.core.run.ledger.books().balanced()
+    bench.check_books()
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -261,11 +261,11 @@ async def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after
     assert found.leases[0].epoch == 1
     assert told <= {each["event"] for each in events}
     redis.stop()
-    before = bench.core.run.versions
-    await until(lambda: bench.core.run.versions > before, "training that goes on without it")
+    before = bench.versions
+    await until(lambda: bench.versions > before, "training that goes on without it")
     await island.send(replace(island.contribution(0), fragment_id=99))
     island.sent.clear()
-    await until(lambda: bench.core.run.refusals, "a refusal")
+    await until(lambda: bench.refusals, "a refusal")
     redis.start()  # empty
     # Both fragments: if no write fell into the outage, only what has changed since is written at first.
     again = lambda s: model(s) and s.refusals["aggregator"] and s.leases  # noqa: E731
@@ -274,7 +274,7 @@ async def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after
     assert found.refusals["aggregator"] == {"a": {"unknown_fragment": 1}}
     await end()
     found, events = await in_redis(redis.url, lambda s: s.totals, "the last report")
-    assert found.totals[0]["trained_tokens"] == bench.core.run.ledger.books().tokens()["trained"]
+    assert found.totals[0]["trained_tokens"] == bench.tokens()["trained"]
     assert events[-1]["event"] == "aggregator.finished"
 
 

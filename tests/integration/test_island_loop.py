@@ -35,7 +35,7 @@ def test_a_numpy_loop_trains_to_the_end_and_gets_the_runs_parameters(tmp_path):
             final = island.close(params)
             assert island.schedule.total_steps == 200
             assert island.schedule.step >= 199
-        books = hub.core.run.ledger.books().tokens()
+        books = hub.tokens()
     assert books["trained"] == books["merged"] == island.tokens
     assert min(island.versions) > 1
     for name, expected in stored(tmp_path / "store").items():
@@ -47,7 +47,7 @@ def test_a_numpy_loop_trains_to_the_end_and_gets_the_runs_parameters(tmp_path):
 def test_an_island_that_insists_on_another_recipe_is_refused_with_both_values(hub):
     with join(hub, params_of(), recipe={"keep": 1, "codec": "bf16"}), pytest.raises(ConfigError) as refused:
         join(hub, params_of(), recipe={"outer_momentum": 0.75})
-    has = hub.core.run.config.outer_momentum
+    has = hub.settings.outer_momentum
     assert f"outer_momentum is 0.75 at the island, and {has} in the run's recipe" in str(refused.value)
 
 
@@ -70,7 +70,7 @@ def test_jax_loops_with_donating_steps_train_together_and_are_never_traced_again
 
     with Hub(tmp_path / "store", islands=2, total_tokens=3_000) as hub, ThreadPoolExecutor() as pool:
         results = [each.result(WAIT_S) for each in [pool.submit(loop, "a", 1.0), pool.submit(loop, "b", 2.0)]]
-        books = hub.core.run.ledger.books().tokens()
+        books = hub.tokens()
     assert len(traces) == 1
     assert books["merged"] + sum(books["wasted"].values()) == books["trained"] == sum(r[2] for r in results)
     for name, expected in stored(tmp_path / "store").items():
@@ -153,7 +153,7 @@ def test_a_tensor_that_no_message_holds_is_cut_and_trained_exported_and_loaded_a
             params, _ = island.restore(given)
             final = island.close(train(island, params, step))
             assert max(island.versions) > 1
-        manifest = hub.core.run.manifest
+        manifest = hub.manifest
     cut = {section.tensor for section in manifest.sections.values()}
     assert cut == {"embed/table", "layers/w", "head"}
     assert max(manifest.sizes) <= 200

@@ -201,7 +201,7 @@ def test_what_an_island_that_is_cut_off_has_not_trained_goes_to_another_in_block
         with training(stays, params):
             train(goes, theirs, until=lambda: min(newest(hub)) > 2)
             goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
-            train(goes, theirs, until=lambda: not hub.core.run.data.told("goes"))
+            train(goes, theirs, until=lambda: not hub.blocks("goes"))
             assert goes.share.cursor >= OWN_PASS, "it had no block left, and trained on all the same"
             goes.leave()
             with join(hub, params_of(), island_id="goes") as back:

@@ -30,7 +30,7 @@ def test_two_hosts_train_as_one_island_and_every_version_is_that_of_the_formulas
         b = start("b", 1, devices=1, pace_s=0.1)
         for host in a + b:
             assert host.process.wait(PATIENCE_S) == 0, host.err.read_text()[-2000:]
-        recipe = hub.core.run.config
+        recipe = hub.settings
     first, second = (host.lines() for host in a)
     for line in first + second:
         line.pop("sync")

@@ -87,10 +87,10 @@ def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
             (scale * rng.standard_normal(t.shape)).astype(np.float32) for t in islands["a"].manifest.fragments[p]
         ]
 
-    def varied(run):
+    def varied(bench):
         """Whether the run has shown what there is: everybody in a round, fewer than all, something stale."""
-        tally = run.ledger.participation()
-        return 3 <= tally.rounds[3] < tally.rounds.total() and (tally.staleness or 0) > 0.1 and min(run.versions) >= 4
+        tally = bench.participation
+        return 3 <= tally.rounds[3] < tally.rounds.total() and (tally.staleness or 0) > 0.1 and min(bench.versions) >= 4
 
     async def use(bench):
         settings = aggregator_config(
@@ -111,8 +111,8 @@ def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
         for seed, (name, step_s) in enumerate({"a": 0.004, "b": 0.004, "c": 0.02}.items()):
             delta = noise(seed, 10.0 ** (seed - 2))
             islands[name] = await bench.island(name, delta=delta, codec=Codec.BF16, step_s=step_s)
-        await until(lambda: varied(bench.run), "rounds of every sort")
-        newest = max(bench.run.versions)
+        await until(lambda: varied(bench), "rounds of every sort")
+        newest = max(bench.versions)
         await until(
             lambda: all(min(v.fragment_version for v in i.versions.values()) >= newest for i in islands.values()),
             "the versions so far at every island",

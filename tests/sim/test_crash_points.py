@@ -8,6 +8,7 @@ import pytest
 
 from ops.virtual.plan import CrashPoint, Point
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.packed import short_plan
 from tests.sim.test_packed import LIMIT_S
 from tests.sim.test_simulation import run
@@ -31,7 +32,7 @@ def test_the_short_run_passes_every_kind_of_point_often(undisturbed: Simulation)
     counts = undisturbed.passages.counts
     assert set(counts) == set(PLACES)
     assert min(counts.values()) >= 5, counts
-    books = undisturbed.aggregator.core.run.ledger.books().tokens()
+    books = Reading(undisturbed.aggregator.core).tokens()
     assert books["merged"] == books["trained"] > 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ops.virtual.plan import IslandPlan
+from tests.run_reading import Reading
 from tests.sim.test_simulation import participation, run, steady, tokens
 
 STEP_S = 0.05
@@ -45,6 +46,6 @@ def test_whatever_islands_are_there_rounds_close_soon_and_every_fragment_gets_it
                 assert "timeout" not in fields["reason"], fields
     assert max(waited_s) < ANSWERED_WITHIN_S
     assert participation(simulation) > 0.8
-    versions = simulation.aggregator.core.run.versions
+    versions = Reading(simulation.aggregator.core).versions
     assert max(versions) - min(versions) <= 2, versions
     assert tokens(simulation)["merged"] == tokens(simulation)["trained"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ops.invariants import MergedRanges
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.test_simulation import steady, tokens, told, with_one
 
 
@@ -40,29 +41,29 @@ def rewound(
 def test_without_an_order_it_waits_and_islands_train_on() -> None:
     simulation, ended = rewound(new_lineage=False)
     assert not ended
-    assert "behind" in simulation.aggregator.core.run.troubles
+    assert Reading(simulation.aggregator.core).behind
     assert min(island.step for island in simulation.islands.values()) > 1000
 
 
 def test_a_new_lineage_ends_the_run_with_books_that_balance_also_if_an_island_dies_before_the_end() -> None:
     simulation, ended = rewound()
     assert ended
-    run = simulation.aggregator.core.run
-    calm = run.ledger.books()
-    assert calm.balanced()
-    assert set(calm.tokens()["wasted"]) == {"store_lost"}
-    assert 0 < calm.tokens()["wasted"]["store_lost"] < calm.tokens()["merged"]
+    run = Reading(simulation.aggregator.core)
+    run.check_books()
+    calm = run.tokens()
+    assert set(calm["wasted"]) == {"store_lost"}
+    assert 0 < calm["wasted"]["store_lost"] < calm["merged"]
     committed = [(said["fragment"], said["version"]) for _, said in told(simulation, "version.committed")]
     assert len(set(committed)) == len(committed), "a version was made twice"
     assert run.versions == tuple(max(version for q, version in committed if q == p) for p in range(4))
 
     simulation, ended = rewound(crashes_at_s=(26.0,))
     assert ended
-    books = simulation.aggregator.core.run.ledger.books()
-    assert books.balanced()
-    wasted = books.tokens()["wasted"]
+    run = Reading(simulation.aggregator.core)
+    run.check_books()
+    wasted = run.tokens()["wasted"]
     assert set(wasted) == {"store_lost", "island_lost"}
-    assert wasted["store_lost"] > 0.95 * calm.tokens()["wasted"]["store_lost"]
+    assert wasted["store_lost"] > 0.95 * calm["wasted"]["store_lost"]
     assert wasted["island_lost"] < 3000  # what the dead island still had
 
 
@@ -75,5 +76,5 @@ def test_an_island_that_has_restarted_since_goes_on_as_a_life_above_all_that_bro
         "island-1/0": 1,
         "island-2/0": 1,
     }
-    assert simulation.aggregator.core.run.ledger.books("island-0").balanced()
+    Reading(simulation.aggregator.core).check_books()
     assert tokens(simulation, "island-0")["merged"] > 0

@@ -23,6 +23,7 @@ from ops.virtual.network import Network, Process
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.test_simulation import tokens, told
 
 STEPS, FRAGMENTS, INTERVAL = 200, 6, 24
@@ -131,7 +132,7 @@ def test_a_narrow_site_takes_part_as_the_planner_says_and_costs_the_others_nothi
 def test_a_site_that_is_far_away_is_merged_and_nobody_waits_for_it() -> None:
     """A round of it alone takes longer than H steps; ``plan`` makes a note of it, and plans for the others."""
     simulation, _ = fleet(0, 0, 0, 0, far_s=13.0)
-    assert sum(simulation.aggregator.core.run.versions) >= 0.95 * STEPS / INTERVAL * FRAGMENTS
+    assert sum(Reading(simulation.aggregator.core).versions) >= 0.95 * STEPS / INTERVAL * FRAGMENTS
     assert of_the_others(simulation) == 1.0
     assert merged_share(simulation, "island-3") >= 0.85
 

@@ -15,6 +15,7 @@ from ops.virtual.aggregator import SimAggregator
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 
 STEP_S, CUT_AT_S, TOKENS = 0.02, 6.0, 100
 
@@ -51,7 +52,7 @@ def cut(for_s: float, *, islands: int = 2, seed: int = 0, **settings: float) -> 
     link = LinkModel(delay_s=(0.001, 0.01))
     simulation = Simulation(SimulationPlan(seed=seed, islands=tuple(plans), config=config, link=link))
     assert simulation.run(2000.0)
-    tokens = simulation.aggregator.core.run.ledger.books().tokens()
+    tokens = Reading(simulation.aggregator.core).tokens()
     return simulation, Counter({str(cause): count for cause, count in tokens["wasted"].items() if count})
 
 
@@ -72,7 +73,7 @@ def test_by_versions_alone_all_that_it_trained_meanwhile_is_refused() -> None:
 def test_what_is_older_than_the_limit_in_seconds_is_refused_and_the_island_goes_on() -> None:
     simulation, wasted = cut(15.0, max_staleness_s=10.0)
     assert wasted.total() > 15.0 / STEP_S * TOKENS * 0.95
-    books = simulation.aggregator.core.run.ledger.books("cut-off").tokens()
+    books = Reading(simulation.aggregator.core).tokens("cut-off")
     assert books["merged"] > 10.0 / STEP_S * TOKENS
 
 

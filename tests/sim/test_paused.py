@@ -9,6 +9,7 @@ import pytest
 
 from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.faults import kills
 from tests.sim.packed import packed_plan
 from tests.sim.test_simulation import run, steady, tokens, with_one
@@ -23,7 +24,7 @@ def resumed(simulation: Simulation) -> int:
 
 
 def incarnations(simulation: Simulation) -> dict[str, int]:
-    return {m.island_id: m.incarnation for m in simulation.aggregator.core.run.members}
+    return {m.island_id: m.incarnation for m in Reading(simulation.aggregator.core).members.values()}
 
 
 def check_that_nothing_was_lost(simulation: Simulation) -> None:

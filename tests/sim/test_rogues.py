@@ -13,6 +13,7 @@ import pytest
 from broker.wire.messages import Reason
 from ops.faults import FaultKind
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.test_simulation import participation, run, steady, tokens, told, with_one
 
 #: What tells a sound island from a rogue.
@@ -33,7 +34,7 @@ def with_rogue(manner: FaultKind, rate: float = 1.0) -> Simulation:
 
 def check_the_honest(simulation: Simulation) -> None:
     """No honest island was ever accused of anything."""
-    for member in simulation.aggregator.core.run.members:
+    for member in Reading(simulation.aggregator.core).members.values():
         if simulation.islands[member.island_id].plan.manner is None:
             accused = {reason: n for reason, n in member.refusals.items() if reason in ACCUSATIONS}
             assert not accused, f"{member.island_id}: {accused}"
@@ -54,9 +55,9 @@ def test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothin
     manner: FaultKind, reason: Reason
 ) -> None:
     simulation = with_rogue(manner)
-    core = simulation.aggregator.core
-    assert core.run.members["island-3"].refusals[reason] >= 3
-    assert set(core.run.refusals.elements()) == set(core.run.members["island-3"].refusals)
+    core = Reading(simulation.aggregator.core)
+    assert core.members["island-3"].refusals[reason] >= 3
+    assert set(core.refusals.elements()) == set(core.members["island-3"].refusals)
     for honest in ("island-0", "island-1", "island-2"):
         books = tokens(simulation, honest)
         assert books["merged"] == books["trained"], books

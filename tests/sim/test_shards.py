@@ -13,6 +13,7 @@ from broker.wire.fragments import shard_of
 from ops.faults import Fault, FaultKind
 from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.faults import absences_plan, random_plan, several_brokers, sharded, standing_by
 from tests.sim.test_simulation import run, steady, told, with_one
 
@@ -35,7 +36,7 @@ def versions_made(simulation: Simulation, shard: int, from_s: float, to_s: float
 
 def least_merged(simulation: Simulation) -> float:
     """The share of the trained tokens that are merged, in the shard that has the least."""
-    books = [leader.core.run.ledger.books().tokens() for leader in simulation.leaders.values()]
+    books = [Reading(leader.core).tokens() for leader in simulation.leaders.values()]
     return min(each["merged"] / each["trained"] for each in books)
 
 
@@ -74,13 +75,13 @@ def test_an_island_that_joins_while_a_shard_is_away_is_let_in_when_that_is_back(
     (joined_s,) = (at_s for at_s, said in told(simulation, "island.joined") if said["island"] == "island-3")
     assert 9.0 < joined_s < 11.0
     for leader in simulation.leaders.values():
-        assert leader.core.run.ledger.books("island-3").tokens()["merged"] > 0
+        assert Reading(leader.core).tokens("island-3")["merged"] > 0
 
 
 def test_a_shard_whose_leader_dies_goes_on_with_its_standby_and_the_others_with_their_leaders() -> None:
     dead = Fault(kind=FaultKind.KILL, targets=("aggregator-1",), at_s=6.0, for_s=30.0)
     simulation = run(replace(steady(shards=2, failover=True, lease_s=1.0), standbys=1, faults=(dead,)))
     assert [simulation.leaders[n].station.name for n in (0, 1)] == ["aggregator", "aggregator-1-standby-1"]
-    assert [simulation.leaders[n].core.run.epoch for n in (0, 1)] == [1, 2]
+    assert [Reading(simulation.leaders[n].core).epoch for n in (0, 1)] == [1, 2]
     assert versions_made(simulation, 1, 6.0, 10.0) >= 1
     assert least_merged(simulation) > 0.9

@@ -22,6 +22,7 @@ from ops.virtual.network import Network, Process
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.faults import absences_plan, kills, random_plan
 from tests.sim.packed import packed_plan
 
@@ -34,7 +35,7 @@ def run(plan: SimulationPlan, limit_s: float = LIMIT_S) -> Simulation:
     simulation = Simulation(plan)
     try:
         ended = simulation.run(limit_s)
-        assert ended, f"not ended after {limit_s} virtual seconds: {simulation.aggregator.core.run.phase}"
+        assert ended, f"not ended after {limit_s} virtual seconds: {Reading(simulation.aggregator.core).phase}"
         simulation.invariants.at_end(simulation)
     except AssertionError as err:
         story = "\n".join(
@@ -64,11 +65,11 @@ def told(simulation: Simulation, what: str) -> list[tuple[float, Any]]:
 
 def tokens(simulation: Simulation, island: str | None = None) -> dict[str, Any]:
     """What the books say of an island, or of all."""
-    return simulation.aggregator.core.run.ledger.books(island).tokens()
+    return Reading(simulation.aggregator.core).tokens(island)
 
 
 def participation(simulation: Simulation) -> float:
-    return simulation.aggregator.core.run.ledger.participation().participation or 0.0
+    return Reading(simulation.aggregator.core).participation.participation or 0.0
 
 
 def steady(num_islands: int = 4, **config: object) -> SimulationPlan:
@@ -146,7 +147,7 @@ def test_a_calm_fleet_merges_every_token_in_rounds_that_keep_their_interval_and_
     simulation = run(steady())
     books = tokens(simulation)
     assert (books["merged"], books["wasted"]) == (books["trained"], {})
-    versions = simulation.aggregator.core.run.versions
+    versions = Reading(simulation.aggregator.core).versions
     assert all(15 <= version <= 19 for version in versions), versions
     closed = [fields for _, _, name, fields in simulation.trace if name == "round.closed"]
     assert sum("complete: 4 of 4" in fields for fields in closed) >= 0.95 * len(closed)
@@ -165,7 +166,7 @@ def test_a_fleet_whose_aggregator_or_broker_dies_goes_on_where_it_was_and_loses_
     process: str, epoch: int
 ) -> None:
     simulation = run(replace(steady(), faults=kills(process, 5.0, 12.0)))
-    assert simulation.aggregator.core.run.epoch == epoch
+    assert Reading(simulation.aggregator.core).epoch == epoch
     assert tokens(simulation)["merged"] == tokens(simulation)["trained"]
     assert process == "aggregator" or participation(simulation) >= 0.95
 

@@ -14,6 +14,7 @@ from broker.wire.messages import Phase
 from ops.faults import Fault, FaultKind
 from ops.virtual import failover
 from ops.virtual.simulation import Simulation
+from tests.run_reading import Reading
 from tests.sim.test_replay import ShadowedAggregator
 from tests.sim.test_simulation import LIMIT_S, finish, steady
 
@@ -73,5 +74,5 @@ def test_versions_that_are_made_durable_in_several_places_at_a_time_are_not_time
     """With standbys: what is on its way to one does not keep the next from setting out."""
     plan = replace(steady(2, fragments=8, total_tokens=120_000, failover=True), standbys=1)
     simulation = finish(Simulation(replace(plan, persist_s=SLOW_S)))
-    assert simulation.aggregator.core.run.ledger.participation().rounds.total() > 50
+    assert Reading(simulation.aggregator.core).participation.rounds.total() > 50
     assert changes_of(simulation) == []

@@ -70,7 +70,7 @@ def test_two_ranks_and_an_island_of_jax_train_one_model(tmp_path, spread):
         for rank in ranks:
             assert rank.process.wait(PATIENCE_S) == 0, rank.err.read_text()[-2000:]
         other.join(WAIT_S)
-        recipe = hub.core.run.config
+        recipe = hub.settings
     first, second = (rank.lines() for rank in ranks)
     together = [
         [{key: line[key] for key in ("step", "versions", "done", "cursor", "schedule")} for line in lines]

@@ -88,7 +88,7 @@ def test_torch_loops_train_together_and_end_with_the_runs_parameters_in_the_same
 
     with Hub(tmp_path / "store", islands=2, total_tokens=6_000) as hub:
         results = together(lambda: loop("a", 1), lambda: loop("b", 2))
-        books = hub.core.run.ledger.books().tokens()
+        books = hub.tokens()
     assert books["merged"] + sum(books["wasted"].values()) == books["trained"] == sum(r[3] for r in results)
     merged = stored(tmp_path / "store")
     assert set(merged) == {n for n, _ in network().named_parameters()}, "the names of the state dict, without buffers"

@@ -155,10 +155,10 @@ def test_a_refusal_reaches_its_sender_the_log_and_the_counters(reason):
     assert flaw is None or resolution.detail == flaw.detail
     (note,) = notes(said, "contribution.retry" if retry else "contribution.refused")
     assert (note["island"], note["reason"]) == ("a", reason)
-    assert made.run.refusals[reason] == (0 if retry else 1)
-    assert made.run.members["a"].refusals.get(reason, 0) == (0 if retry else 1)
-    made.run.ledger.check()
-    assert made.run.ledger.books().balanced()
+    assert made.refusals[reason] == (0 if retry else 1)
+    assert made.members["a"].refusals.get(reason, 0) == (0 if retry else 1)
+    made.check_books()
+    made.check_books()
 
 
 def test_an_unknown_fragment_is_refused_by_message():
@@ -171,6 +171,6 @@ def test_an_ended_run_refuses_whatever_still_comes():
     made.beat("a", 4)
     made.beat("a", 4, stopped=True)
     made.offer("a", 0, 4)
-    assert made.run.phase == "ended"
+    assert made.phase == "ended"
     (resolution,) = resolutions(made.offer("a", 4, 6), "a")
     assert (resolution.fate, resolution.reason) == (Fate.REFUSED, Reason.RUN_ENDED)

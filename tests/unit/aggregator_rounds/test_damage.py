@@ -36,7 +36,7 @@ def made():
     made.offer("a", 0, 4)
     assert sent(fails(made), WantBack, BROKER) == [WantBack(fragment_id=0)]
     assert notes(made.log, "version.damaged") == [{"fragment": 0, "version": 0, "detail": "x.commit is damaged"}]
-    assert "fragment 0 stands still" in made.run.troubles.sentences(made.now_s)[0]
+    assert "fragment 0 stands still" in made.troubles[0]
     made.take()
     return made
 
@@ -45,7 +45,7 @@ def test_the_other_fragments_go_on(made):
     made.computes = True
     made.beat("a", 8)
     made.offer("a", 0, 8, fragment=1)
-    assert made.run.versions == (0, 1)
+    assert made.versions == (0, 1)
 
 
 def test_the_same_merge_is_made_with_the_bytes_that_a_broker_gives_back(made):
@@ -53,10 +53,10 @@ def test_the_same_merge_is_made_with_the_bytes_that_a_broker_gives_back(made):
     (merge,) = of(holds(made), Merge)
     assert (merge.fragment_version, merge.given_back) == (1, ("bytes of a broker",))
     made.compute()
-    assert made.run.versions == (1, 0)
-    assert made.run.ledger.books("a").tokens()["merged"] == 20  # four steps on one of two fragments
+    assert made.versions == (1, 0)
+    assert made.tokens("a")["merged"] == 20  # four steps on one of two fragments
     assert [each["version"] for each in notes(made.log, "version.mended")] == [0]
-    assert not made.run.troubles.sentences(made.now_s)
+    assert not made.troubles
     assert not of(holds(made), Merge), "a copy"
 
 
@@ -78,6 +78,6 @@ def test_the_run_ends_without_it_when_its_time_is_over():
     for _ in range(30):
         made.run_to(made.now_s + 1.0)
         made.beat("a", 8, stopped=True)
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().balanced()
+    assert made.phase is Phase.ENDED
+    made.check_books()
     assert not of(holds(made), Merge)

@@ -32,7 +32,7 @@ def test_an_untrained_island_is_never_a_donor():
 def test_steps_of_an_earlier_life_do_not_count():
     desk = fleet("a", "b")
     desk.join("a")
-    desk.beat("a", desk.run.ledger.life("a", 2).start_step + 3, **FRESH)
+    desk.beat("a", desk.members["a"].start[0] + 3, **FRESH)
     desk.join("b")
     assert named(desk, "b") == ""
 
@@ -64,7 +64,7 @@ def test_a_silent_a_stopped_and_a_quarantined_island_are_no_donors():
     desk.beat("a", 9, stopped=True, **FRESH)
     assert named(desk, "b") == ""
     desk.beat("a", 9, **FRESH)
-    desk.run.quarantine.restore({"a": [0, 1, 5.0, "outlier", 0]}, desk.now_s)
+    desk.core.run.quarantine.restore({"a": [0, 1, 5.0, "outlier", 0]}, desk.now_s)
     assert named(desk, "b") == ""
     desk.now_s += 5.0
     desk.beat("a", 9, **FRESH)
@@ -77,5 +77,5 @@ def test_a_donor_gives_to_few_at_a_time_and_the_others_are_not_answered_until_it
     for island_id in receivers:
         desk.join(island_id)
     assert [named(desk, r) for r in receivers] == ["a"] * MOST_RECEIVERS + [None]
-    desk.beat("r0", desk.run.ledger.life("r0", 2).start_step, optimizer=StateSource.DONOR)
+    desk.beat("r0", desk.members["r0"].start[0], optimizer=StateSource.DONOR)
     assert named(desk, receivers[-1]) == "a"

@@ -11,7 +11,7 @@ def flushing(*island_ids, step=4, **settings):
     made.gather(*island_ids)
     for island_id in island_ids:
         made.beat(island_id, step)
-    assert made.run.phase is Phase.FLUSHING
+    assert made.phase is Phase.FLUSHING
     return made
 
 
@@ -21,7 +21,7 @@ def ended():
     made.offer("a", 0, 4)
     made.beat("a", 4, stopped=True)
     made.nothing("a")
-    assert made.run.phase is Phase.ENDED
+    assert made.phase is Phase.ENDED
     return made
 
 
@@ -33,9 +33,9 @@ def test_a_flush_asks_everybody_and_ends_when_all_is_accounted_for():
     made.beat("b", 6, stopped=True)
     made.offer("a", 4, 6)
     made.run_to(5.0)
-    assert made.run.phase is Phase.FLUSHING, "a quorum does not close a flush"
+    assert made.phase is Phase.FLUSHING, "a quorum does not close a flush"
     said = made.offer("b", 4, 6)
-    assert made.run.phase is Phase.ENDED
+    assert made.phase is Phase.ENDED
     assert notes(said, "run.ended") == [{"trained": 120, "merged": 120, "wasted": {}, "in_flight": 0}]
 
 
@@ -47,10 +47,10 @@ def test_what_a_flush_round_did_not_bring_is_asked_for_again():
     for at_s in (0.0, 1.0):
         made.now_s = at_s
         made.beat("a", 6, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=4, to_step=6),))
-        assert made.run.phase is Phase.FLUSHING
+        assert made.phase is Phase.FLUSHING
     made.offer("a", 4, 6)
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens()["merged"] == 60
+    assert made.phase is Phase.ENDED
+    assert made.tokens()["merged"] == 60
 
 
 def test_what_nobody_remembers_is_booked_as_unrecorded():
@@ -60,8 +60,8 @@ def test_what_nobody_remembers_is_booked_as_unrecorded():
     made.nothing("a")
     made.beat("a", 6, stopped=True)  # sent after the "nothing", with nothing outstanding
     made.run_to(2.0)
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens()["wasted"] == {"unrecorded": 20}
+    assert made.phase is Phase.ENDED
+    assert made.tokens()["wasted"] == {"unrecorded": 20}
 
 
 def test_an_island_that_dies_in_the_flush_is_not_waited_for():
@@ -71,8 +71,8 @@ def test_an_island_that_dies_in_the_flush_is_not_waited_for():
     made.offer("a", 0, 4)
     made.run_to(7.0)
     made.nothing("a")
-    assert made.run.phase is Phase.ENDED
-    tokens = made.run.ledger.books().tokens()
+    assert made.phase is Phase.ENDED
+    tokens = made.tokens()
     assert tokens == {"trained": 80, "merged": 40, "wasted": {"island_lost": 40}, "in_flight": 0}
 
 
@@ -80,8 +80,8 @@ def test_an_island_that_joins_an_ended_run_leaves_nothing_in_flight():
     made = ended()
     made.join("b")
     made.beat("b", 1)  # one step, before it heard that the run is over
-    assert made.run.ledger.books().tokens()["in_flight"] == 0
-    assert made.run.ledger.books().tokens()["wasted"] == {"island_lost": 10}
+    assert made.tokens()["in_flight"] == 0
+    assert made.tokens()["wasted"] == {"island_lost": 10}
 
 
 def test_an_ended_run_stays_until_every_island_has_left():
@@ -109,10 +109,10 @@ def test_every_fragment_is_flushed_a_few_at_a_time():
     made.beat("a", 4, stopped=True)
     merges = []
     for _ in range(8):
-        assert len(made.run.open_rounds) <= 2
-        for round_ in list(made.run.open_rounds.values()):
-            merges += of(made.offer("a", 0, 4, fragment=round_.fragment_id), Merge)
-    assert made.run.phase is Phase.ENDED
+        assert len(made.open_rounds) <= 2
+        for p in made.open_rounds.values():
+            merges += of(made.offer("a", 0, 4, fragment=p), Merge)
+    assert made.phase is Phase.ENDED
     assert sorted(m.fragment_id for m in merges) == [0, 1, 2, 3]
 
 
@@ -122,7 +122,7 @@ def test_a_fleet_that_falls_silent_in_the_flush_all_at_once_is_waited_for():
     for island_id in "ab":
         made.beat(island_id, 4, stopped=True)
     made.run_to(8.0)  # longer than dead_after_s
-    assert made.run.phase is Phase.FLUSHING
+    assert made.phase is Phase.FLUSHING
     for island_id in "ab":
         made.beat(island_id, 4, stopped=True)
     for island_id in "ab":
@@ -130,8 +130,8 @@ def test_a_fleet_that_falls_silent_in_the_flush_all_at_once_is_waited_for():
     made.run_to(9.0)
     for island_id in "ab":
         made.nothing(island_id)
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens()["merged"] == 80
+    assert made.phase is Phase.ENDED
+    assert made.tokens()["merged"] == 80
 
 
 def test_who_asks_after_the_end_is_told_that_the_run_is_over():

@@ -80,13 +80,13 @@ def test_each_round_tells_others_first(monkeypatch):
     made = Desk(islands=5)
     made.gather(*"abcde")
     notices = made.core._parts[-1]
-    members = list(made.run.members)
+    members = list(made.members.values())
     firsts = []
     for number in range(5):
         made.tick(100.0 * (number + 1))
         notices._untold.clear()
-        made.run.outbox.clear()
+        made.core.run.outbox.clear()
         notices.announce(members, number)
-        firsts.append([each.to for each in made.run.outbox if isinstance(each, Send)])
-    made.run.outbox.clear()
+        firsts.append([each.to for each in made.core.run.outbox if isinstance(each, Send)])
+    made.core.run.outbox.clear()
     assert firsts == [["a", "b"], ["c", "d"], ["e", "a"], ["b", "c"], ["d", "e"]]

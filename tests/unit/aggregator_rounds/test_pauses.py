@@ -34,8 +34,8 @@ def merged(made):
 
 def test_nobody_waits_for_an_island_that_has_paused_and_nothing_of_it_is_lost():
     made = paused()
-    assert [each.island_id for each in made.run.members.live(made.now_s)] == ["b", "c"]
-    assert made.run.ledger.books().tokens() == {"trained": 30, "merged": 0, "wasted": {}, "in_flight": 30}
+    assert made.live == ["b", "c"]
+    assert made.tokens() == {"trained": 30, "merged": 0, "wasted": {}, "in_flight": 30}
 
 
 def test_a_process_that_goes_on_has_the_life_of_the_one_before_and_hands_over_what_that_kept():
@@ -50,7 +50,7 @@ def test_a_process_that_goes_on_has_the_life_of_the_one_before_and_hands_over_wh
     made.offer("b", 0, 4)
     made.offer("c", 0, 4)
     assert merged(made)
-    assert made.run.ledger.books("a").tokens()["merged"] == 30
+    assert made.tokens("a")["merged"] == 30
 
 
 def test_a_run_that_a_returning_island_brings_to_its_end_waits_for_what_that_kept():
@@ -61,19 +61,19 @@ def test_a_run_that_a_returning_island_brings_to_its_end_waits_for_what_that_kep
     # It trained on while the aggregator was away, is told that the run ends, and fetches the version first.
     assert sent(made.beat("a", 8, versions=(-1,)), m.FleetState, "a")[-1].phase is m.Phase.FLUSHING
     made.run_to(made.now_s + 1.0)
-    assert made.run.phase is m.Phase.FLUSHING
+    assert made.phase is m.Phase.FLUSHING
     made.beat("a", 8, stopped=True)
     made.offer("a", 0, 8)
     made.beat("a", 8, stopped=True)
-    assert made.run.phase is m.Phase.ENDED
-    assert made.run.ledger.books().tokens() == {"trained": 80, "merged": 80, "wasted": {}, "in_flight": 0}
+    assert made.phase is m.Phase.ENDED
+    assert made.tokens() == {"trained": 80, "merged": 80, "wasted": {}, "in_flight": 0}
 
 
 @pytest.mark.parametrize("resumes", ["", "somebody"])
 def test_a_process_that_brings_nothing_begins_a_new_life_and_the_paused_one_is_lost(resumes):
     made = paused()
     assert resume(made, resumes=resumes).incarnation == 2
-    assert made.run.ledger.books().tokens()["wasted"] == {"island_lost": 30}
+    assert made.tokens()["wasted"] == {"island_lost": 30}
 
 
 def test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first():
@@ -123,21 +123,21 @@ def test_a_run_ends_when_every_island_has_left_for_good_and_merges_what_they_han
     for name in "ab":
         made.offer(name, 0, 3)
     leave(made, "a", 3, m.Departure.CLOSED)
-    assert made.run.phase is m.Phase.RUNNING
+    assert made.phase is m.Phase.RUNNING
     said = leave(made, "b", 3, m.Departure.CLOSED)
     assert notes(said, "run.flushing")[0]["reason"] == ALL_CLOSED
-    assert made.run.phase is m.Phase.ENDED
+    assert made.phase is m.Phase.ENDED
     assert notes(said, "run.ended") == [{"trained": 60, "merged": 60, "wasted": {}, "in_flight": 0}]
-    assert any(ALL_CLOSED in each for each in made.run.troubles.sentences(made.now_s))
+    assert any(ALL_CLOSED in each for each in made.troubles)
 
 
 def test_a_run_that_ended_early_goes_on_for_whoever_comes_when_it_is_started_again():
     made = desk("a", total_tokens=10_000, islands=1)
     leave(made, "a", 3, m.Departure.CLOSED)
-    assert made.run.phase is m.Phase.ENDED
+    assert made.phase is m.Phase.ENDED
     again = made.restarted()
     again.run_to(again.now_s + 30.0)
-    assert again.run.phase is m.Phase.RUNNING
+    assert again.phase is m.Phase.RUNNING
     assert sent(again.join("a", nonce="later"), m.Welcome)
 
 
@@ -155,6 +155,6 @@ def test_a_process_that_begins_with_an_ended_run_stays_until_a_broker_can_tell_i
     assert attaches
     assert all(attach.ended for attach in attaches)
     for _ in range(round(LINGER_S) + 1):
-        made.say(m.AGGREGATOR, m.Attached(versions=made.run.versions))
+        made.say(m.AGGREGATOR, m.Attached(versions=made.versions))
         made.run_to(made.now_s + 1.0)
     assert made.core.finished

@@ -4,7 +4,6 @@ import pytest
 
 from aggregator.interface.events import NewLineage, Publish
 from aggregator.rounds.recovery import LISTEN_S, Peers, lineages, renumbered
-from aggregator.state.summary import totals
 from broker.wire.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
 from tests.aggregator_hand import Desk, desk, notes, of, sent
 
@@ -63,11 +62,11 @@ def test_an_old_store_publishes_and_answers_nothing_and_a_new_lineage_is_asked_f
     made.take()
     (note,) = notes(made.say("broker", Attached(versions=(1,))), "store.behind")
     assert note["detail"] == "broker 0 holds version 1 of fragment 0, this store 0"
-    assert "behind" in made.run.troubles
+    assert made.behind
     made.beat("a", 8, versions=(1,))
     made.join("c")
     made.run_to(made.now_s + LISTEN_S)
-    (trouble,) = totals(made.run, made.now_s).troubles
+    (trouble,) = made.troubles
     assert "restore the store from a copy" in trouble
     assert "--new-lineage" in trouble
     said = made.take()
@@ -85,13 +84,12 @@ def test_what_a_lineage_gave_up_is_remembered_through_restarts():
     assert commit.digest == desk.disk.commits[0].digest
     desk.disk.commits[0] = commit
     again = desk.restarted()
-    assert again.run.versions == (7,)
-    assert again.run.ledger.slice(0)["gaps"] == "store_lost"
+    assert again.versions == (7,)
     again.beat("a", 8)
     again.offer("a", 4, 8)
-    assert again.run.ledger.account("a", 1, 0).forgotten_tokens == 40, "the first four steps"
-    again.run.ledger.close_gap("a", 1, 0)
-    assert again.run.ledger.books().tokens()["wasted"] == {"store_lost": 40}
+    assert again.core.run.ledger.account("a", 1, 0).forgotten_tokens == 40, "the first four steps"
+    again.core.run.ledger.close_gap("a", 1, 0)
+    assert again.tokens()["wasted"] == {"store_lost": 40}
 
 
 # --- a lie ----------------------------------------------------------------------------------------------------------
@@ -117,21 +115,21 @@ def beat(desk, seconds, step, *island_ids):
 
 def test_a_store_goes_on_when_those_come_back_who_know_better():
     desk = lied_to()
-    assert "behind" in desk.run.troubles
+    assert desk.behind
     desk.now_s += 1
     for island_id in "ab":
         desk.beat(island_id, 3)
-    assert "behind" not in desk.run.troubles
+    assert not desk.behind
     (note,) = notes(desk.take(), "store.not_behind")
     assert note["after_s"] == 1.0
-    assert totals(desk.run, desk.now_s).troubles == ()
+    assert desk.troubles == ()
     desk.beat("rogue", 2, versions=(10**9,))
-    assert "behind" not in desk.run.troubles
+    assert not desk.behind
     desk.open_round("a", "b", step=5)
     for island_id in "ab":
         desk.offer(island_id, 0, 4)
     desk.run_to(desk.now_s + 40)
-    assert desk.run.versions == (1,)
+    assert desk.versions == (1,)
 
 
 def test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost():
@@ -143,21 +141,21 @@ def test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost():
         desk.offer(island_id, 0, 4)
     beat(desk, 6.5, 5, "rogue")
     desk.beat("rogue", 5, versions=(10**9,))
-    assert "behind" in desk.run.troubles
+    assert desk.behind
     assert not of(desk.write(), Publish)
     desk.writes = True
     desk.take()
     for island_id in "ab":
         desk.beat(island_id, 5)
     assert [p.fragment_version for p in of(desk.take(), Publish)] == [1]
-    assert desk.run.versions == (1,)
+    assert desk.versions == (1,)
 
 
 def test_a_store_stays_behind_by_the_word_of_a_broker_whatever_islands_say():
     desk = lied_to()
     desk.say("broker", Attached(versions=(7,)))
     beat(desk, 3, 3, "a", "b")
-    assert "behind" in desk.run.troubles
+    assert desk.behind
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -169,12 +167,12 @@ def test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it(restarts
     for _ in range(3):
         (refused,) = sent(desk.beat("rogue", 0, versions=(7,), overwritten_tokens=(0,)), Refused)
         assert refused.reason is Reason.IMPLAUSIBLE
-    assert "behind" not in desk.run.troubles
-    assert [q.island_id for q in desk.run.quarantine.now(desk.now_s)] == ["rogue"]
+    assert not desk.behind
+    assert desk.quarantined == ["rogue"]
     desk.join("a")
     desk.tick()
     desk.say("a", Seed(fragment_id=0, payload="x"))
-    assert desk.run.phase == "running"
+    assert desk.phase == "running"
 
 
 def test_an_island_of_an_earlier_life_may_know_of_a_run_whose_store_was_emptied():
@@ -182,9 +180,9 @@ def test_an_island_of_an_earlier_life_may_know_of_a_run_whose_store_was_emptied(
     desk.gather("a")
     desk.disk.commits.clear()
     again = desk.restarted()
-    assert again.run.phase == "seeding"
+    assert again.phase == "seeding"
     again.beat("a", 50, versions=(41,))
-    assert "behind" in again.run.troubles
+    assert again.behind
 
 
 # --- an empty store -------------------------------------------------------------------------------------------------
@@ -196,7 +194,7 @@ def test_an_empty_store_never_restarts_a_run_that_a_broker_knows_nor_begins_a_ne
     (note,) = notes(desk.say("broker", Attached(versions=(41, 40))), "store.behind")
     assert "this store holds no model to go on from" in note["cure"]
     assert sent(desk.join("a"), Welcome) == []
-    assert desk.run.phase == "seeding"
+    assert desk.phase == "seeding"
     desk.run_to(10.0)
     assert of(desk.log, NewLineage) == []
     assert not desk.core.finished

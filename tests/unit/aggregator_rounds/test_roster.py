@@ -31,11 +31,11 @@ def test_nobody_is_welcome_while_a_shard_is_away_and_it_is_told_again_when_it_is
     made.join("a")
     made.run_to(5.0)
     assert not made.welcomes("a")
-    assert any("shard 1 is silent" in text for text in made.desks[0].run.troubles.sentences(made.now_s))
+    assert any("shard 1 is silent" in text for text in made.desks[0].troubles)
     made.cut.clear()
     made.run_to(5.0 + 2 * AGAIN_S)
     assert len(made.welcomes("a")) == 1
-    assert not made.desks[0].run.troubles.sentences(made.now_s)
+    assert not made.desks[0].troubles
 
 
 @pytest.mark.parametrize("furthest", [0, 1])
@@ -47,9 +47,8 @@ def test_a_new_life_begins_at_the_furthest_step_that_any_shard_knows(furthest):
     made.join("a")
     assert [(w.incarnation, w.start_step, w.start_tokens) for w in made.welcomes("a")] == [(1, 0, 0), (2, 9, 90)]
     for n, desk in enumerate(made.desks):
-        assert desk.run.ledger.life("a", 2).start_step == 9
         assert made.on_record(n, "a") == (2, (9, 90), True)
-        desk.run.ledger.check()
+        desk.check_books()
 
 
 def test_of_an_earlier_life_nothing_is_taken_from_when_its_end_is_known():
@@ -61,7 +60,7 @@ def test_of_an_earlier_life_nothing_is_taken_from_when_its_end_is_known():
     while made.desks[1].writing:
         made.write(1)
     assert [w.start_step for w in made.welcomes("a")] == [0, 0]
-    assert not made.desks[1].run.waiting_bytes()
+    assert not made.desks[1].waiting_bytes
 
 
 def test_nothing_is_taken_from_a_life_that_has_not_begun():
@@ -73,7 +72,7 @@ def test_nothing_is_taken_from_a_life_that_has_not_begun():
     made.beat("a", 50)
     assert not sent(made.said[0][before:], FleetState, "a")
     assert not sent(made.said[0][before:], Refused)
-    assert made.desks[0].run.members.live(made.now_s) == []
+    assert made.desks[0].live == []
 
 
 def test_an_island_that_joins_twice_before_the_shards_agree_begins_once_with_its_block():
@@ -124,7 +123,7 @@ def test_a_restarted_shard_0_brings_a_half_done_join_to_its_end():
 def test_an_island_that_has_left_has_left_in_every_shard():
     made = shards("a", "b")
     made.say("b", Leave(inner_step=0, tokens=0, reason="bye"), shard=0)  # to the other it got lost
-    assert [[m.island_id for m in desk.run.members.live(0.0)] for desk in made.desks] == [["a"]] * 2
+    assert [desk.live for desk in made.desks] == [["a"]] * 2
 
 
 # --- rosters --------------------------------------------------------------------------------------------------
@@ -152,9 +151,9 @@ def test_what_a_shard_that_does_not_exist_or_an_earlier_leader_says_is_not_belie
     assert said.epoch == 2
     far = (Reached(share=1, batch=3),)
     for lie in (replace(said, shard=7, reached=far), replace(said, shard=0, reached=far), replace(said, epoch=1)):
-        serial = made.desks[0].run.agreed_serial
+        serial = made.desks[0].core.run.agreed_serial
         made.desks[0].say(AGGREGATOR, replace(lie, roster_serial=serial + 100))
-        assert made.desks[0].run.agreed_serial == serial
+        assert made.desks[0].core.run.agreed_serial == serial
     made.join("a")
     made.beat("a", 1)
     assert [each["reached"] for each in notes(made.said[0], "block.ended")] == [0]
@@ -165,10 +164,9 @@ def test_what_was_agreed_under_an_earlier_epoch_of_shard_0_counts_for_nothing_un
     said = sent(made.said[1], Rostered)[-1]
     made.cut = {1}
     made.restart(0)
-    assert said.roster_serial > made.desks[0].run.saved_serial
+    assert said.roster_serial > made.desks[0].saved_serial
     made.desks[0].say(AGGREGATOR, said)
     made.join("b")
-    assert made.desks[0].run.agreed_serial == 0
     assert not made.welcomes("b")
 
 
@@ -217,11 +215,11 @@ def test_a_shard_that_writes_a_seed_down_takes_the_next_attempt_over_when_it_is_
     made.desks[1].writes = True
     made.join("a")
     assert made.newest_roster().seeding_id > first
-    assert made.desks[1].run.seeding_id == first, "what is written now must not be taken for the next one's"
+    assert made.desks[1].core.run.seeding_id == first, "what is written now must not be taken for the next one's"
     made.desks[1].writing.append(writing)
     made.write(1)
     made.run_to(2 * AGAIN_S)
-    assert made.desks[1].run.seeding_id > first
+    assert made.desks[1].core.run.seeding_id > first
     made.seed("a", 0)
     assert made.phases == [Phase.SEEDING] * 2
     made.seed("a", 1)
@@ -313,15 +311,14 @@ def test_only_shard_0_moves_data():
 
 def test_a_disk_that_fails_for_days_makes_no_list_of_rosters_longer():
     desk = Desk(islands=4, shards=2, fragments=2)
-    desk.join("a")
     desk.writes = False
-    desk.run.save()
+    desk.join("a")
     for _ in range(300):
         desk.tick(desk.now_s + 1.0)
         while desk.writing:
             desk.write(fails="no space left")
     desk.tick(desk.now_s + 1.0)
-    assert len(desk.run.rosters) <= 4
+    assert len(desk.core.run.rosters) <= 4
     desk.writes = True
     desk.write()
-    assert desk.run.rosters == []
+    assert desk.core.run.rosters == []

@@ -6,7 +6,7 @@ from tests.aggregator_hand import desk, notes, of, resolutions, sent
 
 
 def merged(made):
-    return {m.island_id: m for m in made.run.fragments[0].contributions}
+    return {m.island_id: m for m in made.contributions()}
 
 
 # --- opening ------------------------------------------------------------------------------------------------------
@@ -27,14 +27,13 @@ def test_an_island_that_lacks_a_fragment_is_not_asked():
     made.join("late")
     made.beat("late", 0, versions=(-1,))
     made.open_round("a", "b", step=4)
-    (round_,) = made.run.open_rounds.values()
-    assert round_.asked == {"a", "b"}
+    assert [note["asked"] for note in notes(made.log, "round.opened")] == [2]
 
 
 def test_no_more_rounds_are_open_than_allowed_and_each_on_a_fragment_of_its_own():
     made = desk("a", fragments=4, sync_interval=4, rounds_in_flight=2)
     made.beat("a", 40)
-    assert len({r.fragment_id for r in made.run.open_rounds.values()}) == len(made.run.open_rounds) == 2
+    assert len(set(made.open_rounds.values())) == len(made.open_rounds) == 2
 
 
 # --- closing ------------------------------------------------------------------------------------------------------
@@ -45,9 +44,9 @@ def test_a_round_closes_when_everybody_has_answered():
     made.open_round("a", "b", "c", step=4)
     made.offer("a", 0, 4)
     made.nothing("b")
-    assert made.run.versions == (0,)
+    assert made.versions == (0,)
     made.offer("c", 0, 4)
-    assert made.run.versions == (1,)
+    assert made.versions == (1,)
     assert merged(made).keys() == {"a", "c"}
 
 
@@ -56,7 +55,7 @@ def test_a_round_closes_at_quorum_and_grace_without_the_last():
     made.open_round("a", "b", "c", step=4)
     made.offer("a", 0, 4)
     made.offer("b", 0, 4)
-    assert made.run.versions == (0,)
+    assert made.versions == (0,)
     (note,) = notes(made.run_to(5.0), "round.closed")
     assert "quorum 2 met and grace window over: 2 of 3" in note["reason"]
     assert note["missing"] == ["c"]
@@ -76,15 +75,15 @@ def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_
         made.open_round("a", "b", step=4 * (i + 1))
         made.offer("a", 4 * i, 4 * (i + 1))
         made.run_to(made.now_s + 3.0)
-    assert made.run.members["b"].missed_rounds == 2
+    assert made.members["b"].missed_rounds == 2
     made.open_round("a", "b", step=12)
     made.offer("a", 8, 12)
-    assert made.run.versions == (3,), "closed at once: nobody else is waited for"
+    assert made.versions == (3,), "closed at once: nobody else is waited for"
     made.offer("b", 0, 12, base=2, round_id=1)
-    assert made.run.members["b"].missed_rounds == 0
+    assert made.members["b"].missed_rounds == 0
     made.open_round("a", "b", step=16)
     made.offer("a", 12, 16)
-    assert made.run.versions == (3,), "b is waited for again"
+    assert made.versions == (3,), "b is waited for again"
 
 
 def test_where_all_islands_are_unresponsive_all_are_waited_for():
@@ -93,9 +92,9 @@ def test_where_all_islands_are_unresponsive_all_are_waited_for():
         made.open_round("a", step=4 * (i + 1))
         made.run_to(made.now_s + 5.1)
     made.open_round("a", step=16)
-    assert made.run.members["a"].missed_rounds >= 2
+    assert made.members["a"].missed_rounds >= 2
     made.offer("a", 0, 16)
-    assert made.run.versions == (1,)
+    assert made.versions == (1,)
 
 
 def test_asking_for_deadlines_does_not_meet_a_quorum():
@@ -104,14 +103,14 @@ def test_asking_for_deadlines_does_not_meet_a_quorum():
     round_id = made.open_round("a", "b", step=4)
     made.offer("a", 0, 4)
     made.core.next_deadline_s(made.now_s + 10.0)
-    assert made.run.open_rounds[round_id].quorum_met_at_s is None
+    assert made.core.run.open_rounds[round_id].quorum_met_at_s is None
 
 
 def test_a_round_does_not_wait_for_an_island_that_is_heard_and_makes_no_steps():
     made = desk("a", "b", quorum=2)
     made.open_round("a", "b", step=4)
     made.offer("a", 0, 4)
-    while made.run.versions == (0,) and made.now_s < 30.0:
+    while made.versions == (0,) and made.now_s < 30.0:
         made.run_to(made.now_s + 0.5)
         made.beat("a", 4 + round(10 * made.now_s))
         made.beat("b", 4)
@@ -119,9 +118,9 @@ def test_a_round_does_not_wait_for_an_island_that_is_heard_and_makes_no_steps():
     made.beat("b", 4)
     made.open_round("a", step=100)
     made.offer("a", 4, 100)
-    assert made.run.versions == (2,)
+    assert made.versions == (2,)
     assert notes(made.beat("b", 5), "island.advancing")
-    assert made.run.members.responsive(made.now_s) == {"a", "b"}
+    assert made.members["b"].responds
 
 
 def test_whoever_joins_while_a_round_is_open_may_answer_it():
@@ -132,7 +131,7 @@ def test_whoever_joins_while_a_round_is_open_may_answer_it():
     assert sent(made.beat("b", 4), FleetState, "b")[-1].rounds == (OpenRound(round_id=round_id, fragment_id=0),)
     made.offer("b", 0, 4)
     made.run_to(1.0)
-    assert made.run.versions == (1,)
+    assert made.versions == (1,)
 
 
 # --- held contributions -------------------------------------------------------------------------------------------
@@ -143,14 +142,14 @@ def test_a_late_contribution_is_held_and_joins_the_next_round_without_counting_t
     first = made.open_round("a", "b", step=4)
     made.offer("a", 0, 4)
     made.run_to(3.1)
-    assert made.run.versions == (1,)
+    assert made.versions == (1,)
     assert notes(made.offer("b", 0, 4, base=0, round_id=first), "contribution.held")
     made.open_round("a", "b", step=8)
     made.offer("a", 4, 8)
-    assert made.run.versions == (1,), "two contributors, but one answer: below the quorum of 2"
+    assert made.versions == (1,), "two contributors, but one answer: below the quorum of 2"
     made.offer("b", 4, 8, base=0)
-    assert made.run.versions == (2,)
-    by_start = {(m.island_id, m.steps.from_step): m for m in made.run.fragments[0].contributions}
+    assert made.versions == (2,)
+    by_start = {(m.island_id, m.steps.from_step): m for m in made.contributions()}
     assert {key: m.fresh for key, m in by_start.items()} == {("a", 4): True, ("b", 0): False, ("b", 4): True}
     assert by_start["b", 0].staleness == 1.0
 
@@ -161,13 +160,13 @@ def test_what_was_handed_over_unasked_is_the_answer_to_the_round_that_takes_it_i
         assert notes(made.offer(island_id, 0, 4, round_id=UNASKED), "contribution.held")
     made.beat("a", 4)
     made.beat("b", 4)
-    assert made.run.versions == (1,), "nobody has anything else to say"
-    assert all(merged.fresh for merged in made.run.fragments[0].contributions)
+    assert made.versions == (1,), "nobody has anything else to say"
+    assert all(merged.fresh for merged in made.contributions())
     made.open_round("a", "b", step=8)
     made.offer("a", 4, 8)
-    assert made.run.versions == (1,)
+    assert made.versions == (1,)
     made.offer("b", 4, 8, round_id=UNASKED)
-    assert made.run.versions == (2,)
+    assert made.versions == (2,)
 
 
 def test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes():
@@ -179,14 +178,14 @@ def test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes(
     made.offer("b", 0, 4, base=0, round_id=1)  # too late: held while version 1 is computed
     made.compute()
     made.computes = True
-    made.run.fragments[0].version = 2  # as if another version had come between
+    made.core.run.fragments[0].version = 2  # as if another version had come between
     made.open_round("a", "b", step=8)
     made.offer("a", 4, 8)
     refused = notes(made.nothing("b"), "contribution.refused")
     assert [(n["island"], n["reason"]) for n in refused] == [("b", Reason.STALE)]
     told = made.beat("b", 8, outstanding=(Outstanding(fragment_id=0, from_step=0, to_step=4),))
     assert {r.reason for r in resolutions(told, "b")} == {Reason.STALE}
-    assert made.run.ledger.account("b", 1, 0).wasted_tokens == {"stale": 40}
+    assert made.tokens("b")["wasted"] == {"stale": 40}
 
 
 def test_contributions_that_come_while_a_version_is_made_wait_for_the_next():
@@ -199,9 +198,9 @@ def test_contributions_that_come_while_a_version_is_made_wait_for_the_next():
     made.compute()
     assert notes(made.offer("a", 6, 8), "contribution.held")
     made.write()
-    assert made.run.versions == (1,)
+    assert made.versions == (1,)
     assert merged(made)["a"].steps.to_step == 4
-    assert [c.steps.from_step for c in made.run.fragments[0].held] == [4, 6]
+    assert made.waiting_bytes == 2 * 256
 
 
 def test_held_bytes_are_limited_and_freed_by_merging():
@@ -210,8 +209,8 @@ def test_held_bytes_are_limited_and_freed_by_merging():
     made.offer("a", 0, 4, payload_bytes=300)
     (resolution,) = resolutions(made.offer("b", 0, 4, payload_bytes=300), "b")
     assert (resolution.fate, resolution.reason) == (Fate.RETRY, Reason.QUEUE_FULL)
-    assert made.run.versions == (1,), "the round does not wait for what it has no room for"
-    assert made.run.waiting_bytes() == 0
+    assert made.versions == (1,), "the round does not wait for what it has no room for"
+    assert made.waiting_bytes == 0
     assert notes(made.offer("b", 0, 4, base=0, payload_bytes=300), "contribution.held")
 
 
@@ -225,7 +224,7 @@ def test_a_round_to_which_everybody_has_nothing_is_cancelled_and_no_version_is_m
     made.nothing("a")
     said = made.nothing("b")
     assert "nobody has anything" in notes(said, "round.cancelled")[0]["reason"]
-    assert made.run.versions == (0,)
+    assert made.versions == (0,)
     assert not of(said, Merge)
 
 

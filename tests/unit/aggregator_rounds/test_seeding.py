@@ -38,7 +38,7 @@ def test_the_run_begins_when_all_of_version_0_has_come_from_the_first_island_and
     assert sent(made.beat("b", 0, versions=(-1,) * 3), FleetState, "b")[-1].versions == (-1, -1, -1)
     said = seed(made, "a", 2)
     assert [(p.fragment_id, p.fragment_version) for p in of(said, Publish)] == [(0, 0), (1, 0), (2, 0)]
-    assert made.run.phase == "running"
+    assert made.phase == "running"
     assert notes(said, "run.seeded")
 
 
@@ -77,9 +77,9 @@ def test_a_seeder_that_dies_half_way_is_replaced_and_nothing_of_it_is_kept():
     made.run_to(7.0)  # a fell silent at 0
     assert wanted(made, "b") == ALL
     seed(made, "b", 2)
-    assert made.run.phase == "seeding"
+    assert made.phase == "seeding"
     seed(made, "b", 0, 1)
-    assert made.run.phase == "running"
+    assert made.phase == "running"
 
 
 def wait_for_seeds(made, seconds, *island_ids):
@@ -88,7 +88,7 @@ def wait_for_seeds(made, seconds, *island_ids):
         made.now_s += 0.5
         made.tick()
         for island_id in island_ids:
-            made.beat(island_id, 0, versions=(-1,) * len(made.run.fragments))
+            made.beat(island_id, 0, versions=(-1,) * len(made.versions))
 
 
 def test_a_seeder_that_lives_and_supplies_nothing_is_passed_over():
@@ -103,7 +103,7 @@ def test_a_seeder_that_lives_and_supplies_nothing_is_passed_over():
     assert wanted(made, "b") == ALL
     assert not of(seed(made, "a", 1), Plant)
     seed(made, "b", *ALL)
-    assert made.run.phase == "running"
+    assert made.phase == "running"
 
 
 def test_a_lone_seeder_is_asked_on_and_keeps_what_it_has_supplied():
@@ -112,7 +112,7 @@ def test_a_lone_seeder_is_asked_on_and_keeps_what_it_has_supplied():
     wait_for_seeds(made, 10 * PATIENCE_S, "a")
     assert wanted(made, "a") == (1, 2)
     seed(made, "a", 1, 2)
-    assert made.run.phase == "running"
+    assert made.phase == "running"
 
 
 def test_flawed_seeds_without_end_do_no_harm_and_make_nobody_wait_longer():
@@ -131,7 +131,7 @@ def test_flawed_seeds_without_end_do_no_harm_and_make_nobody_wait_longer():
 def test_an_island_in_quarantine_is_not_asked_for_version_0():
     made = desk("a", "b", quarantine_s=30.0)
     for _ in range(3):
-        made.run.offence(made.run.members["a"], Reason.IMPLAUSIBLE, 0)
+        made.beat("a", 4, tokens=10**9)
     made.tick()
     assert wanted(made, "b") == ALL
 
@@ -152,10 +152,10 @@ def test_a_model_whose_island_left_before_it_supplied_any_of_it_is_forgotten(res
         made = made.restarted()
     assert sent(made.join("b"), Welcome)
     seed(made, "b", *ALL)
-    assert made.run.phase == "running"
+    assert made.phase == "running"
     (again,) = sent(made.join("a"), Welcome)
     assert again.incarnation == 3, "its first life is over, whatever it still says"
-    made.run.ledger.check()
+    made.check_books()
 
 
 def test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays():
@@ -182,7 +182,7 @@ def test_what_is_computed_of_a_dead_seeder_is_never_taken_for_the_next_ones():
     assert wanted(made, "a") == ALL
     made.computes = True
     seed(made, "a", *ALL)
-    assert made.run.phase == "running"
+    assert made.phase == "running"
 
 
 def test_a_version_0_made_of_two_islands_or_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart():
@@ -196,7 +196,7 @@ def test_a_version_0_made_of_two_islands_or_of_which_a_part_is_durable_is_asked_
     seed(made, "b", 2)  # now the disk holds all three fragments, of two islands
     assert set(made.disk.commits) == {*ALL}
     again = made.restarted()
-    assert again.run.phase == "seeding"
+    assert again.phase == "seeding"
     again.beat("b", 0, versions=(-1,) * 3)
     assert wanted(again, "b") == ALL
 
@@ -215,8 +215,8 @@ def test_a_store_goes_on_after_a_restart_from_a_version_0_that_is_whole(differs,
     seed(made, "a", *ALL)
     made.disk.commits[1] = replace(made.disk.commits[1], **differs)
     again = made.restarted()
-    assert again.run.phase == phase
-    assert (again.run.versions == (0, 0, 0)) is (phase == "running")
+    assert again.phase == phase
+    assert (again.versions == (0, 0, 0)) is (phase == "running")
 
 
 def test_with_standbys_version_0_is_published_after_the_record_that_names_it():

@@ -34,7 +34,7 @@ def test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush()
     made.beat("a", 4, stopped=True)
     assert made.phases == [Phase.FLUSHING] * 2
     end(made)
-    assert [desk.run.ledger.books().tokens()["in_flight"] for desk in made.desks] == [0, 0]
+    assert [desk.tokens()["in_flight"] for desk in made.desks] == [0, 0]
     assert [desk.disk.record["phase"] for desk in made.desks] == ["ended", "ended"]
 
 
@@ -60,7 +60,7 @@ def test_shard_0_waits_while_another_one_is_heard_that_still_flushes():
     made.run_to(made.now_s + 1.0)
     assert made.now_s > 2 * FLUSH_TIMEOUTS * 2.0
     assert made.phases == [Phase.ENDED] * 2
-    assert made.desks[1].run.ledger.books().tokens()["merged"] == 40
+    assert made.desks[1].tokens()["merged"] == 40
 
 
 @pytest.mark.parametrize("succeeded", [False, True])
@@ -103,4 +103,4 @@ def test_a_shard_whose_islands_have_all_gone_ends_without_shard_0_when_it_has_no
 def test_a_shard_that_starts_for_a_higher_target_waits_for_what_shard_0_says_now():
     further = end(ending()).desks[1].restarted(shards=2, fragments=2, shard=1, total_tokens=80)
     further.run_to(3.0)
-    assert further.run.phase is Phase.RUNNING
+    assert further.phase is Phase.RUNNING

@@ -5,7 +5,7 @@ from tests.aggregator_hand import desk, notes, sent
 
 
 def answered(made):
-    made.say(BROKER, Attached(versions=made.run.versions))
+    made.say(BROKER, Attached(versions=made.versions))
 
 
 def test_the_data_of_islands_that_no_broker_lets_be_heard_stay_theirs():
@@ -41,15 +41,15 @@ def test_a_flush_waits_for_islands_that_no_broker_lets_be_heard():
     made = desk("a", islands=1, total_tokens=40, round_timeout_s=2.0)
     answered(made)
     made.beat("a", 4)
-    assert made.run.phase is Phase.FLUSHING
+    assert made.phase is Phase.FLUSHING
     made.run_to(60.0)
     answered(made)
-    assert made.run.phase is Phase.FLUSHING
+    assert made.phase is Phase.FLUSHING
     made.beat("a", 4, stopped=True)
     made.offer("a", 0, 4)
     made.run_to(made.now_s + 2.0)
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens()["merged"] == 40
+    assert made.phase is Phase.ENDED
+    assert made.tokens()["merged"] == 40
 
 
 def test_an_ended_run_stays_for_islands_while_no_broker_answers():
@@ -57,7 +57,7 @@ def test_an_ended_run_stays_for_islands_while_no_broker_answers():
     answered(made)
     made.beat("a", 4, stopped=True)
     made.offer("a", 0, 4)
-    assert made.run.phase is Phase.ENDED
+    assert made.phase is Phase.ENDED
     made.run_to(60.0)
     assert not made.core.finished
     answered(made)

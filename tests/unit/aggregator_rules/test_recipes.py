@@ -121,8 +121,8 @@ def test_the_first_island_too_is_held_against_what_the_aggregator_was_given_and_
         (refused,) = sent(made.join("a", demands=demands), m.Refused)
         assert refused.reason is m.Reason.RECIPE
         assert said in refused.detail
-    assert made.run.manifest is None
-    assert not made.run.config.settled
+    assert made.manifest is None
+    assert not made.settings.settled
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["now", "before there was a merge rule"])
@@ -132,7 +132,7 @@ def test_a_restart_goes_on_with_the_recipe_as_it_was_settled(recorded):
     if not recorded:
         del made.disk.record["settings"]["merge"]  # it is taken from the manifest
     again = Desk(disk=made.disk)
-    assert recipe_of(again.run.config) == recipe_of(made.run.config)
+    assert recipe_of(again.settings) == recipe_of(made.settings)
     (refused,) = sent(again.join("b", demands=demands_of({"merge": "rda"})), m.Refused)
     assert "merge is rda at the island, and mean in the run's recipe" in refused.detail
     assert sent(again.join("b"), m.Welcome)
@@ -228,11 +228,11 @@ def test_what_comes_after_its_round_is_refused_where_nothing_is_held_and_is_no_o
     round_id = made.open_round("a", "b", step=4)
     made.offer("a", 0, 4)
     made.tick(0.5)
-    assert round_id not in made.run.open_rounds
+    assert round_id not in made.open_rounds
     made.offer("b", 0, 4, base=0, round_id=round_id)
-    assert made.run.refusals == {m.Reason.LATE: 1}
-    assert made.run.ledger.books().tokens()["wasted"] == {m.Reason.LATE: 40}
-    assert not list(made.run.quarantine.now(made.now_s))
+    assert made.refusals == {m.Reason.LATE: 1}
+    assert made.tokens()["wasted"] == {m.Reason.LATE: 40}
+    assert not made.quarantined
 
 
 @pytest.mark.parametrize(("by_arrivals", "waited"), [(True, 3.0), (False, 0.0)])

@@ -28,7 +28,7 @@ def split(*parts):
 def spoken(desk, *parts):
     """What host 0 of island b says of its first four steps."""
     return m.Contribution(
-        round_id=next(iter(desk.run.open_rounds)),
+        round_id=next(iter(desk.open_rounds)),
         fragment_id=0,
         steps=steps(0, 4),
         trained_on=(m.TrainedOn(fragment_version=0, steps=4),),
@@ -70,12 +70,12 @@ def test_a_contribution_counts_when_its_last_part_is_there(desk, speaker_first):
     said = [spoken(desk, rows(0, 5)), part(0, 4, rows(5, 8))]
     first, second = said if speaker_first else reversed(said)
     assert not of(desk.say("b", first, norm=3.0), agg.Merge)
-    assert desk.run.fragments[0].version == 0
+    assert desk.versions[0] == 0
     merges = of(desk.say("b", second, norm=4.0, payload_bytes=100), agg.Merge)
     (mine,) = [each for each in merges[0].parts if each.island_id == "b"]
     assert mine.payload[0].shape == (8, 8)
     assert sorted(piece.start for piece in mine.payload[0].pieces) == [(0, 0), (5, 0)]
-    assert desk.run.fragments[0].version == 1
+    assert desk.versions[0] == 1
 
 
 def test_half_a_contribution_is_unknown_and_nothing_is_booked(half):

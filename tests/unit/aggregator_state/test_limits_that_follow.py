@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from aggregator.state.model_limits import SECTION_BYTES, least_held_bytes, least_message_bytes
+from aggregator.state.model_limits import SECTION_BYTES, least_held_bytes, least_message_bytes, most_held_bytes
 from broker.chunks import heads
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
@@ -76,7 +76,7 @@ def test_five_billion_parameters_are_let_in_by_defaults(fragments, memory_bytes)
     assert len(manifest.moving) == fragments
     assert least_message_bytes(largest) <= BrokerConfig().limits().max_message_bytes
     IslandConfig().check_room(manifest)
-    assert made.run.held_bytes() >= least_held_bytes(largest, 8)
+    assert most_held_bytes(made.settings, made.manifest) >= least_held_bytes(largest, 8)
     assert 4 * max(tensor.size for tensor in manifest.tensors().values()) <= SECTION_BYTES
     assert sent(made.join("b", model=large_model()), Welcome)
 
@@ -91,12 +91,12 @@ def test_what_may_wait_follows_from_model_islands_and_memory():
         (0, 1 << 40, 1 << 40),
     ):
         made = Desk(fragments=24, sync_interval=24, islands=8, memory_bytes=memory_bytes, held_bytes=held_bytes)
-        assert made.run.held_bytes() == (held_bytes or GIB)
+        assert most_held_bytes(made.settings, made.manifest) == (held_bytes or GIB)
         made.join("a", model=model)
-        assert made.run.held_bytes() == model_bytes
+        assert most_held_bytes(made.settings, made.manifest) == model_bytes
     small = Desk(memory_bytes=64 * GIB)
     small.join("a")
-    assert small.run.held_bytes() == GIB
+    assert most_held_bytes(small.settings, small.manifest) == GIB
 
 
 def test_a_fragment_that_is_too_large_for_the_machine_is_refused_with_field_value_and_cure():

@@ -19,7 +19,7 @@ def test_in_a_large_fleet_blocks_that_were_given_are_written_down_together():
     given, saved = [], 0
     for name in names[:9]:  # each begins its last block, a millisecond after the other
         made.now_s += 0.001
-        known = made.run.data.told(name)
+        known = made.blocks(name)
         said = made.beat(name, 0, block=known[-1].number)
         given += notes(said, "block.given")
         saved += len(of(said, SaveRun))
@@ -29,7 +29,7 @@ def test_in_a_large_fleet_blocks_that_were_given_are_written_down_together():
     assert after_s == pytest.approx(10.001 + 20 * SAVED_APART_S)
     (record,) = of(made.run_to(after_s), SaveRun)
     assert {str(each["block"]) for each in given} <= record.record["shares"]["given"].keys()
-    assert all(len(made.run.data.told(name)) == 2 for name in names[:9])
+    assert all(len(made.blocks(name)) == 2 for name in names[:9])
 
 
 @pytest.mark.rotating(4)
@@ -45,7 +45,7 @@ def test_nothing_that_may_move_is_overlooked(seed):
         name = draw.choice(names[: 3 if step % 90 < 60 else 6])  # the others are silent for long
         kind = draw.random()
         if kind < 0.9:
-            blocks = made.run.data.told(name)
+            blocks = made.blocks(name)
             seen = made.beat(name, step, block=draw.choice(blocks).number if blocks else 0)
         elif kind < 0.95:
             seen = made.say(
@@ -55,7 +55,7 @@ def test_nothing_that_may_move_is_overlooked(seed):
             seen = made.join(name)
         seen += [each for _ in range(3) for each in made.tick()]  # what has moved may move other things
         moved += [each.name for each in of(seen, Note) if each.name.startswith("block.")]
-        twin = copy.deepcopy(made.run)
+        twin = copy.deepcopy(made.core.run)
         Sharing(twin).advance()
         assert not [each for each in twin.outbox if isinstance(each, Note)]
     assert moved

@@ -40,15 +40,15 @@ def test_only_so_many_ways_are_remembered_the_latest_ones():
 def test_a_heartbeat_from_before_the_farewell_does_not_bring_an_island_back():
     made = Desk()
     made.gather("a", "b")
-    beat, made.log[:] = made.run.members["a"].heartbeat, []
+    beat, made.log[:] = made.members["a"].heartbeat, []
     made.say("a", m.Leave(inner_step=0, tokens=0, reason="done"))
-    assert made.run.members["a"].left
+    assert made.members["a"].left
     made.sequence -= 2  # an earlier message than the farewell
     made.say("a", beat, broker=1)
-    assert made.run.members["a"].left
+    assert made.members["a"].left
     made.sequence += 5
     made.say("a", beat)
-    assert not made.run.members["a"].left
+    assert not made.members["a"].left
 
 
 def test_each_broker_has_pauses_of_its_own():

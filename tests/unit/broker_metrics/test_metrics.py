@@ -131,10 +131,10 @@ def desk():
 
 def figures_of(desk, committed_at_s, *, began_s=0.0, now_s):
     leading = leading_of(
-        desk.run,
-        fragments=summary.fragments(desk.run, committed_at_s, began_s, now_s),
-        totals=summary.totals(desk.run, now_s),
-        refusals=summary.refusals(desk.run),
+        desk.core.run,
+        fragments=summary.fragments(desk.core.run, committed_at_s, began_s, now_s),
+        totals=summary.totals(desk.core.run, now_s),
+        refusals=summary.refusals(desk.core.run),
         standbys=None,
         now_s=now_s,
     )

@@ -76,7 +76,7 @@ def test_an_island_that_did_not_answer_was_waited_for_until_the_timeout_and_its_
 )
 def test_an_island_with_nothing_new_says_so_and_whether_its_link_is_why(link, detail):
     taped = opened("a", "b")
-    fields = {"step_time_s": 0.1, "versions": taped.core.run.versions, "overwritten_tokens": (0,), "link": link}
+    fields = {"step_time_s": 0.1, "versions": taped.versions, "overwritten_tokens": (0,), "link": link}
     taped.say("b", beat(STEPS_PER_ROUND, **fields))
     taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
     taped.offer("a", 1)

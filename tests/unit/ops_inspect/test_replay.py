@@ -25,7 +25,7 @@ def two_lives():
     second = Taped(tape=first.tape, record=first.record, commits=first.commits, now_s=50.0)
     second.beat(STEPS_PER_ROUND * 2, "a", "b")
     second.round(3, "a", "b")
-    assert second.core.run.versions == (3,)
+    assert second.versions == (3,)
     return second.tape
 
 
@@ -170,7 +170,7 @@ def test_a_driver_may_ask_for_deadlines_at_any_time_without_changing_a_decision(
         for at_s in asked_at_s:  # at 2 s only c is still thought to advance, at 10 s nobody
             desk.core.next_deadline_s(at_s)
         desk.tick(10.0)
-        return desk.run.median_step_s
+        return desk.core.run.median_step_s
 
     assert silence(2.0) == silence() == 0.1
 
