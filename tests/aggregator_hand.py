@@ -62,6 +62,20 @@ def steps(from_step: int, to_step: int, tokens_per_step: int = TOKENS_PER_STEP) 
     )
 
 
+def trained(island_id: str = "a", tokens: int = 100, steps: int = 10, staleness: float = 0.0) -> m.Merged:
+    """A contribution to a round whose weights are not known yet."""
+    return m.Merged(
+        island_id=island_id,
+        incarnation=1,
+        steps=StepRange(from_step=0, to_step=steps, from_tokens=0, to_tokens=tokens),
+        staleness=staleness,
+        token_weight=0.0,
+        staleness_weight=0.0,
+        merge_weight=0.0,
+        fresh=True,
+    )
+
+
 def config(**settings: Any) -> AggregatorConfig:
     """Settings for tests: one fragment, H = 4, unless said otherwise."""
     return AggregatorConfig(**{"run_id": "demo", "fragments": 1, "sync_interval": 4, "islands": 3, **settings})

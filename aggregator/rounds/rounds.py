@@ -15,7 +15,7 @@ from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
 from aggregator.rules.quorum import Verdict, Waits
-from aggregator.rules.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
+from aggregator.rules.staleness import mean_staleness, most_tokens_per_step, presence_factor, weighed
 from aggregator.state.fragment import Fragment
 from aggregator.state.round import Round
 from aggregator.state.run import Run
@@ -167,41 +167,34 @@ class Rounds:
         if not let_in:
             return ()
         kept, scales = zip(*let_in, strict=True)
-        staleness = [mean_staleness(c.trained_on, fragment.version) for c in kept]
-        trained = [
-            Trained(island_id=c.island_id, tokens=c.steps.tokens, steps=c.steps.steps, staleness=s)
-            for c, s in zip(kept, staleness, strict=True)
+        unweighed = {"token_weight": 0.0, "staleness_weight": 0.0, "merge_weight": 0.0}
+        offered = [
+            Merged(
+                island_id=c.island_id,
+                incarnation=c.incarnation,
+                steps=c.steps,
+                staleness=mean_staleness(c.trained_on, fragment.version),
+                fresh=round_.is_fresh(c),
+                data=c.data,
+                **unweighed,
+            )
+            for c in kept
         ]
         present = {c.island_id for c in kept}
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
         rates = [run.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
-        weights = merge_weights(
-            trained,
+        found = weighed(
+            offered,
             run.config.staleness_exponent,
             presence,
             most_tokens_per_step=most_tokens_per_step(rates) if run.config.caps else math.inf,
             capped=run.config.caps,
         )
         # Shortening is one more reason why a step is smaller: all three are one factor of the length.
-        weights = tuple(
-            replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)
-            for w, scale in zip(weights, scales, strict=True)
-        )
-        weighed = list(zip(kept, staleness, weights, strict=True))
         round_.merged = tuple(
-            Merged(
-                island_id=c.island_id,
-                incarnation=c.incarnation,
-                steps=c.steps,
-                staleness=s,
-                token_weight=w.token_weight,
-                staleness_weight=w.staleness_weight,
-                merge_weight=w.merge_weight,
-                fresh=round_.is_fresh(c),
-                data=c.data,
-            )
-            for c, s, w in weighed
+            replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)
+            for w, scale in zip(found, scales, strict=True)
         )
         return tuple(
             Part(
@@ -211,7 +204,7 @@ class Rounds:
                 token_weight=w.token_weight,
                 staleness_weight=w.staleness_weight,
             )
-            for c, _, w in weighed
+            for c, w in zip(kept, round_.merged, strict=True)
         )
 
     # --- after an outage --------------------------------------------------------------------------------------

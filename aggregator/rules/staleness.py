@@ -22,10 +22,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median_low
 
-from broker.wire.messages import TrainedOn
+from broker.wire.messages import Merged, TrainedOn
 
 #: From this many islands on, none of them may have more than half of the sum of token weights. Two islands of very
 #: unequal speed are left alone: there, a cap at half would be plain averaging, whatever each of them trained.
@@ -35,63 +35,23 @@ ISLANDS_TO_CAP = 3
 RATE_CAP = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The inputs of a weight.
-
-    Attributes:
-        island_id: Whose it is; an island may have several ranges in one round, and the cap is on their sum.
-        tokens: Tokens in the range (n); steps without tokens weigh nothing.
-        steps: Inner steps in the range (s), at least 1.
-        staleness: :func:`mean_staleness` at the moment of merging.
-    """
-
-    island_id: str
-    tokens: int
-    steps: int
-    staleness: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """The weights of one contribution in one round.
-
-    Attributes:
-        token_weight: ``n * n / s``, after the cap (w).
-        staleness_weight: In (0, 1] (lambda).
-        merge_weight: ``w * lambda / sum(w)``: the factor of the pseudo-gradient in the weighted mean.
-    """
-
-    token_weight: float
-    staleness_weight: float
-    merge_weight: float
-
-
 def staleness_weight(staleness: float, exponent: float) -> float:
     """Returns ``(1 + staleness) ** -exponent``: 1 for fresh contributions, falling towards 0.
 
     Args:
         staleness: In versions, not negative.
         exponent: ``a``, not negative; 0.5 unless configured, 0 for the paper's rule.
-
-    Raises:
-        ValueError: If one of them is negative or not finite.
     """
-    if not (math.isfinite(staleness) and staleness >= 0):
-        raise ValueError(f"staleness is {staleness}, must be finite and at least 0")
-    if not (math.isfinite(exponent) and exponent >= 0):
-        raise ValueError(f"staleness exponent is {exponent}, must be finite and at least 0")
     return float((1.0 + staleness) ** -exponent)
 
 
 def mean_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> float:
     """Returns how many versions behind ``current_version`` the steps were run, on average.
 
-    Raises:
-        ValueError: If there are no steps, a count is not positive, or a version lies in the future. The door has
-            refused such contributions already (:class:`broker.wire.messages.Reason`), so this is a bug on our side.
+    Args:
+        trained_on: At least one step, none on a later version: others are refused as they arrive.
+        current_version: The newest.
     """
-    _check(trained_on, current_version)
     steps = sum(part.steps for part in trained_on)
     return sum(part.steps * (current_version - part.fragment_version) for part in trained_on) / steps
 
@@ -110,15 +70,15 @@ def presence_factor(present: int, live: int, exponent: float) -> float:
     return float((present / live) ** exponent)
 
 
-def merge_weights(
-    contributions: Sequence[Trained],
+def weighed(
+    contributions: Sequence[Merged],
     exponent: float,
     presence: float = 1.0,
     *,
     most_tokens_per_step: float = math.inf,
     capped: bool = True,
-) -> tuple[Weight, ...]:
-    """Returns the weight of each contribution of one round, in the order given.
+) -> tuple[Merged, ...]:
+    """Returns the contributions of one round with their weights, in the order given.
 
     With w the capped token weights, lambda the staleness weights times ``presence``:
         merge_weight = w * lambda / sum(w)
@@ -126,29 +86,21 @@ def merge_weights(
     All are 0 when no contribution holds a token.
 
     Args:
-        contributions: At least one.
+        contributions: At least one, each of at least one step; their weights are not known yet.
         exponent: Of :func:`staleness_weight`.
         presence: From :func:`presence_factor`.
         most_tokens_per_step: From :func:`most_tokens_per_step`; what an island claims beyond it is not weighed.
         capped: Whether none of three or more islands may have more than half of the sum.
-
-    Raises:
-        ValueError: If there is no contribution, or one has no steps or fewer than no tokens.
     """
-    if not contributions:
-        raise ValueError("a round without contributions has no weights: cancel it instead of merging")
-    for trained in contributions:
-        if trained.steps < 1 or trained.tokens < 0:
-            counts = f"{trained.tokens} tokens in {trained.steps} steps"
-            raise ValueError(f"contribution of {trained.island_id!r} counts {counts}, must be at least 0 in 1")
     token_weights = _token_weights(contributions, most_tokens_per_step, capped=capped)
     total = math.fsum(token_weights)
-    weights = []
-    for trained, token_weight in zip(contributions, token_weights, strict=True):
-        discount = staleness_weight(trained.staleness, exponent) * presence
+    found = []
+    for each, token_weight in zip(contributions, token_weights, strict=True):
+        discount = staleness_weight(each.staleness, exponent) * presence
         merge_weight = token_weight / total * discount if total else 0.0
-        weights.append(Weight(token_weight=token_weight, staleness_weight=discount, merge_weight=merge_weight))
-    return tuple(weights)
+        weights = {"token_weight": token_weight, "staleness_weight": discount, "merge_weight": merge_weight}
+        found.append(replace(each, **weights))
+    return tuple(found)
 
 
 def most_tokens_per_step(rates: Sequence[float]) -> float:
@@ -157,18 +109,18 @@ def most_tokens_per_step(rates: Sequence[float]) -> float:
     return RATE_CAP * median_low(known) if known else math.inf
 
 
-def _token_weights(contributions: Sequence[Trained], most_tokens_per_step: float, *, capped: bool) -> list[float]:
+def _token_weights(contributions: Sequence[Merged], most_tokens_per_step: float, *, capped: bool) -> list[float]:
     """Returns ``n * n / s`` per contribution; ``capped`` limits the heaviest of 3 or more islands to half.
 
     The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
     can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.
     An island with several ranges in the round is cut as a whole, each range in proportion.
     """
-    weighed = [min(trained.tokens, trained.steps * most_tokens_per_step) for trained in contributions]
-    weights = [n * n / trained.steps for n, trained in zip(weighed, contributions, strict=True)]
+    tokens = [min(each.steps.tokens, each.steps.steps * most_tokens_per_step) for each in contributions]
+    weights = [n * n / each.steps.steps for n, each in zip(tokens, contributions, strict=True)]
     of_island: defaultdict[str, list[float]] = defaultdict(list)
-    for trained, weight in zip(contributions, weights, strict=True):
-        of_island[trained.island_id].append(weight)
+    for each, weight in zip(contributions, weights, strict=True):
+        of_island[each.island_id].append(weight)
     sums = {island_id: math.fsum(parts) for island_id, parts in of_island.items()}
     if not capped or sum(total > 0 for total in sums.values()) < ISLANDS_TO_CAP:  # who brings no tokens is no third one
         return weights
@@ -178,17 +130,6 @@ def _token_weights(contributions: Sequence[Trained], most_tokens_per_step: float
         return weights
     cut = others / sums[heaviest]
     return [
-        weight * cut if trained.island_id == heaviest else weight
-        for trained, weight in zip(contributions, weights, strict=True)
+        weight * cut if each.island_id == heaviest else weight
+        for each, weight in zip(contributions, weights, strict=True)
     ]
-
-
-def _check(trained_on: Sequence[TrainedOn], current_version: int) -> None:
-    if not trained_on:
-        raise ValueError("trained_on is empty: a contribution covers at least one step")
-    for part in trained_on:
-        if part.steps < 1:
-            where = f"on version {part.fragment_version}"
-            raise ValueError(f"trained_on counts {part.steps} steps {where}, must be at least 1")
-        if part.fragment_version > current_version:
-            raise ValueError(f"trained_on names version {part.fragment_version}, the newest is {current_version}")
