@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.ledger.batch_books import BatchBooks, batches_of
-from aggregator.ledger.ownership import Given, Ownership
 from broker.wire import messages
 from broker.wire.messages import OWN_PASS, Block, DataRange, Reason
 
@@ -35,6 +34,16 @@ PIECES = 16
 MOST_BATCHES = 1 << 20
 #: Numbers of the blocks that are given under one epoch: what is not durable, or given up with a lineage, is not reused.
 NUMBERS_PER_EPOCH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Batches ``[from_batch, to_batch)`` of ``tokens`` each, an island's; empty ``owner``: about to end."""
+
+    owner: str
+    from_batch: int
+    to_batch: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +99,8 @@ class DataBlocks:
 
     Attributes:
         books: What was merged, and waits to be.
+        decided: Block -> who has it, from now on.
+        durable: Block -> who has it, as islands may be told.
         left: Places that were given and lost, [from, to), in order: they go out before anything new.
         end: The first place that was never given to anybody.
         unit: Tokens in a batch of the first island; 0: it does not say; None: none has come.
@@ -105,42 +116,49 @@ class DataBlocks:
         self._alone = alone
         self.unit: int | None = None
         self._next = 1
-        self._owners = Ownership()
+        self.decided: dict[int, Given] = {}
+        self.durable: Mapping[int, Given] = {}
+        self._by_owner: dict[str, set[int]] = {}  # of what is decided
+        self._told: dict[str, set[int]] = {}  # of what is durable
+        self._saving: list[tuple[int, dict[int, Given]]] = []  # serial of a run record -> what it says
+        self._free_at: dict[int, int] = {}  # block of nobody -> serial of the record that says so first
+        self._agreed_serial = 0
+        self._elsewhere: dict[int, int] = {}  # block -> furthest batch on the fragments of other shards
 
     # --- dealing ----------------------------------------------------------------------------------------------
 
     def join(self, island_id: str, batch_tokens: int = 0) -> list[Dealt]:
         """A new life of an island begins with a block; those of an earlier life end."""
-        dealt = [each for n in self._owners.of(island_id) for each in self._end(n, "its island begins a new life")]
+        dealt = [each for n in self._of(island_id) for each in self._end(n, "its island begins a new life")]
         return [*dealt, self._give(island_id, batch_tokens, self._interval)]
 
     def resume(self, island_id: str, batch_tokens: int = 0) -> list[Dealt]:
         """Gives a life that goes on after a pause a block to begin with, if its own have ended."""
-        return [] if self._owners.of(island_id) else [self._give(island_id, batch_tokens, self._interval)]
+        return [] if self._of(island_id) else [self._give(island_id, batch_tokens, self._interval)]
 
     def leave(self, island_id: str) -> None:
         """The first step of joining where there are several shards: what the island has is nobody's."""
-        for n in self._owners.of(island_id):
+        for n in self._of(island_id):
             self._end(n, "its island begins a new life")
 
     def settle(self, present: Sequence[Presence]) -> list[Dealt]:
         """Ends blocks that nobody needs or trains, and gives others to those who begin their last one."""
-        agreed = [n for n in self._owners.nobodys() if self._owners.is_agreed(n)]
-        dealt = [self._finish(n, self._owners.now[n], "every shard knows") for n in agreed]
+        agreed = [n for n in self.nobodys() if self._free_at.get(n, math.inf) <= self._agreed_serial]
+        dealt = [self._finish(n, self.decided[n], "every shard knows") for n in agreed]
         by_id = {p.island_id: p for p in present}
-        dealt += self._end_of([n for n, given in self._owners.now.items() if given.owner], by_id)
+        dealt += self._end_of([n for n, given in self.decided.items() if given.owner], by_id)
         return dealt + self._give_to(present)
 
     def settle_some(self, changed: Sequence[Presence]) -> list[Dealt]:
         """Settles as :meth:`settle`, for these islands alone: changed, or away for longer than they may be."""
-        numbers = sorted(n for p in changed for n in self._owners.of(p.island_id))
+        numbers = sorted(n for p in changed for n in self._of(p.island_id))
         dealt = self._end_of(numbers, {p.island_id: p for p in changed})
         return dealt + self._give_to(sorted(changed, key=lambda p: p.island_id))
 
     def _end_of(self, numbers: Iterable[int], by_id: Mapping[str, Presence]) -> list[Dealt]:
         dealt: list[Dealt] = []
         for n in numbers:
-            because = self._why_ended(n, by_id.get(self._owners.now[n].owner))
+            because = self._why_ended(n, by_id.get(self.decided[n].owner))
             dealt += self._end(n, because) if because else []
         return dealt
 
@@ -148,7 +166,7 @@ class DataBlocks:
         return [
             self._give(p.island_id, p.batch_tokens, self._batches(p.step_time_s))
             for p in present
-            if p.able and max(self._owners.of(p.island_id), default=0) <= p.block
+            if p.able and max(self._of(p.island_id), default=0) <= p.block
         ]
 
     def _why_ended(self, n: int, owner: Presence | None) -> str:
@@ -173,7 +191,7 @@ class DataBlocks:
         from_batch, to_batch = self._cut(tokens, batches)
         n, self._next = self._next, self._next + 1
         given = Given(owner=island_id, from_batch=from_batch, to_batch=to_batch, tokens=tokens)
-        self._owners.give(n, given)
+        self._put(n, given)
         return Dealt(block=n, given=given)
 
     def _cut(self, tokens: int, batches: int) -> tuple[int, int]:
@@ -191,38 +209,56 @@ class DataBlocks:
 
     def _end(self, n: int, because: str) -> list[Dealt]:
         """Ends a block; where there are other shards, as far as this one is concerned."""
-        given = self._owners.now[n]
+        given = self.decided[n]
         if self._alone:
             return [self._finish(n, given, because)]
-        self._owners.give(n, replace(given, owner=""))
+        self._put(n, replace(given, owner=""))
         return []
 
     def _finish(self, n: int, given: Given, because: str) -> Dealt:
         """A block has ended in every shard: what was not trained of it is there to be given."""
-        reached = max(given.from_batch, self.books.reached(n), self._owners.elsewhere(n))
+        reached = max(given.from_batch, self.books.reached(n), self._elsewhere.get(n, 0))
         if reached < given.to_batch:
             insort(self.left, (reached * given.tokens, given.to_batch * given.tokens))
-        self._owners.end(n)
+        del self.decided[n]
+        self._by_owner[given.owner].discard(n)
         return Dealt(block=n, given=given, reached=reached, because=because)
+
+    def _put(self, n: int, block: Given) -> None:
+        """A block is in other hands from now on, or in nobody's."""
+        known = self.decided.get(n)
+        if known is not None and known.owner != block.owner:
+            self._by_owner[known.owner].discard(n)
+        self.decided[n] = block  # at the place that it had in the order
+        self._by_owner.setdefault(block.owner, set()).add(n)
+
+    def _of(self, island_id: str) -> list[int]:
+        """Returns the blocks that an island has, in order."""
+        return sorted(self._by_owner.get(island_id, ()))
 
     # --- the record -------------------------------------------------------------------------------------------
 
     def saving(self, serial: int) -> dict[str, Any]:
         """Returns what belongs into the run record of that serial, as plain data."""
-        self._owners.saving(serial)
+        if not self._saving or self._saving[-1][1] != self.decided:  # else that one says it, with an earlier serial
+            self._saving.append((serial, dict(self.decided)))
+        self._free_at = {n: self._free_at.get(n, serial) for n in self.nobodys()}
         return {
             "unit": self.unit,
             "next": self._next,
             "end": self.end,
             "left": [list(piece) for piece in self.left],
-            "given": {
-                str(n): [g.owner, g.from_batch, g.to_batch, g.tokens] for n, g in sorted(self._owners.now.items())
-            },
+            "given": {str(n): [g.owner, g.from_batch, g.to_batch, g.tokens] for n, g in sorted(self.decided.items())},
         }
 
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable, in every shard: what it says may be told, the rest goes."""
-        self.books.keep(self._owners.saved(serial))
+        self._agreed_serial = serial
+        while self._saving and self._saving[0][0] <= serial:
+            self._may_tell(self._saving.pop(0)[1])
+        known = {*self.decided, *self.durable, *(n for _, then in self._saving for n in then)}
+        self._elsewhere = {n: batch for n, batch in self._elsewhere.items() if n in known}
+        self.books.keep(known)
 
     def restore(self, record: Mapping[str, Any], slices: Mapping[int, Mapping[str, Any]], epoch: int) -> None:
         """Reads a run record's part and the fragments' slices back, to go on under another epoch."""
@@ -231,27 +267,23 @@ class DataBlocks:
             self._next = max(record["next"], epoch * NUMBERS_PER_EPOCH)
             self.left = [(a, b) for a, b in record["left"]]
             rows = record["given"].items()
-            self._owners.restore(
+            self._go_on_from(
                 {
                     int(n): Given(owner=owner, from_batch=a, to_batch=b, tokens=tokens)
                     for n, (owner, a, b, tokens) in rows
                 }
             )
+            self._may_tell(dict(self.decided))
         self.books.restore(slices)
-        self.books.keep(self._owners.now)
-
-    @property
-    def num_given(self) -> int:
-        """Returns how many blocks islands have, or have just given back."""
-        return len(self._owners.now)
+        self.books.keep(self.decided)
 
     def nobodys(self) -> list[int]:
         """Returns the numbers of blocks that belong to nobody now."""
-        return self._owners.nobodys()
+        return self._of("")
 
     def reached_elsewhere(self, n: int, batch: int) -> None:
         """Another shard has merged, or holds, a block of nobody up to this batch."""
-        self._owners.reached_elsewhere(n, batch)
+        self._elsewhere[n] = max(batch, self._elsewhere.get(n, 0))
 
     def tenures(self) -> tuple[messages.Tenure, ...]:
         """Returns who has what for other shards."""
@@ -259,23 +291,31 @@ class DataBlocks:
             messages.Tenure(
                 share=n, owner=g.owner, share_epoch=0, cursor=g.from_batch, to_batch=g.to_batch, batch_tokens=g.tokens
             )
-            for n, g in sorted(self._owners.now.items())
+            for n, g in sorted(self.decided.items())
         )
 
     def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
         """Takes over who has what from shard 0."""
-        self._owners.adopt(
+        self._go_on_from(
             {
                 t.share: Given(owner=t.owner, from_batch=t.cursor, to_batch=t.to_batch, tokens=t.batch_tokens)
                 for t in tenures
             }
         )
 
+    def _go_on_from(self, now: dict[int, Given]) -> None:
+        self.decided = now
+        self._by_owner = _by_owner(now)
+
+    def _may_tell(self, durable: Mapping[int, Given]) -> None:
+        self.durable = durable
+        self._told = _by_owner(durable)
+
     # --- telling ----------------------------------------------------------------------------------------------
 
     def told(self, island_id: str) -> tuple[Block, ...]:
         """Returns what an island is told: its blocks, those that it trains first in front."""
-        own = ((n, self._owners.durable[n]) for n in self._owners.told(island_id))
+        own = ((n, self.durable[n]) for n in sorted(self._told.get(island_id, ())))
         return tuple(Block(number=n, from_batch=g.from_batch, to_batch=g.to_batch) for n, g in own)
 
     def refusal(
@@ -286,12 +326,12 @@ class DataBlocks:
         One that does not say what it was trained on is taken while its island has a block.
         """
         if not data:
-            return None if self._owners.of(island_id) else (Reason.SHARE_MOVED, f"{island_id} has no block")
+            return None if self._of(island_id) else (Reason.SHARE_MOVED, f"{island_id} has no block")
         batches = sum(d.to_batch - d.from_batch for d in data)
         if batches != steps:
             return Reason.IMPLAUSIBLE, f"it names {batches} batches for {steps} steps"
         for d in data:
-            given = self._owners.now.get(d.share)
+            given = self.decided.get(d.share)
             if given is None or given.owner != island_id:
                 now = "has ended" if given is None else f"belongs to {given.owner or 'nobody'}"
                 return Reason.SHARE_MOVED, f"{batches_of(d)}: it is a block that {now}"
@@ -299,3 +339,10 @@ class DataBlocks:
                 return Reason.IMPLAUSIBLE, f"{batches_of(d)}: it has [{given.from_batch}, {given.to_batch})"
         overlap = self.books.overlap(fragment_id, data)
         return (Reason.OVERLAP, overlap) if overlap else None
+
+
+def _by_owner(blocks: Mapping[int, Given]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for n, block in blocks.items():
+        found.setdefault(block.owner, set()).add(n)
+    return found

@@ -64,7 +64,7 @@ class Dealing:
         """Nothing new was given out while something was left of what had been lost."""
         left, end = self._seen.get(life, ([], blocks.end))
         self._seen[life] = (list(blocks.left), blocks.end)
-        self.most_given = max(self.most_given, blocks.num_given)
+        self.most_given = max(self.most_given, len(blocks.decided))
         if blocks.end > end and any(piece in blocks.left for piece in left):
             return f"batches from {end} on are given out while {blocks.left} are left"
         return ""

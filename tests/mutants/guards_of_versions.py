@@ -104,9 +104,9 @@ VERSIONS = (
     Mutant(
         2,
         "the books of a block are forgotten before its end is durable",
-        "aggregator/ledger/ownership.py::Ownership.saved",
-        "known = {*self.now, *self.durable, *(n for _, then in self._saving for n in then)}",
-        "known = {*self.now}",
+        "aggregator/ledger/data_blocks.py::DataBlocks.saved",
+        "known = {*self.decided, *self.durable, *(n for _, then in self._saving for n in then)}",
+        "known = {*self.decided}",
         "unit/aggregator_ledger/test_blocks.py::test_the_books_of_a_block_stay_until_its_end_is_durable",
     ),
     Mutant(

@@ -77,7 +77,7 @@ class World:
             if island.searching and not island.training:
                 since_s = self._searching.setdefault(island.address, self.now_s)
                 assert self.now_s - since_s <= DONOR_WAIT_S + SLACK_S, f"{island.address} looks for a donor for ever"
-        for number, given in self.sim.aggregator.core.run.data._owners.durable.items():
+        for number, given in self.sim.aggregator.core.run.data.durable.items():
             before = self._owners.setdefault(number, given.owner)
             assert before == given.owner, f"{before} and {given.owner} own {number}"
 
