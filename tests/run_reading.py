@@ -71,7 +71,7 @@ class Reading:
     @property
     def quarantined(self):
         """Ids of the islands that are kept out, in order."""
-        return [each.island_id for each in self.core.run.quarantine.now(self.core.run.now_s)]
+        return list(self.core.run.quarantine.now(self.core.run.now_s))
 
     @property
     def participation(self):

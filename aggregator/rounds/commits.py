@@ -37,10 +37,6 @@ class Commits:
         again = [at_s for f in self._run.fragments.values() for at_s in (f.persist_again_at_s, f.merge_again_at_s)]
         return [at_s for at_s in again if at_s is not None]
 
-    def due(self) -> bool:
-        """Returns True if a failed write is to be tried again now."""
-        return any(at_s <= self._run.now_s for at_s in self.deadlines_s())
-
     def advance(self) -> None:
         """Asks again for what was not durable."""
         run = self._run

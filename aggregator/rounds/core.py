@@ -85,11 +85,8 @@ SAVE_RETRY_S = 1.0
 class Part(Protocol):
     """A part of the core that acts by itself, as the state and the time call for it."""
 
-    def due(self) -> bool:
-        """Returns True if there is work for :meth:`advance` now."""
-
     def advance(self) -> None:
-        """Does the work that is due now: closes rounds, retries a write, ends the run."""
+        """Does the work that is due now, if any: closes rounds, retries a write, ends the run."""
 
     def deadlines_s(self) -> list[float]:
         """Returns the times, in seconds, at which work may become due without another event."""
@@ -294,8 +291,7 @@ class Aggregator:
         if self._behind:
             return
         for part in self._parts:
-            if part.due():
-                part.advance()
+            part.advance()
 
     def _attach(self) -> None:
         """Says to every broker, again and again, who leads and what there is."""

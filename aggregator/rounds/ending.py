@@ -67,16 +67,6 @@ class Ending:
             deadlines += [end_s for end_s in ends if end_s > self._run.now_s]
         return deadlines
 
-    def due(self) -> bool:
-        """Returns True if the run has reached its end, or is being flushed, or lingers after it."""
-        match self._run.phase:
-            case Phase.RUNNING:
-                return bool(self._why_now())
-            case Phase.FLUSHING:
-                return True
-            case _:
-                return self._linger_until_s is not None and self._run.phase is Phase.ENDED
-
     def advance(self) -> None:
         """Begins the flush at the target, carries it on, and ends the run when it is done."""
         run = self._run
@@ -111,8 +101,7 @@ class Ending:
 
     def heard(self, member: Member, beat: Heartbeat, event: Received) -> None:
         """Takes note of an island's heartbeat and answers it; its counters may be the last to wait for."""
-        if self.due():
-            self.advance()
+        self.advance()
         self._close_gaps(member, beat, event.envelope.sequence)
         self._notices.tell(member)
 

@@ -58,13 +58,14 @@ class Notices:
         """
         first = number * AT_ONCE % len(members) if members else 0
         self._untold.update(dict.fromkeys(m.island_id for m in (*members[first:], *members[:first])))
-        self.advance()
-
-    def due(self) -> bool:
-        """Returns True if islands wait to be told, and some can be."""
-        return bool(self._untold) and self._room_now() >= min(PORTION, len(self._untold))
+        self._tell_some()
 
     def advance(self) -> None:
+        """Tells some of those that wait, once there is room for a portion of them."""
+        if self._untold and self._room_now() >= min(PORTION, len(self._untold)):
+            self._tell_some()
+
+    def _tell_some(self) -> None:
         """Tells as many of those that wait as there is room for."""
         run = self._run
         self._room, self._room_at_s = self._room_now(), run.now_s

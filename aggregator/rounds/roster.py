@@ -71,10 +71,6 @@ class Keeper:
             run.data.reached_elsewhere(reached.share, reached.batch)
         self._settle()
 
-    def due(self) -> bool:
-        """Returns True if the run has other shards."""
-        return bool(self._others)
-
     def advance(self) -> None:
         """Sends again what was not answered, and complains about who is silent."""
         run = self._run
@@ -164,17 +160,14 @@ class Adopter:
             _, self._durable = self._saving.pop(0)
         self._membership.saved(run.durable_serial)
 
-    def due(self) -> bool:
-        """Returns True if the answer to shard 0 has changed since it was sent."""
-        return self._said is not None and self._said != self._answer()
-
     def deadlines_s(self) -> list[float]:
         """Nothing here waits for a moment of its own."""
         return []
 
     def advance(self) -> None:
-        """Answers."""
-        self.say()
+        """Answers shard 0 again if the answer has changed since it was sent."""
+        if self._said is not None and self._said != self._answer():
+            self.say()
 
     def say(self) -> None:
         """Tells shard 0 where this one stands."""

@@ -62,11 +62,6 @@ class Rounds:
             deadlines += [run.now_s + wait_s + 0.001 for wait_s in waits_s.values()]
         return deadlines
 
-    def due(self) -> bool:
-        """Returns True if a round is open, or could be opened."""
-        run = self._run
-        return bool(run.open_rounds) or run.phase is Phase.RUNNING
-
     def advance(self) -> None:
         """Closes what is decided, and opens what is due."""
         run = self._run
@@ -167,16 +162,17 @@ class Rounds:
         if not let_in:
             return ()
         kept, scales = zip(*let_in, strict=True)
-        unweighed = {"token_weight": 0.0, "staleness_weight": 0.0, "merge_weight": 0.0}
         offered = [
             Merged(
                 island_id=c.island_id,
                 incarnation=c.incarnation,
                 steps=c.steps,
                 staleness=mean_staleness(c.trained_on, fragment.version),
+                token_weight=0.0,
+                staleness_weight=0.0,
+                merge_weight=0.0,
                 fresh=round_.is_fresh(c),
                 data=c.data,
-                **unweighed,
             )
             for c in kept
         ]

@@ -35,16 +35,14 @@ class Seeding:
         self._passed_over: set[tuple[str, int]] = set()  # islands and incarnations that were asked in vain
         self._times_over = 0  # how often everybody was
 
-    def due(self) -> bool:
-        """Returns True until version 0 is complete."""
-        return self._run.phase is Phase.SEEDING
-
     def deadlines_s(self) -> list[float]:
         """Nothing here waits for a moment of its own: a silent seeder is passed over with any later event."""
         return []
 
     def advance(self) -> None:
         """Begins the run once version 0 is whole, and until then asks for it."""
+        if self._run.phase is not Phase.SEEDING:
+            return
         if not self._complete():
             self._choose()
             return

@@ -13,7 +13,6 @@ import math
 from collections import OrderedDict, deque
 
 from aggregator.interface.config import AggregatorConfig
-from aggregator.rules.averages import MovingAverage
 from aggregator.rules.quorum import Waits, grace_window_s
 from broker.wire.messages import Pacing
 
@@ -32,6 +31,30 @@ RATE = 0.1
 REST_LONGER, REST_SHORTER = 1, 4
 #: Arrivals remembered for the 90th percentile, and rounds whose late arrivals still count into it.
 REMEMBERED = 64
+
+
+class MovingAverage:
+    """An exponential average that no sample spoils for long, be it an outage or a first compilation.
+
+    A sample counts as at most four times the average, and the average as at most four times a sample.
+    """
+
+    __slots__ = ("_rate", "value")
+
+    def __init__(self, rate: float = 0.2) -> None:
+        self._rate = rate
+        self.value: float | None = None
+
+    def add(self, sample: float) -> None:
+        """Takes one sample, at least 0."""
+        before = sample if self.value is None else self.value
+        if before and sample:
+            before, sample = min(before, 4 * sample), min(sample, 4 * before)
+        self.value = before + self._rate * (sample - before)
+
+    def get(self, default: float = 0.0) -> float:
+        """The average, or ``default`` before the first sample."""
+        return default if self.value is None else self.value
 
 
 class SerialStage:

@@ -13,9 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from aggregator.rules.deadlines import ROUNDING_S
 from aggregator.rules.ranked import Ranked
-from aggregator.rules.step_clock import Moment, StepClock
-
-__all__ = ["Lockstep", "Pacer", "StepClock"]
+from aggregator.rules.step_clock import StepClock
 
 #: Beside a fixed part, the share of the terms of a sum by which it may be wrong.
 ROUNDING = 1e-14
@@ -171,14 +169,14 @@ class Pacer:
             waits_s[p] = max(0.0, (self._interval - steps) * (self._clock.step_time_s(island_id) or 0.0))
         return waits_s
 
-    def _progress(self, fragment_id: int, moment: Moment) -> list[float]:
+    def _progress(self, fragment_id: int, moment: Mapping[str, float]) -> list[float]:
         """Returns the inner steps of each island that advances since the fragment's last round."""
         began = self._began[fragment_id]
         try:
-            return [step - began[i] for i, step in zip(moment.advancing, moment.steps, strict=True)]
+            return [step - began[i] for i, step in moment.items()]
         except KeyError:
             self._take_in(fragment_id, moment)
-            return [step - began[i] for i, step in zip(moment.advancing, moment.steps, strict=True)]
+            return [step - began[i] for i, step in moment.items()]
 
     def _ends_at(self, fragment_id: int, now_s: float) -> Ranked:
         """Returns when each island that advances will have run the fragment's interval, at the earliest."""
@@ -204,10 +202,9 @@ class Pacer:
         assert len(ends_s) == num_advancing, f"fragment {fragment_id}: {len(ends_s)} islands of {num_advancing}"
         return ends_s
 
-    def _take_in(self, fragment_id: int, moment: Moment) -> None:
+    def _take_in(self, fragment_id: int, at: Mapping[str, float]) -> None:
         """A newcomer agrees with those who are here; the first ones start in the fragment's phase."""
         began = self._began[fragment_id]
-        at = dict(zip(moment.advancing, moment.steps, strict=True))
         for island_id, step in at.items():
             if island_id not in began:
                 known = [at[i] - began[i] for i in at if i in began]

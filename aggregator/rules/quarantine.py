@@ -19,7 +19,7 @@ Refusals that a healthy island may meet are no offences: too old, no room, damag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,16 +63,6 @@ class Offender:
     answered_at_step: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
-    """An island that is kept out: for how many seconds more, why, and for which time in a row."""
-
-    island_id: str
-    for_s: float
-    reason: str
-    times: int
-
-
 class Quarantine:
     """The offenders of a run.
 
@@ -106,11 +96,9 @@ class Quarantine:
         """Returns the ids of all who are kept out."""
         return frozenset(island_id for island_id, o in self._offenders.items() if now_s < o.until_s)
 
-    def now(self, now_s: float) -> Iterator[Quarantined]:
-        """Yields who is kept out, by id."""
-        for island_id, o in sorted(self._offenders.items()):
-            if now_s < o.until_s:
-                yield Quarantined(island_id=island_id, for_s=o.until_s - now_s, reason=o.reason, times=o.times)
+    def now(self, now_s: float) -> dict[str, Offender]:
+        """Returns who is kept out, by id."""
+        return {island_id: self._offenders[island_id] for island_id in sorted(self.out(now_s))}
 
     def offended(self, island_id: str, reason: Reason, *, from_step: int, at_step: int, now_s: float) -> bool:
         """Takes note of a refusal; returns whether the island is quarantined for it.

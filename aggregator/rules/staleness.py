@@ -98,8 +98,7 @@ def weighed(
     for each, token_weight in zip(contributions, token_weights, strict=True):
         discount = staleness_weight(each.staleness, exponent) * presence
         merge_weight = token_weight / total * discount if total else 0.0
-        weights = {"token_weight": token_weight, "staleness_weight": discount, "merge_weight": merge_weight}
-        found.append(replace(each, **weights))
+        found.append(replace(each, token_weight=token_weight, staleness_weight=discount, merge_weight=merge_weight))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ does one that is dead or in quarantine, whatever pace it had claimed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aggregator.rules.deadlines import ROUNDING_S, Deadlines
@@ -30,19 +30,6 @@ class Pace:
     advanced_at_s: float
     step_time_s: float | None
     allowance_s: float  #: of silence: for so long it goes on being extrapolated, and counts as advancing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Moment:
-    """A cache of the answers that are the same for every fragment at one moment.
-
-    Attributes:
-        advancing: The islands that count and whose counter grew lately, sorted.
-        steps: The inner step of each of them.
-    """
-
-    advancing: tuple[str, ...]
-    steps: tuple[float, ...]
 
 
 class StepClock:
@@ -77,7 +64,7 @@ class StepClock:
         self._asked_at_s = -math.inf
         self._followers: list[set[str]] = []
         self._advancing: tuple[str, ...] | None = None  # made when it is asked for
-        self._moment: Moment | None = None
+        self._moment: dict[str, float] | None = None
 
     def report(self, island_id: str, inner_step: int, now_s: float, step_time_s: float | None = None) -> None:
         """Takes note of a counter read off the island itself; older news than what is known is ignored."""
@@ -165,12 +152,11 @@ class StepClock:
             self._advancing = tuple(sorted(name for _, name in self._times_s))
         return self._advancing
 
-    def at(self, now_s: float) -> Moment:
-        """Returns the answers at ``now_s``; one object until an island is heard of, or others may count."""
+    def at(self, now_s: float) -> Mapping[str, float]:
+        """Returns the inner step of each island that advances; one object until an island is heard of."""
         advancing = self.advancing(now_s)
         if self._moment is None:
-            steps = tuple(self.estimate(i, now_s) for i in advancing)
-            self._moment = Moment(advancing=advancing, steps=steps)
+            self._moment = {i: self.estimate(i, now_s) for i in advancing}
         return self._moment
 
     def median_step_time_s(self, now_s: float) -> float | None:

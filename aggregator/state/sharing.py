@@ -40,7 +40,7 @@ class Sharing:
         """Who has what was changed elsewhere: everybody is to be looked at."""
         self._look_at_s = -math.inf
 
-    def due(self) -> bool:
+    def _may_move(self) -> bool:
         """Returns True if data may move now: only shard 0 moves them, and only during training.
 
         Not while nobody can be heard: whoever seems to be away then most likely trains on what is theirs.
@@ -49,11 +49,13 @@ class Sharing:
 
     def deadlines_s(self) -> list[float]:
         """Returns the time to write down what has moved; a block itself moves with any event after its time."""
-        return [self._save_at_s] if self._save_at_s is not None and self.due() else []
+        return [self._save_at_s] if self._save_at_s is not None and self._may_move() else []
 
     def advance(self) -> None:
         """Moves data between islands that are away and others; a move is durable before anyone is told."""
         run = self._run
+        if not self._may_move():
+            return
         changed = self._changed()
         if run.now_s < self._look_at_s:
             moved = run.data.settle_some(changed)
@@ -129,8 +131,8 @@ class Sharing:
 
     def _next_s(self) -> float:
         """Returns the first moment at which a quarantine ends."""
-        now_s = self._run.now_s
-        return min((now_s + each.for_s for each in self._run.quarantine.now(now_s)), default=math.inf) - ROUNDING_S
+        held = self._run.quarantine.now(self._run.now_s).values()
+        return min((each.until_s for each in held), default=math.inf) - ROUNDING_S
 
 
 def _deciding(p: Presence) -> tuple[Any, ...]:

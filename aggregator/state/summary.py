@@ -87,8 +87,8 @@ def totals(run: Run, now_s: float) -> RunTotals:
         staleness_mean=run.ledger.participation().staleness,
         interval={"steps": run.interval.steps, "because": run.interval.because} if run.interval.because else {},
         quarantined={
-            each.island_id: {"for_s": round(each.for_s, 1), "reason": each.reason, "times": each.times}
-            for each in run.quarantine.now(now_s)
+            island_id: {"for_s": round(each.until_s - now_s, 1), "reason": each.reason, "times": each.times}
+            for island_id, each in run.quarantine.now(now_s).items()
         },
         troubles=run.troubles.sentences(now_s),
         books=asdict(books),

@@ -186,7 +186,7 @@ def test_who_advances_at_which_pace_and_what_is_due_is_as_if_everybody_were_aske
         at = twin.advancing(now_s, out)
         times = sorted(time_s for _, time_s in at.values())
         assert clock.advancing(now_s) == tuple(at)
-        assert clock.at(now_s).steps == tuple(step for step, _ in at.values())
+        assert clock.at(now_s) == {each: step for each, (step, _) in at.items()}
         assert clock.median_step_time_s(now_s) == (times[len(times) // 2] if times else None)
         per_s = {each: tokens[each] / time_s for each, (_, time_s) in at.items()}
         middle = median_low(per_s.values()) if per_s else 0.0

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rules.pacing import Pacer, StepClock
+from aggregator.rules.pacing import Pacer
+from aggregator.rules.step_clock import StepClock
 from tests.aggregator_hand import desk
 
 pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine

@@ -46,10 +46,10 @@ def test_each_quarantine_in_a_row_is_twice_as_long_up_to_an_hour_and_takes_one_o
     quarantine, now_s, lengths = Quarantine(30.0), 0.0, []
     for n in range(10):
         assert offend(quarantine, now_s, times=1 if n else STRIKES)
-        (held,) = quarantine.now(now_s)
+        held = quarantine.now(now_s)["a"]
         assert held.times == n + 1
-        lengths.append(held.for_s)
-        now_s += held.for_s
+        lengths.append(held.until_s - now_s)
+        now_s = held.until_s
     assert lengths == [min(LONGEST_S, 30.0 * 2**n) for n in range(10)]
 
 
@@ -88,4 +88,4 @@ def test_a_record_read_back_decides_the_same(story, cut):
                 each.behaved(island, at_s)
         if n >= cut:
             ours, theirs = kept.now(now_s), restored.now(now_s + apart)
-            assert [(q.island_id, q.times) for q in ours] == [(q.island_id, q.times) for q in theirs]
+            assert [(name, q.times) for name, q in ours.items()] == [(name, q.times) for name, q in theirs.items()]
