@@ -8,6 +8,7 @@ from broker.routing.liveness import Liveness, LivenessConfig
 from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
 from islands.session.metrics import IslandSnapshot
 from islands.session.metrics import families_of as island_families
+from tests.aggregator_hand import beat
 
 NOW_S = 1000.0
 
@@ -85,11 +86,7 @@ def aggregator_snapshot():
             inner_steps=5,
             tokens=500,
             incarnation=1,
-            loss=2.5,
-            step_time_s=0.25,
-            sync_share=0.01,
-            bytes_up=10,
-            bytes_down=20,
+            beat=beat(5, loss=2.5, step_time_s=0.25, sync_share=0.01, bytes_up=10, bytes_down=20),
         ),
         "island-1": IslandFigures(state=Liveness.DEAD, heard_ago_s=60.0, inner_steps=5, tokens=500, incarnation=2),
     }

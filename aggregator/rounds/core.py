@@ -189,7 +189,7 @@ class Aggregator:
         self.run.save()
         self.run.note("aggregator.started", epoch=self.run.epoch, phase=str(self.run.phase), versions=self.run.versions)
         for each in self._changes:
-            self.run.note("aggregator.setting_changed", field=each.field, was=each.was, now=each.now)
+            self.run.note("aggregator.setting_changed", **each)
         return self._drain()
 
     def handle(self, event: Event, now_s: float) -> list[Action]:

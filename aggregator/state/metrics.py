@@ -9,13 +9,13 @@ from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.metrics.family import Families, Family
 from broker.routing.liveness import Liveness
-from broker.wire.messages import Phase, Reason
+from broker.wire.messages import Heartbeat, Phase, Reason
 from broker.wire.records import FragmentRecord, RunTotals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandFigures:
-    """An island as the leader knows it: what it trained, and its last heartbeat.
+    """An island as the leader knows it: what it trained, and the last heartbeat of its present life.
 
     What it trained is None after a restart of the aggregator until it has said so: what the store knows may be a little
     less than what was told before, and Prometheus takes a counter that goes back for one that began at zero.
@@ -26,11 +26,7 @@ class IslandFigures:
     inner_steps: int | None
     tokens: int | None
     incarnation: int
-    loss: float | None = None
-    step_time_s: float | None = None
-    sync_share: float | None = None
-    bytes_up: int | None = None
-    bytes_down: int | None = None
+    beat: Heartbeat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +132,7 @@ def _figures(run: Run, member: Member, now_s: float) -> IslandFigures:
         inner_steps=None if unheard else inner_steps,
         tokens=None if unheard else tokens,
         incarnation=member.incarnation,
-        loss=None if beat is None else beat.loss,
-        step_time_s=None if beat is None else beat.step_time_s,
-        sync_share=None if beat is None else beat.sync_share,
-        bytes_up=None if beat is None else beat.bytes_up,
-        bytes_down=None if beat is None else beat.bytes_down,
+        beat=beat,
     )
 
 
@@ -228,6 +220,9 @@ def _islands(own: Families, now: Leading, wall_s: float) -> None:
     def each(value: Callable[[IslandFigures], float | None]) -> dict[str, float | None]:
         return {name: value(figures) for name, figures in islands.items()}
 
+    def told(value: Callable[[Heartbeat], float | None]) -> dict[str, float | None]:
+        return each(lambda i: None if i.beat is None else value(i.beat))
+
     heard = each(lambda i: wall_s - i.heard_ago_s)
     own.gauge("island_heard_timestamp_seconds", "When the aggregator heard the island last.", heard, "island")
     own.counter(
@@ -237,17 +232,17 @@ def _islands(own: Families, now: Leading, wall_s: float) -> None:
         "island_steps", "Inner steps of the island, over all its lives.", each(lambda i: i.inner_steps), "island"
     )
     own.counter("island_lives", "Processes that the island has had.", each(lambda i: i.incarnation), "island")
-    own.gauge("island_loss", "Training loss by the last heartbeat.", each(lambda i: i.loss), "island")
-    own.gauge("island_step_seconds", "Moving average of an inner step.", each(lambda i: i.step_time_s), "island")
+    own.gauge("island_loss", "Training loss by the last heartbeat.", told(lambda b: b.loss), "island")
+    own.gauge("island_step_seconds", "Moving average of an inner step.", told(lambda b: b.step_time_s), "island")
     own.gauge(
         "island_sync_ratio",
         "Part of the training thread's time that synchronisation takes.",
-        each(lambda i: i.sync_share),
+        told(lambda b: b.sync_share),
         "island",
     )
-    own.counter("island_sent_bytes", "Bytes sent by this life of the island.", each(lambda i: i.bytes_up), "island")
+    own.counter("island_sent_bytes", "Bytes sent by this life of the island.", told(lambda b: b.bytes_up), "island")
     own.counter(
-        "island_received_bytes", "Bytes received by this life of the island.", each(lambda i: i.bytes_down), "island"
+        "island_received_bytes", "Bytes received by this life of the island.", told(lambda b: b.bytes_down), "island"
     )
     quarantined = {name: float(why["for_s"]) for name, why in now.totals.quarantined.items()}
     own.gauge("island_quarantine_seconds", "For how much longer the island is kept out.", quarantined, "island")

@@ -15,7 +15,7 @@ holds stands in its record by itself, and is checked by :mod:`aggregator.process
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -37,15 +37,6 @@ _OF_RUN: Mapping[str, Setting] = {
     for each in settings_of(AggregatorConfig)
     if each.scope is not Scope.PROCESS and each.name not in _BY_ITSELF
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A setting that differs from the run's; both values as plain data."""
-
-    field: str
-    was: Any
-    now: Any
 
 
 def recorded(config: AggregatorConfig) -> dict[str, Any]:
@@ -84,13 +75,13 @@ def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> Agg
     return replace(config, **{name: known[name] for name in RECIPE if getattr(config, name) is None and name in known})
 
 
-def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> tuple[Change, ...]:
-    """Returns in what the settings of a life differ from those of the run that it goes on with."""
-    return tuple(
-        Change(field=name, was=_plain(had), now=_plain(getattr(config, name)))
+def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Returns ``field``, ``was`` and ``now`` of each setting that differs from the run that a life goes on with."""
+    return [
+        {"field": name, "was": _plain(had), "now": _plain(getattr(config, name))}
         for name, had in _known(record).items()
         if getattr(config, name) != had
-    )
+    ]
 
 
 def _known(record: Mapping[str, Any] | None) -> dict[str, Any]:

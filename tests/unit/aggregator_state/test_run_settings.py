@@ -5,7 +5,7 @@ from operator import itemgetter
 import pytest
 
 from aggregator.interface.config import AggregatorConfig
-from aggregator.state.run_settings import Change, changes, recorded, settled
+from aggregator.state.run_settings import changes, recorded, settled
 from broker.base.errors import ConfigError
 from broker.base.settings import Scope, settings_of
 from broker.wire.messages import Codec, MergeRule, Pacing, Profile
@@ -47,7 +47,7 @@ def test_a_new_run_has_what_is_given_and_the_defaults():
 def test_what_is_not_given_follows_the_run_whatever_the_defaults_are():
     again = settled({"run_id": "demo"}, record())
     assert again == FOUNDED
-    assert changes(again, record()) == ()
+    assert changes(again, record()) == []
 
 
 @pytest.mark.parametrize("given", [{}, {"data_ahead_s": 0.0}, {"data_ahead_s": 5.0}])
@@ -90,7 +90,7 @@ def test_a_changeable_setting_is_taken_and_told(name, had, given):
     before = record(settings={"data_ahead_s": 10.0, name: had})
     config = settled({"run_id": "demo", name: given}, before)
     assert getattr(config, name) == given
-    assert changes(config, before) == (Change(field=name, was=had, now=given),)
+    assert changes(config, before) == [{"field": name, "was": had, "now": given}]
 
 
 def test_what_is_given_is_held_against_what_the_run_has_and_not_against_the_defaults():
