@@ -56,28 +56,19 @@ class Round:
     _asked_of: frozenset[str] | None = None  #: of whom it was asked last who owes an answer
     _owing: set[str] = field(default_factory=set)  #: and who that is
 
-    def __post_init__(self) -> None:
-        for contribution in self.contributions:
-            self._count(contribution)
-            self.waiting_bytes += contribution.payload_bytes
-
     def offer(self, contribution: Admitted) -> bool:
         """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""
+        island_id, fresh = contribution.island_id, self.is_fresh(contribution)
         self.contributions.append(contribution)
-        self._count(contribution)
+        self._of_island.setdefault(island_id, []).append(contribution)
         self.waiting_bytes += contribution.payload_bytes
-        fresh = self.is_fresh(contribution)
         if fresh:
-            self.answer_nothing(contribution.island_id)
+            self._fresh.add(island_id)
+            self._held.discard(island_id)
+            self.answer_nothing(island_id)
+        elif island_id not in self._fresh:
+            self._held.add(island_id)
         return fresh
-
-    def _count(self, contribution: Admitted) -> None:
-        self._of_island.setdefault(contribution.island_id, []).append(contribution)
-        if self.is_fresh(contribution):
-            self._fresh.add(contribution.island_id)
-            self._held.discard(contribution.island_id)
-        elif contribution.island_id not in self._fresh:
-            self._held.add(contribution.island_id)
 
     def answer_nothing(self, island_id: str) -> None:
         """Takes note that an island hands nothing over in this round."""

@@ -158,7 +158,6 @@ def test_a_refusal_reaches_its_sender_the_log_and_the_counters(reason):
     assert made.refusals[reason] == (0 if retry else 1)
     assert made.members["a"].refusals.get(reason, 0) == (0 if retry else 1)
     made.check_books()
-    made.check_books()
 
 
 def test_an_unknown_fragment_is_refused_by_message():

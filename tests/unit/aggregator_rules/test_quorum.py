@@ -117,14 +117,6 @@ def a_round():
     return Round(round_id=7, fragment_id=0, opened_at_s=0.0, asked=frozenset("abc"))
 
 
-def test_an_answer_to_an_earlier_round_is_not_fresh_and_its_island_still_owes_one():
-    round_ = a_round()
-    assert not round_.offer(admitted("a", round_id=6))
-    assert round_.owing(frozenset("abc")) == frozenset("abc")
-    assert round_.offer(admitted("a", from_step=4))
-    assert round_.owing(frozenset("abc")) == frozenset("bc")
-
-
 def test_two_ranges_of_one_island_are_one_island_towards_the_quorum():
     round_ = a_round()
     for from_step in (0, 4):
