@@ -1,32 +1,33 @@
 """An aggregator core that writes a tape into a list: what commands that read tapes are tested with."""
 
 import json
+from dataclasses import replace
 
-from aggregator.interface.config import AggregatorConfig
-from aggregator.interface.events import Computed, Merge, Note, Persist, Persisted, Plant, Received, RunSaved, SaveRun
-from aggregator.rounds.core import Aggregator
+from aggregator.interface.events import Note
 from aggregator.store.tape import event_line, note_line, start_line
 from broker.wire import messages as m
-from broker.wire.fragments import Kind, TensorSpec
-from broker.wire.ranges import StepRange
-from tests.aggregator_hand import beat
-from tests.run_reading import Reading
+from tests.aggregator_hand import Desk, Disk, config
 
-TENSORS = (TensorSpec(name="w", shape=(4, 5), dtype="float32", kind=Kind.RDA),)
 STEPS_PER_ROUND = 4
 
 
-class Taped(Reading):
-    """A core of one fragment whose tape is a list. Merges and writes complete at once; the test plays the islands."""
+class Taped(Desk):
+    """A desk of one fragment whose tape is a list."""
 
     def __init__(self, *, tape=None, record=None, commits=None, now_s=0.0, **settings):
-        self.tape = tape if tape is not None else []
-        config = AggregatorConfig(**{"run_id": "demo", "fragments": 1, "sync_interval": 4, "islands": 2, **settings})
-        self.now_s, self.sequence = now_s, 0
-        self.record, self.commits = record, dict(commits or {})
-        self.put(start_line(config, now_s, self.record, self.commits))
-        self.core = Aggregator(config, now_s=now_s, record=record, commits=self.commits)
-        self.perform(self.core.start(now_s + 0.001), now_s + 0.001)
+        self.tape = [] if tape is None else tape
+        disk, settings = Disk(record, dict(commits or {})), config(**{"islands": 2, **settings})
+        self.put(start_line(settings, now_s, record, disk.commits))
+        super().__init__(disk=disk, now_s=now_s, config=settings)
+        self.incarnations = {name: row[2] for name, row in (record or {"members": {}})["members"].items()}
+
+    @property
+    def record(self):
+        return self.disk.record
+
+    @property
+    def commits(self):
+        return self.disk.commits
 
     def put(self, line):
         self.tape.append(json.loads(json.dumps(line, default=str)))
@@ -34,56 +35,24 @@ class Taped(Reading):
     def feed(self, event):
         self.now_s += 0.01
         self.put(event_line(event, self.now_s))
-        self.perform(self.core.handle(event, self.now_s), self.now_s)
+        return super().feed(event)
 
-    def perform(self, actions, now_s):
+    def _perform(self, actions):
         for action in actions:
             if isinstance(action, Note):
-                self.put(note_line(action, now_s))
-        for action in actions:
-            match action:
-                case SaveRun():
-                    self.record = dict(action.record)
-                    self.feed(RunSaved(serial=action.serial))
-                case Plant():
-                    self.feed(Computed(fragment_id=action.fragment_id, fragment_version=0, digest="seed"))
-                case Merge(fragment_id=p, fragment_version=version):
-                    self.feed(Computed(fragment_id=p, fragment_version=version, digest=f"{p}.{version}"))
-                case Persist(commit=commit):
-                    self.commits[commit.fragment_id] = commit
-                    self.feed(Persisted(fragment_id=commit.fragment_id, fragment_version=commit.fragment_version))
-                case _:
-                    pass
+                self.put(note_line(action, self.now_s))
+        super()._perform(actions)
 
-    def say(self, sender, message, incarnation=1):
-        self.sequence += 1
-        self.feed(
-            Received(
-                envelope=m.Envelope(
-                    run_id="demo",
-                    sender=sender,
-                    incarnation=incarnation,
-                    sequence=self.sequence,
-                    to="aggregator",
-                    message=message,
-                ),
-                payload_bytes=80 if isinstance(message, m.Contribution | m.Seed) else 0,
-            )
-        )
+    def say(self, island_id, message, **more):
+        if isinstance(message, m.Contribution | m.Seed):
+            payload = (m.Encoded(codec=m.Codec.F32, shape=(8, 8), checksum=7, data=b""),)
+            message = replace(message, payload=payload)
+        return super().say(island_id, message, **more)
 
-    def join(self, name):
-        join = m.Join(nonce=name, island_id=name, hint="", tensors=TENSORS, tokens_per_step=10)
-        self.say(m.joining(name), join, incarnation=0)
-
-    def gather(self, *names):
+    def report(self, step, *names):
+        """These islands report that they have come to a step."""
         for name in names:
-            self.join(name)
-        self.say(names[0], m.Seed(fragment_id=0, payload=payload()))
-        self.beat(0, *names)
-
-    def beat(self, step, *names):
-        for name in names:
-            self.say(name, beat(step, step_time_s=0.1, versions=self.versions, overwritten_tokens=(0,)))
+            self.beat(name, step)
 
     @property
     def round_id(self):
@@ -91,25 +60,12 @@ class Taped(Reading):
         (round_id,) = self.open_rounds
         return round_id
 
-    def offer(self, name, number, *, round_id=None, base=None, tokens=10):
+    def hand_over(self, name, number, **more):
         """An island hands over its ``number``-th four steps."""
-        a, b = STEPS_PER_ROUND * (number - 1), STEPS_PER_ROUND * number
-        base = self.versions[0] if base is None else base
-        contribution = m.Contribution(
-            round_id=self.round_id if round_id is None else round_id,
-            fragment_id=0,
-            steps=StepRange(from_step=a, to_step=b, from_tokens=tokens * a, to_tokens=tokens * b),
-            trained_on=(m.TrainedOn(fragment_version=base, steps=b - a),),
-            payload=payload(),
-        )
-        self.say(name, contribution)
+        self.offer(name, STEPS_PER_ROUND * (number - 1), STEPS_PER_ROUND * number, **more)
 
     def round(self, number, *names):
         """All of these islands report, which opens a round, and hand over."""
-        self.beat(STEPS_PER_ROUND * number, *names)
+        self.report(STEPS_PER_ROUND * number, *names)
         for name in names:
-            self.offer(name, number)
-
-
-def payload():
-    return (m.Encoded(codec=m.Codec.F32, shape=(4, 5), checksum=7, data=b""),)
+            self.hand_over(name, number)

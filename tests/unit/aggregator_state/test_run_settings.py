@@ -120,7 +120,7 @@ def two_lives(**changed):
     first.gather("a", "b")
     first.round(1, "a", "b")
     second = Taped(tape=first.tape, record=first.record, commits=first.commits, now_s=50.0, **changed)
-    second.beat(4, "a", "b")
+    second.report(4, "a", "b")
     second.round(2, "a", "b")
     return second.tape
 

@@ -38,7 +38,7 @@ def fleet(*names, **settings):
 def opened(*names, **settings):
     """A fleet all of which has reported four steps, which has opened a round."""
     taped = fleet(*names, **settings)
-    taped.beat(STEPS_PER_ROUND, *names)
+    taped.report(STEPS_PER_ROUND, *names)
     return taped
 
 
@@ -46,16 +46,16 @@ def silence(taped, seconds, *awake, step=0):
     """Time passes; only those who are awake are heard."""
     for _ in range(int(seconds)):
         taped.now_s += 1.0
-        taped.beat(step, *awake)
+        taped.report(step, *awake)
 
 
 def test_an_island_that_did_not_answer_was_waited_for_until_the_timeout_and_its_late_answer_is_in_the_next():
     taped = opened("a", "b")
     first = taped.round_id
-    taped.offer("a", 1)
+    taped.hand_over("a", 1)
     silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
     assert why(taped.tape) == {"b": AbsenceReason.SILENT}
-    taped.offer("b", 1, round_id=first, base=0)
+    taped.hand_over("b", 1, round_id=first, base=0)
     taped.round(2, "a", "b")
     absence = absences(taped.tape, fragment=0, version=1)["b"]
     assert absence.why is AbsenceReason.LATE
@@ -79,7 +79,7 @@ def test_an_island_with_nothing_new_says_so_and_whether_its_link_is_why(link, de
     fields = {"step_time_s": 0.1, "versions": taped.versions, "overwritten_tokens": (0,), "link": link}
     taped.say("b", beat(STEPS_PER_ROUND, **fields))
     taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
-    taped.offer("a", 1)
+    taped.hand_over("a", 1)
     absence = absences(taped.tape)["b"]
     assert absence.why is AbsenceReason.NOTHING
     assert absence.detail == detail
@@ -87,8 +87,8 @@ def test_an_island_with_nothing_new_says_so_and_whether_its_link_is_why(link, de
 
 def test_a_refusal_comes_with_its_reason():
     taped = opened("a", "b")
-    taped.offer("b", 1, base=7)
-    taped.offer("a", 1)
+    taped.hand_over("b", 1, base=7)
+    taped.hand_over("a", 1)
     absence = absences(taped.tape)["b"]
     assert absence.why is AbsenceReason.REFUSED
     assert absence.detail == "future_version: trained on version 7, the newest is 0"
@@ -157,12 +157,12 @@ def test_a_quarantine_outlasts_a_restart_of_the_aggregator():
 
 
 def test_what_did_not_fit_is_to_be_sent_again():
-    taped = opened("a", "b", held_bytes=100, islands=1)
-    taped.offer("a", 1)
-    taped.offer("b", 1)
+    taped = opened("a", "b", held_bytes=300, islands=1)
+    taped.hand_over("a", 1)
+    taped.hand_over("b", 1)
     absence = absences(taped.tape, fragment=0, version=1)["b"]
     assert absence.why is AbsenceReason.RETRY
-    assert absence.detail.startswith("queue_full: 80 bytes do not fit")
+    assert absence.detail.startswith("queue_full: 256 bytes do not fit")
 
 
 def test_who_left_and_who_died_were_not_asked():
@@ -179,9 +179,9 @@ def test_who_left_and_who_died_were_not_asked():
 def test_who_came_after_the_opening_or_holds_nothing_yet_was_not_asked():
     taped = fleet("a")
     taped.join("b")
-    taped.beat(STEPS_PER_ROUND, "a")
+    taped.report(STEPS_PER_ROUND, "a")
     taped.join("c")
-    taped.offer("a", 1)
+    taped.hand_over("a", 1)
     found = why(taped.tape, round_id=taped.commits[0].round_id)
     assert found == {"b": AbsenceReason.NOT_READY, "c": AbsenceReason.NOT_JOINED}
 
@@ -189,11 +189,11 @@ def test_who_came_after_the_opening_or_holds_nothing_yet_was_not_asked():
 def test_an_island_that_missed_two_rounds_is_not_waited_for():
     taped = fleet("a", "b")
     for number in (1, 2):
-        taped.beat(STEPS_PER_ROUND * number, "a", "b")
-        taped.offer("a", number)
+        taped.report(STEPS_PER_ROUND * number, "a", "b")
+        taped.hand_over("a", number)
         silence(taped, 2, "a", "b", step=STEPS_PER_ROUND * number)
-    taped.beat(STEPS_PER_ROUND * 3, "a", "b")
-    taped.offer("a", 3)
+    taped.report(STEPS_PER_ROUND * 3, "a", "b")
+    taped.hand_over("a", 3)
     assert why(taped.tape, fragment=0, version=3) == {"b": AbsenceReason.UNRESPONSIVE}
     assert why(taped.tape, fragment=0, version=2) == {"b": AbsenceReason.SILENT}
 
@@ -324,8 +324,8 @@ def explained(found, target, known=()):
 
 def test_redis_tells_who_is_in_a_version_and_who_was_waited_for_in_vain():
     taped = opened("a", "b", "c")
-    taped.offer("a", 1)
-    taped.offer("b", 1)
+    taped.hand_over("a", 1)
+    taped.hand_over("b", 1)
     silence(taped, 2, "a", "b", "c", step=STEPS_PER_ROUND)
     found = explained(kept_version(taped), Target(fragment=0, version=1))
     assert (found.fragment, found.version, found.epoch, found.from_redis) == (0, 1, 1, True)

@@ -23,7 +23,7 @@ def two_lives():
     first.round(1, "a", "b")
     first.round(2, "a", "b")
     second = Taped(tape=first.tape, record=first.record, commits=first.commits, now_s=50.0)
-    second.beat(STEPS_PER_ROUND * 2, "a", "b")
+    second.report(STEPS_PER_ROUND * 2, "a", "b")
     second.round(3, "a", "b")
     assert second.versions == (3,)
     return second.tape

@@ -29,7 +29,7 @@ class Recorded:
                 taped.gather("a", "b")
                 self.ledger.append(ledger_line(taped.commits[0]))
             else:
-                taped.beat(STEPS_PER_ROUND * 2 * life, "a", "b")
+                taped.report(STEPS_PER_ROUND * 2 * life, "a", "b")
             for number in (2 * life + 1, 2 * life + 2):
                 taped.round(number, "a", "b")
                 self.ledger.append(ledger_line(taped.commits[0]))

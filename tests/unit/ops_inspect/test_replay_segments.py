@@ -187,11 +187,11 @@ def test_islands_of_a_life_without_its_beginning_are_known_by_their_heartbeats(t
     taped = Taped(islands=3, round_timeout_s=1.0)
     taped.gather("a", "b")
     for number in (1, 2, 3):  # b is heard, and answers nothing: in the end it is not waited for
-        taped.beat(STEPS_PER_ROUND * number, "a", "b")
-        taped.offer("a", number)
+        taped.report(STEPS_PER_ROUND * number, "a", "b")
+        taped.hand_over("a", number)
         for _ in range(2 * (number < 3)):
             taped.now_s += 1.0
-            taped.beat(STEPS_PER_ROUND * number, "a", "b")
+            taped.report(STEPS_PER_ROUND * number, "a", "b")
     closed = [
         n for n, line in enumerate(taped.tape) if line.get("note") == "round.closed" and line["fields"]["missing"]
     ]
