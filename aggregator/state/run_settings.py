@@ -76,7 +76,7 @@ def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> Agg
 
 
 def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Returns ``field``, ``was`` and ``now`` of each setting that differs from the run that a life goes on with."""
+    """Returns ``field``, ``was`` and ``now`` of each setting that differs from the run's record."""
     return [
         {"field": name, "was": _plain(had), "now": _plain(getattr(config, name))}
         for name, had in _known(record).items()
