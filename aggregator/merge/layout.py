@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aggregator.interface.events import Pieced
 from aggregator.merge.fragment_state import Vector
-from aggregator.merge.pieces import Pieces, elements_of
+from aggregator.merge.pieces import Pieces
 from broker.wire.messages import Codec, Encoded
 
 Longs = NDArray[np.int64]
@@ -45,9 +45,7 @@ class Source:
         self._bytes: NDArray[Any] | None = None
         self._row = (0, 0, 0, 0)
         if isinstance(tensor, Pieced):
-            pieces = elements_of(tensor)
-            assert isinstance(pieces, Pieces)
-            self._pieces = pieces
+            self._pieces = Pieces(tensor)
         else:
             self._bytes = np.frombuffer(tensor.data, np.uint8)  # kept: the kernel knows its address alone
             elements = int(np.prod(tensor.shape, dtype=np.int64))

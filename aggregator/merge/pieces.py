@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aggregator.interface.events import Piece, Pieced
+from aggregator.interface.events import Pieced
 from broker.wire.fragments import Region
 from broker.wire.messages import Encoded
 from broker.wire.tensors import Elements, Float32Array, decode_into
@@ -20,17 +20,12 @@ from broker.wire.tensors import Elements, Float32Array, decode_into
 BLOCK = 1 << 17
 
 
-def elements_of(tensor: Encoded | Pieced) -> Elements | Pieces:
-    """Returns the elements of a tensor in a payload, whole or in pieces."""
-    return Pieces(tensor.pieces, tensor.shape) if isinstance(tensor, Pieced) else Elements(tensor)
-
-
 def fill(tensor: Encoded | Pieced, out: Float32Array) -> None:
     """Writes a tensor into ``out``, which is float32, flat and contiguous."""
     if not isinstance(tensor, Pieced):
         decode_into(tensor, out)
         return
-    elements = elements_of(tensor)
+    elements = Pieces(tensor)
     for start in range(0, out.size, BLOCK):
         elements.read(start, out[start : start + BLOCK])
 
@@ -49,18 +44,15 @@ class Pieces:
     """A tensor's elements in pieces as float32, by range; like :class:`broker.wire.tensors.Elements`.
 
     Args:
-        pieces: Together the tensor, each element once (:func:`broker.wire.fragments.flaw_in`).
-        shape: Of the tensor.
-
-    Attributes:
-        size: Elements in all.
+        tensor: Its pieces have each element once (:func:`broker.wire.fragments.flaw_in`).
     """
 
-    __slots__ = ("_parts", "size")
+    __slots__ = ("_parts",)
 
-    def __init__(self, pieces: Sequence[Piece], shape: tuple[int, ...]) -> None:
-        self.size = math.prod(shape)
-        self._parts = [(Rows(piece.region, shape), Elements(piece.encoded)) for piece in pieces if piece.region.size]
+    def __init__(self, tensor: Pieced) -> None:
+        self._parts = [
+            (Rows(piece.region, tensor.shape), Elements(piece.encoded)) for piece in tensor.pieces if piece.region.size
+        ]
 
     def read(self, start: int, scratch: Float32Array) -> Float32Array:
         """Returns the elements from ``start`` on, as many as ``scratch`` holds, in it."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.interface.events import Piece
+from aggregator.interface.events import Piece, Pieced
 from aggregator.merge.pieces import Pieces, Rows
 from broker.wire.fragments import Region, flaw_in, whole
 from broker.wire.messages import Codec
@@ -93,6 +93,6 @@ def in_pieces(tensor, axis, at, codec):
 def test_a_tensor_in_pieces_is_read_as_if_it_were_whole(codec, axis, at):
     tensor = np.random.default_rng(0).normal(size=(700, 130, 5)).astype(np.float32)
     pieces, received = in_pieces(tensor, axis, at, codec)
-    elements = Pieces(pieces, tensor.shape)
+    elements = Pieces(Pieced(tensor.shape, tuple(pieces)))
     for start, length in ((0, 1), (649, 65_536), (tensor.size - 1000, 1000), (12_345, 131_072)):
         assert np.array_equal(elements.read(start, np.empty(length, np.float32)), received.reshape(-1)[start:][:length])
