@@ -5,7 +5,7 @@ import msgpack
 from aggregator.interface.events import Note, Persisted, RunSaved
 from aggregator.standby import candidate_events as c
 from aggregator.standby import replication as r
-from aggregator.standby.candidate import Candidate, Holding
+from aggregator.standby.candidate import Candidate
 from aggregator.state.founding import MAX_FOUNDINGS, foundings_in
 from broker.wire.messages import Replica, ReplicaRun
 from tests.failover_models import FOLLOWING, LAG_S, LEASE_S, NAMES, Broker, ModelLease, Node, commit_of, replica
@@ -44,9 +44,15 @@ class World:
     def start(self, name):
         node = self.nodes[name]
         if not node.up:
-            holding = Holding(stored=dict(node.stored), run_epoch=node.run_epoch, foundings=node.foundings)
+            record = {"epoch": node.run_epoch, "foundings": [each.row() for each in node.foundings]}
             node.candidate = Candidate(
-                name=name, shard=0, lease_s=LEASE_S, yields=name != "a", holding=holding, now_s=self.now_s
+                name=name,
+                shard=0,
+                lease_s=LEASE_S,
+                yields=name != "a",
+                stored=node.stored,
+                record=record,
+                now_s=self.now_s,
             )
             self._candidate(node, c.Tick())
 

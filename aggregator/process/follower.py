@@ -18,7 +18,7 @@ from aggregator.interface.events import Fenced, Note, NotLetIn, Received, Send
 from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey
 from aggregator.process.workers import warmed_up
-from aggregator.standby.candidate import Candidate, Holding
+from aggregator.standby.candidate import Candidate
 from aggregator.standby.candidate_events import (
     Arrived,
     CandidateAction,
@@ -37,7 +37,6 @@ from aggregator.standby.candidate_events import (
     Unpolled,
 )
 from aggregator.standby.replicas import commit_of, record_of
-from aggregator.state.founding import foundings_of
 from aggregator.state.run_settings import settled
 from aggregator.store.store import Loaded, Store, newer_but_damaged
 from broker.base.errors import RemoteProtocolError, Unavailable
@@ -84,19 +83,15 @@ class Follower:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lead: Lead | None = None
         self.ended = False  #: the run has, as its leader has said
-        holding = Holding(
-            stored={p: (commit.fragment_version, commit.digest) for p, commit in loaded.fragments.items()},
-            run_epoch=0 if loaded.run is None else loaded.run["epoch"],
-            foundings=foundings_of(loaded.run),
-            damaged=frozenset(p for p, _ in newer_but_damaged(loaded)),
-        )
         self.core = Candidate(
             name=self._name,
             shard=config.shard,
             shards=config.shards,
             lease_s=config.lease_s,
             yields=config.standby,
-            holding=holding,
+            stored={p: (commit.fragment_version, commit.digest) for p, commit in loaded.fragments.items()},
+            record=loaded.run,
+            damaged=frozenset(p for p, _ in newer_but_damaged(loaded)),
             now_s=self._clock(),
         )
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from aggregator.interface.events import Note
 from aggregator.standby.candidate_events import (
@@ -49,7 +50,7 @@ from aggregator.standby.candidate_events import (
     Tick,
     Unpolled,
 )
-from aggregator.state.founding import Founding, foundings_in, made_under, shards_in, stray
+from aggregator.state.founding import Founding, Key, foundings_in, foundings_of, made_under, shards_in, stray
 from broker.process.transitions import Staged, Transitions
 from broker.wire.messages import Follow, Following, Replica, ReplicaRun, Stored, newness
 from broker.wire.records import LeaseView
@@ -94,26 +95,6 @@ STAGES = Transitions(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """The contents of a store.
-
-    Attributes:
-        stored: Fragment -> (version, digest) of its newest whole version.
-        run_epoch: Of its run record; 0 for none.
-        run_serial: Likewise; -1 where this process has not been told.
-        foundings: Of its run record.
-        damaged: Fragments whose newest version is not what was written. Somebody may have seen it, so this store must
-            not lead; whoever leads mends it.
-    """
-
-    stored: Mapping[int, tuple[int, str]]
-    run_epoch: int = 0
-    run_serial: int = -1
-    foundings: tuple[Founding, ...] = ()
-    damaged: frozenset[int] = frozenset()
-
-
 class Candidate:
     """One process that may lead a shard.
 
@@ -123,7 +104,10 @@ class Candidate:
         shards: .. of how many.
         lease_s: Silence after which a leader may be replaced; polled four times as often, or every ``BEAT_S``.
         yields: Leaves a run that nobody leads to others for a while: it was started to stand by.
-        holding: What its store has.
+        stored: Fragment -> (version, digest) of its newest whole version in the store.
+        record: The run record in the store; None: there is none.
+        damaged: Fragments whose newest version is not what was written. Somebody may have seen it, so this store must
+            not lead; whoever leads mends it.
         now_s: Monotonic seconds.
 
     Attributes:
@@ -139,25 +123,26 @@ class Candidate:
         shards: int = 1,
         lease_s: float,
         yields: bool,
-        holding: Holding,
+        stored: Mapping[int, Key],
+        record: Mapping[str, Any] | None,
+        damaged: frozenset[int] = frozenset(),
         now_s: float,
     ) -> None:
         self.name, self.shard = name, shard
         self._shards = shards
         self.at = Staged(STAGES)
-        self.epoch = holding.run_epoch
+        self.epoch = 0 if record is None else record["epoch"]
         self.objection = ""
-        self.lease: LeaseView | None = None
         self._lease_s = lease_s
         self._patience_s = (MISSING_LEASES + 1) * lease_s + 2.0 if yields else 0.0
         self._began_at_s = now_s
-        self._stored = dict(holding.stored)
-        self._run = (holding.run_epoch, holding.run_serial)
-        self._foundings = holding.foundings
+        self._stored = dict(stored)
+        self._run = self.epoch, -1  # epoch and serial of the run record; -1 where this process has not been told
+        self._foundings = foundings_of(record)
         self._stray = ""  # what following the leader would erase
         self._leaders_shards = shards  # how many the leader counts
         self._vetted_epoch = 0  # of the leader whose run record says that this store may follow it
-        self._damaged = set(holding.damaged)
+        self._damaged = set(damaged)
         self._followed_epoch = 0  # of the leader heard last in this life
         self._arrived_last: dict[int, int] = {}  # of this epoch: fragment -> round of what came last; -1 for the record
         self._keeping = 0  # writes under way
@@ -177,7 +162,7 @@ class Candidate:
             case Polled(lease=lease):
                 self._polled(lease, now_s)
             case Unpolled(detail=detail):
-                self._polling, self.lease, self._missing_since_s = False, None, None
+                self._polling, self._missing_since_s = False, None
                 self._object(f"Redis does not answer: {detail}")
                 if self.place is Place.TAKING:
                     self.at.take("refused, unanswered")
@@ -296,7 +281,7 @@ class Candidate:
     # --- leading ------------------------------------------------------------------------------------------------
 
     def _polled(self, lease: LeaseView, now_s: float) -> None:
-        self._polling, self.lease = False, lease
+        self._polling = False
         if self.place is not Place.FOLLOWING:
             return
         if lease.ended and lease.epoch == self._followed_epoch:

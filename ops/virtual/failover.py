@@ -16,8 +16,8 @@ from typing import Any
 import msgpack
 
 from aggregator.standby import candidate_events as cand
-from aggregator.standby.candidate import Candidate, Holding
-from aggregator.state.founding import Founding, foundings_of
+from aggregator.standby.candidate import Candidate
+from aggregator.state.founding import Founding
 from aggregator.state.records import commit_from_map
 from broker.wire import messages as m
 from broker.wire.records import LeaseView
@@ -229,18 +229,14 @@ class SimCandidate:
         self.kept_at_s = 0.0  # when the last thing that came will be on the disk
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk = station.disk
-        holding = Holding(
-            stored={p: (commit.fragment_version, commit.digest) for p, commit in disk.commits.items()},
-            run_epoch=0 if disk.record is None else disk.record["epoch"],
-            foundings=foundings_of(disk.record),
-        )
         self.core = Candidate(
             name=station.name,
             shard=station.config.shard,
             shards=station.config.shards,
             lease_s=simulation.plan.config.lease_s,
             yields=station.yields,
-            holding=holding,
+            stored={p: (commit.fragment_version, commit.digest) for p, commit in disk.commits.items()},
+            record=disk.record,
             now_s=self.clock.now_s,
         )
         self.alarm = Alarm(simulation.queue, lambda: self.handle(cand.Tick()), self.clock.true_s)

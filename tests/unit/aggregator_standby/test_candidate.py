@@ -3,7 +3,7 @@
 import msgpack
 import pytest
 
-from aggregator.standby.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Holding, Place
+from aggregator.standby.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Place
 from aggregator.standby.candidate_events import (
     Arrived,
     Heard,
@@ -61,11 +61,19 @@ NO_LEASE = LeaseView()
 class Standby:
     """Store ``b``, in sync with a leader of epoch 2, beside a broker that heard nothing of that leader lately."""
 
-    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True, **holds):
+    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True, foundings=(), damaged=frozenset()):
         self.now_s = 100.0
         self.vetted = set()  # leaders whose run record was sent
-        holding = Holding(stored=stored, run_epoch=run_epoch, **holds)
-        self.core = Candidate(name="b", shard=0, lease_s=LEASE_S, yields=yields, holding=holding, now_s=self.now_s)
+        self.core = Candidate(
+            name="b",
+            shard=0,
+            lease_s=LEASE_S,
+            yields=yields,
+            stored=stored,
+            record={"epoch": run_epoch, "foundings": [each.row() for each in foundings]},
+            damaged=damaged,
+            now_s=self.now_s,
+        )
         self.actions = self.core.handle(Tick(), self.now_s)
         if broker:
             self.handle(Heard(broker=0, following=following()))
@@ -252,7 +260,6 @@ def test_a_store_that_the_lease_does_not_name_waits_for_one_that_it_does(standby
 def test_without_redis_nobody_leads(standby):
     standby.handle(Unpolled(detail="refused"))
     assert standby.core.objection == "Redis does not answer: refused"
-    assert standby.core.lease is None
 
 
 VOID = [
