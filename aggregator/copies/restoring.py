@@ -32,7 +32,7 @@ from aggregator.copies.sets import CLAIMS, STORE, CompleteSet, CopiedFile, claim
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import ledger_path, mapped, read_run
 from aggregator.store.ledger_file import cut_above
-from aggregator.store.replacing import flush_directory
+from aggregator.store.replacing import flush
 from aggregator.store.store import Store
 from broker.base.errors import ConfigError, Unavailable
 from broker.process import logs
@@ -147,7 +147,7 @@ def restore(bucket: Bucket, directory: Path, now_s: float, shard: int | None = N
             if directory.exists():
                 directory.rmdir()
             building.rename(directory)
-            flush_directory(directory.parent)
+            flush(directory.parent)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise

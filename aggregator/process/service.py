@@ -77,7 +77,7 @@ def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) 
             f"it and go on from version {kept}, with --new-lineage"
         )
         raise ConfigError("store", str(damaged.path), cure)
-    lost = {int(d.path.parent.name) for d in loaded.damaged if d.path.parent.name.isdecimal()} - set(loaded.fragments)
+    lost = {int(damaged.path.parent.name) for damaged in loaded.damaged} - set(loaded.fragments)
     if lost:
         # Seeding anew over versions that islands have seen would be another run under the same name.
         which = ", ".join(map(str, sorted(lost)))

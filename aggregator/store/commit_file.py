@@ -162,7 +162,7 @@ def write_all(fd: int, data: memoryview) -> None:
     while data:
         written = os.write(fd, data[:_WRITE_BYTES])
         data = data[written:]
-        if written == _WRITE_BYTES and hasattr(os, "posix_fadvise"):
+        if written == _WRITE_BYTES:
             end = os.lseek(fd, 0, os.SEEK_CUR)
             os.posix_fadvise(fd, end - written, written, os.POSIX_FADV_DONTNEED)  # Linux begins to write it
 

@@ -30,7 +30,7 @@ from aggregator.ledger.ledger import merged_by_island
 from aggregator.state.records import Carried, is_ledger_line, ledger_line
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
-from aggregator.store.replacing import flush_directory, replace
+from aggregator.store.replacing import flush, replace
 from aggregator.store.rotation import Rotation
 from aggregator.store.segments import PACKED, Header, closed_of, header_of, opened, segments_of
 from aggregator.store.tape import read_lines
@@ -244,7 +244,7 @@ class LedgerFile:
             new = not self._path.exists()
             os.close(self._rotation.open())
             if new:
-                flush_directory(self._path.parent)
+                flush(self._path.parent)
             self._cut_torn_end()
             known, before, self._last = self._known()
         listed: dict[int, int] = {p: each.version for p, each in before.items()}
@@ -314,7 +314,7 @@ class LedgerFile:
                     write_all(fd, memoryview(lines.encode()))
                     os.fsync(fd)
                     if self._renamed:
-                        flush_directory(self._path.parent)
+                        flush(self._path.parent)
                         self._renamed = False
                 except OSError:
                     os.ftruncate(fd, size)

@@ -37,12 +37,12 @@ def replace(path: Path, write: Callable[[int], None]) -> None:
             temporary.unlink(missing_ok=True)
         raise
     with mapped(f"cannot flush {path.parent}", definite=False):
-        flush_directory(path.parent)
+        flush(path.parent)
 
 
-def flush_directory(path: Path) -> None:
-    """Makes the names in a directory durable; raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def flush(path: Path) -> None:
+    """Makes the content of a file durable, or the names in a directory; raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -23,7 +23,7 @@ from pathlib import Path
 from aggregator.ledger.ledger import tokens_trained
 from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, mapped, run_path, versions
-from aggregator.store.replacing import TEMPORARY, flush_directory
+from aggregator.store.replacing import TEMPORARY, flush
 from broker.base.errors import ConfigError, Unavailable
 from broker.wire.names import check_name
 
@@ -86,9 +86,9 @@ def save(store: Path, name: str) -> Snapshot:
         made = replace(found, name=name)
         (building / FILE).write_text(json.dumps(asdict(made)), encoding="utf-8")
         for each in (building / FILE, *building.glob("fragments/*"), building / "fragments", building):
-            flush_directory(each) if each.is_dir() else _flush(each)
+            flush(each)
         building.rename(path)
-        flush_directory(path.parent)
+        flush(path.parent)
     return made
 
 
@@ -185,11 +185,3 @@ def _read(file: Path) -> Snapshot:
         return Snapshot(**{**row, **numbered, "name": file.parent.name})
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise Unavailable(f"{file} is damaged ({err}); remove its directory", definite=True) from err
-
-
-def _flush(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -36,7 +36,7 @@ from aggregator.store.layout import (
     versions,
 )
 from aggregator.store.ledger_file import LedgerFile, key_of
-from aggregator.store.replacing import TEMPORARY, flush_directory, replace
+from aggregator.store.replacing import TEMPORARY, flush, replace
 from aggregator.store.version_file import VersionFile, verified
 from broker.base.errors import LocalProtocolError, Unavailable
 from broker.process import logs
@@ -63,10 +63,9 @@ class Loaded:
 def newer_but_damaged(loaded: Loaded) -> Iterator[tuple[int, Damaged]]:
     """Yields the damaged versions above a fragment's newest whole one, with the fragment's id."""
     for damaged in loaded.damaged:
-        p, version = damaged.path.parent.name, damaged.path.stem
-        whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
-        if whole is not None and version.isdecimal() and int(version) > whole.fragment_version:
-            yield int(p), damaged
+        p = int(damaged.path.parent.name)
+        if p in loaded.fragments and int(damaged.path.stem) > loaded.fragments[p].fragment_version:
+            yield p, damaged
 
 
 class Store:
@@ -107,7 +106,7 @@ class Store:
         with mapped(f"cannot open the store {directory}", definite=True):
             (directory / "fragments").mkdir(parents=True, exist_ok=True)
             for created in (directory, directory.parent):
-                flush_directory(created)
+                flush(created)
             lock_fd = _locked(directory / "lock")
             try:
                 for pattern in (f"*{TEMPORARY}", f"fragments/*/*{TEMPORARY}"):
@@ -208,7 +207,7 @@ class Store:
         with mapped(f"cannot create {path.parent}", definite=True):
             if not path.parent.is_dir():
                 path.parent.mkdir()
-                flush_directory(path.parent.parent)
+                flush(path.parent.parent)
         self._replace(path, lambda fd: write_commit(fd, commit, state))
         self._newest[commit.fragment_id] = commit
         self._to_strike.pop(commit.fragment_id, None)  # from here on its versions are our own
@@ -247,7 +246,7 @@ class Store:
             path = commit_path(self._directory, p, each)
             with mapped(f"cannot remove {path}", definite=False):
                 path.unlink()
-                flush_directory(path.parent)
+                flush(path.parent)
             self._damaged[p].discard(each)
         if p in self._to_strike:
             first = min(version, self._to_strike[p])

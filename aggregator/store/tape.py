@@ -24,30 +24,15 @@ import dataclasses
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, get_args
 
 from aggregator.interface.config import AggregatorConfig
-from aggregator.interface.events import (
-    Commit,
-    Computed,
-    Event,
-    Fenced,
-    Flaw,
-    MergeFailed,
-    Note,
-    NotLetIn,
-    Persisted,
-    PersistFailed,
-    Received,
-    RunSaved,
-    RunSaveFailed,
-    Stop,
-    Tick,
-)
+from aggregator.interface.events import Commit, Event, Flaw, Note, Received
 from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.records import commit_from_map, commit_to_map
 from aggregator.store.rotation import Rotation
@@ -68,17 +53,9 @@ FORMAT = 15
 MAX_WAITING = 100_000
 
 _MESSAGES = {kind: Record(cls) for kind, cls in KINDS.items()}
+#: By the names that they have on the tape; what was received has a line of its own kind.
 _PLAIN_EVENTS: dict[str, type[Event]] = {
-    "computed": Computed,
-    "merge_failed": MergeFailed,
-    "persisted": Persisted,
-    "persist_failed": PersistFailed,
-    "run_saved": RunSaved,
-    "run_save_failed": RunSaveFailed,
-    "fenced": Fenced,
-    "not_let_in": NotLetIn,
-    "tick": Tick,
-    "stop": Stop,
+    re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in get_args(Event) if cls is not Received
 }
 _EVENT_NAMES = {cls: name for name, cls in _PLAIN_EVENTS.items()}
 

@@ -77,7 +77,7 @@ class VersionFile:
 
     def release(self) -> None:
         """Gives back the memory that looking at the arrays took; they may be looked at again."""
-        if isinstance(self._content, mmap.mmap) and hasattr(self._content, "madvise"):
+        if isinstance(self._content, mmap.mmap):
             self._content.madvise(mmap.MADV_DONTNEED)
 
 
