@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.planning import CopyClock, below, fits, fitting, folder, misplaced, replaced, surplus
 from aggregator.copies.restoring import sets_of
-from aggregator.copies.sets import LEADS, CompleteSet, lead_key, newest_sets, order_of, write_set
+from aggregator.copies.sets import LEADS, CompleteSet, CopiedVersion, lead_key, newest_sets, order_of, write_set
 from aggregator.copies.taking import Identity, Taken, hashed, packed, take
 from aggregator.interface.config import AggregatorConfig
 from broker.base.errors import Unavailable
@@ -88,10 +88,10 @@ class Copies:
         if lead not in there:
             self._bucket.put(lead, b"{}")
         try:
-            with take(self.store, self.tape, self.name, self.wall_s()) as taken:
+            with take(self.store, self.tape) as taken:
                 if taken is None:
                     return None
-                whole = self._put(taken, there, newest)
+                whole = self._put(taken, self.wall_s(), there, newest)
         except OSError as err:
             what = f"cannot read {err.filename or self.store}: {err.strerror}"
             raise Unavailable(f"{what}; it is tried again", definite=True) from err
@@ -106,7 +106,7 @@ class Copies:
             self._bucket.delete(surplus(there, whole, kept))
         return whole
 
-    def _put(self, taken: Taken, there: Collection[str], newest: str | None) -> CompleteSet:
+    def _put(self, taken: Taken, time_s: float, there: Collection[str], newest: str | None) -> CompleteSet:
         """Uploads the files that are missing; returns the set of all, whose own object is not there yet."""
         files = tuple(hashed(source, self._hashes) for source in taken.sources)
         while len(self._hashes) > MOST_HASHES:
@@ -120,7 +120,25 @@ class Copies:
                 with source.place.open("rb") as opened:  # whoever removes it meanwhile takes nothing away
                     at = Path(f"/proc/self/fd/{opened.fileno()}")
                     self._bucket.put(key, packed(source, part) if part.packed else at)
-        return replace(taken.whole, epoch=self.epoch, serial=serial, files=files)
+        record = taken.record
+        own = record["epoch"], record.get("serial", 0)
+        # Shard 0's own roster, or the one that another took over.
+        at_epoch, at_serial = record.get("roster", (0, 0)) if self.shard[0] else own
+        return CompleteSet(
+            run_id=record["run_id"],
+            store=self.name,
+            epoch=self.epoch,
+            serial=serial,
+            time_s=time_s,
+            ended=bool(record.get("ended")),
+            versions=tuple(
+                CopiedVersion(fragment_id=each.fragment_id, version=each.fragment_version, digest=each.digest)
+                for each in taken.commits
+            ),
+            files=files,
+            shard=self.shard,
+            roster=(at_epoch, at_serial),
+        )
 
     def _sets(self, everything: Iterable[str], shard: int) -> list[CompleteSet]:
         return sets_of(self.place, everything, shard, self.shard[1])
@@ -132,12 +150,11 @@ class Copier:
     Args:
         copies: Made by it alone.
         every_s: A copy is to be at most so old.
-        url: Of the place, to be shown.
     """
 
-    def __init__(self, copies: Copies, every_s: float, url: str) -> None:
+    def __init__(self, copies: Copies, every_s: float) -> None:
         self._copies = copies
-        self._url = url
+        self._url = copies.place.url  # to be shown
         self._every_s = every_s
         self._clock = CopyClock(every_s, clocks.monotonic())
         self._wake = threading.Event()
@@ -153,9 +170,8 @@ class Copier:
         """Begins to copy, if ``copy_to`` is set. Raises ConfigError and Unavailable as :meth:`Bucket.open`."""
         if not config.copy_to:
             return None
-        bucket = Bucket.open(config.copy_to)
         copies = Copies(
-            place=bucket,
+            place=Bucket.open(config.copy_to),
             store=config.store,
             tape=config.tape,
             name=name,
@@ -163,7 +179,7 @@ class Copier:
             epoch=epoch,
             shard=(config.shard, config.shards),
         )
-        return cls(copies, config.copy_every_s, bucket.url)
+        return cls(copies, config.copy_every_s)
 
     def troubles(self) -> tuple[str, ...]:
         """Returns what status is to say: nothing as long as copies come in time."""

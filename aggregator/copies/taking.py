@@ -21,7 +21,8 @@ from typing import Any
 
 import xxhash
 
-from aggregator.copies.sets import STORE, CompleteSet, CopiedFile, CopiedVersion, Part
+from aggregator.copies.sets import STORE, CopiedFile, Part
+from aggregator.interface.events import Commit
 from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, ledger_path, run_path, unpack_run, versions
 from aggregator.store.replacing import TEMPORARY
@@ -59,21 +60,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A state of the store: its files in order, and the set, still without epoch, serial and files."""
+    """A state of the store: its run record, the newest commit of each fragment, and its files in order."""
 
-    whole: CompleteSet
+    record: Mapping[str, Any]
+    commits: tuple[Commit, ...]
     sources: tuple[Source, ...]
 
 
 @contextmanager
-def take(directory: Path, tape: Path | None, store: str, time_s: float) -> Iterator[Taken | None]:
+def take(directory: Path, tape: Path | None) -> Iterator[Taken | None]:
     """Yields the state of a store, readable until the end; None while it has no version after version 0.
 
     Args:
         directory: Of the store.
         tape: The event tape, whose closed segments lie beside it; None: there is none.
-        store: Its name.
-        time_s: Seconds since 1970.
 
     Raises:
         OSError: A file cannot be read.
@@ -86,7 +86,6 @@ def take(directory: Path, tape: Path | None, store: str, time_s: float) -> Itera
             yield None
             return
         record, run, commits = held
-        shard = _shard_of(record)
         sources = [source for _, source in commits]
         for path in _standing(directory, commits):
             name = f"{STORE}/{path.relative_to(directory).as_posix()}"
@@ -94,27 +93,9 @@ def take(directory: Path, tape: Path | None, store: str, time_s: float) -> Itera
         sources += [*_segments(ledger_path(directory), f"{STORE}/", stack), run]
         if tape is not None:
             sources += _segments(tape, "", stack)
-        if not shard[0]:  # of several shards the first has them
+        if not _shard_of(record)[0]:  # of several shards the first has them
             sources += _settings(directory, record["run_id"])
-        # Shard 0's own roster, or the one that another took over.
-        own = (record["epoch"], record.get("serial", 0))
-        epoch, serial = record.get("roster", (0, 0)) if shard[0] else own
-        whole = CompleteSet(
-            run_id=record["run_id"],
-            store=store,
-            epoch=0,
-            serial=0,
-            time_s=time_s,
-            ended=bool(record.get("ended")),
-            versions=tuple(
-                CopiedVersion(fragment_id=each.fragment_id, version=each.fragment_version, digest=each.digest)
-                for each in (header.commit for header, _ in commits)
-            ),
-            files=(),
-            shard=shard,
-            roster=(epoch, serial),
-        )
-        yield Taken(whole, tuple(sources))
+        yield Taken(record, tuple(header.commit for header, _ in commits), tuple(sources))
 
 
 def hashed(source: Source, known: dict[Identity, str]) -> CopiedFile:

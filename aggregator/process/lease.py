@@ -34,6 +34,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
 
 from aggregator.standby.candidate_events import Lead
 from aggregator.standby.replication_events import Renewed, RenewFailed
@@ -144,12 +145,7 @@ class LeaseKey:
             lease_s: After so long without a renewal others may take it.
             store_epoch: Of the caller's run record.
         """
-
-        async def take(_: Redis) -> bool:
-            arguments: list[Any] = [holder, expected_epoch, epoch, lease_s, store_epoch]
-            return bool(await self._take(keys=[self._key], args=arguments))
-
-        return await self._registry.attempt(take)
+        return bool(await self._run(self._take, holder, expected_epoch, epoch, lease_s, store_epoch))
 
     async def renew(
         self, *, holder: str, epoch: int, in_sync: Iterable[str], standbys: Iterable[str] = ()
@@ -160,16 +156,12 @@ class LeaseKey:
             Whether it was granted, and holder and epoch as the key has them now; "" and 0 if there is none.
         """
         self._renewals += 1
-        number = self._renewals
-
-        async def renew(_: Redis) -> tuple[bool, str, int]:
-            sync, heard = json.dumps(sorted({holder, *in_sync})), json.dumps(sorted(standbys))
-            arguments: list[Any] = [holder, epoch, sync, number, int(self._confirmed), heard]
-            granted, by, under = await self._renew(keys=[self._key], args=arguments)
-            self._confirmed = self._confirmed or bool(granted)
-            return bool(granted), str(by), int(under)
-
-        return await self._registry.attempt(renew)
+        sync, heard = json.dumps(sorted({holder, *in_sync})), json.dumps(sorted(standbys))
+        granted, by, under = await self._run(
+            self._renew, holder, epoch, sync, self._renewals, int(self._confirmed), heard
+        )
+        self._confirmed = self._confirmed or bool(granted)
+        return bool(granted), str(by), int(under)
 
     async def lead(self, *, holder: str, epoch: int) -> tuple[bool, str, int]:
         """Says that ``holder`` leads without failover: renews its lease, or takes one that is free or older.
@@ -194,19 +186,14 @@ class LeaseKey:
 
     async def give_up(self, *, holder: str, epoch: int, to: str) -> None:
         """Leaves the lease to a standby, which may take it at once under a later epoch and found a line."""
-
-        async def give_up(_: Redis) -> None:
-            await self._give_up(keys=[self._key], args=[holder, epoch, to])
-
-        await self._registry.attempt(give_up)
+        await self._run(self._give_up, holder, epoch, to)
 
     async def end(self, *, holder: str, epoch: int) -> None:
         """Says that the run has ended under this leader."""
+        await self._run(self._end, holder, epoch)
 
-        async def end(_: Redis) -> None:
-            await self._end(keys=[self._key], args=[holder, epoch])
-
-        await self._registry.attempt(end)
+    async def _run(self, script: AsyncScript, *arguments: Any) -> Any:
+        return await self._registry.attempt(lambda _: script(keys=[self._key], args=list(arguments)))
 
 
 class Term:

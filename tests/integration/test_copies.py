@@ -248,7 +248,7 @@ def test_a_damaged_object_makes_the_copy_before_be_taken(hub, tmp_path, caplog):
 
 def test_the_thread_copies_by_itself_and_once_more_at_the_end(hub):
     hub.commit(0)
-    copier = Copier(hub.copies, 3600.0, "file:///somewhere")
+    copier = Copier(hub.copies, 3600.0)
     wait_for(lambda: any(key.startswith("complete/") for key in hub.there()), "complete copy")
     hub.commit(0)
     copier.begin_last(20.0)
@@ -263,12 +263,12 @@ def test_copies_that_fail_are_a_trouble_that_ends_when_they_work_again(hub, monk
     hub.commit(0)
     shutil.rmtree(hub.place)
     hub.place.write_text("a file where the folder was")
-    copier = Copier(hub.copies, 10.0, "file:///somewhere")
+    copier = Copier(hub.copies, 10.0)
     wait_for(lambda: copier._clock.detail, "failure")
     assert copier.troubles() == ()
     now_s[0] += 31.0
     (said,) = copier.troubles()
-    assert said.startswith("for 31 s: no copy to file:///somewhere was made yet (cannot")
+    assert said.startswith(f"for 31 s: no copy to {hub.bucket.url} was made yet (cannot")
     assert "give another --copy-to" in said
     hub.place.unlink()
     hub.place.mkdir()
@@ -283,15 +283,15 @@ def test_a_last_copy_is_waited_for_by_name_and_its_failure_is_told(hub, monkeypa
     monkeypatch.setattr(
         hub.copies, "make", lambda: answers.wait(20.0) and None
     )  # a store that accepts and says nothing
-    copier = Copier(hub.copies, 3600.0, "s3://slow/run")
+    copier = Copier(hub.copies, 3600.0)
     copier.begin_last(0.01)
     told += copier.troubles()
     assert not copier.finish()
     told += copier.troubles()
     answers.set()
     assert told == [
-        "for up to 0 s: the last copy to s3://slow/run is waited for",
-        "at the end: the last copy to s3://slow/run failed (it was not through within 0 s); "
+        f"for up to 0 s: the last copy to {hub.bucket.url} is waited for",
+        f"at the end: the last copy to {hub.bucket.url} failed (it was not through within 0 s); "
         "what was merged since the one before, if there is one, is on this disk alone",
     ]
 
@@ -337,8 +337,8 @@ def test_a_store_whose_newest_version_is_damaged_is_copied_as_it_would_be_loaded
     hub.commit(0)
     path = commit_path(hub.store, 0, 2)
     path.write_bytes(path.read_bytes()[:100])
-    with take(hub.store, hub.tape, "hub-1", NOW_S) as taken:
-        assert [each.version for each in taken.whole.versions] == [1, 0]
+    with take(hub.store, hub.tape) as taken:
+        assert [each.fragment_version for each in taken.commits] == [1, 0]
 
 
 def test_what_a_newest_copy_that_cannot_be_read_may_need_stays(hub, caplog):
