@@ -10,12 +10,12 @@ import hashlib
 import hmac
 import os
 import shutil
-import subprocess
 import urllib.request
 from dataclasses import dataclass
 from email.utils import formatdate
 
-from ops.processes.cluster import free_ports, wait_until_listening
+from ops.processes.cluster import free_ports
+from tests.s3_server import running
 
 SERVER = os.environ.get("ATOLL_AZURITE") or shutil.which("azurite-blob")
 WHY_NOT = "no azurite-blob on PATH, and no ATOLL_AZURITE: npm install azurite"
@@ -58,16 +58,8 @@ class Azure:
 @contextlib.contextmanager
 def azure_server(log):
     """Yields a server with an empty container; its process is gone afterwards."""
-    port = free_ports(1)
+    server = Azure(free_ports(1))
     flags = ("--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry")
-    with log.open("ab") as out:
-        command = [SERVER, "--blobHost", "127.0.0.1", "--blobPort", str(port), *flags]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        assert wait_until_listening(port, alive=lambda: process.poll() is None, within_s=50.0), log.read_text()
-        server = Azure(port)
+    with running([SERVER, "--blobHost", "127.0.0.1", "--blobPort", str(server.port), *flags], server.port, log):
         server.make_container()
         yield server
-    finally:
-        process.kill()
-        process.wait()

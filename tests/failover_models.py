@@ -1,6 +1,6 @@
 """What failover runs on, as models: the lease in Redis, a broker, a store and its process, and what is sent."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aggregator.interface.events import Commit
 from broker.wire.messages import Following, Replica, Standing, Stored, newness
@@ -15,57 +15,44 @@ FOLLOWING = "following"
 class ModelLease:
     """The rules of :mod:`aggregator.process.lease`, without Redis."""
 
+    EMPTY = LeaseView(), 0.0, 0
+
     def __init__(self):
-        self.key = None
+        self.key = self.EMPTY  # what it says, when it was renewed by its own clock, and the renewal's number
         self.offset_s = 0.0  # of its clock
 
     def read(self, now_s):
-        if self.key is None:
-            return LeaseView()
-        key = self.key
-        age_s = now_s + self.offset_s - key["renewed_at"]
-        return LeaseView(
-            holder=key["holder"], epoch=key["epoch"], in_sync=key["in_sync"], synced=key["synced"], age_s=age_s
-        )
+        view, renewed_at_s, _ = self.key
+        return replace(view, age_s=now_s + self.offset_s - renewed_at_s) if view.holder else view
 
     def take(self, now_s, *, holder, expected_epoch, epoch, store_epoch):
         view = self.read(now_s)
-        in_sync, synced = {holder}, 0
-        if self.key is None:
-            granted = expected_epoch == 0
-        else:
-            may, older = (
-                holder in view.in_sync and (view.expired(LEASE_S)),
-                view.epoch < store_epoch,
-            )
-            granted = view.epoch == expected_epoch and (may or older)
+        in_sync, synced, may = {holder}, 0, True
+        if view.holder:
+            older = view.epoch < store_epoch
+            may = older or (holder in view.in_sync and view.expired(LEASE_S))
             if not older:
                 in_sync, synced = view.in_sync, view.synced
+        granted = may and view.epoch == expected_epoch
         if granted:
             self._write(now_s, holder, epoch, in_sync, synced, 0)
         return granted
 
     def renew(self, now_s, *, holder, epoch, in_sync, number, confirmed):
-        key = self.key
-        granted = confirmed and (key is None or key["epoch"] < epoch)
-        if key is not None and (key["holder"], key["epoch"]) == (holder, epoch):
-            granted = key["renewal"] < number
+        view, _, renewal = self.key
+        granted = confirmed and (not view.holder or view.epoch < epoch)
+        if (view.holder, view.epoch) == (holder, epoch):
+            granted = renewal < number
         if granted:
             self._write(now_s, holder, epoch, {holder, *in_sync}, epoch, number)
-        return granted, *((self.key["holder"], self.key["epoch"]) if self.key else ("", 0))
+        return granted, self.key[0].holder, self.key[0].epoch
 
     def give_up(self, to):
-        self._write(-1000.0, to, self.key["epoch"], {to}, 0, 0)
+        self._write(-1000.0, to, self.key[0].epoch, {to}, 0, 0)
 
     def _write(self, now_s, holder, epoch, in_sync, synced, number):
-        self.key = {
-            "holder": holder,
-            "epoch": epoch,
-            "in_sync": frozenset(in_sync),
-            "synced": synced,
-            "renewed_at": now_s + self.offset_s,
-            "renewal": number,
-        }
+        view = LeaseView(holder=holder, epoch=epoch, in_sync=frozenset(in_sync), synced=synced)
+        self.key = view, now_s + self.offset_s, number
 
 
 @dataclass

@@ -35,6 +35,7 @@ class World:
         self.promised = {}  # fragment -> the newest of them
         self.leads = []  # (epoch, stored at the time)
         self.snapshots = []
+        self._asked = {}  # node -> life and request
         self.made = self.terms = self.published = 0
         for name in NAMES:
             self.start(name)
@@ -182,14 +183,14 @@ class World:
         self.lease.offset_s += by_s
 
     def snapshot(self):
-        if self.lease.key is not None:
-            self.snapshots.append(dict(self.lease.key))
+        if self.lease.key[0].holder:
+            self.snapshots.append(self.lease.key)
 
     def lose_redis(self, index):
         """Redis comes back empty, or with old data."""
         kept = index % (len(self.snapshots) + 1)
         del self.snapshots[kept:]  # what came later is gone for good
-        self.lease.key = dict(self.snapshots[-1]) if kept else None
+        self.lease.key = self.snapshots[-1] if kept else ModelLease.EMPTY
 
     def heal(self, seconds=40.0):
         """Lets everything happen in order for a while; fails unless somebody leads then, with everybody in sync."""
@@ -206,14 +207,15 @@ class World:
             for _ in range(200):
                 if not self._settle():
                     break
-        leaders = [n for n in self.nodes.values() if n.attached and n.name == self.lease.key["holder"]]
+        lease = self.lease.read(self.now_s)
+        leaders = [n for n in self.nodes.values() if n.attached and n.name == lease.holder]
         why = {n.name: n.candidate.objection for n in self.nodes.values() if n.candidate}
         if (self.forgetful or self.sealed) and (leaders or all(why.get(name) for name in NAMES)):
             # A leader of before may have been heard after its lease was lost: then nobody leads, and each says why. Or
             # a store was given an epoch that Redis forgot, and follows nobody until the next takeover.
             return
-        assert leaders, f"nobody leads: {self.lease.key} {why}"
-        assert self.lease.key["in_sync"] == set(NAMES), (self.lease.key, why)
+        assert leaders, f"nobody leads: {lease} {why}"
+        assert lease.in_sync == set(NAMES), (lease, why)
         leader = leaders[0]  # others may have fragments of a version 0 that came to nothing
         for each in self.nodes.values():
             assert {p: each.stored[p] for p in leader.stored} == leader.stored, (each.name, each.stored, leader.stored)
@@ -234,12 +236,6 @@ class World:
         return did
 
     # --- what the cores ask for ---
-
-    @property
-    def _asked(self):
-        if not hasattr(self, "_asked_by"):
-            self._asked_by = {}
-        return self._asked_by
 
     def _outstanding(self, name):
         life, what = self._asked.get(name, (None, None))
@@ -349,7 +345,8 @@ class World:
                     assert node.stored[p] == key, "published, and not on disk here"
                     self._publish(node, p, key)
                 case r.GiveUp(to=to):
-                    if self.lease.key and (self.lease.key["holder"], self.lease.key["epoch"]) == (node.name, epoch):
+                    lease = self.lease.read(self.now_s)
+                    if (lease.holder, lease.epoch) == (node.name, epoch):
                         self.lease.give_up(to)
                     self._seal()  # it had made nothing, but islands may have seen what it began from
                 case r.Deposed():

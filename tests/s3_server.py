@@ -36,17 +36,22 @@ class S3:
 
 
 @contextlib.contextmanager
-def s3_server(log, port=0):
-    """Yields a server with an empty bucket; its process is gone afterwards."""
-    port = port or free_ports(1)
+def running(command, port, log):
+    """Runs a server until the end of the block, which begins when it listens on the port."""
     with log.open("ab") as out:
-        command = [SERVER, "-H", "127.0.0.1", "-p", str(port)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
         assert wait_until_listening(port, alive=lambda: process.poll() is None, within_s=50.0), log.read_text()
-        server = S3(port)
-        server.make_bucket()
-        yield server
+        yield
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def s3_server(log, port=0):
+    """Yields a server with an empty bucket; its process is gone afterwards."""
+    server = S3(port or free_ports(1))
+    with running([SERVER, "-H", "127.0.0.1", "-p", str(server.port)], server.port, log):
+        server.make_bucket()
+        yield server

@@ -21,22 +21,15 @@ from aggregator.standby.candidate_events import (
 from aggregator.state.founding import Founding
 from broker.wire.messages import Following, Replica, ReplicaRun, Standing, Stored
 from broker.wire.records import LeaseView
+from tests.failover_models import commit_of
+from tests.failover_models import replica as replica_of
 
 LEASE_S = 1.0
 HELD = {0: (5, "0.5"), 1: (4, "1.4")}
 
 
 def replica(p=0, version=6, epoch=2):
-    return Replica(
-        shard=0,
-        epoch=epoch,
-        fragment_id=p,
-        fragment_version=version,
-        digest=f"{p}.{version}",
-        round_id=10 * version,
-        commit=b"",
-        payload=(),
-    )
+    return replica_of(commit_of(p, (version, f"{p}.{version}"), epoch), epoch)
 
 
 def record(epoch=2, serial=1, foundings=(), **more):

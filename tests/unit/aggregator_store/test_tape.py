@@ -7,7 +7,7 @@ import os
 import pytest
 
 from aggregator.interface import events as agg
-from aggregator.interface.events import Received, RunSaved
+from aggregator.interface.events import Received
 from aggregator.rounds.core import Aggregator
 from aggregator.store.tape import Tape, event_line, read_event, read_lines, read_start
 from broker.base.errors import ConfigError
@@ -47,13 +47,8 @@ EVENTS = [
         payload_bytes=80,
     ),
     Received(envelope=envelope(m.Nothing(round_id=3, fragment_id=1)), carried=Carried(2**40, 7, 3)),
-    agg.Computed(fragment_id=1, fragment_version=2, digest="ab"),
-    agg.Persisted(fragment_id=1, fragment_version=2),
     agg.PersistFailed(fragment_id=1, fragment_version=2, detail="disk full"),
-    RunSaved(serial=4),
-    agg.RunSaveFailed(serial=4, detail="disk full"),
     agg.Tick(),
-    agg.Stop(),
 ]
 
 
