@@ -192,8 +192,10 @@ def test_the_wait_begins_when_the_version_is_durable_here(leader):
     leader.persist(commit_of())
     leader.tick(after_s=0.3)
     leader.granted()
-    leader.stored_here(after_s=5.0)  # a slow disk of our own
+    leader.tick(after_s=5.0)  # a slow disk of our own
+    assert leader.of(Renew) == [Renew(in_sync=("b",))]
     leader.granted()
+    leader.stored_here()
     assert leader.core.in_sync == {"b"}
 
 
