@@ -1,0 +1,184 @@
+"""The task of Hugging Face models: it learns, its model goes out as every tool loads it, wrong input is refused."""
+
+import shutil
+from itertools import islice
+
+import pytest
+import torch
+
+pytest.importorskip("peft")
+pytest.importorskip("datasets")
+
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+from broker.base.errors import ConfigError
+from broker.wire.fragments import Kind
+from islands.arrays.partition import tensor_specs
+from islands.protocol.data_shares import DataShare
+from islands.tasks.task import Schedule, endless_batches, evaluated, load_task
+from islands.torch.conversion import as_array
+from islands.torch.tensors import TensorLeaf
+from tests.torch import small_models
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def task_of(tmp_path, **changes):
+    if not (tmp_path / "model").exists():
+        small_models.llama(tmp_path / "model")
+        small_models.texts(tmp_path / "texts.jsonl")
+    usual = {"model": str(tmp_path / "model"), "data": str(tmp_path / "texts.jsonl"), "held_out": "0.25"}
+    usual |= {"sequence_length": 16, "batch": 8, "learning_rate": 3e-3}
+    return load_task("islands.hf:task", usual | changes)
+
+
+def trained(task, steps):
+    """Trains a task by itself; returns its parameters."""
+    params, state = task.init(0)
+    batches = endless_batches(task, DataShare(index=0, count=1))
+    for step, batch in enumerate(islice(batches, steps)):
+        params, state, _ = task.train(params, state, batch, Schedule(step, steps))
+    return params
+
+
+def merged(task, params):
+    """Returns what a run has of a task's parameters: name -> values, of all that is not local."""
+    specs = [each for each in tensor_specs(params, task.kinds) if each.kind is not Kind.LOCAL]
+    return {each.name: params[each.name].to_host().copy() for each in specs}
+
+
+def test_a_causal_model_learns_and_comes_out_as_from_pretrained_loads_it(tmp_path):
+    task = task_of(tmp_path, accumulation=2, gradient_checkpointing=True)
+    before = evaluated(task, task.init(0)[0])["loss"]
+    params = trained(task, 30)
+    assert evaluated(task, params)["loss"] < before - 0.5
+    run = merged(task, params)
+    task.save(run, tmp_path / "out", "f32", False)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, tensor in loaded.state_dict().items():
+        if name in run:
+            assert as_array(tensor).tobytes() == run[name].tobytes(), name
+    ours, theirs = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("model", "out"))
+    assert ours("an island merges") == theirs("an island merges")
+    task.save(run, tmp_path / "narrow", "bf16", False)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "narrow").dtype == torch.bfloat16
+
+
+def test_of_a_run_of_adapters_they_alone_travel_and_come_out_for_peft_or_merged(tmp_path):
+    task = task_of(tmp_path, lora_rank=2, lora_targets="q_proj,v_proj", dtype="bf16")
+    run = merged(task, trained(task, 5))
+    assert len(run) == 8
+    assert all("lora_" in name for name in run)
+    assert sum(name.startswith("base ") for name in task.inputs) == len(task_of(tmp_path).init(0)[0]) - 1  # tied
+    task.save(run, tmp_path / "adapter", "f32", False)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    ids = torch.arange(8, 24)[None]
+    logits = adapted(input_ids=ids).logits
+    for name, tensor in adapted.state_dict().items():
+        if name in run:
+            assert as_array(tensor).tobytes() == run[name].tobytes()
+    task.save(run, tmp_path / "whole", "f32", True)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    torch.testing.assert_close(whole(input_ids=ids).logits, logits, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="merge = True: is for a run of adapters"):
+        task_of(tmp_path).save(merged(task_of(tmp_path), task_of(tmp_path).init(0)[0]), tmp_path / "x", "f32", True)
+
+
+@pytest.mark.parametrize(
+    ("objective", "make", "metric", "least"),
+    [
+        ("masked", small_models.texts, "loss", None),
+        ("contrastive", small_models.pairs, "reciprocal_rank", 0.0),
+        ("classify", small_models.classes, "accuracy", 0.9),
+    ],
+)
+def test_other_objectives_learn_and_tell_their_metric(tmp_path, objective, make, metric, least):
+    small_models.bert(tmp_path / "model")
+    data = make(tmp_path / "rows.jsonl")
+    task = task_of(tmp_path, data=str(data), objective=objective, learning_rate=1e-2)
+    before = evaluated(task, task.init(0)[0])
+    after = evaluated(task, trained(task, 30))
+    assert after["loss"] < before["loss"]
+    assert evaluated(task, task.init(0)[0]).keys() == after.keys() >= {metric}
+    assert least is None or after[metric] > least
+    if objective == "masked":
+        run = merged(task, task.init(1)[0])
+        task.save(run, tmp_path / "out", "f32", False)
+        assert AutoModelForMaskedLM.from_pretrained(tmp_path / "out") is not None
+
+
+def test_what_must_not_differ_between_islands_has_its_digest(tmp_path):
+    ours = task_of(tmp_path).inputs
+    assert ours.keys() == {"init", "config", "tokenizer", "sequence_length", "data"}
+    assert task_of(tmp_path).inputs == ours
+    assert "data" not in task_of(tmp_path, local_data=True).inputs
+
+    def differs(**changes):
+        other = task_of(tmp_path, **changes).inputs
+        return {name for name in ours if ours[name] != other[name]}
+
+    assert differs(sequence_length=12) == {"sequence_length", "data"}
+    small_models.tokenizer_in(tmp_path / "model", extra=("weights",))
+    assert differs() >= {"tokenizer"}
+    small_models.llama(tmp_path / "model", seed=1)
+    assert differs() == {"init"}
+
+
+def cut(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def other_tokenizer(folder):
+    small_models.tokenizer_in(folder, extra=[f"word{i}" for i in range(40)])
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        (remove("config.json"), {}, "model = .*: has no config.json"),
+        (remove("tokenizer.json"), {}, "model = .*: has no tokenizer"),
+        (cut, {}, "model = .*: is no whole safetensors file"),
+        (other_tokenizer, {}, "has a tokenizer of .* tokens and a model of 32"),
+        (None, {"model": "nobody/nothing"}, "is no directory here, not in the cache, and HF_HUB_OFFLINE is set"),
+        (None, {"dtype": "f64"}, "dtype = 'f64': must be one of f32, bf16"),
+        (None, {"lora_rank": 0}, "lora_rank = 0: must be at least 1"),
+        (None, {"lora_rank": 2, "lora_targets": "nowhere"}, "lora_targets = 'nowhere': .*name some of .*q_proj"),
+        (None, {"text": "body"}, "text = 'body': is no column of .*; there are text"),
+        (None, {"sequence_length": 4096}, "gives no sequence of sequence_length = 4096"),
+        (None, {"batch": 0}, "batch = 0: must be above 0"),
+        (None, {"accumulation": 3}, "accumulation = 3: must divide batch = 8"),
+        (None, {"objective": "other"}, "objective = 'other': must be one of causal, masked"),
+        (None, {"held_out": "2"}, "held_out = '2': must be a share between 0 and 1"),
+        (None, {"data": "EMPTY"}, "is empty: give a file with examples in it"),
+        (None, {"data": "nobody/nothing"}, "is no file here, and no dataset that can be fetched"),
+    ],
+)
+def test_wrong_input_is_one_clear_error_before_anything_starts(tmp_path, change, options, said):
+    task_of(tmp_path) if change is None else small_models.llama(tmp_path / "model")
+    small_models.texts(tmp_path / "texts.jsonl")
+    if change is not None:
+        change(tmp_path / "model")
+    (tmp_path / "empty.jsonl").touch()
+    options = {name: str(tmp_path / "empty.jsonl") if value == "EMPTY" else value for name, value in options.items()}
+    with pytest.raises(ConfigError, match=said):
+        task_of(tmp_path, **options)
+
+
+def test_leaves_are_tensors_of_the_module(tmp_path):
+    params, _ = task_of(tmp_path).init(0)
+    assert all(isinstance(leaf, TensorLeaf) for leaf in params.values())
+    shutil.rmtree(tmp_path / "model")  # nothing is read any more
+    assert trained(task_of, 0) if False else params
