@@ -1,13 +1,16 @@
 """Figures of a broker, an aggregator and an island, made by hand, for tests of metrics, alerts and dashboards."""
 
+from types import SimpleNamespace
+
 from aggregator.state.metrics import AggregatorSnapshot, IslandFigures, Leading
 from aggregator.state.metrics import families_of as aggregator_families
 from broker.registry.reporter import BrokerSnapshot
 from broker.registry.reporter import families_of as broker_families
 from broker.routing.liveness import Liveness, LivenessConfig
 from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
-from islands.session.metrics import IslandSnapshot
-from islands.session.metrics import families_of as island_families
+from islands.protocol.events import Vitals
+from islands.session.metrics import families_of
+from islands.session.training_state import Position
 from tests.aggregator_hand import beat
 
 NOW_S = 1000.0
@@ -115,33 +118,26 @@ def standing_by():
     return AggregatorSnapshot(run_id="demo", shard=0, wall_s=NOW_S)
 
 
-def island_snapshot():
-    """An island in the middle of its training."""
-    return IslandSnapshot(
-        run_id="demo",
+def island_families():
+    """Those of an island in the middle of its training."""
+    fragments = {0: SimpleNamespace(version=3, outstanding=[1]), 1: SimpleNamespace(version=4, outstanding=[])}
+    schedule = SimpleNamespace(progress=SimpleNamespace(trained_tokens=1000))
+    core = SimpleNamespace(
         island_id="island-0",
         incarnation=1,
-        inner_step=5,
-        tokens=500,
-        loss=2.5,
-        step_time_s=0.25,
-        sync_share=0.01,
-        bytes_up=10,
-        bytes_down=20,
-        heard_ago_s=0.5,
-        versions={0: 3, 1: 4},
-        unresolved=1,
+        fragments=fragments,
         fates={"merged": 7, "refused": 1},
-        refused={"stale": 1},
-        fleet_tokens=1000,
+        schedule=schedule,
         done=False,
-        wall_s=NOW_S,
     )
+    vitals = Vitals(loss=2.5, step_time_s=0.25, sync_share=0.01, bytes_up=10, bytes_down=20)
+    notes = {("contribution.refused", "stale"): 1, ("version.late", ""): 2}
+    return families_of("demo", core, vitals, Position(5, 500), notes, heard_wall_s=NOW_S - 0.5)
 
 
 #: Every metric that there is, with samples.
 ALL_FAMILIES = [
     *broker_families(broker_snapshot()),
     *aggregator_families(aggregator_snapshot()),
-    *island_families(island_snapshot()),
+    *island_families(),
 ]

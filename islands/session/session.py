@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from broker.base.errors import worth_repeating
+from broker.metrics.family import Family
 from broker.metrics.serving import served
 from broker.process import logs
 from broker.wire.messages import (
@@ -44,12 +45,11 @@ from islands.interface.config import IslandConfig, refusal
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
-from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections, Unreadable
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
-from islands.session.metrics import IslandSnapshot, families_of, snapshot_of
+from islands.session.metrics import families_of
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Copies, Position, Snapshot
@@ -123,7 +123,7 @@ class Session(CommunicationThread):
 
     async def _serve(self) -> None:
         self._open()
-        metrics = served(self._config.metrics_host, self._config.metrics_port, self._figures, families_of)
+        metrics = served(self._config.metrics_host, self._config.metrics_port, self._metrics, list)
         hosts = self._hosts
         async with metrics, hosts or contextlib.nullcontext(), self._wire, asyncio.TaskGroup() as self._tasks:
             for work in () if hosts is None else hosts.work(self._config.join_timeout_s):
@@ -339,11 +339,11 @@ class Session(CommunicationThread):
             bytes_down=self._wire.bytes_down,
         )
 
-    def _figures(self) -> IslandSnapshot:
-        heard_at_s, at = self._exchange.broker_heard_at_s, self._exchange.position
-        ago_s = None if heard_at_s is None else self._clock() - heard_at_s
-        now = self._config.run_id, self._core, self._vitals(), Point(at.step, at.tokens), ago_s, self._notes
-        return snapshot_of(*now, wall_s=time.time())
+    def _metrics(self) -> list[Family]:
+        exchange, heard_at_s = self._exchange, self._exchange.broker_heard_at_s
+        heard_wall_s = None if heard_at_s is None else time.time() - (self._clock() - heard_at_s)
+        now = self._config.run_id, self._core, self._vitals(), exchange.position, self._notes
+        return families_of(*now, heard_wall_s=heard_wall_s)
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Logs what the core has to say; what repeats itself, the first time and at each power of ten."""

@@ -8,19 +8,14 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from broker.wire.messages import FASTEST_STEP_S, SLOWEST_STEP_S
+from islands.protocol.fragment import Point
 
 Array = npt.NDArray[Any]
 Leaf = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The training thread's two counters, over all lives of the island."""
-
-    step: int
-    tokens: int
-
-
+#: The training thread's two counters, over all lives of the island.
+Position = Point
 #: Before the first step.
 ORIGIN = Position(0, 0)
 

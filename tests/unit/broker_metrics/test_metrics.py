@@ -20,10 +20,9 @@ from broker.metrics.family import Families
 from broker.metrics.serving import MetricsServer, NoAnswer, served
 from broker.registry import reporter
 from broker.routing.liveness import Liveness
-from islands.session.metrics import families_of as island_families
 from ops.processes.cluster import free_ports
 from tests.aggregator_hand import Desk
-from tests.metric_snapshots import ALL_FAMILIES, aggregator_snapshot, broker_snapshot, island_snapshot, standing_by
+from tests.metric_snapshots import ALL_FAMILIES, aggregator_snapshot, broker_snapshot, island_families, standing_by
 
 
 def samples(families, name):
@@ -180,8 +179,10 @@ def test_a_standby_says_that_it_is_one_and_no_more():
 
 
 def test_an_island_tells_its_contributions_by_fate():
-    found = island_families(island_snapshot())
+    found = island_families()
     assert samples(found, "atoll_island_contributions_total") == {"merged": 7.0, "refused": 1.0}
+    assert samples(found, "atoll_island_refused_contributions_total") == {"stale": 1.0}
+    assert samples(found, "atoll_island_unresolved_contributions") == {"": 1.0}
     assert samples(found, "atoll_island_fragment_version") == {"0": 3.0, "1": 4.0}
     assert samples(found, "atoll_island_broker_heard_timestamp_seconds") == {"": 999.5}
 

@@ -204,7 +204,7 @@ class Tensor:
 REFUSED = {
     "a tensor of torch": ({"m": Tensor()}, "state m = 'Tensor'"),
     "an object": ({"m": object()}, "state m = 'object'"),
-    "an unregistered dataclass": ({"m": [Position(1, 2)]}, "state m/0 = 'Position'"),
+    "an unregistered dataclass": ({"m": [Position(1, 2)]}, "state m/0 = 'Point'"),
     "a function": ({"f": np.tanh}, "state f = 'ufunc'"),
     "a set": ({"f": {1, 2}}, "state f = 'set'"),
     "an array of objects": ({"o": np.array([None])}, "state o = 'object[1]'"),
