@@ -21,7 +21,7 @@ import re
 import struct
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,6 +158,20 @@ def save(
         Unavailable: The file cannot be written; the old one is untouched.
     """
     pieces = packed(snapshot, local_names, at, incarnation)
+    return write(path, pieces, lambda temporary: newest.put(temporary, path, at.step))
+
+
+def write(path: Path, pieces: Sequence[Any], put: Callable[[Path], bool] | None = None) -> int:
+    """Replaces a file as a whole and makes it durable; returns its bytes.
+
+    Args:
+        path: Of the file; its directory is made.
+        pieces: What it will hold, as buffers.
+        put: Puts the temporary file in its place; returns False, and then 0 bytes are written, where it does not.
+
+    Raises:
+        Unavailable: The file cannot be written; an old one is untouched.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
     _being_written.add(temporary)
     try:
@@ -172,14 +186,15 @@ def save(
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        if not newest.put(temporary, path, at.step):
+        if put is None:
+            os.replace(temporary, path)
+        elif not put(temporary):
             return 0
         sync_directory(path.parent)
     except OSError as err:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        what = f"cannot write the checkpoint {path} ({err.strerror}): {cure_of(err)}"
-        raise Unavailable(what, definite=True) from err
+        raise Unavailable(f"cannot write {path} ({err.strerror}): {cure_of(err)}", definite=True) from err
     finally:
         _being_written.discard(temporary)
     return sum(map(len, pieces))

@@ -9,21 +9,21 @@ on its host. Whoever has joined removes it: no second process may bring the same
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import xxhash
 
-from broker.base.errors import RemoteProtocolError, Unavailable, cure_of
+from broker.base.errors import RemoteProtocolError, Unavailable
 from broker.wire.codec import decode, encode, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import AGGREGATOR, Contribution, Envelope
 from islands.protocol.fragment import Point
 from islands.protocol.paused import Paused
-from islands.session.checkpoint import read_if_there, sync_directory
+from islands.session.checkpoint import read_if_there, write
 
 _MAGIC = b"ATOLLPP1"
 _PREFIX = struct.Struct("<8sQ")  # magic, checksum of the rest
@@ -44,23 +44,10 @@ def save(path: Path, paused: Paused) -> int:
     """Writes unmerged progress and makes it durable; returns its bytes.
 
     Raises:
-        Unavailable: The file cannot be written; there is none then.
+        Unavailable: The file cannot be written.
     """
     packed = msgpack.packb(_rows(paused))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(_PREFIX.pack(_MAGIC, xxhash.xxh3_64_intdigest(packed)))
-            file.write(packed)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
-    except OSError as err:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise Unavailable(f"cannot write {path} ({err.strerror}): {cure_of(err)}", definite=True) from err
-    return _PREFIX.size + len(packed)
+    return write(path, [_PREFIX.pack(_MAGIC, xxhash.xxh3_64_intdigest(packed)), packed])
 
 
 def load(path: Path, limits: Limits) -> Paused | None:
@@ -89,42 +76,23 @@ def remove(path: Path) -> None:
 
 
 def _rows(paused: Paused) -> dict[str, Any]:
-    return {
-        "run_id": paused.run_id,
-        "island_id": paused.island_id,
-        "incarnation": paused.incarnation,
-        "nonce": paused.nonce,
-        "sequence": paused.sequence,
+    about: dict[str, Any] = {"run_id": paused.run_id, "sender": paused.island_id, "incarnation": paused.incarnation}
+    envelopes = (Envelope(**about, sequence=0, to=AGGREGATOR, message=each) for each in paused.contributions)
+    return {field.name: getattr(paused, field.name) for field in fields(paused)} | {
         "at": [paused.at.step, paused.at.tokens],
-        "overwritten_tokens": list(paused.overwritten_tokens),
         "cursors": [[block, 0, batch] for block, batch in paused.cursors.items()],
-        "contributions": [[bytes(frame) for frame in encode(_envelope(paused, c))] for c in paused.contributions],
+        "contributions": [[bytes(frame) for frame in encode(each)] for each in envelopes],
     }
 
 
-def _envelope(paused: Paused, contribution: Contribution) -> Envelope:
-    return Envelope(
-        run_id=paused.run_id,
-        sender=paused.island_id,
-        incarnation=paused.incarnation,
-        sequence=0,
-        to=AGGREGATOR,
-        message=contribution,
-    )
-
-
 def _paused(rows: dict[str, Any], limits: Limits) -> Paused:
-    return Paused(
-        run_id=rows["run_id"],
-        island_id=rows["island_id"],
-        incarnation=rows["incarnation"],
-        nonce=rows["nonce"],
-        sequence=rows["sequence"],
-        at=Point(*rows["at"]),
-        overwritten_tokens=tuple(rows["overwritten_tokens"]),
-        cursors={block: batch for block, _, batch in rows["cursors"]},
-        contributions=tuple(_contribution(frames, limits) for frames in rows["contributions"]),
-    )
+    read = {
+        "at": Point(*rows["at"]),
+        "overwritten_tokens": tuple(rows["overwritten_tokens"]),
+        "cursors": {block: batch for block, _, batch in rows["cursors"]},
+        "contributions": tuple(_contribution(frames, limits) for frames in rows["contributions"]),
+    }
+    return Paused(**rows | read)
 
 
 def _contribution(frames: list[bytes], limits: Limits) -> Contribution:

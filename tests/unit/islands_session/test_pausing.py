@@ -169,5 +169,6 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, kept, at):
 
 
 def test_a_file_that_cannot_be_written_says_why(tmp_path, kept):
+    (tmp_path / "file").touch()
     with pytest.raises(Unavailable, match="cannot write"):
-        paused_file.save(tmp_path / "none" / "demo.a.unmerged", kept)
+        paused_file.save(tmp_path / "file" / "demo.a.unmerged", kept)
