@@ -36,7 +36,25 @@ class TorchIsland:
         state: Of the optimizers.
         copies: The thread that makes copies on the CPU, if there is one.
         model: That the leaves are of.
+
+    Attributes:
+        reset_optimizer: The last :meth:`step` replaced spoilt parameters, and let the optimizers begin afresh.
+        sync_share: As of the island, waits for copies included. All others are those of :class:`islands.Island`, too.
     """
+
+    id: str
+    share: DataShare
+    restored: str | None
+    restored_cursor: int | None
+    reset_optimizer: bool
+    inner_step: int
+    tokens: int
+    done: bool
+    schedule: Schedule
+    schedule_step: int
+    versions: tuple[int, ...]
+    sync_share: float
+    heard_ago_s: float | None
 
     def __init__(
         self,
@@ -180,70 +198,11 @@ class TorchIsland:
 
     # --- what a loop may want to know -------------------------------------------------------------------------
 
-    @property
-    def id(self) -> str:
-        """This island's name."""
-        return self._island.id
-
-    @property
-    def share(self) -> DataShare:
-        """Its part of the data: a live view; changes only within :meth:`step`."""
-        return self._island.share
-
-    @property
-    def restored(self) -> str | None:
-        """Where the optimizers' state came from."""
-        return self._island.restored
-
-    @property
-    def restored_cursor(self) -> int | None:
-        """The data cursor in that checkpoint; None if there was no checkpoint."""
-        return self._island.restored_cursor
-
-    @property
-    def reset_optimizer(self) -> bool:
-        """Whether the last :meth:`step` replaced spoilt parameters, and let the optimizers begin afresh."""
-        return self._island.reset_optimizer
-
-    @property
-    def inner_step(self) -> int:
-        """Steps run so far, over all lives of the island."""
-        return self._island.inner_step
-
-    @property
-    def tokens(self) -> int:
-        """Tokens trained so far, likewise."""
-        return self._island.tokens
-
-    @property
-    def done(self) -> bool:
-        """True when the run needs no more steps: call :meth:`close`."""
-        return self._island.done
-
-    @property
-    def schedule(self) -> Schedule:
-        """The progress of the whole run in steps of this island, for learning rates."""
-        return self._island.schedule
-
-    @property
-    def schedule_step(self) -> int:
-        """``schedule.step``, for schedules that know their own end."""
-        return self._island.schedule_step
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """The version of each fragment in the local parameters."""
-        return self._island.versions
-
-    @property
-    def sync_share(self) -> float:
-        """The part of this thread's time after the first step spent on synchronisation, copy waits included."""
-        return self._island.sync_share
-
-    @property
-    def heard_ago_s(self) -> float | None:
-        """Seconds since anything came from the broker; None if nothing has."""
-        return self._island.heard_ago_s
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the island that is declared above."""
+        if name not in type(self).__annotations__:
+            raise AttributeError(f"a TorchIsland has no attribute {name!r}")
+        return getattr(self._island, name)
 
 
 def _num_parameters(optimizer: torch.optim.Optimizer) -> int:
