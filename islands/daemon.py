@@ -26,7 +26,7 @@ from broker.process.signals import Interrupted, Signals
 from broker.transport.keys import client_keys
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
-from islands.interface.config import IslandConfig
+from islands.interface.config import SETTINGS, IslandConfig, JoinOptions
 from islands.session.pulse import Pulse
 from islands.tasks.task import OptState, Params, Task, endless_batches, load_task
 
@@ -103,34 +103,13 @@ def train(
     pulse = None if config.pulse is None else Pulse(config.pulse)
     health = None if config.health is None else _Health(config.health)
     check()
-    with (
-        islands.join(
-            config.broker,
-            params,
-            run=config.run_id,
-            kinds=task.kinds,
-            unit_axes=task.unit_axes,
-            key=config.key,
-            insecure=config.insecure,
-            island_id=config.island_id,
-            tokens_per_step=task.tokens_per_step,
-            inner_optimizer=task.inner_optimizer,
-            recipe=recipe,
-            state_dir=config.state_dir,
-            checkpoint_interval_s=config.checkpoint_interval_s,
-            donor_wait_s=config.donor_wait_s,
-            timeout_s=config.join_timeout_s,
-            broker_silent_s=config.broker_silent_s,
-            connections=config.connections,
-            max_message_bytes=config.max_message_bytes,
-            metrics_port=config.metrics_port,
-            metrics_host=config.metrics_host,
-            init=config.init or (lambda seed: task.init(seed)[0]),
-            init_partial=config.init_partial,
-            inputs=task.inputs,
-            check=check,
-        ) as island,
-    ):
+    given = {name: SETTINGS.get(name, name) for name in JoinOptions.__annotations__}
+    options = {name: getattr(config, setting) for name, setting in given.items() if hasattr(config, setting)}
+    of_task = "kinds", "unit_axes", "tokens_per_step", "inner_optimizer", "inputs"
+    options |= {name: getattr(task, name) for name in of_task}
+    options |= {"recipe": recipe, "check": check}
+    init = config.init or (lambda seed: task.init(seed)[0])
+    with islands.join(config.broker, params, init=init, **options) as island:
         params, opt_state = island.restore(params, opt_state)
         gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
         return _loop(island, task, params, opt_state, config.pace, check, pulse, health)

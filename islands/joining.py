@@ -29,7 +29,7 @@ from islands.hosts.other_hosts import OtherHosts
 from islands.hosts.plans import Plans
 from islands.hosts.rendezvous import gather, spread_over
 from islands.interface import arguments
-from islands.interface.config import IslandConfig, JoinOptions, refuse_unknown
+from islands.interface.config import SETTINGS, IslandConfig, JoinOptions, refuse_unknown
 from islands.loop import Island
 from islands.protocol import core
 from islands.protocol.paused import Paused
@@ -43,8 +43,6 @@ log = logs.get(__name__)
 
 #: How often to say what is waited for, and after which time to begin.
 SAY_EVERY_S, SAY_FIRST_S = 5.0, 1.0
-#: Arguments of :func:`join` that are settings of an island by another name.
-_SETTINGS = {"run": "run_id", "timeout_s": "join_timeout_s"}
 #: What those have to be that are numbers or paths; others IslandConfig checks alone.
 _SECONDS = "must be a number of seconds"
 _NUMBERS = dict.fromkeys(("checkpoint_interval_s", "donor_wait_s", "timeout_s", "broker_silent_s"), _SECONDS)
@@ -295,7 +293,7 @@ def _config(address: str | Sequence[str], options: JoinOptions) -> IslandConfig:
             value = arguments.number(name, value, _NUMBERS[name])
         elif name in _COUNTS:
             value = arguments.whole(name, value, _COUNTS[name])
-        setting = _SETTINGS.get(name, name)
+        setting = SETTINGS.get(name, name)
         if setting in IslandConfig.__dataclass_fields__:
             settings[setting] = value
     settings["island_id"] = settings.get("island_id") or own_name(settings.get("key"))
@@ -304,7 +302,7 @@ def _config(address: str | Sequence[str], options: JoinOptions) -> IslandConfig:
         return IslandConfig(**settings)
     except ConfigError as err:
         cure = err.cure.replace("--key", "key=").replace("--insecure", "insecure=True")
-        arguments_of = {"broker": "address", **{setting: name for name, setting in _SETTINGS.items()}}
+        arguments_of = {"broker": "address", **{setting: name for name, setting in SETTINGS.items()}}
         raise ConfigError(arguments_of.get(err.field, err.field), err.value, cure) from err
 
 

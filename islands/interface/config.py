@@ -53,6 +53,10 @@ class JoinOptions(TypedDict, total=False):
     check: Callable[[], None]
 
 
+#: Those that are settings of an island by another name.
+SETTINGS = {"run": "run_id", "timeout_s": "join_timeout_s"}
+
+
 def refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raises TypeError for the first name that is none of :class:`JoinOptions`, with the nearest that is."""
     for name in options:

@@ -20,8 +20,8 @@ from broker.wire.headers import DEFAULT_LIMITS
 from broker.wire.messages import AGGREGATOR, Envelope, Share, Welcome, joining
 from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands.interface import arguments
+from islands.interface.config import SETTINGS as SETTINGS_OF
 from islands.interface.config import IslandConfig, JoinOptions
-from islands.joining import _SETTINGS as SETTINGS_OF
 from islands.tasks.task import Task
 from tests.aggregator_hand import id_of
 from tests.island_hand import SETTINGS
