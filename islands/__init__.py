@@ -19,30 +19,19 @@ from typing import TYPE_CHECKING, Any
 from islands.interface.installation import explained
 
 if TYPE_CHECKING:
-    from broker.process.logs import log_to_stderr
-    from islands.arrays.model_file import load
-    from islands.hook import Hook
-    from islands.joining import join
-    from islands.loop import Island
-    from islands.tasks.inner_optimizer import adamw, jax_task, warm_up_cosine
-    from islands.tasks.sources import batches
-    from islands.tasks.task import DataShare, Schedule, Task, load_task
-
-__all__ = [
-    "join",
-    "Island",
-    "Hook",
-    "batches",
-    "load",
-    "log_to_stderr",
-    "Task",
-    "Schedule",
-    "DataShare",
-    "load_task",
-    "jax_task",
-    "adamw",
-    "warm_up_cosine",
-]
+    from broker.process.logs import log_to_stderr as log_to_stderr
+    from islands.arrays.model_file import load as load
+    from islands.hook import Hook as Hook
+    from islands.joining import join as join
+    from islands.loop import Island as Island
+    from islands.tasks.inner_optimizer import adamw as adamw
+    from islands.tasks.inner_optimizer import jax_task as jax_task
+    from islands.tasks.inner_optimizer import warm_up_cosine as warm_up_cosine
+    from islands.tasks.sources import batches as batches
+    from islands.tasks.task import DataShare as DataShare
+    from islands.tasks.task import Schedule as Schedule
+    from islands.tasks.task import Task as Task
+    from islands.tasks.task import load_task as load_task
 
 _MODULE_OF = {
     "join": "islands.joining",
@@ -59,6 +48,7 @@ _MODULE_OF = {
     "adamw": "islands.tasks.inner_optimizer",
     "warm_up_cosine": "islands.tasks.inner_optimizer",
 }
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
