@@ -405,10 +405,11 @@ class Island:
     def schedule(self) -> Schedule:
         """The progress of the whole run in steps of this island, for learning rates."""
         start, settings = self._membership.start, self._membership.settings
-        steps, tokens = self.inner_step - start.step, self.tokens - start.tokens
-        unit = self._membership.schedule_unit(self._tokens_per_step, steps, tokens)
-        step = int(self._schedule.at(self.tokens) / unit)
-        return Schedule(step=step, total_steps=settings.total_tokens // unit)
+        unit = settings.tokens_per_fleet_step  # of as many islands as are expected
+        if not self._tokens_per_step:  # that was left open: the average so far says it
+            steps, tokens = self.inner_step - start.step, self.tokens - start.tokens
+            unit = max(1, tokens * settings.islands // max(1, steps))
+        return Schedule(int(self._schedule.at(self.tokens) / unit), settings.total_tokens // unit)
 
     @property
     def schedule_step(self) -> int:

@@ -310,10 +310,8 @@ class Outbox:
             return (envelope.to, message.state_id, message.part) in same or len(others) >= MOST_STATE_PARTS
         return isinstance(message, Contribution | HostPart) and any(each.message is message for each in self._waiting)
 
-    def _turn(self, envelope: Envelope) -> tuple[int, int]:
-        """Of two that wait, the one with the smaller numbers goes first; of equals the one that waits longer."""
-        match envelope.message:
-            case StatePart():
-                return 1, self._served.index(envelope.to) + 1 if envelope.to in self._served else 0
-            case _:
-                return 0, 0
+    def _turn(self, envelope: Envelope) -> tuple[bool, int]:
+        """Returns the sort key: parts of a state go last, and first to who got one longest ago."""
+        place = self._served.index(envelope.to) + 1 if envelope.to in self._served else 0
+        is_part = isinstance(envelope.message, StatePart)
+        return is_part, place if is_part else 0

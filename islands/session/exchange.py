@@ -142,17 +142,6 @@ class JoinedRun:
     num_fragments: int
     moving: tuple[int, ...]
 
-    def schedule_unit(self, tokens_per_step: int, steps: int, tokens: int) -> int:
-        """Returns the tokens of one step of ``Island.schedule``: of as many islands as are expected.
-
-        Args:
-            tokens_per_step: As declared; 0 where that was left open: then the average so far says it.
-            steps: Trained by this process.
-            tokens: Likewise.
-        """
-        settings = self.settings
-        return settings.tokens_per_fleet_step if tokens_per_step else max(1, tokens * settings.islands // max(1, steps))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFound:
