@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import Parameter, Signature
@@ -72,7 +73,9 @@ def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -
             raise ConfigError(f"task.{name}", None, f"{path} needs this option; it has: {', '.join(by_name)}")
 
 
-def signature_in_source(path: str, *, search: list[str] | None = None, hops: int = 1) -> Signature | None:
+def signature_in_source(
+    path: str, *, search: list[str] | None = None, field: str = "task", hops: int = 1
+) -> Signature | None:
     """Returns the signature of ``package.module:function`` as its source has it; nothing is imported.
 
     The defaults in it say only that there is one.
@@ -80,63 +83,70 @@ def signature_in_source(path: str, *, search: list[str] | None = None, hops: int
     Args:
         path: What is to be read.
         search: Folders to look in; ``sys.path`` when they are not given.
+        field: The setting that it stands in, for the error.
         hops: Times that ``from MODULE import FUNCTION`` is followed.
 
     Returns:
-        None if the source does not tell: the module is not there or is not Python source, or the function is not
-        defined exactly once, plainly and undecorated, at the top of it or of the module that it is imported from.
-        Loading the task will tell.
+        None if the source does not tell: the module is not Python source, or the function is not defined exactly once,
+        plainly and undecorated, at the top of it or of the module that it is imported from. Loading it will tell.
 
     Raises:
-        ConfigError: The path names no function, whatever is there.
+        ConfigError: The path names no function; there is no such module, as far as files and import hooks tell; or its
+            source does not mention the function.
     """
-    module_name, function_name = module_and_function(path)
-    spec = find_module(module_name, search)
+    function_name = module_and_function(path, field=field)[1]
+    spec = _find_module(path, search, field)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     try:
-        tree = ast.parse(Path(spec.origin).read_bytes())
+        source = Path(spec.origin).read_bytes()
+        tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError):
         return None
+    if function_name.encode() not in source and not _NAMES_FROM_ELSEWHERE.search(source):
+        known = [each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+        likely = f"; {nearest(function_name, known)}" if known else ""
+        raise ConfigError(field, path, f"{spec.origin} does not mention {function_name}{likely}")
     bindings = [each for each in tree.body if _names_bound_by(each) & {function_name, "*"}]
     match bindings:
         case [ast.FunctionDef(decorator_list=[]) as function]:
             return _signature(function.args)
         case [ast.ImportFrom(module=str(other), level=0, names=[ast.alias(name=name)])] if hops:
-            return signature_in_source(f"{other}:{name}", search=search, hops=hops - 1)
+            try:
+                return signature_in_source(f"{other}:{name}", search=search, hops=hops - 1)
+            except ConfigError:  # the import will say so
+                return None
         case _:
             return None
 
 
-def check_findable(path: str, *, search: list[str] | None = None, field: str = "task") -> None:
-    """Refuses ``package.module:function`` if there is no such module; nothing is imported.
+def _find_module(path: str, search: list[str] | None, field: str) -> ModuleSpec | None:
+    """Finds the module of ``package.module:function`` without running its packages.
 
-    Args:
-        path: What is to be found.
-        search: Folders to look in; ``sys.path`` when they are not given.
-        field: The setting that it stands in, for the error.
+    Returns:
+        None if only an import can tell whether there is one.
 
     Raises:
-        ConfigError: There is none, as far as files and import hooks tell. What only an import can tell is let pass.
+        ConfigError: There is none.
     """
-    folders, package, so_far = search, None, ""
+    spec: ModuleSpec | None = None
+    folders, so_far = search or sys.path, ""
     for part in module_and_function(path, field=field)[0].split("."):
-        so_far = f"{so_far}.{part}" if so_far else part
+        package, so_far = spec, f"{so_far}.{part}" if so_far else part
+        if package is not None and package.submodule_search_locations is None:
+            return None  # it is no package: what it calls its modules, only an import can tell
         try:
             spec = PathFinder.find_spec(so_far, folders)
             if spec is None and package is None:
                 spec = importlib.util.find_spec(so_far)  # built in, or known to an import hook
-            inside = None if spec is None else spec.submodule_search_locations
-            folders = None if inside is None else list(inside)
+            folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         except (KeyError, ImportError, ValueError):  # a namespace package in another; a module without a spec
-            return
+            return None
         if spec is None:
             if package is not None and _has_modules_from_elsewhere(package):
-                return
+                return None
             raise no_module(path, so_far, field=field)
-        if folders is None:  # no package: what it calls its modules, only an import can tell
-            return
-        package = spec
+    return spec
 
 
 def _has_modules_from_elsewhere(package: ModuleSpec) -> bool:
@@ -146,46 +156,6 @@ def _has_modules_from_elsewhere(package: ModuleSpec) -> bool:
         return _MODULES_FROM_ELSEWHERE.search(Path(package.origin).read_bytes()) is not None
     except OSError:
         return True
-
-
-def check_mentioned(path: str, *, search: list[str] | None = None, field: str = "task") -> None:
-    """Refuses ``package.module:function`` if the module is Python source without the function's name.
-
-    Args:
-        path: What is to be read.
-        search: Folders to look in; ``sys.path`` when they are not given.
-        field: The setting that it stands in, for the error.
-
-    Raises:
-        ConfigError: So it is, or the path names no function.
-    """
-    module_name, function_name = module_and_function(path, field=field)
-    spec = find_module(module_name, search)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return
-    try:
-        source = Path(spec.origin).read_bytes()
-        known = [each.name for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef)]
-    except (OSError, SyntaxError, ValueError):
-        return
-    if function_name.encode() not in source and not _NAMES_FROM_ELSEWHERE.search(source):
-        likely = f"; {nearest(function_name, known)}" if known else ""
-        raise ConfigError(field, path, f"{spec.origin} does not mention {function_name}{likely}")
-
-
-def find_module(module_name: str, search: list[str] | None) -> ModuleSpec | None:
-    """Finds a module without running its packages, as :func:`importlib.util.find_spec` would."""
-    spec, folders, so_far = None, search, ""
-    for part in module_name.split("."):
-        so_far = f"{so_far}.{part}" if so_far else part
-        try:
-            spec = PathFinder.find_spec(so_far, folders)
-            folders = list(spec.submodule_search_locations or []) if spec is not None else None
-        except (KeyError, ImportError):  # a namespace package looks for its parent among what is imported
-            return None
-        if spec is None:
-            return None
-    return spec
 
 
 def _names_bound_by(statement: ast.stmt) -> set[str]:

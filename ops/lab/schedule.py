@@ -10,13 +10,12 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
 from broker.base.errors import ConfigError
 from broker.base.settings import nearest
-from islands.tasks.options import check_mentioned, check_options, module_and_function, no_module, signature_in_source
+from islands.tasks.options import check_options, signature_in_source
 from ops.lab.experiment import Cell, Comparison, Experiment, contains, label, read
 from ops.lab.records import Record, newest
 from ops.lab.settings import CellSettings, key_of
@@ -123,10 +122,6 @@ def _check_tasks(cells: Iterable[CellSettings]) -> None:
     signatures = {}
     for each in cells:
         if each.task not in signatures:
-            package = module_and_function(each.task)[0].partition(".")[0]
-            if PathFinder.find_spec(package, search) is None:
-                raise no_module(each.task, package)
-            check_mentioned(each.task, search=search)
             signatures[each.task] = signature_in_source(each.task, search=search)
         if (signature := signatures[each.task]) is not None:
             check_options(each.task, signature, each.options)

@@ -31,7 +31,7 @@ from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import RECIPE, Profile
 from islands.interface.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
-from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
+from islands.tasks.options import check_options, signature_in_source
 from islands.weights.files import open_weights
 from ops.links.placing import Links
 from ops.run.devices import Placement
@@ -327,8 +327,7 @@ def _check_islands(plan: LocalPlan) -> None:
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
         _check_data_parallel(up)
     for benchmark in up.benchmark:
-        check_findable(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
-        check_mentioned(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
+        signature_in_source(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
 
 
 def _check_data_parallel(up: UpConfig) -> None:
@@ -353,10 +352,7 @@ def _check_task(path: str, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: There is no such module or function, or it does not have these options.
     """
-    search = [*sys.path, os.getcwd()]  # where islands look
-    check_findable(path, search=search)
-    check_mentioned(path, search=search)
-    signature = signature_in_source(path, search=search)
+    signature = signature_in_source(path, search=[*sys.path, os.getcwd()])  # where islands look
     if signature is not None:
         check_options(path, signature, options)
 

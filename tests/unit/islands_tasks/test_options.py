@@ -6,7 +6,7 @@ import pytest
 
 from broker.base.errors import ConfigError
 from islands.tasks import language
-from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
+from islands.tasks.options import check_options, signature_in_source
 
 
 @pytest.fixture
@@ -48,7 +48,6 @@ def test_every_kind_of_parameter_is_read_as_python_reads_it(read, parameters):
 @pytest.mark.parametrize(
     "source",
     [
-        "",
         "task = make()\n",
         "from elsewhere import task\n",
         "from elsewhere import *\ndef task(size): ...\n",
@@ -70,15 +69,6 @@ def test_what_names_no_function_is_refused(path):
         signature_in_source(path)
 
 
-def test_a_task_in_folders_that_are_no_packages_is_left_to_the_loading(tmp_path):
-    (tmp_path / "outer_of_a_test" / "inner").mkdir(parents=True)
-    (tmp_path / "outer_of_a_test" / "inner" / "task.py").write_text("def task(size): ...\n")
-    (tmp_path / "outer_of_a_test" / "one.py").write_text("def task(size): ...\n")
-    search = [str(tmp_path)]
-    assert signature_in_source("outer_of_a_test.inner.task:task", search=search) is None
-    assert list(signature_in_source("outer_of_a_test.one:task", search=search).parameters) == ["size"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -95,7 +85,6 @@ def test_an_option_that_does_not_fit_is_refused_with_the_cure(read, options, mes
 @pytest.mark.parametrize(
     "source",
     [
-        "def task():\n    pass\n",
         "from elsewhere import  *\n",
         "def _make(name):\n    pass\nglobals()[f'ta{1}sk'] = _make\n",
         "def __getattr__(name):\n    pass\n",
@@ -103,7 +92,7 @@ def test_an_option_that_does_not_fit_is_refused_with_the_cure(read, options, mes
 )
 def test_a_function_that_its_source_may_make_is_let_pass(tmp_path, source):
     (tmp_path / "of_a_test.py").write_text(source)
-    check_mentioned("of_a_test:task", search=[str(tmp_path)])
+    assert signature_in_source("of_a_test:task", search=[str(tmp_path)]) is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +102,7 @@ def test_a_function_that_its_source_may_make_is_let_pass(tmp_path, source):
 def test_a_function_that_its_source_does_not_mention_is_refused(tmp_path, source, told):
     (tmp_path / "of_a_test.py").write_text(source)
     with pytest.raises(ConfigError, match=told):
-        check_mentioned("of_a_test:task", search=[str(tmp_path)])
+        signature_in_source("of_a_test:task", search=[str(tmp_path)])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +117,7 @@ def test_a_function_that_its_source_does_not_mention_is_refused(tmp_path, source
 )
 def test_a_module_that_is_not_there_is_named(packages, module, missing):
     with pytest.raises(ConfigError, match=f"there is no module {missing}: check the name"):
-        check_findable(f"{module}:task", search=packages)
+        signature_in_source(f"{module}:task", search=packages)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +125,7 @@ def test_a_module_that_is_not_there_is_named(packages, module, missing):
     ["plain", "plain.inner", "plain.inner.one", "bare.one", "grows.no_such", "math", "os.path", "bare.deep.no_such"],
 )
 def test_a_module_that_is_there_or_may_be_is_let_pass(packages, module):
-    check_findable(f"{module}:task", search=packages)
+    signature_in_source(f"{module}:task", search=packages)
 
 
 @pytest.fixture
@@ -145,7 +134,7 @@ def packages(tmp_path):
     for folder in ("plain/inner", "bare/deep", "grows"):
         (tmp_path / folder).mkdir(parents=True)
     for package in ("plain", "plain/inner"):
-        (tmp_path / package / "__init__.py").write_text("")
+        (tmp_path / package / "__init__.py").write_text("def task(): ...\n")
     for module in ("plain/inner/one.py", "bare/one.py"):
         (tmp_path / module).write_text("def task(): ...\n")
     (tmp_path / "grows" / "__init__.py").write_text("__path__.append('elsewhere')\n")
