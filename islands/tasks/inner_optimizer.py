@@ -158,7 +158,6 @@ def jax_task(
     has_aux: bool = False,
     metrics: Mapping[str, str] | None = None,
     losses: Callable[[Params], npt.NDArray[np.float32]] | None = None,
-    bytes_per_token: float = 0.0,
     corpus: str = "",
     optimizer: optax.GradientTransformation | None = None,
     learning_rate: LearningRate | None = None,
@@ -180,7 +179,6 @@ def jax_task(
         has_aux: Whether ``loss`` returns (scalar, anything else), as for ``jax.value_and_grad``; that is dropped.
         metrics: Name of a metric -> ``max`` or ``min``, whichever is better (:class:`islands.tasks.task.Task`).
         losses: params -> held-out loss of each sequence (:class:`islands.tasks.task.Task`).
-        bytes_per_token: Of the held-out text; 0 when it is not known.
         corpus: Digest of the data; empty when it is not known.
         optimizer: An optax transformation. With ``learning_rate`` its updates are multiplied by minus the rate;
             without, they are added as they are (``optax.sgd(0.1)``). Default: :func:`adamw`. It sees float32
@@ -240,7 +238,6 @@ def jax_task(
         evaluate=evaluate,
         tokens_per_step=tokens_per_step,
         losses=losses,
-        bytes_per_token=bytes_per_token,
         corpus=corpus,
         metrics=metrics or {},
         fresh_optimizer=devices.jit(fresh_optimizer),

@@ -83,8 +83,8 @@ def task(
         top_k: Experts that a token visits.
         vocabulary: Number of token ids; 0 finds out from the data.
         bpe: 0: a token is a byte. Otherwise the number of pieces of a vocabulary trained on the data, 512 or more; 4096
-            suits these models. The loss stays in nats per token, and a token is longer: ``Task.bytes_per_token``. All
-            islands must name the same text, or their tokens mean different things.
+            suits these models. The loss stays in nats per token, and a token is longer: see ``Task.describe``.
+            All islands must name the same text, or their tokens mean different things.
         dtype: Of the parameters: ``float32`` or ``bfloat16``.
         embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: as matrices are, as if each
             row were a layer of its own.
@@ -131,7 +131,6 @@ def task(
         data=lambda share: batches(train_windows, share, batch=batch),
         evaluate=lambda params: float(np.mean(losses(params), dtype=np.float64)),
         losses=losses,
-        bytes_per_token=corpus.bytes_per_token,
         corpus=corpus.digest,
         tokens_per_step=batch * context,
         optimizer=_OPTIMIZERS[optimizer](**constants),

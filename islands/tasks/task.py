@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -78,8 +77,6 @@ class Task:
         losses: params -> mean loss in nats per token of each held-out sequence, float32 (sequences,), always the same
             sequences in the same order; ``evaluate`` is their mean. Two models' losses are paired by sequence, which
             tells a small difference from chance. None when the task cannot say.
-        bytes_per_token: Of the held-out text: a loss divided by it is in nats per byte, which compares models of
-            unlike vocabularies. 1 for a model of bytes; 0 when it is not known.
         corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
         metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
@@ -99,7 +96,6 @@ class Task:
     unit_axes: Mapping[str, int] = field(default_factory=dict)
     describe: str = ""
     losses: Callable[[Params], npt.NDArray[np.float32]] | None = None
-    bytes_per_token: float = 0.0
     corpus: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
     inner_optimizer: str = ""
@@ -110,17 +106,12 @@ class Task:
         """Checks what can be checked without calling anything.
 
         Raises:
-            ConfigError: If a step trains no tokens, ``bytes_per_token`` is negative or not finite, a metric has no
-                direction, or what must be a function or a mapping is none.
+            ConfigError: If a step trains no tokens, a metric has no direction, or what must be a function or a mapping
+                is none.
         """
         cure = "must be at least 1; count examples where there are no tokens"
         tokens = arguments.whole("tokens_per_step", self.tokens_per_step, cure, least=1, may_wait=True)
         object.__setattr__(self, "tokens_per_step", tokens)
-        cure = "must be positive, or 0 when it is not known"
-        nbytes = arguments.number("bytes_per_token", self.bytes_per_token, cure)
-        if not 0 <= nbytes < math.inf:
-            raise ConfigError("bytes_per_token", self.bytes_per_token, cure)
-        object.__setattr__(self, "bytes_per_token", nbytes)
         for name in ("init", "train", "data", "evaluate", "fresh_optimizer"):
             arguments.function(name, getattr(self, name), "must be a function: see islands.Task")
         for name in ("kinds", "unit_axes"):

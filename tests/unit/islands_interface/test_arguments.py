@@ -160,7 +160,6 @@ def test_parameters_that_no_message_can_list_are_refused_with_the_cure(params, s
     ("field", "value"),
     [
         *(("tokens_per_step", value) for value in (0, 8.5)),
-        *(("bytes_per_token", value) for value in (-1, math.nan, math.inf, "1", None)),
         *((name, None) for name in ("init", "train", "data", "evaluate", "fresh_optimizer")),
         ("kinds", ["w"]),
         ("kinds", {5: "mean"}),
