@@ -126,12 +126,7 @@ def stacked(examples: Sequence[Example]) -> Batch:
         raise ConfigError("source", type(first).__name__, cure) from err
 
 
-class _Reader(Protocol):
-    def read(self, numbers: Numbers, seed: int, own_pass: bool) -> list[Example]:
-        """Returns the examples of these numbers, which go on from epoch to epoch."""
-
-
-def _reader(source: Any, shuffle: bool) -> _Reader:
+def _reader(source: Any, shuffle: bool) -> _Sized | _Stream:
     kind = type(source).__name__
     if isinstance(source, Iterator):
         raise ConfigError("source", kind, f"is an iterator, which cannot begin again: {_AGAIN}")
@@ -174,7 +169,7 @@ class _Epochs:
 
 
 class _Sized:
-    """Examples by number, in an order that each epoch has for itself."""
+    """Examples by number, which go on from epoch to epoch; each has an order of its own."""
 
     def __init__(self, source: Any, shuffle: bool) -> None:
         self._source, self._shuffle, self._size = source, shuffle, len(source)
