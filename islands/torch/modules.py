@@ -20,10 +20,6 @@ from islands.torch.conversion import numpy_dtype
 from islands.torch.shards import is_spread
 from islands.torch.tensors import Copier, TensorLeaf
 
-#: Of a tree of tensors, or of arrays: what joins instead.
-_NO_MODULE = "must be a torch.nn.Module; a tree of numpy or JAX arrays joins with islands.join"
-_MIXED = "holds arrays of numpy or JAX beside tensors of torch: join with one sort, such as tensor.detach().numpy()"
-
 
 class PlacedLeaf(TensorLeaf):
     """A parameter or buffer of a module, under one or more names.
@@ -96,17 +92,13 @@ def unwrapped(model: Any) -> torch.nn.Module:
         ConfigError: It is no module.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError("model", type(model).__name__, _MIXED if _is_mixed(model) else _NO_MODULE)
+        cure = "must be a torch.nn.Module; a tree of numpy or JAX arrays joins with islands.join"
+        raise ConfigError("model", type(model).__name__, cure)
     if hasattr(model, "_orig_mod"):
         return unwrapped(model._orig_mod)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
         return unwrapped(model.module)
     return model
-
-
-def _is_mixed(tree: Any) -> bool:
-    values = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
-    return len({isinstance(value, torch.Tensor) for value in values}) == 2
 
 
 def leaves_of(

@@ -290,26 +290,16 @@ class Blank(InPlaceLeaf):
         """Returns copies; what is blank has no values, and stays."""
         return _copies(leaves)
 
-    def before(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any]) -> list[InPlaceLeaf]:
+    def _never(self, *_: Any, **__: Any) -> Any:
         """Never called: no parameter is blank."""
         raise TypeError("a blank leaf has no values")
 
-    def install(self, leaves: Sequence[InPlaceLeaf], placed: Sequence[Any], keep: float) -> None:
-        """Never called: no parameter is blank."""
-        raise TypeError("a blank leaf has no values")
+    before = install = place_positions = sample = _never
 
     def place(self, value: Array, *, room: bool = True) -> Placed:
         """Returns an array as a tensor on the device."""
         del room
         return Placed(as_tensor(value, self._dtype).to(self._device), None)
-
-    def place_positions(self, positions: npt.NDArray[np.int32]) -> Any:
-        """Never called: no parameter is blank."""
-        raise TypeError("a blank leaf has no values")
-
-    def sample(self, positions: Any) -> InPlaceLeaf:
-        """Never called: no parameter is blank."""
-        raise TypeError("a blank leaf has no values")
 
     def to_host(self) -> Array:
         """Returns zeros, in the memory of one."""

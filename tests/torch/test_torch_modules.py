@@ -102,10 +102,6 @@ REFUSED = {
     "on the meta device": (on_meta, r"params weight = .*float32\[2, 3\].* is on the meta device .*to_empty\(device"),
     "lazy": (lambda: nn.LazyLinear(3), r"params weight = .*has no shape yet: call the model with one batch"),
     "a dict of tensors": (lambda: {"w": torch.ones(2)}, r"model = 'dict'.*must be a torch.nn.Module"),
-    "a dict of tensors and arrays": (
-        lambda: {"w": torch.ones(2), "v": np.ones(2)},
-        r"model = 'dict'.*arrays of numpy or JAX beside tensors of torch.*tensor.detach\(\).numpy\(\)",
-    ),
     "a sparse parameter": (sparse, r"params weight = .*is no plain tensor"),
 }
 
