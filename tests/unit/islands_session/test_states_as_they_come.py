@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from broker.base.errors import ConfigError
@@ -66,6 +67,11 @@ class Network(eqx.Module):
     frozen: bool = eqx.field(static=True, default=False)
 
 
+def normed_and_dropped(seed):
+    """Has statistics under a name that says nothing of them, and keys and counts of dropout."""
+    return {"norm": nnx.BatchNorm(4, rngs=nnx.Rngs(seed)), "dropout": nnx.Dropout(0.5, rngs=nnx.Rngs(seed))}
+
+
 def sharded(value):
     mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
     return jax.device_put(jnp.full((4, 2), value), NamedSharding(mesh, PartitionSpec("x")))
@@ -85,6 +91,7 @@ STATES = {
     "an array alone": lambda v: jnp.full(3, v),
     "a dataclass": lambda v: TrainState(step=int(v), opt_state=(Nothing(), jnp.full(2, v)), key=jax.random.key(int(v))),
     "an Equinox module": lambda v: Network(jnp.full((2, 2), v)),
+    "a state of Flax NNX": lambda v: nnx.state(normed_and_dropped(int(v))),
     "typed keys": lambda v: [jax.random.key(int(v)), jax.random.key(int(v), impl="rbg")],
     "many typed keys": lambda v: jax.random.split(jax.random.key(int(v)), (2, 3)),
     "raw keys": lambda v: {"key": jax.random.PRNGKey(int(v))},
