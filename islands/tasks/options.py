@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Mapping
@@ -175,21 +176,8 @@ def _names_bound_by(statement: ast.stmt) -> set[str]:
 
 
 def _signature(args: ast.arguments) -> Signature:
-    positional = [*args.posonlyargs, *args.args]
-    optional: list[ast.expr | None] = [None] * (len(positional) - len(args.defaults)) + [*args.defaults]
-    parameters = [
-        _parameter(each, Parameter.POSITIONAL_ONLY if k < len(args.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD, d)
-        for k, (each, d) in enumerate(zip(positional, optional, strict=True))
-    ]
-    if args.vararg is not None:
-        parameters.append(_parameter(args.vararg, Parameter.VAR_POSITIONAL, None))
-    parameters += [
-        _parameter(a, Parameter.KEYWORD_ONLY, d) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    ]
-    if args.kwarg is not None:
-        parameters.append(_parameter(args.kwarg, Parameter.VAR_KEYWORD, None))
-    return Signature(parameters)
-
-
-def _parameter(arg: ast.arg, kind: Any, default: ast.expr | None) -> Parameter:
-    return Parameter(arg.arg, kind, default=Parameter.empty if default is None else ...)
+    """Returns the signature of a function with these arguments, whose defaults are not evaluated."""
+    args.defaults = [ast.Constant(None) for _ in args.defaults]
+    args.kw_defaults = [each and ast.Constant(None) for each in args.kw_defaults]
+    empty = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))
+    return inspect.signature(eval(compile(empty, "<task>", "eval")))

@@ -45,6 +45,11 @@ def test_every_kind_of_parameter_is_read_as_python_reads_it(read, parameters):
     assert named(read(f"def task({parameters}):\n    return 1\n")) == named(inspect.signature(scope["task"]))
 
 
+def test_neither_defaults_nor_annotations_are_evaluated(read):
+    (size,) = read("def task(size: print('imported') = 1 / 0): ...\n").parameters.values()
+    assert (size.default, size.annotation) == (None, size.empty)
+
+
 @pytest.mark.parametrize(
     "source",
     [
