@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 import islands.torch
 from broker.process import logs
+from tests.fsdp_island import say
 
 ROWS, WIDTH, HIDDEN = 16, 8, 41  # an odd width: ranks have shards of different sizes
 
@@ -99,10 +100,6 @@ def main(spec: dict) -> None:
     say(event="ended", step=island.inner_step, versions=island.versions, sum=total, sync=island.sync_share)
     if together:
         torch.distributed.destroy_process_group()
-
-
-def say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import islands.torch
 from broker.base.errors import ConfigError
 from islands.protocol.data_shares import DataShare
 from islands.torch.copies import SMALL_BYTES
-from tests import training_loops
 from tests.hub import RUN, WAIT_S, Hub
 from tests.local_run import wait_for
 from tests.training_loops import TOKENS, newest, stored
@@ -116,31 +115,6 @@ def test_the_statistics_that_an_export_lacks_are_told_at_the_join_and_computed_f
     loaded.eval()
     held_out = np.mean([(loaded(x) - y).square().mean().item() for x, y in map(batch, range(9000, 9020))])
     assert held_out < 1.3 * np.mean(losses[-20:])
-
-
-def test_a_torch_island_and_a_numpy_island_are_in_one_run(tmp_path):
-    """The tree of the second is a dict with the names and shapes of the first one's parameters."""
-
-    def arrays(model):
-        return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
-
-    def torch_loop():
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        with join(hub, model, optimizer, island_id="torch") as island:
-            train(island, model, optimizer)
-        return arrays(model)
-
-    def numpy_loop():
-        given = arrays(network(1))
-        with training_loops.join(hub, given, island_id="numpy") as island:
-            params, _ = island.restore(given)
-            return island.close(training_loops.train(island, params))
-
-    with Hub(tmp_path / "store", islands=2, total_tokens=4_000) as hub:
-        results = together(torch_loop, numpy_loop)
-    for name, expected in stored(tmp_path / "store").items():
-        assert all(np.array_equal(found[name], expected) for found in results)
 
 
 # --- what only this island has ---------------------------------------------------------------------------------------
@@ -273,18 +247,6 @@ def test_an_optimizer_that_is_replaced_after_the_join_is_told_once_and_waits_for
         assert not island._copies.under_way
     told = [record for record in caplog.records if record.getMessage().startswith("island.optimizer_differs")]
     assert ["another SGD than those of the join" in each.atoll_fields["detail"] for each in told] == [True]
-
-
-def test_a_parameter_that_is_replaced_ends_training_with_the_cure(hub):
-    model, optimizer = with_adamw()
-
-    def loop():
-        with join(hub, model, optimizer) as island:
-            model[0].weight = nn.Parameter(torch.zeros(40, 8))
-            train(island, model, optimizer)
-
-    with pytest.raises(ConfigError, match=r"params 0.weight = .*never replace them"):
-        loop()
 
 
 def test_large_fragments_are_copied_beside_training_and_waits_for_them_count(tmp_path):

@@ -415,14 +415,6 @@ def test_adoptions_are_looked_at_at_first_then_now_and_then_and_all_again_under_
     assert looked_at == [*range(1, 17), 32, *range(49, 55), 64]
 
 
-def test_other_parameters_after_an_adoption_are_refused_by_name(begun):
-    island, exchange, params = begun
-    offer(island, exchange, 1)
-    params = island.step(params, tokens=10)
-    with pytest.raises(ConfigError, match=r"^params w = "):
-        island.step({**params, "w": np.zeros((1, 1), np.float32)}, tokens=10)
-
-
 def test_in_a_forked_child_every_call_names_the_process_that_has_the_island_and_leaving_is_quiet(begun, monkeypatch):
     island, exchange, params = begun
     left = []

@@ -215,11 +215,6 @@ def test_a_loss_that_returns_something_else_is_refused_with_what_it_returned_and
         one_step(loss=lambda *of: returned(loss(*of)), has_aux=has_aux)
 
 
-def test_metrics_and_their_directions_belong_to_the_task():
-    task = a_task(metrics={"accuracy": "max"}, evaluate=lambda params: {"accuracy": 0.5, "loss": 1.0})
-    assert [task.better(name) for name in ("accuracy", "loss", "speed")] == ["max", "min", ""]
-
-
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
