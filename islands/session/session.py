@@ -158,7 +158,7 @@ class Session(CommunicationThread):
 
     async def _finish(self, work: Work) -> None:
         """Does work that takes time, and tells the core."""
-        event = await work()
+        event = await work
         if event is not None:
             self._handle(event)
 
@@ -295,7 +295,7 @@ class Session(CommunicationThread):
                 case events.CopyState():
                     self._begin(self._snapshots.gift())
                 case events.CheckState():
-                    self._begin(self._snapshots.check(action))
+                    self._begin([self._snapshots.check(action)])
                 case events.Settled():
                     self._snapshots.settled(action.detail)
                 case events.Note():

@@ -8,8 +8,7 @@ event that the core waits for, or in none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from islands.session.exchange import Due, Exchange, Moment, StateFound
 log = logs.get(__name__)
 
 #: Does what takes time, and returns the event that tells the core of its end.
-Work = Callable[[], Coroutine[Any, Any, events.Event | None]]
+Work = Coroutine[Any, Any, events.Event | None]
 
 
 class Snapshots:
@@ -76,26 +75,22 @@ class Snapshots:
         return news
 
     def taken(self, moment: Moment) -> list[Work]:
-        """Returns what to do with the copy that was taken at a boundary, if one was."""
+        """Returns what to do with the copy of the state that was taken at a boundary."""
         works: list[Work] = []
-        if moment.snapshot is not None and self._save_wanted:
+        if self._save_wanted:
             self._save_wanted, self._saving = False, True
-            works.append(partial(self._save, moment))
-        if moment.snapshot is not None and self._gift_wanted:
+            works.append(self._save(moment))
+        if self._gift_wanted:
             self._gift_wanted = False
-            works.append(partial(self._give, moment))
+            works.append(self._give(moment))
         return works
 
     def gift(self) -> list[Work]:
         """Has the training thread copy its state at the next boundary, if its loop shows any."""
         if not self._exchange.shows_state:
-            return [partial(self._give, None)]
+            return [self._give(None)]
         self._gift_wanted = self._due.snapshot_wanted = True
         return []
-
-    def check(self, action: events.CheckState) -> list[Work]:
-        """Looks at a donor's state; keeps it if it fits."""
-        return [partial(self._check, action)]
 
     def settled(self, detail: str) -> None:
         """Ends the search for an optimizer state: gives the training thread the one found, if any."""
@@ -122,7 +117,8 @@ class Snapshots:
             parts, state_bytes = await self._array_work.cut_state(moment, self._core.incarnation)
         return events.StateCopied(parts=parts, state_bytes=state_bytes)
 
-    async def _check(self, action: events.CheckState) -> events.Event:
+    async def check(self, action: events.CheckState) -> events.Event:
+        """Looks at a donor's state; keeps it if it fits."""
         needed = self._exchange.state_needed
         assert needed is not None
         self._found, flaw = await self._array_work.read_state(action.parts, action.state_bytes, needed)
