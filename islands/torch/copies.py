@@ -8,20 +8,15 @@ tensors' version counters, and told.
 
 from __future__ import annotations
 
-import atexit
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from queue import SimpleQueue
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
 from broker.base.errors import ConfigError
 from broker.process.signals import in_children
 
-#: A thread that copies has ended its work long before.
-END_WITHIN_S = 2.0
 #: Less, of a fragment, the training thread had better copy itself: that takes it about 0.1 ms.
 SMALL_BYTES = 1 << 20
 
@@ -37,30 +32,15 @@ class CopyThread:
 
     def __init__(self) -> None:
         self.waited_s = 0.0
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self.under_way: list[tuple[torch.Tensor, int, Future[None]]] = []
+        self._pool = ThreadPoolExecutor(1, "atoll-copies")  # the interpreter waits for it as it ends
+        self.under_way: list[tuple[torch.Tensor, int, Future[bool]]] = []
         self._forget = in_children(self._forked)
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Future[torch.Tensor]]:
         """Returns copies of the values of now, as they will be."""
-        futures: list[Future[torch.Tensor]] = [Future() for _ in tensors]
-        sources, made = [tensor.detach() for tensor in tensors], Future[None]()
-
-        def copy() -> None:
-            for source, future in zip(sources, futures, strict=True):
-                try:
-                    future.set_result(source.clone())
-                except BaseException as err:  # noqa: BLE001 (raised where the copy is read)
-                    future.set_exception(err)
-            made.set_result(None)
-
+        futures = [self._pool.submit(tensor.detach().clone) for tensor in tensors]
+        made = self._pool.submit(bool)  # after them, and holds none of them
         self.under_way += [(tensor, tensor._version, made) for tensor in tensors]
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="atoll-copies", daemon=True)
-            self._thread.start()
-            atexit.register(self.close)
-        self._jobs.put(copy)
         return futures
 
     def settle(self) -> None:
@@ -82,18 +62,10 @@ class CopyThread:
                 raise ConfigError("params", f"a tensor {tuple(tensor.shape)}", cure)
 
     def close(self) -> None:
-        """Ends the thread, when it has made what was asked for; an interpreter that ends under it would abort."""
-        atexit.unregister(self.close)
+        """Ends the thread, when it has made what was asked for."""
         self._forget()
-        self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join(END_WITHIN_S)
+        self._pool.shutdown()
 
     def _forked(self) -> None:
         """Nobody copies in a child: an optimizer that steps there must not wait for it."""
-        self.under_way, self._thread = [], None
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # and the tensors that it holds
+        self.under_way, self._pool = [], ThreadPoolExecutor(1)

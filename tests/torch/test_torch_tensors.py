@@ -208,7 +208,7 @@ def test_a_loss_is_read_at_once_on_the_cpu_and_one_of_several_elements_is_refuse
 
 def test_an_optimizer_that_steps_in_a_forked_child_does_not_wait_for_copies(copier):
     may_copy = threading.Event()
-    copier._jobs.put(lambda: may_copy.wait(20))
+    copier._pool.submit(may_copy.wait, 20)
     copier.take([torch.zeros(2)])
     assert said(lambda: (copier.settle(), copier.close())) == "(None, None)"
     may_copy.set()
