@@ -98,7 +98,7 @@ def task(
     def build() -> Any:
         module = _loaded(directory, learner, dtype=dtype, adapter=adapter)
         if gradient_checkpointing:
-            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            _saves_memory(module)
             if adapter is not None:
                 module.enable_input_require_grads()
         return module
@@ -158,6 +158,15 @@ def _loaded(directory: ModelDirectory, learner: Objective, *, dtype: str, adapte
         )
         cure = f"peft finds nothing to adapt ({str(err)[:120]}): name some of {', '.join(names)}"
         raise ConfigError("lora_targets", ",".join(adapter.targets), cure) from err
+
+
+def _saves_memory(module: Any) -> None:
+    """Has activations computed anew in the backward pass; transformers 5.20 has another name for it."""
+    options = {"use_reentrant": False}
+    if hasattr(module, "activation_checkpointing_enable"):
+        module.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
 def _rows(data: str, held_out: str) -> tuple[Dataset, Dataset]:

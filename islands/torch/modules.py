@@ -124,10 +124,14 @@ def kinds_of(
     model: torch.nn.Module, kinds: Mapping[str, str] | None, *, frozen: str = str(Kind.FROZEN)
 ) -> dict[str, str]:
     """Returns the kinds of a join: those given, local buffers, ``frozen`` for what has no gradient."""
-    found = arguments.mapping("kinds", kinds)
-    for name, _, _, tensor, buffer in _tensors_of(model):
+    found, names = arguments.mapping("kinds", kinds), dict[int, list[str]]()
+    tensors = list(_tensors_of(model))
+    for name, _, _, tensor, _ in tensors:
+        names.setdefault(id(tensor), []).append(re.escape(name))
+    for _, _, _, tensor, buffer in tensors:
         if buffer or not tensor.requires_grad:
-            found.setdefault(f"^{re.escape(name)}$", str(Kind.LOCAL) if buffer else frozen)
+            # Tied tensors are one leaf, by one of their names.
+            found.setdefault(f"^({'|'.join(names[id(tensor)])})$", str(Kind.LOCAL) if buffer else frozen)
     return found
 
 

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TEXT = "an island hands over what it has trained and the fleet merges it into one model for all".split()
+TEXT = "an island hands over what it has trained and the fleet merges it into one model for all".split()  # noqa: SIM905
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
 ROWS = 64
 

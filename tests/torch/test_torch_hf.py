@@ -1,6 +1,5 @@
 """The task of Hugging Face models: it learns, its model goes out as every tool loads it, wrong input is refused."""
 
-import shutil
 from itertools import islice
 
 import pytest
@@ -18,10 +17,12 @@ from islands.arrays.partition import tensor_specs
 from islands.protocol.data_shares import DataShare
 from islands.tasks.task import Schedule, endless_batches, evaluated, load_task
 from islands.torch.conversion import as_array
-from islands.torch.tensors import TensorLeaf
 from tests.torch import small_models
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # of peft, for what transformers renamed
+]
 
 
 @pytest.fixture(autouse=True)
@@ -175,10 +176,3 @@ def test_wrong_input_is_one_clear_error_before_anything_starts(tmp_path, change,
     options = {name: str(tmp_path / "empty.jsonl") if value == "EMPTY" else value for name, value in options.items()}
     with pytest.raises(ConfigError, match=said):
         task_of(tmp_path, **options)
-
-
-def test_leaves_are_tensors_of_the_module(tmp_path):
-    params, _ = task_of(tmp_path).init(0)
-    assert all(isinstance(leaf, TensorLeaf) for leaf in params.values())
-    shutil.rmtree(tmp_path / "model")  # nothing is read any more
-    assert trained(task_of, 0) if False else params

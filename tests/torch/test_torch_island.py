@@ -260,7 +260,9 @@ def test_large_fragments_are_copied_beside_training_and_waits_for_them_count(tmp
             optimizer.step()
             island.step(tokens=TOKENS)
         assert 0 < island.sync_share < 1
-    assert not any(thread.name.startswith("atoll-copies") for thread in threading.enumerate()), "it ends with the island"
+    assert not any(thread.name.startswith("atoll-copies") for thread in threading.enumerate()), (
+        "it ends with the island"
+    )
     (merged,) = stored(tmp_path / "store").values()
     assert np.array_equal(model.weight.detach().numpy(), merged)
 
