@@ -158,30 +158,6 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
     )
 
 
-def sharded(plan: SimulationPlan) -> SimulationPlan:
-    """Returns the plan with two or three aggregator shards, and crashes and freezes of each of their processes."""
-    rng = random.Random(f"shards {plan.seed}")
-    shards = rng.randint(2, 3)
-    fragments = max(plan.config.fragments, shards)
-    stations = station_names(shards, plan.standbys)
-    faults = tuple(
-        Fault(
-            kind=rng.choice([FaultKind.KILL, FaultKind.KILL, FaultKind.STOP]),
-            targets=(stations[rng.randrange(len(stations))],),
-            at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
-            for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
-        )
-        for _ in range(rng.randint(0, 5))
-    )
-    config = replace(
-        plan.config,
-        shards=shards,
-        fragments=fragments,
-        sync_interval=max(plan.config.sync_interval, fragments),
-    )
-    return replace(plan, config=config, faults=(*plan.faults, *faults))
-
-
 def rogue_plan(seed: int) -> SimulationPlan:
     """Returns the random plan of that seed with rogues among its islands, which are fewer than the honest ones.
 

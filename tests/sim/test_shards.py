@@ -1,6 +1,6 @@
-"""Runs of two or three aggregator shards, each with leaders that crash and freeze, under all other troubles.
+"""Runs of two or three aggregator shards whose leaders die, freeze and stay away.
 
-A failing seed N reproduces with ``python3 -m ops test tests/sim/test_shards.py --seeds N:N+1``.
+Shards under troubles of all kinds are every fourth run of :mod:`tests.sim.test_packed`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,9 @@ import pytest
 
 from broker.wire.fragments import shard_of
 from ops.faults import Fault, FaultKind
-from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
-from tests.sim.faults import absences_plan, random_plan, several_brokers, sharded, standing_by
 from tests.sim.test_simulation import run, steady, told, with_one
-
-
-def sharded_plan(seed: int) -> SimulationPlan:
-    """Returns the plan of a seed, what comes together one after the other; links have no limit to their rate."""
-    make = (random_plan, absences_plan)[(seed + seed // 4) % 2]
-    additions = ((standing_by,), (), (standing_by, several_brokers), (several_brokers,))[seed % 4]
-    plan = make(seed)
-    for add in additions:
-        plan = add(plan)
-    return replace(sharded(plan), link=replace(plan.link, bytes_per_s=0.0))
 
 
 def versions_made(simulation: Simulation, shard: int, from_s: float, to_s: float) -> int:
@@ -38,17 +26,6 @@ def least_merged(simulation: Simulation) -> float:
     """The share of the trained tokens that are merged, in the shard that has the least."""
     books = [Reading(leader.core).tokens() for leader in simulation.leaders.values()]
     return min(each["merged"] / each["trained"] for each in books)
-
-
-@pytest.mark.rotating(4)
-def test_whatever_happens_to_shards_every_invariant_holds(sim_seed: int) -> None:
-    simulation = run(sharded_plan(sim_seed))
-    cores = [simulation.leaders[n].core.run for n in range(simulation.plan.config.shards)]
-    lives = [{m.island_id: (m.incarnation, m.start, m.begun) for m in core.members} for core in cores]
-    assert all(each == lives[0] for each in lives), "every shard has the same lives, from the same step on"
-    assert all(core.data.tenures() == cores[0].data.tenures() for core in cores)
-    for n, core in enumerate(cores):
-        assert {shard_of(p, len(cores)) for p in core.fragments} == {n}
 
 
 @pytest.mark.rotating(2)
