@@ -10,16 +10,19 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import read_lines
 from ops.chaos.verify import verify
+from ops.processes import redis_server
+from ops.processes.cluster import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 NUMPY_TASK = "examples.numpy_task:task"
@@ -93,7 +96,13 @@ class Process:
     """A command of ours that runs: its output in files, nothing of it left when the ``with`` block ends."""
 
     def __init__(
-        self, folder: Path, *arguments: object, module: str = "ops", open_files: int = 0, **variables: str
+        self,
+        folder: Path,
+        *arguments: object,
+        module: str = "ops",
+        open_files: int = 0,
+        cwd: Path | None = None,
+        **variables: str,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         limited = ["sh", "-c", 'ulimit -n $0; exec "$@"', str(open_files)] if open_files else []
@@ -102,6 +111,7 @@ class Process:
             self._process = subprocess.Popen(
                 [*limited, *command(*arguments, module=module)],
                 env=environment(**variables),
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -142,6 +152,38 @@ class Process:
         return self._process.wait(within_s)
 
 
+class RedisServer:
+    """A Redis server that can be stopped, suspended, and started again empty on the same port."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        found = redis_server.server(port=free_ports(1), directory=directory)
+        self.url, self._command = found.url, [*found.command, *options]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> RedisServer:
+        """Returns itself when it answers."""
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for(self._answers, "answer of Redis", 20.0)
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, "the server ended at once"
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2])), timeout=1.0) as connection,
+        ):
+            connection.sendall(b"PING\r\n")
+            return connection.recv(5) in (b"+PONG", b"-NOAU")
+        return False
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()  # works on a suspended process too
+            self.process.wait()
+            self.process = None
+
+
 class RunFiles:
     """What a run of ``up`` leaves in its directory, while it trains and afterwards."""
 
@@ -165,12 +207,17 @@ class RunFiles:
         ledger = self.run_dir / "store" / "ledger.jsonl"
         return list(read_rows(ledger)) if ledger.exists() else []
 
-    def tape(self) -> list[Line]:
-        return json_lines(self.run_dir / "events.jsonl")
+    def folder(self, aggregator: str = "aggregator") -> Path:
+        """Returns the place of the store and the tape of one of several aggregators."""
+        return self.run_dir if aggregator == "aggregator" else self.run_dir / aggregator
 
-    def notes(self, name: str) -> list[Line]:
-        """Returns what the aggregator noted under a name, with the time as ``now_s``."""
-        return [{"now_s": each["now_s"], **each["fields"]} for each in self.tape() if each.get("note") == name]
+    def tape(self, aggregator: str = "aggregator") -> list[Line]:
+        return json_lines(self.folder(aggregator) / "events.jsonl")
+
+    def notes(self, name: str, aggregator: str = "aggregator", since_s: float = 0.0) -> list[Line]:
+        """Returns what an aggregator noted under a name, with the time as ``now_s``."""
+        noted = (each for each in self.tape(aggregator) if each.get("note") == name and each["now_s"] > since_s)
+        return [{"now_s": each["now_s"], **each["fields"]} for each in noted]
 
     def report(self) -> Line:
         return dict(json.loads((self.run_dir / "report.json").read_text()))
@@ -188,13 +235,17 @@ class Up(Process, RunFiles):
         return self
 
     def process(self, name: str) -> int | None:
-        """Returns the id of ``redis``, ``broker``, ``aggregator`` or an island, if it runs."""
+        """Returns the id of ``redis``, ``broker``, an aggregator or an island, if it runs."""
         # A Redis server shows its address in place of its arguments: "redis-server 127.0.0.1:6379", or "valkey-server".
         mark = {"redis": "-server 127.0.0.1:", "broker": " ops broker ", "aggregator": " ops aggregator "}
         if name.startswith("broker-"):  # of several
             mark[name] = f" --broker-name {name} "
+        if name.startswith(("aggregator-", "standby-")):  # of several: the first alone has its store from the file
+            mark[name] = f" --store {self.folder(name)}/store "
         for pid, line in descendants(self.pid).items():
             # Until it has become its command (ops/processes/child.py), the process is not yet what we look for.
+            if name == "aggregator" and " --store " in line:
+                continue
             if "child.py" not in line and mark.get(name, f" --island-id {name} ") in f"{line} ":
                 return pid
         return None
@@ -204,6 +255,15 @@ class Up(Process, RunFiles):
         pid = wait_for(lambda: self.process(name), f"process {name}")
         os.kill(pid, number)
         return int(pid)
+
+    def kill_all(self) -> None:
+        """Ends the whole run at once; returns when nothing of it lives."""
+        below = descendants(self.pid)
+        for pid in (self.pid, *below):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait()
+        wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
 
     @contextlib.contextmanager
     def nobody_restarts(self) -> Iterator[None]:
@@ -232,6 +292,15 @@ class Up(Process, RunFiles):
             return bool(now) and all(now[p] >= goal.get(p, versions) for p in now)
 
         wait_for(reached, f"{versions} more versions after {before}", evidence=lambda: self.err)
+
+
+def merged_tokens(ledger: Iterable[Line]) -> int:
+    """Returns how many tokens islands had trained when they handed over what they did last, all of them together."""
+    merged = (each for row in ledger for each in row["contributions"])
+    ends: dict[str, int] = {}
+    for each in merged:
+        ends[each["island_id"]] = max(ends.get(each["island_id"], 0), each["steps"]["to_tokens"])
+    return sum(ends.values())
 
 
 # --- what always holds ----------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""What the tests share: recorded runs; for training loops a hub, and seats on this host for themselves."""
+"""What the tests share: recorded runs; Redis servers; for training loops a hub, and seats on this host."""
 
 import tempfile
 
 import pytest
 
 from tests.hub import Hub
+from tests.local_run import RedisServer
 from tests.recorded.plain import plain as record_plain
 from tests.recorded.recording import recorded
 from tests.recorded.resumed import resumed as record_resumed
@@ -37,3 +38,25 @@ def seats_of_its_own(tmp_path_factory, monkeypatch):
 def hub(tmp_path):
     with Hub(tmp_path / "store") as running:
         yield running
+
+
+@pytest.fixture
+def redis(tmp_path_factory):
+    """A server of the test's own that is not started yet."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(redis):
+    """A server of the test's own."""
+    return redis.start()
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory):
+    """A server for all tests that have a run of their own in it."""
+    server = RedisServer(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()

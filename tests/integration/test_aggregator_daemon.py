@@ -22,7 +22,6 @@ from broker.wire.messages import Codec, Fate, Reason
 from ops.processes.cluster import free_ports
 from tests.aggregator_bench import RUN, WAIT_S, aggregator_config, on_a_bench, until
 from tests.coroutines import given_by
-from tests.integration.test_registry import Server
 from tests.local_run import Process
 
 
@@ -211,15 +210,6 @@ async def test_a_run_goes_on_neither_with_too_small_messages_nor_without_a_whole
 
 
 # --- Redis -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def redis(tmp_path):
-    """A server that is not started yet."""
-    (tmp_path / "redis").mkdir()
-    server = Server(tmp_path / "redis")
-    yield server
-    server.stop()
 
 
 async def in_redis(url, condition, what, *, events=frozenset()):

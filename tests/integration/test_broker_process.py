@@ -15,18 +15,9 @@ from broker.registry.registry import Registry
 from broker.wire import messages as m
 from tests.aggregator_hand import beat
 from tests.broker_bench import RUN, config, on_a_broker, until
-from tests.integration.test_registry import Server
 from tests.local_run import Process, wait_for
 
 # --- Redis ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def redis(tmp_path):
-    """A server that is not started yet."""
-    server = Server(tmp_path)
-    yield server
-    server.stop()
 
 
 async def in_redis(url, condition, what):

@@ -32,7 +32,6 @@ from tests import broker_bench
 from tests.aggregator_hand import beat
 from tests.broker_bench import WAIT_S, until
 from tests.coroutines import given_by
-from tests.integration.test_registry import Server
 from tests.local_run import Process, wait_for
 
 ISLANDS = ("paris", "rome")
@@ -132,20 +131,14 @@ class Bench:
         await until(counted, f"{at_least} times {reason}")
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("redis")).start()
-    yield server.url
-    server.stop()
-
-
 @pytest.fixture
 def settings():
     return {}
 
 
 @pytest.fixture
-def on_a_broker(tmp_path, redis, settings):
+def on_a_broker(tmp_path, shared_server, settings):
+    redis = shared_server.url
     keys = tmp_path / "keys"
     people = {BROKER: KeyRole.BROKER, AGGREGATOR: KeyRole.AGGREGATOR} | dict.fromkeys(ISLANDS, KeyRole.ISLAND)
     make_missing(keys, [Identity(role=role, name=name) for name, role in people.items()])
@@ -167,18 +160,10 @@ def on_a_broker(tmp_path, redis, settings):
     return lambda use: broker_bench.on_a_broker(config, functools.partial(main, use))
 
 
-MORE = pytest.mark.full("the same strangers again")
-
-
 @pytest.mark.parametrize(
     ("channel", "settings"),
-    [
-        (Channel.CONTROL, {}),
-        (Channel.BULK, {"key": None}),
-        pytest.param(Channel.BULK, {}, marks=MORE),
-        pytest.param(Channel.CONTROL, {"key": None}, marks=MORE),
-    ],
-    ids=["control, keys", "bulk, no keys", "bulk, keys", "control, no keys"],
+    [(Channel.CONTROL, {}), (Channel.BULK, {"key": None})],
+    ids=["control, keys", "bulk, no keys"],
 )
 @given_by("on_a_broker")
 async def test_strangers_are_hung_up_and_counted_and_training_goes_on(bench, channel):

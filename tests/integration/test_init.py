@@ -19,7 +19,7 @@ from islands.interface.config import IslandConfig
 from ops import cli
 from ops.init import HUB_FILE
 from ops.processes.cluster import free_ports
-from tests.local_run import NUMPY_TASK, ROOT, command, environment
+from tests.local_run import NUMPY_TASK, ROOT, Process, environment
 
 pytestmark = pytest.mark.timeout(180)
 WAIT_S = 120.0
@@ -44,23 +44,17 @@ def test_a_fleet_trains_by_the_files_as_they_are(tmp_path, capsys):
     nowhere = f"redis://127.0.0.1:{free_ports(1)}"
     with contextlib.ExitStack() as stack:
 
-        def start(*words):
-            with open(tmp_path / f"{words[0]}-{len(logs)}.log", "wb") as log:
-                process = subprocess.Popen(
-                    command(*words), cwd=fleet, env=environment(REDIS_URL=nowhere), stdout=log, stderr=log
-                )
-            stack.callback(lambda: (process.kill(), process.wait()))
-            logs.append(log.name)
-            return process
+        def start(number, *words):
+            folder = tmp_path / f"{words[0]}-{number}"
+            return stack.enter_context(Process(folder, *words, cwd=fleet, REDIS_URL=nowhere))
 
-        logs = []
         keys, hub, *regions = said
         assert [each[0] for each in said] == ["keys", "hub", "island", "island"]
-        assert start(*keys).wait(WAIT_S) == 0
-        hub = start(*hub, "--tokens", "4000")
-        islands = [start(*island, "--task", NUMPY_TASK) for island in regions]
-        ends = [each.wait(WAIT_S) for each in (*islands, hub)]
-        assert ends == [0, 0, 0], "\n".join(Path(each).read_text(encoding="utf-8")[-2000:] for each in logs)
+        assert start(0, *keys).wait() == 0
+        hub = start(0, *hub, "--tokens", "4000")
+        islands = [start(number, *island, "--task", NUMPY_TASK) for number, island in enumerate(regions)]
+        for each in (*islands, hub):
+            assert each.wait(WAIT_S) == 0, each.err
     assert (fleet / "runs" / "fleet" / "store").is_dir()
     assert {each.name for each in fleet.iterdir()} >= {"state-paris", "state-rome"}
 

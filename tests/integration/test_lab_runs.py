@@ -1,17 +1,12 @@
 """The laboratory's command with real processes: run, killed, gone on with, reported."""
 
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from ops import cli
 from ops.lab.records import read
-from tests.local_run import descendants, is_alive, wait_for
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.local_run import Process, descendants, is_alive, ops, wait_for
 
 EXPERIMENT = """
 question = "Does a run that was stopped go on?"
@@ -45,9 +40,8 @@ def experiment(tmp_path, monkeypatch):
     return path
 
 
-def lab(*arguments, **options):
-    whole = [sys.executable, "-m", "ops", "lab", *map(str, arguments)]
-    return subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, **options)
+def lab(*arguments):
+    return ops("lab", *arguments, within_s=100)
 
 
 def here(*arguments):
@@ -60,17 +54,13 @@ def here(*arguments):
 def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path, capsys):
     records = tmp_path / "records"
     arguments = ["run", experiment, "--records", records, "--jobs", "1", "--max-seeds", "1"]
-    whole = [sys.executable, "-m", "ops", "lab", *map(str, arguments)]
-    with subprocess.Popen(whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        begun = 0
-        while begun < 2:  # the first run is done, and the second is on its way
-            begun += "begins" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-        assert process.wait(timeout=40) == 130
-    assert "stopped" in rest
-    assert "Traceback" not in rest
+    with Process(tmp_path / "said", "lab", *arguments) as process:
+        # The first run is done, and the second is on its way.
+        wait_for(lambda: (process.out + process.err).count("begins") == 2, "second run", evidence=lambda: process.err)
+        process.signal(signal.SIGINT)
+        assert process.wait() == 130
+    assert "stopped" in process.out + process.err
+    assert "Traceback" not in process.err
     kept = read(records, "stopped")
     assert len(kept) == 1
 
@@ -107,15 +97,8 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
 def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_path):
     slow = EXPERIMENT.replace("steps = 60", "steps = 200000")
     experiment.write_text(slow)
-    arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
-    process = subprocess.Popen([*map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL)
-
-    def workers():
-        return [pid for pid, line in descendants(process.pid).items() if " ops.lab.worker " in line]
-
-    try:
-        children = wait_for(workers, "run that has begun")
-    finally:
-        process.kill()
-        process.wait()
+    with Process(tmp_path / "said", "lab", "run", experiment, "--records", tmp_path / "records") as process:
+        children = wait_for(
+            lambda: [pid for pid, line in descendants(process.pid).items() if " ops.lab.worker " in line], "a run"
+        )
     wait_for(lambda: not any(map(is_alive, children)), "end of the runs", within_s=30.0)

@@ -9,18 +9,11 @@ from broker.base.errors import Unavailable
 from broker.registry.registry import Registry
 from broker.wire.records import LeaseView
 from tests.coroutines import given_by
-from tests.integration.test_registry import Server, with_registry
+from tests.integration.test_registry import with_registry
 
 LEASE_S = 0.2
 #: Of who asks whether a lease has run out already: this one has not, however long the requests take.
 LONG_LEASE_S = 3600.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("redis")).start()
-    yield server
-    server.stop()
 
 
 class Shard:
@@ -50,11 +43,11 @@ class Shard:
 
 
 @pytest.fixture
-def shard(server, request):
+def shard(shared_server, request):
     """Runs a coroutine function with the shard of this test alone."""
 
     def run(use):
-        return with_registry(server.url, f"{request.node.name:.60}", lambda registry: use(Shard(registry)))
+        return with_registry(shared_server.url, f"{request.node.name:.60}", lambda registry: use(Shard(registry)))
 
     return run
 

@@ -22,7 +22,7 @@ from ops.keys import make_missing
 from ops.processes.cluster import free_ports
 from tests.aggregator_hand import beat
 from tests.broker_bench import RUN, WAIT_S, on_a_broker, until
-from tests.integration.test_registry import Server, write_a_run
+from tests.integration.test_registry import write_a_run
 from tests.local_run import environment, ops
 
 ROW = {
@@ -46,13 +46,6 @@ ROW = {
         }
     ],
 }
-
-
-@pytest.fixture
-def server(tmp_path):
-    server = Server(tmp_path).start()
-    yield server
-    server.stop()
 
 
 class Hub:

@@ -7,10 +7,8 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeout
@@ -25,6 +23,7 @@ from ops.processes.cluster import free_ports
 from ops.run import up
 from ops.run.prepare import prepare
 from tests.coroutines import given_by
+from tests.local_run import RedisServer
 
 BROKER = BrokerRecord(
     suspect_after_s=20.0,  # far from both ages that write_a_run gives its islands, 1 s and 30 s
@@ -50,52 +49,6 @@ TOTALS = RunTotals(
     wasted_tokens={"stale": 5},
     rounds={2: 3},
 )
-
-
-class Server:
-    """A Redis server that can be stopped, suspended, and started again empty on the same port."""
-
-    def __init__(self, directory, *options):
-        self.found = redis_server.server(port=free_ports(1), directory=directory)
-        self.url, self.options = self.found.url, options
-        self.process = None
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [*self.found.command, *self.options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        port = int(self.url.rpartition(":")[2])
-        ends_s = time.monotonic() + 20
-        while True:
-            try:
-                with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
-                    connection.sendall(b"PING\r\n")
-                    if connection.recv(5) in (b"+PONG", b"-NOAU"):
-                        return self
-            except OSError:
-                assert self.process.poll() is None, "the server ended at once"
-                assert time.monotonic() < ends_s, "the server does not answer"
-                time.sleep(0.02)
-
-    def stop(self):
-        if self.process is not None:
-            self.process.kill()  # works on a suspended process too
-            self.process.wait()
-            self.process = None
-
-
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("redis")).start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(tmp_path):
-    server = Server(tmp_path).start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -367,7 +320,7 @@ def test_status_of_an_unknown_run_lists_the_known_ones(server, capsys):
     ("user", "said"), [("", "NOAUTH, it wants a password"), (":wr0ng@", "WRONGPASS, it does not take this user")]
 )
 def test_status_of_a_redis_that_wants_a_password_says_so_and_how_to_give_it(tmp_path, capsys, user, said):
-    server = Server(tmp_path, "--requirepass", "s3cret").start()
+    server = RedisServer(tmp_path, "--requirepass", "s3cret").start()
     place = server.url.removeprefix("redis://")
     try:
         assert cli.main(["status", "--redis", f"redis://{user}{place}"]) == 1

@@ -1,11 +1,9 @@
 """``up`` and ``status`` as a stranger meets them: a run to its end, its repetition, what is refused."""
 
-import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import tomllib
 
 import numpy as np
@@ -14,11 +12,10 @@ from safetensors.numpy import load_file
 
 from broker.wire.messages import RECIPE
 from ops import cli
-from ops.processes.cluster import free_ports, wait_until_listening
-from ops.processes.redis_server import server
+from ops.processes.cluster import free_ports
 from tests.local_run import ROOT, Up, check_invariants, check_report, ops
 from tests.recorded.plain import TOKENS
-from tests.recorded.recording import status_of
+from tests.recorded.recording import said, status_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -108,7 +105,7 @@ def test_status_of_a_finished_run_is_how_it_ended(plain):
     assert after["totals"]["trained_tokens"] == report["tokens"]["trained"]
     assert after["totals"]["merged_tokens"] == report["tokens"]["merged"]
     assert after["totals"]["phase"] == "ended"
-    assert "run run: 2 left; ended" in ops("status", plain.run_dir).stdout
+    assert "run run: 2 left; ended" in said("status", plain.run_dir)
 
 
 def test_status_of_a_run_that_was_interrupted_says_so(watched):
@@ -119,19 +116,6 @@ def test_status_of_a_run_that_was_interrupted_says_so(watched):
 
 
 # --- once more --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def a_redis(folder):
-    """Yields the address of a Redis that belongs to nobody's run."""
-    port = free_ports(1)
-    found = server(port=port, directory=folder)
-    with subprocess.Popen(found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as redis:
-        try:
-            assert wait_until_listening(port)
-            yield found.url
-        finally:
-            redis.kill()
 
 
 def settings(up):
@@ -146,12 +130,14 @@ def settings(up):
     return {name: {k: v for k, v in table.items() if k not in places.get(name, ())} for name, table in tables.items()}
 
 
-def test_a_run_is_repeated_by_its_configuration_in_a_redis_of_others_and_its_aggregator_comes_back(plain, tmp_path):
+def test_a_run_is_repeated_by_its_configuration_in_a_redis_of_others_and_its_aggregator_comes_back(
+    plain, tmp_path, server
+):
     """It has its collector of traces no more, and somebody ends its aggregator: neither costs anything."""
     views = ("--dashboard", free_ports(1), "--metrics", free_ports(4))
     config = ("--config", plain.run_dir / "config.toml", *views, "--json")
     path = f"{plain.folder}{os.pathsep}{ROOT}"
-    with a_redis(tmp_path) as url, Up(tmp_path / "again", *config, task=None, REDIS_URL=url, PYTHONPATH=path) as again:
+    with Up(tmp_path / "again", *config, task=None, REDIS_URL=server.url, PYTHONPATH=path) as again:
         again.wait_for_progress()
         again.restarted("aggregator", again.kill("aggregator", signal.SIGTERM))
         assert again.wait() == 0, again.err

@@ -5,8 +5,6 @@ happen to shards is tried in virtual time (``tests/sim/test_shards.py``); here i
 report.
 """
 
-import os
-import signal
 import time
 from collections import defaultdict
 
@@ -17,7 +15,7 @@ from safetensors.numpy import load_file
 from aggregator.store.layout import read_run
 from ops.evaluation.curve_file import read_points
 from ops.inspect.export import export
-from tests.local_run import Up, check_invariants, check_report, descendants, json_lines, wait_for
+from tests.local_run import Up, check_invariants, check_report, json_lines, wait_for
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]
 
@@ -33,29 +31,23 @@ class Run:
         flags = ("--shards", 2, "--standbys", 1, "--islands", 2, "--tokens", 52_000, "--pace", 0.04, "--json")
         flags += ("--evaluate-every", 10_000)
         with Up(run_dir, *flags, "--sync-interval", 20) as self.up:
-            self.wait_for(lambda: self.notes("aggregator-1", "standby.in_sync"), "standby of shard 1 in sync")
-            self.wait_for(lambda: self.notes("aggregator", "version.committed"), "first version in shard 0")
-            self.wait_for(lambda: self.notes("aggregator-1", "version.committed"), "first version in shard 1")
-            self.wait_for(lambda: len(self.notes("aggregator", "island.joined")) == 2, "both islands in the run")
+            self.wait_for(lambda: self.up.notes("standby.in_sync", "aggregator-1"), "standby of shard 1 in sync")
+            self.wait_for(lambda: self.up.notes("version.committed", "aggregator"), "first version in shard 0")
+            self.wait_for(lambda: self.up.notes("version.committed", "aggregator-1"), "first version in shard 1")
+            self.wait_for(lambda: len(self.up.notes("island.joined", "aggregator")) == 2, "both islands in the run")
             self.up.restarted("island-0", self.up.kill("island-0"))
             with self.up.nobody_restarts():
-                began_s = self.kill(" ops aggregator ", " --shard 1 ")
+                began_s = time.monotonic()
+                self.up.kill("aggregator-1")
                 self.took_over = self.wait_for(
-                    lambda: self.notes("aggregator-1-standby-1", "version.committed", began_s), "takeover in shard 1"
+                    lambda: self.up.notes("version.committed", "aggregator-1-standby-1", began_s), "takeover in shard 1"
                 )[0]
             self.exit = self.up.wait()
         self.report = self.up.report()
 
-    def folder(self, name):
-        return self.run_dir if name == "aggregator" else self.run_dir / name
-
     def ledgers(self, shard):
         """Name -> lines of the ledger, of a shard's aggregators."""
-        return {name: json_lines(self.folder(name) / "store" / "ledger.jsonl") for name in SHARDS[shard]}
-
-    def notes(self, name, note, since_s=0.0):
-        tape = json_lines(self.folder(name) / "events.jsonl")
-        return [each for each in tape if each.get("note") == note and each["now_s"] > since_s]
+        return {name: json_lines(self.up.folder(name) / "store" / "ledger.jsonl") for name in SHARDS[shard]}
 
     def wait_for(self, condition, what):
         def checked():
@@ -63,20 +55,6 @@ class Run:
             return condition()
 
         return wait_for(checked, what, 40.0, evidence=lambda: self.up.err)
-
-    def kill(self, *marks):
-        """Kills the process whose command line has all these, and is no standby's; returns when."""
-
-        def found():
-            lines = descendants(self.up.pid).items()
-            return [pid for pid, line in lines if all(mark in f"{line} " for mark in marks) and _began_so(line)]
-
-        os.kill(self.wait_for(found, f"process with {marks}")[0], signal.SIGKILL)
-        return time.monotonic()
-
-
-def _began_so(line):
-    return " --standby " not in line and "child.py" not in line
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +77,7 @@ def test_each_shard_has_its_own_fragments_and_all_its_aggregators_have_the_same_
 
 
 def test_a_standby_of_a_shard_takes_over_in_it_alone(run):
-    assert run.took_over["fields"]["fragment"] % len(SHARDS) == 1
+    assert run.took_over["fragment"] % len(SHARDS) == 1
     epochs = defaultdict(set)
     for shard in SHARDS:
         for rows in run.ledgers(shard).values():
@@ -108,7 +86,7 @@ def test_a_standby_of_a_shard_takes_over_in_it_alone(run):
 
 
 def test_all_shards_have_the_same_lives_of_islands_on_record(run):
-    records = [read_run(run.folder(name) / "store") for name in ("aggregator", "aggregator-1-standby-1")]
+    records = [read_run(run.up.folder(name) / "store") for name in ("aggregator", "aggregator-1-standby-1")]
     lives = [{name: row[2] for name, row in record["members"].items()} for record in records]
     assert lives == [{"island-0": 2, "island-1": 1}] * 2
     assert {record["phase"] for record in records} == {"ended"}
@@ -119,7 +97,7 @@ def test_no_step_is_merged_twice_and_every_invariant_holds(run):
 
 
 def test_the_model_that_is_left_has_the_last_version_of_every_fragment(run, tmp_path):
-    stores = [run.folder(name) / "store" for name in ("aggregator", "aggregator-1-standby-1")]
+    stores = [run.up.folder(name) / "store" for name in ("aggregator", "aggregator-1-standby-1")]
     exported = export(stores, tmp_path / "model.safetensors")
     assert exported.versions == tuple(run.report["versions"][str(p)] for p in FRAGMENTS)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path, run.run_dir))

@@ -2,7 +2,7 @@
 
 import signal
 
-from tests.local_run import Process, Up, descendants, is_alive, ops, wait_for
+from tests.local_run import Process, Up, descendants, is_alive, merged_tokens, ops, wait_for
 
 #: Tokens to train after the kill.
 MORE = 30_000
@@ -19,8 +19,7 @@ def resumed(folder):
         assert up.wait() == -signal.SIGKILL
         wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
     before = up.ledger()
-    ends = {each["island_id"]: each["steps"]["to_tokens"] for row in before for each in row["contributions"]}
-    tokens = sum(ends.values()) + MORE
+    tokens = merged_tokens(before) + MORE
     with Process(folder / "again", "up", "--resume", up.run_dir, "--tokens", tokens, "--json") as again:
         exit = again.wait()
         return {

@@ -31,8 +31,13 @@ print(islands.__file__, bool(np.allclose(params["w"], 1, atol=0.1)))
 """
 
 
-def test_a_loop_of_ones_own_joins_from_a_folder_of_its_own_with_the_installed_wheel(tmp_path):
-    package = installed(built(copied_tree(tmp_path / "tree"))[0], tmp_path / "installed")
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    return installed(built(copied_tree(folder / "tree"))[0], folder / "installed")
+
+
+def test_a_loop_of_ones_own_joins_from_a_folder_of_its_own_with_the_installed_wheel(package, tmp_path):
     (tmp_path / "my_loop.py").write_text(LOOP)
     with Hub(tmp_path / "store", islands=1, total_tokens=3_000) as hub:
         command = [sys.executable, "my_loop.py", hub.address]
@@ -41,8 +46,7 @@ def test_a_loop_of_ones_own_joins_from_a_folder_of_its_own_with_the_installed_wh
     assert done.stdout.split() == [os.fspath(package / "islands" / "__init__.py"), "True"], done.stderr
 
 
-def test_a_run_of_the_wheel_in_a_folder_with_files_of_our_names(tmp_path):
-    package = installed(built(copied_tree(tmp_path / "tree"))[0], tmp_path / "installed")
+def test_a_run_of_the_wheel_in_a_folder_with_files_of_our_names(package, tmp_path):
     here = tmp_path / "here"
     (here / "ops").mkdir(parents=True)
     for name in ("ops/__init__", "broker", "aggregator", "islands"):

@@ -1,5 +1,6 @@
 """Neighbouring releases work together: an island of one at the hub of the other; other versions are told apart."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import pytest
 
 from broker.wire.messages import PROTOCOL_VERSION
 from ops.processes.cluster import free_ports
-from tests.local_run import PATIENCE_S, wait_for
+from tests.local_run import Process, wait_for
 from tests.releases.wheels import LAST_WHEEL, ROOT, built, changed, copied_tree, installed, last_tag, minor, version_of
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.full("wheels of three releases are built, and trained with")]
@@ -36,31 +37,11 @@ def releases(tmp_path_factory):
     return {"this": this, "last": last, "other": installed(built(other)[0], folder / "other")}
 
 
-class Daemon:
-    """A daemon of one release; its log is a file."""
-
-    def __init__(self, release, folder, name, *arguments):
-        environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
-        environment |= {"PYTHONPATH": f"{release}{os.pathsep}{folder}", "ATOLL_NO_VENV": "1", "ATOLL_LOG": "text"}
-        self.file = folder / f"{name}.log"
-        command = [sys.executable, "-P", "-m", "ops", name, *map(str, arguments)]
-        with self.file.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
-
-    @property
-    def log(self):
-        return self.file.read_text()
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
 def start(tmp_path):
     """Starts daemons, of which each may be of another release; all of them end with the test."""
     (tmp_path / "numpy_task.py").write_text((ROOT / "examples" / "numpy_task.py").read_text())
-    port, started = free_ports(2), []
+    port = free_ports(2)
     broker, redis = f"tcp://127.0.0.1:{port}", f"redis://127.0.0.1:{free_ports(1)}"
     flags = {
         "broker": ["--run", "demo", "--port", port, "--redis-url", redis],
@@ -69,18 +50,13 @@ def start(tmp_path):
     }
     flags["aggregator"] += ["--islands", 1, "--tokens", TOKENS, "--tape", tmp_path / "events.jsonl"]
 
-    def begin(release, name):
-        started.append(Daemon(release, tmp_path, name, *flags[name]))
-        return started[-1]
+    with contextlib.ExitStack() as stack:
 
-    yield begin
-    for each in reversed(started):
-        each.end()
+        def begin(release, name):
+            variables = {"PYTHONPATH": f"{release}{os.pathsep}{tmp_path}"}
+            return stack.enter_context(Process(tmp_path / name, name, *flags[name], cwd=tmp_path, **variables))
 
-
-def ended(daemon):
-    wait_for(lambda: daemon.process.poll() is not None, "its end", PATIENCE_S, evidence=lambda: daemon.log)
-    return daemon.process.returncode
+        yield begin
 
 
 def test_what_is_tested_are_two_releases_of_neighbouring_minor_versions(releases):
@@ -99,9 +75,9 @@ def test_what_is_tested_are_two_releases_of_neighbouring_minor_versions(releases
 def test_an_island_of_one_release_trains_at_the_hub_of_its_neighbour(releases, start, tmp_path, hub, island):
     broker, aggregator = start(releases[hub], "broker"), start(releases[hub], "aggregator")
     trains = start(releases[island], "island")
-    assert ended(trains) == 0, trains.log
-    assert ended(aggregator) == 0, aggregator.log
-    assert broker.process.poll() is None
+    assert trains.wait() == 0, trains.err
+    assert aggregator.wait() == 0, aggregator.err
+    assert broker.is_running()
     notes = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     last = next(each["fields"] for each in notes if each.get("note") == "run.ended")
     assert last["trained"] == last["merged"] >= TOKENS
@@ -121,16 +97,16 @@ def both_versions(text, theirs, ours):
 def test_an_island_of_another_protocol_is_told_so_and_so_is_its_broker(releases, start):
     broker = start(releases["this"], "broker")
     island = start(releases["other"], "island")
-    assert ended(island) == 2  # within seconds: starting it again would not help
-    assert both_versions(island.log, PROTOCOL_VERSION, PROTOCOL_VERSION + 1) == "9.9.0"
-    assert "Traceback" not in island.log
-    wait_for(lambda: "it speaks version" in broker.log, "the broker's own words", evidence=lambda: broker.log)
-    assert both_versions(broker.log, PROTOCOL_VERSION + 1, PROTOCOL_VERSION) == version_of(ROOT)
-    assert broker.process.poll() is None
+    assert island.wait() == 2  # within seconds: starting it again would not help
+    assert both_versions(island.err, PROTOCOL_VERSION, PROTOCOL_VERSION + 1) == "9.9.0"
+    assert "Traceback" not in island.err
+    wait_for(lambda: "it speaks version" in broker.err, "the broker's own words", evidence=lambda: broker.err)
+    assert both_versions(broker.err, PROTOCOL_VERSION + 1, PROTOCOL_VERSION) == version_of(ROOT)
+    assert broker.is_running()
 
 
 def test_an_aggregator_of_another_protocol_is_told_so(releases, start):
     broker, aggregator = start(releases["this"], "broker"), start(releases["other"], "aggregator")
-    wait_for(lambda: "it speaks version" in aggregator.log, "the cure", evidence=lambda: aggregator.log + broker.log)
-    assert both_versions(aggregator.log, PROTOCOL_VERSION, PROTOCOL_VERSION + 1) == "9.9.0"
-    assert both_versions(broker.log, PROTOCOL_VERSION + 1, PROTOCOL_VERSION) == version_of(ROOT)
+    wait_for(lambda: "it speaks version" in aggregator.err, "the cure", evidence=lambda: aggregator.err + broker.err)
+    assert both_versions(aggregator.err, PROTOCOL_VERSION, PROTOCOL_VERSION + 1) == "9.9.0"
+    assert both_versions(broker.err, PROTOCOL_VERSION + 1, PROTOCOL_VERSION) == version_of(ROOT)
