@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from ops import cli
-from tests.local_run import Process, descendants, is_alive, json_lines, wait_for
+from tests.local_run import Process, RunFiles, descendants, is_alive, wait_for
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]
 
@@ -34,6 +34,11 @@ at_s = 2.0
 kind = "wipe"
 
 [[fault]]
+at_s = 2.0
+kind = "nan"
+for_s = 600.0
+
+[[fault]]
 at_s = 3.0
 kind = "stop"
 target = "leader"
@@ -51,6 +56,12 @@ kind = "disk-full"
 for_s = 1.5
 
 [[fault]]
+at_s = 5.0
+kind = "partition"
+target = "any island"
+for_s = 2.0
+
+[[fault]]
 at_s = 6.5
 kind = "clock"
 jump_s = -20.0
@@ -60,6 +71,11 @@ for_s = 1.0
 at_s = 8.0
 kind = "kill"
 target = "broker"
+
+[[fault]]
+at_s = 9.0
+kind = "kill"
+target = "links"
 
 # The last one: what the second aggregator publishes shows that all are over.
 [[fault]]
@@ -73,7 +89,7 @@ class Run:
     """The run that all tests look at."""
 
     def __init__(self, folder):
-        self.dir = folder / "run"
+        self.dir, self.files = folder / "run", RunFiles(folder / "run")
         (folder / "faults.toml").write_text(FAULTS)
         flags = [folder / "faults.toml", "--run-dir", self.dir, "--json"]
         with Process(folder / "output", "chaos", *flags) as process:
@@ -88,14 +104,14 @@ class Run:
             self.report = json.loads(process.out.splitlines()[-1])
         self.faults = {" ".join([each["kind"], *each["processes"]]): each for each in self.report["chaos"]["faults"]}
 
-    def ledger(self):
-        return json_lines(self.dir / "store" / "ledger.jsonl")
-
     def healed(self):
-        """Whether the second aggregator has published every fragment, with the second life of the killed island."""
-        rows = [row for row in self.ledger() if row["epoch"] == 2]
+        """Whether the second aggregator has published all, with a second life of an island, and a rogue was refused."""
+        rows = [row for row in self.files.ledger() if row["epoch"] == 2]
         lives = {each["incarnation"] for row in rows for each in row["contributions"]}
-        return {row["fragment_id"] for row in rows} == {0, 1, 2, 3} and 2 in lives
+        return {row["fragment_id"] for row in rows} == {0, 1, 2, 3} and 2 in lives and self.refused()
+
+    def refused(self):
+        return {(each["island"], each["reason"]) for each in self.files.notes("contribution.refused")}
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +121,27 @@ def run(tmp_path_factory):
 
 def test_every_fault_is_done_and_heals(run):
     assert not run.report["chaos"]["skipped"]
-    assert {name for name in run.faults if "island" not in name} == {
+    assert {name for name in run.faults if " island" not in name} == {
         *("wipe redis", "stop aggregator", "disk-full aggregator", "clock aggregator", "kill aggregator"),
-        *("cut-redis aggregator broker", "kill broker"),
+        *("cut-redis aggregator broker", "kill broker", "kill links", "nan rogue-nan"),
     }
-    assert len(run.faults) == 8
-    assert all(each["healed_s"] is not None for each in run.faults.values()), run.err
+    assert len(run.faults) == 11
+    healed = [each["healed_s"] is not None for name, each in run.faults.items() if not name.endswith(("links", "nan"))]
+    assert all(healed), run.err
     died = {name: each for name, each in run.faults.items() if name.startswith(("kill", "wipe"))}
-    assert all(None not in (each["detected_s"], each["restarted_s"]) for each in died.values())
+    assert all(each["restarted_s"] is not None for each in died.values())
+    assert all(each["detected_s"] is not None for each in run.faults.values() if each["restarted_s"] is not None)
     restarts = run.report["restarts"]
-    assert (restarts["aggregator"], restarts["broker"], restarts["redis"]) == (1, 1, 1)
+    assert [restarts[name] for name in ("aggregator", "broker", "redis", "links")] == [1, 1, 1, 1]
+
+
+def test_a_rogue_is_refused_and_a_cut_or_broken_link_costs_no_step(run):
+    assert ("rogue-nan", "not_finite") in run.refused()
+    merged = {each["island_id"] for row in run.files.ledger() for each in row["contributions"]}
+    assert merged == {"island-0", "island-1", "island-2"}
+    log = (run.dir / "logs" / "links.log").read_text()
+    assert "link.changed link=island-" in log
+    assert "Traceback" not in log
 
 
 def test_an_interrupted_run_ends_every_process_and_reports_what_it_saw(run):

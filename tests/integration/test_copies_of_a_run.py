@@ -1,8 +1,6 @@
 """Real runs whose hub is lost, and that go on from the copies: in a folder, and at a server process that speaks S3."""
 
 import json
-import os
-import re
 import shutil
 import signal
 import time
@@ -23,9 +21,8 @@ from tests.local_run import (
     Up,
     check_invariants,
     check_report,
-    descendants,
-    is_alive,
     json_lines,
+    merged_tokens,
     ops,
     wait_for,
 )
@@ -35,7 +32,6 @@ from tests.s3_server import CREDENTIALS, SERVER, WHY_NOT, s3_server
 pytestmark = [pytest.mark.timeout(240), pytest.mark.full("whole runs that are lost and restored")]
 needs_s3 = pytest.mark.skipif(SERVER is None, reason=WHY_NOT)
 
-COPY_EVERY_S = 3.0
 MORE = 30_000
 
 
@@ -70,25 +66,6 @@ def of_a_restore(place):
     return found if len(found) == len(sets) else {}
 
 
-def merged_tokens(ledger):
-    ends = {}
-    for row in ledger:
-        for each in row["contributions"]:
-            ends[each["island_id"]] = max(ends.get(each["island_id"], 0), each["steps"]["to_tokens"])
-    return sum(ends.values())
-
-
-def kill_all(up):
-    """Ends a whole run at once; returns when."""
-    below = descendants(up.pid)
-    killed_s = time.time()
-    for pid in (up.pid, *below):
-        os.kill(pid, signal.SIGKILL)
-    up.wait()
-    wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
-    return killed_s
-
-
 def check_restored(restored, run_dir, lost_ledger, said):
     """What is there is what was lost, up to the copy, bit for bit; and it goes on above all that islands have seen."""
     known = {(row["fragment_id"], row["fragment_version"]): row for row in lost_ledger}
@@ -116,52 +93,11 @@ def check_run(run_dir, report, folders=(Path(),)):
     assert [each.counts.lives for each in played] == [2] * len(folders)
 
 
-def test_everything_is_killed_and_the_disk_is_lost_and_the_run_ends_from_its_copies(place, tmp_path):
-    run_dir, aside = tmp_path / "run", tmp_path / "aside"
-    flags = ("--copy-to", place, "--copy-every-s", COPY_EVERY_S, "--outer-momentum", 0.5)
-    with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.03, *flags) as up:
-        wait_for(lambda: len(complete(place)) == 2, "two copies", evidence=lambda: up.err)
-        up.wait_for_progress(2)
-        killed_s = kill_all(up)
-    aside.mkdir()
-    shutil.copy(run_dir / "store" / "ledger.jsonl", aside)
-    shutil.copytree(run_dir / "store" / "fragments", aside / "fragments")
-    log = (run_dir / "logs" / "aggregator.log").read_text()
-    shutil.rmtree(run_dir)
-
-    done = ops("restore", place, run_dir)
-    assert done.returncode == 0, done.stderr
-    newest = complete(place)[0]
-    age_s = killed_s - newest.time_s
-    took_s = max(float(each) for each in re.findall(r"copy\.complete .*took_s=([\d.]+)", log))
-    print(f"as it was {age_s:.2f} s before the kill, of {COPY_EVERY_S} s; a copy took {took_s:.2f} s at most")
-    assert age_s < 3 * (COPY_EVERY_S + took_s), "a machine at rest needs one interval"
-    restored = {
-        "versions": [each.version for each in newest.versions],
-        "digests": [each.digest for each in newest.versions],
-    }
-    lost = json_lines(aside / "ledger.jsonl")
-    check_restored(restored, run_dir, lost, done.stdout)
-    for p, version in enumerate(restored["versions"]):  # where the lost disk still had it, momentum and books as well
-        original = commit_path(aside, p, version)
-        if original.exists():
-            assert commit_path(run_dir / "store", p, version).read_bytes() == original.read_bytes()
-
-    tokens = merged_tokens(lost) + MORE
-    with Process(tmp_path / "again", "up", "--resume", run_dir, "--tokens", tokens, "--json") as again:
-        assert again.wait(150) == 0, again.err
-        report = json.loads(again.out.splitlines()[-1])
-    assert report["tokens"]["trained"] >= tokens
-    check_run(run_dir, report)
-    last = complete(place)[0]
-    assert last.ended, "a last copy at the end"
-    assert {str(each.fragment_id): each.version for each in last.versions} == report["versions"]
-
-
 def test_all_shards_are_killed_with_their_disk_and_the_run_ends_from_copies_that_fit_together(place, tmp_path):
     run_dir, aside = tmp_path / "run", tmp_path / "aside"
     folders = {0: Path(), 1: Path("aggregator-1")}
     flags = ("--copy-to", place, "--copy-every-s", 2, "--shards", 2, "--data-ahead-s", 1, "--fragments", 4)
+    flags += ("--outer-momentum", 0.5)
     with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.03, *flags) as up:
 
         def copied():  # and so often that each shard had to keep one that fits
@@ -169,7 +105,8 @@ def test_all_shards_are_killed_with_their_disk_and_the_run_ends_from_copies_that
             return of_a_restore(place) and len(serials) == 2 and min(serials.values()) >= 3
 
         wait_for(copied, "copies of both shards", evidence=lambda: up.err)
-        killed_s = kill_all(up)
+        killed_s = time.time()
+        up.kill_all()
     for n, inner in folders.items():
         shutil.copytree(run_dir / inner / "store", aside / str(n))
     shutil.rmtree(run_dir)
@@ -199,6 +136,7 @@ def test_all_shards_are_killed_with_their_disk_and_the_run_ends_from_copies_that
     assert report["tokens"]["trained"] >= tokens
     assert len(report["versions"]) == 4
     check_run(run_dir, report, tuple(folders.values()))
+    assert all(newest.ended for newest, *_ in sets_by_shard(Bucket.open(place)).values()), "a last copy at the end"
 
 
 def test_islands_that_outlive_their_hub_and_are_ahead_of_its_copy_go_on_and_their_loss_is_in_the_books(tmp_path):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from aggregator.store.segments import closed_of
 from tests.live_views import dashboard
 from tests.local_run import Up, wait_for
 
@@ -25,10 +26,12 @@ def test_the_page_of_a_live_run_shows_a_killed_island_within_seconds_and_its_ret
 def test_the_page_of_a_run_that_was_stopped_has_its_history_and_its_report_is_one_file(watched, tmp_path):
     before = watched.seen["frame"]
     run_dir = watched.copy(tmp_path).run_dir
+    assert len(closed_of(run_dir / "events.jsonl")) > 2, "its history is read from segments"
     with dashboard(run_dir) as page:
-        wait_for(lambda: page.data("frame")["changes"] >= before["changes"], "its history", 20)
+        wait_for(lambda: page.data("frame")["phase"] == "stopped", "the end of its history", 20)
         frame = page.data("frame")
-        assert (frame["run"], frame["phase"]) == (before["run"], "stopped")
+        assert frame["run"] == before["run"]
+        assert frame["changes"] >= before["changes"]
         assert {each["state"] for each in frame["islands"].values()} <= {"stopped", "left"}
         assert b"page/dashboard.js" in page.ask("")
         assert b"uPlot" in page.ask("page/vendor/uplot.js")

@@ -80,9 +80,37 @@ WATCH = """([selector]) => {
 }"""
 
 
-def test_a_person_sees_an_island_die_and_return_and_nan_refused(tmp_path):
+@pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    """A run that trains until the last of the tests that look at it ends it."""
     flags = ("--islands", 2, "--tokens", 0, "--pace", 0.05, "--dashboard", free_ports(1))
-    with Up(tmp_path / "run", *flags) as up, browser(bypass_csp=True) as page:  # waiting for a function evaluates it
+    with Up(tmp_path_factory.mktemp("browser") / "run", *flags) as up:
+        yield up
+
+
+def test_keys_reach_everything_and_a_version_is_explained(up):
+    with browser(viewport={"width": 420, "height": 800}, color_scheme="dark", bypass_csp=True) as page:
+        page.goto(served(up))
+        of_both = "[...state.rounds.values()].filter((row) => row[6] === 2)"  # the first may be of one: K is 1
+        page.wait_for_function(f"{of_both}.length > 0")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out of a phone"
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        picture(page, "narrow")
+        page.keyboard.press("/")
+        page.keyboard.type("island-1")
+        page.keyboard.press("Escape")
+        assert page.locator("#islands tbody tr").count() == 1
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#detail[open] h3:text-is('island-1')")
+        page.keyboard.press("Escape")
+        page.evaluate(f"openVersion({of_both}.at(-1))")
+        page.wait_for_selector("#detail[open] td:text-is('island-0')")
+        picture(page, "version")
+
+
+def test_a_person_sees_an_island_die_and_return_and_nan_refused(up, tmp_path):
+    with browser(bypass_csp=True) as page:  # waiting for a function evaluates it
         page.goto(served(up))
         for island in ("island-0", "island-1"):
             page.wait_for_selector(f'{state_of(island)}:text-is("alive")')
@@ -100,7 +128,7 @@ def test_a_person_sees_an_island_die_and_return_and_nan_refused(tmp_path):
         page.wait_for_selector("#marks li.fault:has-text('island-1 started again')")
         page.wait_for_selector("#marks li.island:has-text('island-1 joined, life 2')")
 
-        as_rogue = ("--manner", "nan", "--config", tmp_path / "run" / "config.toml", "--island-id", "rogue")
+        as_rogue = ("--manner", "nan", "--config", up.run_dir / "config.toml", "--island-id", "rogue")
         with Process(tmp_path / "rogue", *as_rogue, module="ops.chaos.rogue") as rogue:
             page.wait_for_selector("#marks li.refusal:has-text('not_finite')")
             page.wait_for_selector('#islands tr[data-island="rogue"] td:last-child:has-text("not_finite")')
@@ -113,30 +141,6 @@ def test_a_person_sees_an_island_die_and_return_and_nan_refused(tmp_path):
         up.signal(signal.SIGINT)
         up.wait()
         page.wait_for_selector("#alert:not([hidden])")  # the server is gone, and the page says so
-
-
-def test_keys_reach_everything_and_a_version_is_explained(tmp_path):
-    with Up(tmp_path / "run", "--islands", 2, "--tokens", 0, "--pace", 0.02, "--dashboard", free_ports(1)) as up:
-        with browser(viewport={"width": 420, "height": 800}, color_scheme="dark", bypass_csp=True) as page:
-            page.goto(served(up))
-            of_both = "[...state.rounds.values()].filter((row) => row[6] === 2)"  # the first may be of one: K is 1
-            page.wait_for_function(f"{of_both}.length > 0")
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out of a phone"
-            assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-            picture(page, "narrow")
-            page.keyboard.press("/")
-            page.keyboard.type("island-1")
-            page.keyboard.press("Escape")
-            assert page.locator("#islands tbody tr").count() == 1
-            page.keyboard.press("ArrowDown")
-            page.keyboard.press("Enter")
-            page.wait_for_selector("#detail[open] h3:text-is('island-1')")
-            page.keyboard.press("Escape")
-            page.evaluate(f"openVersion({of_both}.at(-1))")
-            page.wait_for_selector("#detail[open] td:text-is('island-0')")
-            picture(page, "version")
-        up.signal(signal.SIGINT)
-        up.wait()
 
 
 def tape_of_a_large_run(path):

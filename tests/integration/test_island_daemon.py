@@ -130,33 +130,6 @@ def test_an_island_that_is_told_to_end_goes_on_from_its_last_step_and_loses_noth
     assert (ended["trained"], ended["wasted"]) == (ended["merged"], {})
 
 
-@pytest.mark.full("training of eight seconds, in which an island leaves and comes back")
-def test_what_a_preempted_island_trained_is_merged_at_once_and_its_data_go_to_others(spawn, tmp_path):
-    run = Hub(spawn, tmp_path / "store", islands=2, tokens=50_000)
-    words = ("--pace", 0.02, "--state-dir", tmp_path)
-    rome = island(spawn, run.address, *words, "--island-id", "rome", name="rome")
-    first = island(spawn, run.address, *words, "--island-id", "paris", name="first")
-    wait_for_event(run.aggregator, "version.committed", version=1)
-    wait_for_event(first, "island.restored")
-    began_s = time.monotonic()
-    first.signal(signal.SIGTERM)
-    assert first.wait(WAIT_S) == 128 + signal.SIGTERM
-    # Less than every grace period that launchers give; 2 s where nothing else runs.
-    assert time.monotonic() - began_s < 10
-    left = wait_for_event(run.aggregator, "island.left", island="paris")
-    assert left["departure"] == "paused"
-    given = wait_for_event(run.aggregator, "block.ended", before="paris", reason="its island has left")
-    times = [datetime.datetime.fromisoformat(event["time"]) for event in (left, given)]
-    assert (times[1] - times[0]).total_seconds() < 60  # its next rounds; half of what a silent island is given
-    second = island(spawn, run.address, *words, "--island-id", "paris", name="second")
-    joined = wait_for_event(second, "island.joined")
-    assert (joined["incarnation"], joined["start_step"]) == (1, left["step"])
-    for process in (rome, second, run.aggregator):
-        assert process.wait(WAIT_S) == 0, process.err
-    (ended,) = events(run.aggregator, "run.ended")
-    assert (ended["trained"], ended["wasted"]) == (ended["merged"], {})
-
-
 @pytest.mark.full("three islands, one after the other")
 def test_tasks_that_are_not_what_they_should_be_end_with_2_and_the_cure_and_data_that_end_begin_anew(
     spawn, hub, tmp_path
@@ -271,14 +244,6 @@ def test_a_silent_run_ends_with_1_and_the_address(spawn):
     process = spawn("alone", "island", "--run", RUN, "--broker", address, "--join-timeout-s", 0.2, "--task", NUMPY_TASK)
     assert process.wait(WAIT_S) == 1
     assert f"{address} was silent for 0.2 s while connecting to the broker" in process.err
-
-
-@pytest.mark.full("another whole run of an example")
-def test_the_example_of_a_loop_of_ones_own_trains_to_the_end_of_a_run(spawn, hub):
-    process = spawn("own", hub(tokens=20_000), "--run", RUN, "--dtype", "bf16", module="examples.own_loop")
-    assert process.wait(WAIT_S) == 0, process.err
-    before, after = map(float, re.search(r"([0-9.]+) before, ([0-9.]+) after", process.out).groups())
-    assert after < before - 1.0
 
 
 HOOKED = """

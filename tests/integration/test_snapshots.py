@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import threading
 
 import numpy as np
@@ -15,15 +14,10 @@ from aggregator.store.store import Store
 from broker.base.errors import ConfigError, Unavailable
 from ops.snapshots import restore
 from tests.integration.test_aggregator_store import commit_of, fill, load, newest_state, state_of
-from tests.local_run import Process, Up, check_invariants, command, environment, json_lines, wait_for
+from tests.local_run import Process, Up, check_invariants, json_lines, ops, wait_for
+from tests.recorded.recording import said
 
 RECORD = {"run_id": "demo", "epoch": 3}
-
-
-def atoll(*arguments, status=0):
-    done = subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout if status == 0 else done.stderr
 
 
 def seeded(directory, newest=3, fragments=(0, 1)):
@@ -152,22 +146,31 @@ def test_a_damaged_snapshot_changes_nothing(tmp_path):
 @pytest.mark.full("a whole run of its own")
 def test_a_run_with_a_standby_is_rolled_back_and_goes_on(tmp_path):
     run_dir = tmp_path / "run"
-    flags = ("--islands", 2, "--pace", 0.02, "--standbys", 1)
-    with Up(run_dir, *flags, "--tokens", 0) as up:
+    copies = tmp_path / "copies"
+    flags = ("--islands", 2, "--pace", 0.02, "--standbys", 1, "--copy-to", f"file://{copies}")
+    with Up(run_dir, *flags, "--copy-every-s", 1, "--tokens", 0) as up:
         wait_for(lambda: min(up.versions().values(), default=0) > 5, "versions", 90)
-        saved = json.loads(atoll("snapshots", "save", run_dir, "early", "--json"))
+        saved = json.loads(said("snapshots", "save", run_dir, "early", "--json"))
         up.wait_for_progress(4)
-        assert "goes on; stop it first" in atoll("snapshots", "restore", run_dir, "early", status=1)
+        refused = ops("snapshots", "restore", run_dir, "early")
+        assert refused.returncode == 1
+        assert "goes on; stop it first" in refused.stderr
+        wait_for(copies.exists, "a copy")
+        copies.rename(tmp_path / "lost")
+        copies.write_text("a file where the folder was")
+        wait_for(lambda: "no newer copy to file:" in up.err, "word of copies that fail", evidence=lambda: up.err)
+        copies.unlink()
+        wait_for(lambda: "the aggregator can go on" in up.err, "word that they work again", evidence=lambda: up.err)
         up.signal(signal.SIGINT)
         up.wait()
     last = max(up.versions().values())
-    listed = json.loads(atoll("snapshots", "list", run_dir, "--json"))
+    listed = json.loads(said("snapshots", "list", run_dir, "--json"))
     assert [each["name"] for each in listed] == ["early"]
-    restored = json.loads(atoll("snapshots", "restore", run_dir, "early", "--json"))["versions"]
+    restored = json.loads(said("snapshots", "restore", run_dir, "early", "--json"))["versions"]
     assert min(restored.values()) > min(saved["versions"].values())
     assert max(restored.values()) <= last + 1
-    atoll("export", run_dir, "--out", tmp_path / "now.safetensors")
-    atoll("snapshots", "export", run_dir, "early", "--out", tmp_path / "early.safetensors")
+    said("export", run_dir, "--out", tmp_path / "now.safetensors")
+    said("snapshots", "export", run_dir, "early", "--out", tmp_path / "early.safetensors")
     now, early = (load_file(tmp_path / f"{name}.safetensors") for name in ("now", "early"))
     assert all(np.array_equal(now[name], early[name]) for name in early)
 
@@ -188,13 +191,13 @@ def test_a_run_with_a_standby_is_rolled_back_and_goes_on(tmp_path):
             wasted = [life["wasted"] for lives in books["accounts"].values() for life in lives.values()]
             assert sum(each.get("rolled_back", 0) for each in wasted) == tokens > 0
     check_invariants(run_dir)
-    totals = json.loads(atoll("status", run_dir, "--json"))["totals"]
+    totals = json.loads(said("status", run_dir, "--json"))["totals"]
     wasted = totals["wasted_tokens"]
     assert wasted["rolled_back"] > 0
     assert "store_lost" not in wasted
     assert totals["trained_tokens"] == sum(wasted.values()) + totals["merged_tokens"] + totals["in_flight_tokens"]
-    explained = atoll("explain", f"0:{restored['0']}", run_dir)
+    explained = said("explain", f"0:{restored['0']}", run_dir)
     assert "begins a new lineage" in explained
-    assert "is counted as rolled_back" in atoll("explain", f"0:{restored['0'] - 1}", run_dir)
-    atoll("replay", run_dir)
+    assert "is counted as rolled_back" in said("explain", f"0:{restored['0'] - 1}", run_dir)
+    said("replay", run_dir)
     assert '"note":"run.rolled_back"' in (run_dir / "events.jsonl").read_text()

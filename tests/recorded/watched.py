@@ -16,8 +16,10 @@ from tests.recorded.recording import ports_of_metrics, said, status_of
 def watched(folder):
     """Records the run, and what its host and an observer with a key saw of it."""
     first = free_ports(4)
+    settings = folder / "settings.toml"
+    settings.write_text("[aggregator]\ntape_segment_mb = 0.02\n")  # its tape is closed every few moments
     flags = ("--keys", "--islands", 2, "--tokens", 0, "--pace", 0.02, "--metrics", first, "--json")
-    with Up(folder / "run", *flags) as up:
+    with Up(folder / "run", *flags, "--config", settings) as up:
         run_dir = up.run_dir
         needed = ("redis-url", "config.toml", "metrics.json")
         wait_for(lambda: all((run_dir / name).exists() for name in needed), "a run", evidence=lambda: up.err)
