@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.local_run import ops
+from ops import cli
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,10 @@ from tests.local_run import ops
     ],
     ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
 )
-def test_a_daemon_with_a_wrong_setting_ends_with_status_2_and_a_cure(tmp_path, monkeypatch, arguments, said):
+def test_a_daemon_with_a_wrong_setting_ends_with_status_2_and_a_cure(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
-    done = ops(*arguments)
-    assert done.returncode == 2, (done.stdout, done.stderr)
-    assert said in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert said in err.splitlines()[-1]
+    assert "Traceback" not in err

@@ -1,10 +1,10 @@
-"""The doctor as a process, against real brokers, keys and a real Redis."""
+"""The doctor against real brokers, keys and a real Redis."""
 
 import asyncio
 import contextlib
 import functools
+import io
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import zmq
 from broker.transport.keys import client_keys, new_pair, write_allow_list, write_pair
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import PROTOCOL_VERSION
+from ops import cli
 from ops.doctor import broker_findings, broker_probe, command
 from ops.doctor.finding import failure
 from ops.links.condition import LinkCondition
@@ -52,16 +53,20 @@ def a_broker(*flags, protocol=None):
         yield f"tcp://127.0.0.1:{port}"
 
 
-def doctor(*flags, skip=("python", "jax", "clock", "ports", "files", "disk", "redis"), **environment):
+@pytest.fixture(autouse=True)
+def no_run_of_ours(monkeypatch):
+    for name in ("ATOLL_BROKER", "ATOLL_KEY", "REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def doctor(*flags, skip=("python", "jax", "clock", "ports", "files", "disk", "redis")):
     """Exit status, and (subject, verdict, seen) of each finding."""
-    command = [sys.executable, "-m", "ops", "doctor", "--json", *flags, *(["--skip", *skip] if skip else [])]
-    left_out = ("ATOLL_BROKER", "ATOLL_KEY", "REDIS_URL")
-    variables = {name: value for name, value in os.environ.items() if name not in left_out} | environment
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=variables)
-    assert done.returncode in (0, 1), done.stderr
-    report = json.loads(done.stdout)
-    assert report["ok"] == (done.returncode == 0)
-    return done.returncode, [(each["subject"], each["verdict"], each["seen"]) for each in report["findings"]]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = cli.main(["doctor", "--json", *flags, *(["--skip", *skip] if skip else [])])
+    report = json.loads(out.getvalue())
+    assert (status, report["ok"]) in ((0, True), (1, False))
+    return status, [(each["subject"], each["verdict"], each["seen"]) for each in report["findings"]]
 
 
 def verdicts(found):

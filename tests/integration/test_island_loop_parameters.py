@@ -39,9 +39,6 @@ def batches_of(seed):
         yield x, (x @ truth + rng.normal(size=(8, 10))).astype(np.float32)
 
 
-EITHER_KEEP = pytest.mark.parametrize("keep", [pytest.param(1.0, marks=pytest.mark.full("twice the training")), 0.0])
-
-
 def masters_of(seed=0):
     return {"w": jax.random.normal(jax.random.key(seed), (20, 10)), "b": jnp.zeros(10)}
 
@@ -99,18 +96,16 @@ def run_two(store, loop, params, **settings):
     return ends
 
 
-@EITHER_KEEP
-def test_bfloat16_parameters_cast_from_masters_that_are_not_handed_over_end_training_with_the_cure(tmp_path, keep):
-    ends = run_two(tmp_path / "store", train_from_own_masters, short(masters_of()), keep=keep)
+def test_bfloat16_parameters_cast_from_masters_that_are_not_handed_over_end_training_with_the_cure(tmp_path):
+    ends = run_two(tmp_path / "store", train_from_own_masters, short(masters_of()), keep=0.0)
     (told, *_) = [str(end) for end in ends.values() if isinstance(end, ConfigError)]
     # What restore returned, where the other island had made a version before this one came.
     assert re.search("what (was adopted|restore returned) is not in the next ones", told)
     assert "hand over the tree that the optimizer steps from: float32 masters" in told
 
 
-@EITHER_KEEP
-def test_the_same_loop_that_hands_over_its_masters_trains_to_the_end(tmp_path, keep):
-    settings = {"keep": keep, "total_tokens": 12_000}
+def test_the_same_loop_that_hands_over_its_masters_trains_to_the_end(tmp_path):
+    settings = {"keep": 0.0, "total_tokens": 12_000}
     ends = run_two(tmp_path / "store", train_handing_over_masters, masters_of(), **settings)
     final = stored(tmp_path / "store")
     for end in ends.values():
