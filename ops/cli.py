@@ -211,12 +211,12 @@ COMMANDS: dict[str, Command] = {
         example="runs/20260131-120304",
     ),
     "export": Command(
-        module="ops.inspect.export",
+        module="ops.models.export",
         summary="writes the newest global model as safetensors, also while the run goes on",
         example="runs/20260131-120304 --out model.safetensors",
     ),
     "snapshots": Command(
-        module="ops.snapshots",
+        module="ops.models.snapshots",
         summary="lists, makes, exports and removes named snapshots of the whole model, and rolls a run back to one",
         example="save runs/20260131-120304 before-anneal",
     ),

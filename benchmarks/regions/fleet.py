@@ -24,7 +24,7 @@ from broker.base import sources
 from broker.base.errors import Unavailable
 from broker.gateway.config import BrokerConfig
 from islands.tasks.task import Batch, DataShare, OptState, Params, Schedule, Task, load_task
-from ops.inspect.export import read_model, stores_of
+from ops.models.global_model import read_model, stores_of
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment

@@ -22,7 +22,7 @@ from islands.tasks.benchmarks import Judgement
 from ops import curve, run_directory
 from ops.curve import Point
 from ops.evaluation.curve_file import CurveFile
-from ops.inspect.export import GlobalModel, Which, read_model, stores_of
+from ops.models.global_model import GlobalModel, Which, read_model, stores_of
 
 POLL_S = 0.5
 #: What stands in Redis is written again so often: an emptied one looks like one that was never gone.

@@ -21,7 +21,7 @@ from ops.dashboard.plot import write_report
 from ops.data_parallel import launching
 from ops.evaluation.curve_file import read_points
 from ops.forecast.footprint import is_auto
-from ops.inspect.export import Which, export
+from ops.models.global_model import Which, export
 from ops.run import daemons, explained, local_plan, resume
 from ops.run.display import Display
 from ops.run.judging import MODEL, SEED, GaveUp, in_short, judge, keep

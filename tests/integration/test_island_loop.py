@@ -16,7 +16,7 @@ from aggregator.rounds import membership
 from aggregator.state.model_limits import least_message_bytes
 from broker.base.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.wire.messages import Codec
-from ops.inspect.export import export
+from ops.models.global_model import export
 from ops.processes.cluster import free_ports
 from tests.hub import RUN, WAIT_S, Hub
 from tests.training_loops import TOKENS, join, numpy_step, params_of, stored, train

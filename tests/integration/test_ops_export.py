@@ -17,7 +17,8 @@ from aggregator.store.store import Store
 from broker.base.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, cut, partition
 from broker.wire.tensors import fragment_digest
-from ops.inspect.export import Which, add_arguments, export, run
+from ops.models.export import add_arguments, run
+from ops.models.global_model import Which, export
 
 
 def spec(name, *shape, kind=Kind.RDA):

@@ -12,7 +12,7 @@ from aggregator.store import snapshots
 from aggregator.store.layout import commit_path, read_newest, versions
 from aggregator.store.store import Store
 from broker.base.errors import ConfigError, Unavailable
-from ops.snapshots import restore
+from ops.models.snapshots import restore
 from tests.integration.test_aggregator_store import commit_of, fill, load, newest_state, state_of
 from tests.local_run import Process, Up, check_invariants, json_lines, ops, wait_for
 from tests.recorded.recording import said

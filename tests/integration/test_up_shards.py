@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from aggregator.store.layout import read_run
 from ops.evaluation.curve_file import read_points
-from ops.inspect.export import export
+from ops.models.global_model import export
 from tests.local_run import Up, check_invariants, check_report, json_lines, wait_for
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]

@@ -15,7 +15,7 @@ from islands.tasks.benchmarks import Judgement
 from ops import cli, curve
 from ops.evaluation.curve_file import CurveFile, read_points
 from ops.evaluation.follower import Follower
-from ops.inspect.export import Which
+from ops.models.global_model import Which
 
 
 def model(tokens):

@@ -1,4 +1,4 @@
-"""``atoll export``: writes the global model as one safetensors file, also during a run.
+"""Reads the global model of a run from its stores, also while it goes on; one file of it.
 
 The file's metadata says which version each fragment has. A store is read without its lock
 (:mod:`aggregator.store.layout`). While a run is live, fragments are read one after another, each whole: their versions
@@ -7,13 +7,12 @@ may be those of different moments, as they are in every island.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from aggregator.merge.fragment_state import Vector
 from aggregator.state.records import MANIFEST, RUN_ID, manifest_from_rows
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import mapped, read_newest, read_run, read_seed
-from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable
 from broker.wire.fragments import FragmentManifest, shard_of
 from broker.wire.schema import Unfit
@@ -175,36 +173,6 @@ class Exported:
     parameters: int
     file_bytes: int
     digest: str
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``atoll export``."""
-    parser.add_argument("directory", type=Path, metavar="RUN_DIR", help="directory of a run, or a store by itself")
-    parser.add_argument(
-        "--out", type=sources.as_path, metavar="FILE", help="file to write (default: model.safetensors in RUN_DIR)"
-    )
-    parser.add_argument(
-        "--dtype", choices=sorted(DTYPES), default="f32", help="number format of the tensors (default: f32)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Writes the file and says what is in it; returns the exit code.
-
-    Raises:
-        ConfigError: If the directory holds no store.
-        Unavailable: If the store has no model yet, or a file cannot be read or written.
-    """
-    out = args.out if args.out is not None else args.directory / "model.safetensors"
-    exported = export(args.directory, out, dtype=args.dtype)
-    if args.json:
-        print(json.dumps(asdict(exported)))
-    else:
-        size = f"{exported.parameters:,} parameters as {args.dtype}, {exported.file_bytes / 1e6:.1f} MB"
-        print(f"{exported.path}: run {exported.run_id}, {size}")
-        print("fragment versions: " + " ".join(map(str, exported.versions)))
-    return 0
 
 
 def export(directory: Path | Sequence[Path], out: Path, *, which: Which = Which.NEWEST, dtype: str = "f32") -> Exported:

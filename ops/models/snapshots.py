@@ -27,9 +27,9 @@ from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable
 from broker.process import clocks
 from ops import run_directory
-from ops.inspect import export
 from ops.inspect.explain import tapes_in
-from ops.inspect.export import stores_of
+from ops.models import formats, global_model
+from ops.models.global_model import stores_of
 
 _EPILOG = """
   atoll snapshots save runs/demo before-anneal         also while the run goes on
@@ -62,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             made.add_argument(
                 "--out", type=sources.as_path, metavar="FILE", help="file to write (default: NAME.safetensors)"
             )
-            made.add_argument("--dtype", choices=sorted(export.DTYPES), default="f32", help="of the tensors (f32)")
+            made.add_argument(
+                "--dtype", choices=sorted(global_model.DTYPES), default="f32", help="of the tensors (f32)"
+            )
+            formats.add_flags(made)
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
@@ -86,9 +89,13 @@ def run(args: argparse.Namespace) -> int:
             versions = " ".join(str(restored[p]) for p in sorted(restored))
             after = f"the newest versions are now {versions}; islands adopt them when the run goes on"
             _say(args, {"snapshot": args.name, "versions": restored}, f"rolled back to {args.name}: {after}")
+        case "export" if formats.wanted(args):
+            parts = [[path] for path in _snapshots_in(stores, args.name)]
+            written = formats.write(args, args.directory, parts)
+            _say(args, asdict(written), f"{written}: snapshot {args.name}")
         case "export":
             out = args.out if args.out is not None else Path(f"{args.name}.safetensors")
-            exported = export.export(_snapshots_in(stores, args.name), out, dtype=args.dtype)
+            exported = global_model.export(_snapshots_in(stores, args.name), out, dtype=args.dtype)
             size = f"{exported.parameters:,} parameters as {args.dtype}, {exported.file_bytes / 1e6:.1f} MB"
             _say(args, asdict(exported), f"{exported.path}: snapshot {args.name} of run {exported.run_id}, {size}")
         case "remove":
