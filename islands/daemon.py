@@ -23,7 +23,7 @@ from broker.base import settings, sources
 from broker.base.errors import ConfigError, RunEnded, cure_of
 from broker.process import limits, logs
 from broker.process.signals import Interrupted, Signals
-from broker.transport.keys import client_keys
+from broker.transport.keys import JoinFile, client_keys
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
 from islands.interface.config import SETTINGS, IslandConfig, JoinOptions
@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
     sources.add_config_flag(parser)
     sources.add_flags(parser, IslandConfig, defaults={"run_id": None})
+    join_help = "file that the hub made for this island: run, broker and key (atoll keys new island NAME --join HOST)"
+    parser.add_argument("--join", type=sources.as_path, metavar="FILE", help=join_help)
     check_help = "only check settings and key; exit status 0, or 2 with the cure"
     parser.add_argument("--check", action="store_true", help=check_help)
 
@@ -55,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A setting cannot work, or the run refuses this island.
         Unavailable: The run stayed silent.
     """
+    if args.join is not None:
+        _take(args)
     config = settings.build(IslandConfig, sources.of_a_run(IslandConfig, args, "island"))
     client_keys(config.key, KeyRole.ISLAND)  # before the seconds that it takes to load the task
     if args.check:
@@ -76,6 +80,20 @@ def run(args: argparse.Namespace) -> int:
         except RunEnded as err:
             log.info("island.ended", reason=str(err))
     return 0
+
+
+def _take(args: argparse.Namespace) -> None:
+    """Fills in what a join file says: run, broker and key.
+
+    Raises:
+        ConfigError: It is no join file, or a flag says otherwise.
+    """
+    file = JoinFile.read(args.join)
+    for name, value in (("run_id", file.run_id), ("broker", file.broker), ("key", args.join)):
+        if getattr(args, name, None) not in (None, value) and name != "broker":
+            cure = f"does not go with {args.join}, which is for {value}: leave one of them out"
+            raise ConfigError("run" if name == "run_id" else name, getattr(args, name), cure)
+        setattr(args, name, getattr(args, name, None) or value)
 
 
 def train(

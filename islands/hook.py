@@ -43,7 +43,7 @@ class Hook:
 
     def __init__(
         self,
-        address: str | Sequence[str],
+        address: str | os.PathLike[str] | Sequence[str],
         *,
         fresh: Callable[[Tree], Any] | None = None,
         init: Callable[[int], Tree] | str | os.PathLike[str] | None = None,

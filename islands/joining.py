@@ -17,7 +17,7 @@ from broker.process import clocks, logs, user_files
 from broker.process.demands import demands_of, inputs_demanded
 from broker.process.limits import memory_bytes
 from broker.process.signals import in_children
-from broker.transport.keys import own_name
+from broker.transport.keys import JOIN, JoinFile, own_name
 from broker.wire.headers import room_bytes
 from broker.wire.messages import Departure, Reason
 from islands.arrays.partition import describe_kinds, tensor_specs
@@ -59,7 +59,7 @@ def _nothing() -> None:
 
 
 def join(
-    address: str | Sequence[str],
+    address: str | os.PathLike[str] | Sequence[str],
     params: Tree,
     *,
     init: Callable[[int], Tree] | str | os.PathLike[str] | None = None,
@@ -73,6 +73,8 @@ def join(
     Args:
         address: The broker's control address, such as ``tcp://hub:7001``; of several brokers a list, or one text with
             commas between them. An island speaks through one of them, and goes on to the next when that falls silent.
+            Or the path of a join file, ``paris.join`` (``atoll keys new island paris --join HOST``), which has the
+            address, the run and the key.
         params: The tree that the optimizer steps from: any nest of JAX or numpy arrays. Where bfloat16 parameters
             are cast from float32 masters in the optimizer's state, hand over the masters: what :meth:`Island.step`
             returns must be what the next step starts from. If this island is the first, these values become version
@@ -283,8 +285,14 @@ def _kept(path: Path, config: IslandConfig) -> Paused | None:
         return None
 
 
-def _config(address: str | Sequence[str], options: JoinOptions) -> IslandConfig:
+def _config(address: str | os.PathLike[str] | Sequence[str], options: JoinOptions) -> IslandConfig:
     """Returns the settings of an island; its errors name the arguments of :func:`join`."""
+    if isinstance(address, str | os.PathLike) and os.fspath(address).endswith(JOIN):
+        joins = expanded("address", Path(address))
+        file = JoinFile.read(joins)
+        if options.get("run", file.run_id) != file.run_id:
+            raise ConfigError("run", options["run"], f"does not go with {joins}, which is for {file.run_id}")
+        address, options = file.broker, {"key": joins, **options, "run": file.run_id}
     settings: dict[str, Any] = {"broker": arguments.addresses(address)}
     for name, value in options.items():
         if name in _PATHS and (path := arguments.path(name, value)) is not None:

@@ -15,15 +15,20 @@ from typing import Any
 
 from broker.base import sources
 from broker.base.errors import ConfigError
+from broker.gateway.config import DEFAULT_PORT
 from broker.transport.keys import (
     ALLOW_LIST,
     BROKER_PUBLIC,
+    JOIN,
+    ClientKeys,
+    JoinFile,
     new_pair,
     read_allow_list,
     read_public,
     write_allow_list,
     write_pair,
 )
+from broker.wire.addresses import broker_addresses
 from broker.wire.identity import ANY, Identity, KeyRole
 
 _EPILOG = """
@@ -34,6 +39,7 @@ A run over two machines:
   atoll broker --run demo --host 0.0.0.0 --key keys/broker.secret
   atoll aggregator --run demo --key keys/aggregator.secret
   atoll island --run demo --broker tcp://hub:7001 --key keys/island-paris.secret    with broker.public beside it
+  atoll keys new island paris --run demo --join hub.example.com    all that in one file, beside a hub's run: paris.join
   atoll keys new observer desk           for 'atoll status --broker tcp://hub:7001 --key keys/observer-desk.secret'
 
 NAME is the island's id: its key is good for no other. 'atoll keys new island "*"' makes one for a group of islands
@@ -46,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new = commands.add_parser("new", help="make a pair, and allow it where the broker's pair is")
     new.add_argument("role", metavar="ROLE", help=f"one of {', '.join(KeyRole)}")
     new.add_argument("name", nargs="?", default=None, metavar="NAME", help="its id; an island needs one")
+    new.add_argument(
+        "--join",
+        metavar="HOST",
+        help="write NAME.join, with all that an island needs; HOST is where islands reach the broker: a name, or tcp://..",
+    )
     init = commands.add_parser("init", help="make missing pairs of a broker and of others, and allow them")
     init.add_argument("who", nargs="*", default=["aggregator"], metavar="ROLE[:NAME]", help="default: aggregator")
     allow = commands.add_parser("allow", help="allow public keys")
@@ -56,12 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = commands.add_parser("list", help="show the allow list")
     for each in (new, init, allow, revoke, listing):
         each.add_argument(
-            "--dir",
-            type=sources.as_path,
-            default=Path("keys"),
-            metavar="DIR",
-            help="directory of the keys (default: keys)",
+            "--dir", type=sources.as_path, metavar="DIR", help="directory of the keys (default: keys, or that of --run)"
         )
+        each.add_argument("--run", metavar="NAME", help="a run of `hub` here: its keys, its name and its ports")
         each.add_argument("--json", action="store_true", help="print what is on the list as one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
@@ -73,8 +81,13 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A role or name cannot be, a pair is there already, or a key file is wrong.
         Unavailable: The directory cannot be written.
     """
-    directory: Path = args.dir
+    run_dir = None if args.run is None else Path("runs") / args.run
+    directory: Path = args.dir or (Path("keys") if run_dir is None else run_dir / "keys")
+    if run_dir is not None and not directory.is_dir():
+        raise ConfigError("run", args.run, f"has no keys in {directory}: start its hub first, or name them by --dir")
     match args.action:
+        case "new" if args.join is not None:
+            said = _new_join(directory, _identity(args.role, args.name), args.join, args.run, run_dir)
         case "new":
             said = _new(directory, _identity(args.role, args.name))
         case "init":
@@ -157,6 +170,49 @@ def _new(directory: Path, identity: Identity) -> list[str]:
     if (directory / "broker.secret").exists():
         return said + _allow(directory, [(identity, pair.public)])
     return [*said, f"where the broker's keys are: atoll keys allow {shlex.quote(public.name)}"]
+
+
+def _new_join(directory: Path, identity: Identity, host: str, run: str | None, run_dir: Path | None) -> list[str]:
+    """Makes a pair, allows it, and writes it into one file with all else that an island needs.
+
+    Raises:
+        ConfigError: The role is no island's, or the broker's keys or the run are not known here.
+    """
+    if identity.role is not KeyRole.ISLAND or identity.name == ANY:
+        raise ConfigError(
+            "join", str(identity), "is for one island by its name: atoll keys new island paris --join HOST"
+        )
+    if run is None:
+        raise ConfigError("run", None, "is needed with --join: the file has the run's name in it")
+    _, broker_public = read_public(directory / BROKER_PUBLIC, setting="dir")
+    pair = new_pair(identity)
+    made = JoinFile(
+        run_id=run,
+        broker=_addresses(host, run_dir),
+        keys=ClientKeys(own=pair, broker_public=broker_public),
+    )
+    path = Path(f"{identity.name}{JOIN}")
+    made.write(path)
+    said = [f"{identity}: {path} (secret: send it by a way that others cannot read)"]
+    return said + _allow(directory, [(identity, pair.public)])
+
+
+def _addresses(host: str, run_dir: Path | None) -> str:
+    """Returns the addresses of the brokers at a host, with the ports of the run's hub.
+
+    Raises:
+        ConfigError: It is no address.
+    """
+    if "://" in host:
+        return ",".join(broker_addresses(host, field="join"))
+    name, _, port = host.rpartition(":") if host.rpartition(":")[2].isdecimal() else (host, "", "")
+    ports = [port]
+    if not port:
+        ports = [str(DEFAULT_PORT)]
+        known = None if run_dir is None else run_dir / "hub.address"
+        if known is not None and known.is_file():
+            ports = [each.rpartition(":")[2] for each in known.read_text("utf-8").split(",")]
+    return ",".join(broker_addresses(",".join(f"tcp://{name}:{each.strip()}" for each in ports), field="join"))
 
 
 def _not_allowed(directory: Path, identities: list[Identity]) -> list[str]:

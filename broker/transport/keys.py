@@ -4,6 +4,9 @@ A pair is two files of one line each, ``STEM.secret`` (mode 0600, for its holder
 ``ROLE NAME KEY``, the same as in the allow list ``allowed.keys`` beside the broker's own pair. A client needs its own
 secret and, beside it, ``broker.public``: public keys follow from secret ones.
 
+A join file, ``NAME.join``, has all that one island needs: run, addresses of the brokers, its secret key and the
+broker's public one, a line each. It stands wherever a secret key file does.
+
 Outside loopback keys are the rule: :func:`check_exposure` refuses an address that others can reach without them,
 unless the operator says ``insecure``.
 """
@@ -24,6 +27,8 @@ from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
 
 ALLOW_LIST = "allowed.keys"
+#: Ending of a file that has all an island needs to join a run.
+JOIN = ".join"
 BROKER_PUBLIC = "broker.public"
 _HEADING = """\
 # Who may connect to the broker whose secret key lies here: ROLE NAME PUBLIC-KEY, a line each.
@@ -52,6 +57,60 @@ class ClientKeys:
         socket.curve_serverkey = self.broker_public.encode()
         socket.curve_publickey = self.own.public.encode()
         socket.curve_secretkey = self.own.secret.encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinFile:
+    """The contents of a join file; ``broker`` are addresses, with commas between."""
+
+    run_id: str
+    broker: str
+    keys: ClientKeys
+
+    @classmethod
+    def read(cls, path: Path) -> JoinFile:
+        """Returns what a file holds.
+
+        Raises:
+            ConfigError: It is missing, open to others, or no join file.
+        """
+        text = _read(path, "join")
+        _refuse_open(path, "join")
+        rows = [line.partition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+        found = {name: value for name, _, value in rows}
+        if found.keys() != {"run", "broker", "broker-public", "secret"}:
+            cure = "is no join file: make one on the hub, with `atoll keys new island NAME --join HOST`"
+            raise ConfigError("join", str(path), cure)
+        own, secret = parse_line(found["secret"], field=str(path))
+        _, public = parse_line(found["broker-public"], field=str(path))
+        pair = KeyPair(identity=own, secret=secret, public=zmq.curve_public(secret.encode()).decode())
+        return cls(run_id=found["run"], broker=found["broker"], keys=ClientKeys(own=pair, broker_public=public))
+
+    def write(self, path: Path) -> None:
+        """Writes it for its owner alone, overwriting nothing.
+
+        Raises:
+            ConfigError: There is a file of that name.
+            Unavailable: It cannot be written.
+        """
+        own, broker = self.keys.own, Identity(role=KeyRole.BROKER, name=str(KeyRole.BROKER))
+        text = f"""\
+# Joins the run {self.run_id} as {own.identity}: atoll island --join {path.name}
+# It holds a secret key, so whoever has it is this island. Keep it as you keep a password: send it by a way that others
+# cannot read, leave its mode at 0600, and remove copies. On the hub, `atoll keys revoke` ends what it is good for.
+run {self.run_id}
+broker {self.broker}
+broker-public {format_line(broker, self.keys.broker_public)}
+secret {format_line(own.identity, own.secret)}
+"""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+        except FileExistsError as err:
+            raise ConfigError("join", str(path), "is there already: remove it first, or use it") from err
+        except OSError as err:
+            raise Unavailable(f"cannot write {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
 
 
 def new_pair(identity: Identity) -> KeyPair:
@@ -90,19 +149,25 @@ def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
 
 
 def read_secret(path: Path) -> KeyPair:
-    """Returns the pair whose secret file this is.
+    """Returns the pair whose secret file, or whose join file, this is.
 
     Raises:
         ConfigError: It is missing, no secret key file, or open to others.
     """
+    if path.suffix == JOIN:
+        return JoinFile.read(path).keys.own
     text = _read(path, "key")
     if path.suffix == ".public":
         raise ConfigError("key", str(path), "is the public half; name the .secret file of the pair")
-    found = path.stat()
-    if others_may_read(stat.S_IMODE(found.st_mode), found.st_uid, os.geteuid()):
-        raise ConfigError("key", str(path), f"may be read by others: chmod 600 {shlex.quote(str(path))}")
+    _refuse_open(path, "key")
     identity, secret = parse_line(text, field=str(path))
     return KeyPair(identity=identity, secret=secret, public=zmq.curve_public(secret.encode()).decode())
+
+
+def _refuse_open(path: Path, setting: str) -> None:
+    found = path.stat()
+    if others_may_read(stat.S_IMODE(found.st_mode), found.st_uid, os.geteuid()):
+        raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {shlex.quote(str(path))}")
 
 
 def others_may_read(mode: int, owner: int, reader: int) -> bool:
@@ -169,6 +234,8 @@ def client_keys(key: Path | None, role: KeyRole) -> ClientKeys | None:
     own = read_secret(key)
     if own.identity.role is not role:
         raise ConfigError("key", str(key), f"is the key of {own.identity}; this process needs one of the role {role}")
+    if key.suffix == JOIN:
+        return JoinFile.read(key).keys
     identity, broker_public = read_public(key.parent / BROKER_PUBLIC, setting="key")
     if identity.role is not KeyRole.BROKER:
         raise ConfigError("key", str(key.parent / BROKER_PUBLIC), f"is the key of {identity}, not of a broker")

@@ -1,4 +1,4 @@
-"""Models of Hugging Face: the task ``islands.hf:task`` goes on training one, by transformers, peft and datasets."""
+"""The task ``islands.hf:task``: goes on training a model of Hugging Face, by their own libraries."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class ModelDirectory:
         return found
 
     def copy_small_files(self, folder: Path) -> None:
-        """Copies all but weights to a folder, where it has none of that name: configuration, tokenizer, templates.
+        """Copies all but weights to a folder that has no file of that name.
 
         Raises:
             Unavailable: They are more than 32 MB, or cannot be written.

@@ -15,7 +15,7 @@ _FORMATS = {".txt": "text", ".md": "text", ".py": "text", ".json": "json", ".jso
 
 
 def rows_of(data: str, *, field: str = "data") -> Dataset:
-    """Returns the rows of a file, of a folder of such files, or of a dataset of the hub (``org/name``, ``..:split``).
+    """Returns the rows of a file or a folder of them, or of a dataset of the hub (``org/name:split``).
 
     Raises:
         ConfigError: They cannot be read, or there are none; names what and the cure.
@@ -86,7 +86,7 @@ def packed(rows: Dataset, text: str, tokenizer: Any, length: int) -> Dataset:
 
 
 def tokenized(rows: Dataset, columns: dict[str, str], tokenizer: Any, length: int, keep: tuple[str, ...]) -> Dataset:
-    """Returns rows with the token ids of texts, at most ``length`` each; columns: name -> column of the text."""
+    """Returns rows with the token ids of texts, at most ``length`` each; ``columns``: name -> text."""
 
     def ids(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         return {

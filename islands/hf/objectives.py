@@ -1,4 +1,4 @@
-"""What a model of Hugging Face learns: next tokens, masked tokens, classes, or which texts belong together."""
+"""The objectives of a model: next tokens, masked tokens, classes, or texts that belong together."""
 
 from __future__ import annotations
 

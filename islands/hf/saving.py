@@ -1,4 +1,4 @@
-"""Writes a run's model as a directory that ``from_pretrained`` loads: by the libraries' own way to save."""
+"""Writes a run's model as a directory that ``from_pretrained`` loads, by the libraries themselves."""
 
 from __future__ import annotations
 

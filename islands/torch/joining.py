@@ -24,7 +24,7 @@ log = logs.get(__name__)
 
 
 def join(
-    address: str | Sequence[str],
+    address: str | os.PathLike[str] | Sequence[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
@@ -49,7 +49,7 @@ def join(
     them calls this, and every method of what it returns, at the same steps.
 
     Args:
-        address: The broker's control address, or several.
+        address: The broker's control address, or several; or the path of a join file.
         model: On the CPU or on CUDA devices. Parameters without a gradient are frozen, or of the ``base`` where that is
             given; buffers are local: each island's own, in its checkpoint. If this island is the first, its values
             become version 0.

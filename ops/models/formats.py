@@ -84,6 +84,8 @@ def write(args: argparse.Namespace, directory: Path, stores: Sequence[Sequence[P
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         save(model, part)
+        for each in part.rglob("*"):
+            each.chmod(0o755 if each.is_dir() else 0o644)  # some libraries leave files to their owner alone
         if folder.exists():
             folder.rmdir()
         os.replace(part, folder)

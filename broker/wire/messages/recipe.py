@@ -193,5 +193,6 @@ def recipe_line(table: Mapping[str, Any]) -> str:
     rate, momentum = table["outer_learning_rate"], table["outer_momentum"]
     step = f"{table['profile']}: {table['merge']}, outer rate {rate:g}, momentum {momentum:g}"
     rounds = f"H {table['sync_interval']}, P {table['fragments']}, tau {table['overlap']}, K {table['quorum']}"
-    began = "".join(f"; {name} {value[:16]}" for name, value in table.get("inputs", {}).items() if name != "base")
+    init = table.get("inputs", {}).get("init")
+    began = f"; from {init[:16]}" if init else ""
     return f"{step}; {rounds}; keep {table['keep']:g}; {table['codec']} ({recipe_digest(table)}){began}"

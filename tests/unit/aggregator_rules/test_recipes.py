@@ -150,8 +150,8 @@ def test_the_inputs_of_the_first_island_are_the_runs_and_stand_in_its_record_tap
     assert settled["inputs"]["base"].startswith("2 digests, ")
     assert made.disk.record["inputs"] == INPUTS
     for desk in (made, Desk(disk=made.disk)):
-        assert report(desk.run, Traffic())["recipe"]["inputs"] == settled["inputs"]
-        assert "init abc; tokenizer 123" in m.recipe_line(totals(desk.run, 1.0).recipe)
+        assert report(desk.core.run, Traffic())["recipe"]["inputs"] == settled["inputs"]
+        assert "; from abc" in m.recipe_line(totals(desk.core.run, 1.0).recipe)
     assert recipe_digest(settled) != recipe_digest({**settled, "inputs": {}})
 
 
@@ -194,7 +194,7 @@ def test_an_aggregator_that_was_told_where_version_0_comes_from_waits_for_an_isl
     for demands in ((), inputs_demanded({"init": "abd"})):
         (refused,) = sent(made.join("a", demands=demands), m.Refused)
         assert "and the run begins with abc: give it the same file" in refused.detail
-    assert made.run.manifest is None
+    assert made.manifest is None
     assert sent(made.join("a", demands=inputs_demanded({"init": "abc"})), m.Welcome)
 
 
