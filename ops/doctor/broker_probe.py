@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -77,9 +77,7 @@ def look_at(address: str, *, keys: ClientKeys | None, run: str, context: zmq.Con
     doors = {Channel.CONTROL: Door.SILENT, Channel.BULK: Door.SILENT}
     why = ""
     with contextlib.ExitStack() as stack:
-        sockets = {}
-        for channel in Channel:
-            sockets[channel] = _connected(stack, context, address, channel, keys)
+        sockets = {channel: _connected(stack, context, address, channel, keys) for channel in Channel}
         for channel in Channel:
             doors[channel], why = _door(sockets[channel], address, channel, keyed=keys is not None)
             if doors[channel] is not Door.OPEN:
@@ -244,12 +242,8 @@ def _measured(sock: zmq.Socket[Any], seen: BrokerSeen) -> BrokerSeen:
     asking = _Asking(sock, seen.asked_run or ANY_RUN)
     _, answer = asking.ask(within_s=ANSWER_WITHIN_S)
     way = None if answer is None else _way(asking)
-    return BrokerSeen(
-        address=seen.address,
-        control=seen.control,
-        bulk=seen.bulk,
-        keyed=seen.keyed,
-        asked_run=seen.asked_run,
+    return replace(
+        seen,
         protocol=asking.protocol,
         release=answer.release if answer is not None else "",
         run=asking.run,

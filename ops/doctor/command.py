@@ -23,7 +23,7 @@ from rich.text import Text
 from broker.base import settings, sources
 from broker.base.errors import ConfigError
 from broker.base.settings import expanded
-from broker.gateway.config import DEFAULT_PORT, DEFAULT_REDIS_URL, BrokerConfig
+from broker.gateway.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.process.limits import most_open_files
 from broker.process.release import release
 from broker.registry import redis_address
@@ -31,12 +31,11 @@ from broker.transport.keys import (
     ALLOW_LIST,
     BROKER_PUBLIC,
     ClientKeys,
-    KeyPair,
     read_allow_list,
     read_public,
     read_secret,
 )
-from broker.wire.addresses import broker_addresses, is_local, split_tcp
+from broker.wire.addresses import broker_addresses
 from broker.wire.identity import KeyRole
 from broker.wire.names import check_name
 from ops.doctor import broker_findings, broker_probe, machine_findings, machine_probe, redis_probe
@@ -48,7 +47,7 @@ JAX_S, DISK_S, REDIS_S, BROKER_S, OTHERS_S = 12.0, 5.0, 4.0, 13.0, 3.0
 #: With several brokers, all of them together.
 BROKERS_S = 16.0
 
-PROBES = ("python", "jax", "clock", "ports", "files", "disk", "redis", "broker")
+PROBES = ("python", "jax", "files", "disk", "redis", "broker")
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
 
 
@@ -65,9 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"address of Redis (default: REDIS_URL, else that of the file, else {DEFAULT_REDIS_URL})",
     )
     parser.add_argument("--dir", metavar="DIR", type=sources.as_path, help="where a store would be (default: runs/)")
-    parser.add_argument(
-        "--port", metavar="PORT", type=int, default=DEFAULT_PORT, help=f"of a broker here (default: {DEFAULT_PORT})"
-    )
     parser.add_argument("--skip", metavar="PROBE", nargs="+", default=[], help=f"leave out some of {', '.join(PROBES)}")
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
     sources.add_config_flag(parser)
@@ -83,7 +79,6 @@ class Asked:
     redis_url: str
     redis_given: bool
     directory: Path
-    port: int
     skip: frozenset[str]
 
 
@@ -135,8 +130,6 @@ def resolve(args: argparse.Namespace, environment: Mapping[str, str]) -> Asked:
         check_name("run", run_id)
     if redis:
         redis_address.check(redis, field="redis")
-    if not 1 <= args.port <= 65_534:
-        raise ConfigError("port", args.port, "must be from 1 to 65534: the next one is the bulk port")
     for each in args.skip:
         if each not in PROBES:
             raise ConfigError("skip", each, settings.nearest(each, PROBES))
@@ -147,7 +140,6 @@ def resolve(args: argparse.Namespace, environment: Mapping[str, str]) -> Asked:
         redis_url=redis or DEFAULT_REDIS_URL,
         redis_given=bool(redis),
         directory=args.dir or Path("runs"),
-        port=args.port,
         skip=frozenset(args.skip),
     )
 
@@ -189,11 +181,8 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
     if "jax" not in asked.skip:
         # It waits a little less than the probe, so as to say by itself that its time is over.
         later = _Probe("JAX", lambda: [machine_probe.look_at_jax(JAX_S - 1)], JAX_S)
-    own = any(is_local(each) and each.startswith("tcp:") and split_tcp(each)[1] == asked.port for each in asked.brokers)
     looks: list[tuple[str, str, Callable[[], _Found], float]] = [
         ("python", "Python", lambda: [machine_probe.look_at_python()], OTHERS_S),
-        ("clock", "clock", lambda: [machine_probe.look_at_clock()], OTHERS_S),
-        ("ports", "ports", lambda: [machine_probe.look_at_ports(asked.port, own_broker=own)], OTHERS_S),
         (
             "files",
             "open files",
@@ -234,7 +223,7 @@ def _examine(asked: Asked) -> Iterator[tuple[str, _Found | None]]:
 def look_at_keys(path: Path | None) -> tuple[list[Finding], ClientKeys | None]:
     """Returns what there is to say of a secret key file, and what it is good for as a client's.
 
-    The key of a broker is no client's; where it lies, the allow list is looked at.
+    The key of a broker is no client's; the allow list beside it is looked at.
     """
     if path is None:
         return [], None
@@ -242,47 +231,31 @@ def look_at_keys(path: Path | None) -> tuple[list[Finding], ClientKeys | None]:
         own = read_secret(path)
     except ConfigError as err:
         return [failure("keys", f"{path} cannot be used", err.cure)], None
-    found = [*_listed(own, path.parent / ALLOW_LIST)]
     if own.identity.role is KeyRole.BROKER:
-        said = f"{path} is the key of the broker, with mode 600"
-        if found:
-            return [ok("keys", said), *found], None
-        cure = f"atoll keys new island NAME --dir {shlex.quote(str(path.parent))}: without a list nobody may connect"
-        return [failure("keys", f"{said}, and there is no {ALLOW_LIST} beside it", cure)], None
+        return [ok("keys", f"{path} is the key of the broker, with mode 600"), _allowed(path.parent)], None
     try:
         of_whom, public = read_public(path.parent / BROKER_PUBLIC, setting="keys")
     except ConfigError as err:
-        return [*found, failure("keys", f"there is no usable {BROKER_PUBLIC} beside {path}", err.cure)], None
+        return [failure("keys", f"there is no usable {BROKER_PUBLIC} beside {path}", err.cure)], None
     if of_whom.role is not KeyRole.BROKER:
         cure = "copy it anew from where the broker's keys were made"
-        return [*found, failure("keys", f"{path.parent / BROKER_PUBLIC} is the key of {of_whom}", cure)], None
+        return [failure("keys", f"{path.parent / BROKER_PUBLIC} is the key of {of_whom}", cure)], None
     said = f"{path} is the key of {own.identity}, with mode 600, and {BROKER_PUBLIC} lies beside it"
-    return [ok("keys", said), *found], ClientKeys(own=own, broker_public=public)
+    return [ok("keys", said)], ClientKeys(own=own, broker_public=public)
 
 
-def _listed(own: KeyPair, path: Path) -> list[Finding]:
-    """Judges the allow list beside a key, if there is one: that is so where the broker's keys were made."""
-    if not path.exists():
-        return []
+def _allowed(directory: Path) -> Finding:
+    """Judges the allow list beside the key of a broker."""
+    path = directory / ALLOW_LIST
     try:
         allowed = read_allow_list(path)
     except ConfigError as err:
-        return [
-            failure(
-                "keys", f"{path} cannot be used", f"{err.cure}; the broker goes on with the one that it read before"
-            )
-        ]
-    if own.identity.role is KeyRole.BROKER:
-        said = f"{path} allows {len(allowed)} keys"
-        return [ok("keys", said)] if allowed else [warning("keys", said, "atoll keys new island NAME, on this host")]
-    listed = allowed.get(own.public)
-    if listed == own.identity:
-        return [ok("keys", f"{path} allows it")]
-    if listed is not None:
-        return [failure("keys", f"{path} has this key as that of {listed}", "atoll keys revoke it, and allow it anew")]
-    command = f"atoll keys allow {own.identity.stem}.public --dir {shlex.quote(str(path.parent))}"
-    cure = f"{command}, unless another host has the broker"
-    return [failure("keys", f"{path} does not have this key", cure)]
+        cure = f"{err.cure}; a broker that runs goes on with the one that it read before"
+        return failure("keys", f"{path} cannot be used", cure)
+    if not allowed:
+        cure = f"atoll keys new island NAME --dir {shlex.quote(str(directory))}"
+        return warning("keys", f"{path} allows nobody", cure)
+    return ok("keys", f"{path} allows {len(allowed)} keys")
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Judges what was seen of this machine: Python, JAX, clock, ports, open files and disk. Pure."""
+"""Judges what was seen of this machine: Python, JAX, clock, open files and disk. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from broker.gateway.connections import files_for_connections
 from ops.doctor.finding import Finding, failure, ok, warning
@@ -92,16 +92,6 @@ def jax(version: str, platform: str, devices: Sequence[str], *, hardware: str = 
     return ok("JAX", text)
 
 
-def kernel_clock(synchronised: bool | None) -> Finding:
-    """Judges what the kernel says of this machine's clock; None: it says nothing."""
-    if synchronised is None:
-        return ok("clock", "the kernel does not say whether it is synchronised")
-    if synchronised:
-        return ok("clock", "synchronised, by the kernel")
-    cure = "start a time service (systemd-timesyncd, chrony), or leave it to the host of this container"
-    return warning("clock", "not synchronised, by the kernel", cure)
-
-
 def clock_apart(who: str, offset_s: float, within_s: float) -> Finding:
     """Judges this clock against another one.
 
@@ -116,22 +106,6 @@ def clock_apart(who: str, offset_s: float, within_s: float) -> Finding:
         return ok("clock", text)
     cure = "synchronise both hosts (systemd-timesyncd, chrony): training does not mind; logs and certificates do"
     return warning("clock", text, cure)
-
-
-def ports(is_free: Mapping[int, bool], *, own_broker: bool = False) -> Finding:
-    """Judges whether a broker finds its ports, where ``up`` finds some.
-
-    Args:
-        is_free: The ports of a broker here, and whether nobody listens there.
-        own_broker: The broker that was asked about is one of this machine, on these ports.
-    """
-    taken = [port for port, free in is_free.items() if not free]
-    names = " and ".join(map(str, is_free))
-    if not taken or own_broker:
-        state = "in use by the broker that was asked" if taken else "free"
-        return ok("ports", f"those of a broker, {names}, are {state}; `up` finds free ones")
-    cure = f"if that is your broker, all is well; else start yours with another --port (`ss -ltnp sport = :{taken[0]}`)"
-    return ok("ports", f"{' and '.join(map(str, taken))} in use, where a broker listens by default", cure)
 
 
 def open_files(limit: int, most_peers: int) -> Finding:

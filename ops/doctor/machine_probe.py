@@ -1,9 +1,7 @@
-"""Looks at this machine: Python, JAX in a process of its own, the clock, ports and a disk. Shell."""
+"""Looks at this machine: Python, JAX in a process of its own, and a disk. Shell."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib.util
 import json
 import os
@@ -16,14 +14,12 @@ from pathlib import Path
 
 import zmq
 
-from broker.base.errors import ConfigError, Unavailable
 from broker.process.release import release
 from islands.interface import installation
 from ops.doctor import machine_findings
 from ops.doctor.finding import Finding, failure
 from ops.doctor.machine_findings import median
 from ops.processes.child_process import error_in, tied
-from ops.processes.cluster import are_free, free_ports
 
 #: Packages that every daemon loads.
 PACKAGES = ("zmq", "numpy", "msgpack", "xxhash", "redis", "rich")
@@ -39,8 +35,6 @@ found = jax.local_devices()
 print(json.dumps([jax.__version__, found[0].platform, [each.device_kind for each in found]]))
 """
 _ACCELERATORS = {"/dev/nvidia0": "NVIDIA GPU", "/dev/accel0": "TPU"}
-#: Of clock_adjtime's answer: nothing synchronises this clock.
-_TIME_ERROR, _TIMEX_BYTES = 5, 512
 
 
 def look_at_python() -> Finding:
@@ -80,27 +74,6 @@ def look_at_jax(within_s: float) -> Finding:
     hardware = next((name for path, name in _ACCELERATORS.items() if os.path.exists(path)), "")
     chosen = os.environ.get("JAX_PLATFORMS", "")
     return machine_findings.jax(version, found, devices, hardware=hardware, chosen=chosen)
-
-
-def look_at_clock() -> Finding:
-    """Asks the kernel for its clock."""
-    synchronised = None
-    with contextlib.suppress(AttributeError, OSError):
-        asked = ctypes.create_string_buffer(_TIMEX_BYTES)  # struct timex, with no mode set: only read
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(asked)
-        if state >= 0:
-            synchronised = state != _TIME_ERROR
-    return machine_findings.kernel_clock(synchronised)
-
-
-def look_at_ports(port: int, *, own_broker: bool) -> Finding:
-    """Looks for the ports of a broker, and two that ``up`` would find."""
-    try:
-        free_ports(2)
-        return machine_findings.ports({each: are_free([each]) for each in (port, port + 1)}, own_broker=own_broker)
-    except (ConfigError, Unavailable) as err:
-        cure = err.cure if isinstance(err, ConfigError) else str(err)
-        return failure("ports", "`up` and a broker find none", cure)
 
 
 def look_at_disk(directory: Path) -> Finding:

@@ -123,7 +123,7 @@ def test_packages_of_our_names_from_others_are_named_with_the_cure(artifacts, tm
         mistyped = environment.run("atoll", "statsu")
         assert [line.partition(":")[0] for line in mistyped.stderr.splitlines()] == ["atoll", "atoll"]
         assert mistyped.stderr.startswith(FAULT)
-        others = ("jax", "clock", "ports", "files", "disk", "redis", "broker")
+        others = ("jax", "files", "disk", "redis", "broker")
         (found,) = json.loads(environment.run("atoll", "doctor", "--json", "--skip", *others).stdout)["findings"]
         assert (found["subject"], found["verdict"]) == ("Python", "failure")
         assert CURE in found["cure"]
