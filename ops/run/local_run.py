@@ -38,7 +38,7 @@ from ops.run import daemons, devices
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import POLL_S, GaveUp, in_short, loss_unit
 from ops.run.local_plan import LocalPlan
-from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
+from ops.run.report import Metrics, Report, RunFacts, build_report
 
 STATUS_EVERY_S = 1.0
 #: Silence of Redis after which the display says why it stands still.
@@ -72,7 +72,7 @@ class LocalRun:
     told_models: set[str] = field(default_factory=set)  #: digests of those whose evaluation was told, or stood there
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
-    seen: Status | None = None  #: the last status that there was
+    seen: bool = False  #: whether there was a status
     undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
     has_status: bool = True  #: whether there is a Redis
 
@@ -196,7 +196,7 @@ class LocalRun:
                         display.note(f"{'no progress to show' if self.seen else 'starting'}: {missing}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
-                        self.seen, silent_since_s = status, now_s
+                        self.seen, silent_since_s = True, now_s
                         progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
                         if self.steps_before is None:
                             self.steps_before = progress.max_inner_step if self.resumed else 0
@@ -308,11 +308,7 @@ class LocalRun:
         return status_of(snapshot, snapshot.now_s), ""
 
     def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:
-        """Returns the report, from the aggregator's own file and what was seen here."""
-        counted = self._counted()
-        as_seen = counted is None
-        if counted is None and self.seen is not None:
-            counted = last_seen(self.seen)
+        """Returns the report, from the aggregator's own file and what the supervisor knows."""
         ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
         run_dir = shlex.quote(os.fspath(self.plan.run_dir))
         how = "up --resume" if self.plan.hub is None else "hub --run-dir"
@@ -328,11 +324,10 @@ class LocalRun:
             # Wrong settings would end it again.
             resume="" if status in (0, 2) else self.as_called(f"atoll {how} {run_dir}"),
             export="" if self.plan.hub is None else self.as_called(f"atoll export {run_dir}"),
-            as_seen=as_seen,
             undone=self.undone,
         )
         points = read_points(self.plan.run_dir)
-        return build_report(counted, facts, before=judged[0], after=judged[1], points=points)
+        return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)
 
     def _counted(self) -> dict[str, Any] | None:
         """Returns what the aggregators counted; without that of one shard the rest would not add up."""
