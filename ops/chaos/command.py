@@ -21,7 +21,6 @@ from broker.base.settings import nearest
 from broker.gateway.config import BrokerConfig
 from broker.process.signals import Signals
 from islands.interface.config import IslandConfig
-from ops import run_directory
 from ops.chaos import report, verify
 from ops.chaos.drill import Drill
 from ops.chaos.plan import NATURES, ChaosConfig, FaultFile, Needs, all_faults, read_faults
@@ -32,10 +31,10 @@ from ops.links.region import TO_REDIS
 from ops.run import local_plan
 from ops.run import report as reporting
 from ops.run.display import Display
+from ops.run.judging import keep
 from ops.run.local_plan import LocalPlan
 from ops.run.prepare import prepare
 from ops.run.settings import UpConfig, up_config
-from ops.text import finite
 
 _EPILOG = """
 Kinds of faults, the form of the file and every figure of the report: docs/chaos.md. Without --tokens the run goes on
@@ -88,11 +87,7 @@ def run(args: argparse.Namespace) -> int:
         status = drill.run(display, signals)
         display.note("reading the tapes and checking the invariants")
         whole = _report(plan, config, drill, status)
-    whole = finite(whole)
-    try:
-        run_directory.write(plan.run_dir / "report.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
-    finally:  # said at least, where it cannot be kept
-        print(json.dumps(whole, allow_nan=False) if args.json else _render(whole), flush=True)
+    keep(plan, whole, as_json=args.json, text=_render)
     return int(whole["exit"])
 
 

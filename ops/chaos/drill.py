@@ -90,14 +90,8 @@ class Drill:
                 self._injector.prepare()
                 display.note("every island trains; faults begin")
                 self._storm()
-            except (GaveUp, Unavailable) as err:
-                self.up.note = str(err).partition("\n")[0]
-                display.note(str(err))
-                return 2 if isinstance(err, GaveUp) and err.misset else 1
-            except Interrupted as err:
-                self.up.note = str(err)
-                display.note(f"{err}; ending every process")
-                return 128 + err.number
+            except (GaveUp, Unavailable, Interrupted) as err:
+                return self.up.cut_short(err, display)
             finally:
                 self._end()
         return 0

@@ -29,10 +29,10 @@ from ops.launcher import find_modules_here
 MOST_FOR_ONE = 8
 
 
-def rogue_wire(manner: FaultKind, rate: float, seed: int) -> type[wire.Connections]:
+def rogue_wire(manner: FaultKind) -> type[wire.Connections]:
     """Returns the connection of an island, with a rogue between core and socket."""
-    rng = random.Random(seed)
-    rogue = Rogue(manner, rate, TamperedTensors(), rng)
+    rng = random.Random(0)
+    rogue = Rogue(manner, 1.0, TamperedTensors(), rng)
 
     class RogueWire(wire.Connections):
         def post(self, envelope: Envelope) -> None:
@@ -58,15 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a rogue until the run ends or a signal comes; exit codes as of ``atoll island``."""
     parser = argparse.ArgumentParser(prog="rogue", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--manner", choices=[str(each) for each in MISBEHAVIORS], required=True, help="what it does")
-    parser.add_argument("--rate", type=float, default=1.0, help="share of its contributions (default: 1, all)")
-    parser.add_argument("--rogue-seed", type=int, default=0, help="of its accidents")
     daemon.add_arguments(parser)
     args = parser.parse_args(argv)
     try:
-        if not 0 < args.rate <= 1:
-            raise ConfigError("rate", args.rate, "must be above 0 and at most 1")
         # The one place where an island makes its connection.
-        setattr(session, "Connections", rogue_wire(FaultKind(args.manner), args.rate, args.rogue_seed))  # noqa: B010 - typed so
+        setattr(session, "Connections", rogue_wire(FaultKind(args.manner)))  # noqa: B010 - typed so
         return daemon.run(args)
     except (ConfigError, Unavailable) as err:
         print(f"rogue: {err}", file=sys.stderr)

@@ -16,13 +16,11 @@ from typing import Any
 from broker.base.errors import Unavailable
 from broker.process.signals import Interrupted, Signals
 from ops.processes.child_process import ProcessSpec
-from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
-from ops.processes.supervision import ONE_LIFE
 from ops.run import daemons
 from ops.run.devices import merged
 from ops.run.display import Display
-from ops.run.judging import POLL_S, GaveUp, in_short, judge, keep, loss_unit
+from ops.run.judging import GaveUp, in_short, judge, keep, loss_unit, run_to_the_end
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, RunFacts, build_report
 
@@ -37,7 +35,7 @@ def run(plan: LocalPlan, started_s: float, *, as_json: bool) -> int:
         ended_s = time.monotonic()
         try:
             try:
-                _train(plan, signals)
+                run_to_the_end(_processes(plan), plan.run_dir / "logs", signals)
             finally:
                 ended_s = time.monotonic()
             counted = _counted(plan)
@@ -64,23 +62,6 @@ def run(plan: LocalPlan, started_s: float, *, as_json: bool) -> int:
     )
     keep(plan, build_report(counted, facts, before=judged[0], after=judged[1]), as_json=as_json)
     return status
-
-
-def _train(plan: LocalPlan, signals: Signals) -> None:
-    """Runs every process to its end.
-
-    Raises:
-        GaveUp: One of them failed.
-        Interrupted: A signal came.
-    """
-    with LocalCluster(plan.run_dir / "logs", policy=ONE_LIFE) as cluster:
-        cluster.start(_processes(plan))
-        while cluster.running():
-            signals.check()
-            for event in cluster.poll():
-                if event.change is Change.GAVE_UP:
-                    raise GaveUp(event.detail, misset=event.misset)
-            time.sleep(POLL_S)
 
 
 def _mesh(plan: LocalPlan) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from broker.process.signals import Signals
@@ -13,7 +14,7 @@ from ops import run_directory
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
-from ops.processes.supervision import RestartPolicy
+from ops.processes.supervision import ONE_LIFE
 from ops.run import daemons, devices
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, render
@@ -71,27 +72,37 @@ def judge(plan: LocalPlan, signals: Signals, *, found: tuple[Metrics, Metrics] =
         for name, path, metrics in zip(("evaluate-before", "evaluate-after"), (before, after), found, strict=True)
         if not metrics
     ]
-    with LocalCluster(logs, policy=RestartPolicy(young_deaths=1, settled_after_s=float("inf"))) as cluster:
-        cluster.start(specs)
-        while cluster.running():
-            signals.check()
-            for event in cluster.poll():
-                if event.change is Change.GAVE_UP:
-                    raise GaveUp(event.detail)
-            time.sleep(POLL_S)
+    run_to_the_end(specs, logs, signals)
     before.unlink()
     judged = iter([_metrics_in(logs / f"{spec.name}.log") for spec in specs])
     first, second = (metrics or next(judged) for metrics in found)
     return first, second
 
 
-def keep(plan: LocalPlan, report: Report, *, as_json: bool) -> None:
-    """Writes a report to the run directory, and says it."""
+def run_to_the_end(specs: Iterable[ProcessSpec], logs: Path, signals: Signals) -> None:
+    """Runs processes until all have done their work; the first that dies ends the others.
+
+    Raises:
+        GaveUp: One of them failed; the message has the end of its log.
+        Interrupted: A signal came.
+    """
+    with LocalCluster(logs, policy=ONE_LIFE) as cluster:
+        cluster.start(specs)
+        while cluster.running():
+            signals.check()
+            for event in cluster.poll():
+                if event.change is Change.GAVE_UP:
+                    raise GaveUp(event.detail, misset=event.misset)
+            time.sleep(POLL_S)
+
+
+def keep(plan: LocalPlan, report: Report, *, as_json: bool, text: Callable[[Report], str] = render) -> None:
+    """Writes a report to the run directory, and says it: as JSON, or as ``text`` makes it."""
     whole: Report = finite(report)
     try:
         run_directory.write(plan.run_dir / "report.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
     finally:  # said at least, where it cannot be kept
-        print(json.dumps(whole, allow_nan=False) if as_json else render(whole), flush=True)
+        print(json.dumps(whole, allow_nan=False) if as_json else text(whole), flush=True)
 
 
 def _metrics_in(log: Path) -> Metrics:

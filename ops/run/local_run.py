@@ -85,19 +85,22 @@ class LocalRun:
                 self.ended_s = time.monotonic()
                 self._await_follower(cluster, display, signals)
                 self._await_loggers(cluster, display, signals)
-            except (GaveUp, Unavailable) as err:
-                self.note = in_short(err)
-                display.note(str(err))
-                return 2 if isinstance(err, GaveUp) and err.misset else 1
-            except Interrupted as err:
-                self.note = str(err)
-                display.note(f"{err}; ending every process")
-                return 128 + err.number
+            except (GaveUp, Unavailable, Interrupted) as err:
+                return self.cut_short(err, display)
             finally:
                 self.ended_s = self.ended_s or time.monotonic()
                 cluster.stop(within_s=STOP_WITHIN_S if self.plan.hub is None else HUB_STOPS_WITHIN_S)
                 self.restarts = {name: cluster.restarts(name) for name in self._names()}
         return 0
+
+    def cut_short(self, err: GaveUp | Unavailable | Interrupted, display: Display) -> int:
+        """Says why the run did not end by itself, and keeps it for the report; returns the exit status."""
+        self.note = in_short(err)
+        if isinstance(err, Interrupted):
+            display.note(f"{err}; ending every process")
+            return 128 + err.number
+        display.note(str(err))
+        return 2 if isinstance(err, GaveUp) and err.misset else 1
 
     def _names(self) -> list[str]:
         links = [placing.PROCESS_NAME] if self.plan.links is not None else []
