@@ -64,14 +64,12 @@ class Carrier:
         self.link.clear()
         self.pump()
 
-    def reset(self) -> int:
-        """Resets all connections, at both ends; returns how many there were."""
-        number = len(self.connections)
+    def reset(self) -> None:
+        """Resets all connections, at both ends."""
         if not self._closed:
-            log.info("link.reset", link=self.name, connections=number)
+            log.info("link.reset", link=self.name, connections=len(self.connections))
         for connection in list(self.connections.values()):
             connection.abort()
-        return number
 
     def pump(self) -> None:
         """Does everything that is due, and sets the timer for what will be."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import os
 import socket
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ def answer(carriers: Mapping[str, Carrier], line: bytes) -> dict[str, Any]:
     try:
         return {"ok": True, "links": _do(carriers, _request(line))}
     except ConfigError as err:
-        return {"ok": False, "field": err.field, "value": _plain(err.value), "cure": err.cure}
+        return {"ok": False, "field": err.field, "value": str(err.value)[:200], "cure": err.cure}
 
 
 def _request(line: bytes) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def _do(carriers: Mapping[str, Carrier], request: Mapping[str, Any]) -> Any:
     if request["do"] == "list":
         return {name: _shown(carrier) for name, carrier in carriers.items()}
     every = request["do"] == "clear" and "link" not in request
-    names = list(carriers) if every else matching(request.get("link"), carriers)
+    names = list(carriers) if every else meant("link", str(request.get("link")), list(carriers))
     match request["do"]:
         case "set":
             condition, for_s = _condition(request.get("condition")), _duration(request.get("for_s"))
@@ -65,17 +64,6 @@ def _do(carriers: Mapping[str, Carrier], request: Mapping[str, Any]) -> Any:
             for name in names:
                 carriers[name].clear()
     return names
-
-
-def matching(glob: Any, names: Mapping[str, Any]) -> list[str]:
-    """Returns the names that a glob means, of those there are.
-
-    Raises:
-        ConfigError: It means none.
-    """
-    if not isinstance(glob, str):
-        raise ConfigError("link", glob, f"means no link of this run; {nearest(str(glob), list(names))}")
-    return meant("link", glob, list(names))
 
 
 def _condition(table: Any) -> LinkCondition:
@@ -99,14 +87,6 @@ def _shown(carrier: Carrier) -> dict[str, Any]:
         **{f"{way}_bytes": lanes[way].passed_bytes for way in Way},
         "connections": len(carrier.connections),
     }
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON can say it and people can read it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    text = json.dumps(value, default=str)
-    return value if len(text) <= 200 else text[:197] + "..."
 
 
 # --- the socket -------------------------------------------------------------------------------------------------

@@ -72,12 +72,10 @@ class Lane:
 
     Attributes:
         passed_bytes: Have arrived so far.
-        corrupted_bytes: Of them, those that were changed.
     """
 
     def __init__(self, direction: Direction, random_source: random.Random) -> None:
         self.passed_bytes = 0
-        self.corrupted_bytes = 0
         self._random = random_source
         self._flows: dict[int, _Flow] = {}
         self._turns: deque[int] = deque()  # whose turn comes next stands first
@@ -237,7 +235,6 @@ class Lane:
         at = self._until_corrupt
         while at < len(damaged):
             damaged[int(at)] ^= self._random.randrange(1, 256)
-            self.corrupted_bytes += 1
             at += max(1.0, self._draw_corruption())
         self._until_corrupt = at - len(damaged)
         return bytes(damaged)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from broker.base.errors import ConfigError, Unavailable, cure_of_listening
+from broker.base.errors import Unavailable, cure_of_listening
 from broker.process import logs
 from ops.links import wiring
 from ops.links.carrier import SOCKET_BUFFER_BYTES, Carrier
@@ -35,15 +35,11 @@ def run(args: argparse.Namespace) -> int:
     """Carries bytes until SIGTERM or SIGINT, then returns 0.
 
     Raises:
-        ConfigError: The plan cannot be read.
+        OSError: The plan cannot be read.
         Unavailable: A port or the socket cannot be had.
     """
     logs.configure("links")
-    try:
-        text = args.plan.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError("plan", str(args.plan), f"cannot be read: {err}") from err
-    asyncio.run(_until_signalled(wiring.load(text), args.control.absolute()))
+    asyncio.run(_until_signalled(wiring.load(args.plan.read_text(encoding="utf-8")), args.control.absolute()))
     return 0
 
 

@@ -175,7 +175,7 @@ async def test_a_reset_is_seen_as_one_at_both_ends():
         reader, writer = await at.connect("near")
         writer.write(b"hello")
         assert await asyncio.wait_for(seen.get(), SOON_S) == b"hello"
-        assert at.carriers["near"].reset() == 1
+        at.carriers["near"].reset()
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(10), SOON_S)
         assert isinstance(await asyncio.wait_for(seen.get(), SOON_S), ConnectionResetError)

@@ -217,12 +217,6 @@ def test_a_wiring_is_read_as_it_was_written():
     assert wiring.load(wired.dump()) == wired
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '{"links": {"a": 3}}', '{"links": {}, "began_s": "x"}'])
-def test_a_wiring_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match="is no wiring of links"):
-        wiring.load(text)
-
-
 def test_each_client_with_a_link_enters_every_broker_by_doors_of_its_own():
     described = region.parse('[link."island-*"]\ndelay_ms = 4\n', source="x")
     brokers = ["tcp://127.0.0.1:7001", "tcp://[::1]:8001"]

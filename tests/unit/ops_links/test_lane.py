@@ -234,7 +234,7 @@ def test_damage_changes_as_many_bytes_as_was_asked_for_and_never_their_number(pi
         way.offer(1, data[start : start + piece], 0.0)
     came = payload(way.take(0.0), 1)
     assert len(came) == len(data)
-    assert way.corrupted_bytes == sum(a != b for a, b in zip(came, data, strict=True)) == pytest.approx(500, rel=0.15)
+    assert sum(a != b for a, b in zip(came, data, strict=True)) == pytest.approx(500, rel=0.15)
     way.change(Direction(), 0.0)
     way.offer(1, data, 0.0)
     assert payload(way.take(0.0), 1) == data
