@@ -15,7 +15,6 @@ instead of 27 s by pip alone); else by pip. All three verify the hashes of the l
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import fcntl
 import hashlib
@@ -26,7 +25,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -292,12 +290,8 @@ def _requirements(lock: Path) -> Iterator[tuple[str, str]]:
 
 
 def _run(title: str, command: Sequence[str]) -> str | None:
-    """Runs a command with its progress on standard error; returns None, or its last lines if it failed."""
-    terminal = sys.stderr.isatty()
-    started_s = time.monotonic()
-    tail: collections.deque[str] = collections.deque(maxlen=12)
-    if not terminal:
-        _say(title)
+    """Says what a command does, and runs it; returns None, or its last lines if it failed."""
+    _say(title)
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     if os.path.expanduser("~") == "~":  # nobody's home: pip would make a folder of that name here, uv another one
         environment |= {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}
@@ -305,29 +299,12 @@ def _run(title: str, command: Sequence[str]) -> str | None:
         tempfile.gettempdir()
     except FileNotFoundError:
         environment["TMPDIR"] = os.fspath(ROOT / ".venv")
-    process = subprocess.Popen(
+    done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", env=environment,
     )  # fmt: skip
-    assert process.stdout is not None
-    reader = threading.Thread(target=tail.extend, args=(process.stdout,), daemon=True)
-    reader.start()
-    try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.2)
-                break
-            if terminal:
-                elapsed_s = time.monotonic() - started_s
-                print(f"\ratoll: {title} ... {elapsed_s:3.0f} s", end="", file=sys.stderr, flush=True)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    if terminal:
-        print(file=sys.stderr)
-    reader.join(timeout=5)
-    return None if process.returncode == 0 else "".join(tail).strip() or f"exit status {process.returncode}"
+    tail = "\n".join(done.stdout.splitlines()[-12:]).strip()
+    return None if done.returncode == 0 else tail or f"exit status {done.returncode}"
 
 
 @contextlib.contextmanager

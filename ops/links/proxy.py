@@ -12,7 +12,6 @@ import signal
 import socket
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from broker.base.errors import Unavailable, cure_of_listening
 from broker.process import logs
@@ -89,9 +88,7 @@ class Proxy:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Ends every connection."""
         self.close()
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import assert_never
 
 from broker.base.errors import ConfigError, Unavailable, cure_of_listening
@@ -83,9 +82,7 @@ class LocalCluster:
         self._guard = Guard()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         """Ends every process."""
         try:
             self.stop()

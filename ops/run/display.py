@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Group, RenderableType
@@ -167,15 +166,13 @@ class Display:
     def __enter__(self) -> Display:
         if self._live is not None:
             with self._writing():
-                self._live.__enter__()
+                self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._live is not None:
             with self._writing():
-                self._live.__exit__(kind, error, trace)
+                self._live.stop()
 
     def note(self, text: str) -> None:
         """Writes a line that stays."""

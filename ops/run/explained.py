@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -53,11 +53,6 @@ def explained(recipe: Recipe) -> list[Explained]:
         for name in RECIPE
         if name != "profile"
     ]
-
-
-def as_rows(rows: Sequence[Explained]) -> list[dict[str, Any]]:
-    """Returns them as JSON."""
-    return [asdict(row) for row in rows]
 
 
 def render(profile: Profile, rows: Sequence[Explained]) -> RenderableType:

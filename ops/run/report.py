@@ -13,6 +13,7 @@ from broker.wire.messages import Reason, recipe_line
 from islands.tasks.task import LOSS
 from ops import curve
 from ops.curve import Point, figure
+from ops.invariants import balanced
 from ops.text import age, size
 
 Report = dict[str, Any]
@@ -158,9 +159,8 @@ def _by_number(table: Mapping[Any, Any]) -> dict[str, Any]:
 def is_balanced(report: Report) -> bool:
     """Says whether trained = merged + wasted + in flight, as far as these are known."""
     tokens = report["tokens"]
-    if tokens["trained"] is None:
-        return True
-    return bool(tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"])
+    trained, merged, in_flight = (tokens[name] for name in ("trained", "merged", "in_flight"))
+    return trained is None or not balanced(trained, merged, tokens["wasted"].values(), in_flight)
 
 
 def render(report: Report) -> str:

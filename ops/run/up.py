@@ -10,6 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from broker.base.errors import ConfigError, Unavailable
@@ -127,7 +128,7 @@ def _explain(args: argparse.Namespace) -> int:
     plan = local_plan.resolve(args, run_dir=Path("run").absolute(), port=1024, redis_url=url, redis_port=None)
     rows = explained.explained(plan.aggregator)
     if args.json:
-        print(json.dumps(explained.as_rows(rows)))
+        print(json.dumps([asdict(row) for row in rows]))
     else:
         Screen().print(explained.render(plan.aggregator.profile, rows))
     return 0

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("islands.interface.config")
-
 from broker.base import sources
 from broker.base.errors import ConfigError
 from broker.process.signals import Interrupted
