@@ -18,7 +18,7 @@ from broker.process.signals import Interrupted, Signals
 from ops import run_directory
 from ops.chaos.injector import Injector, clock_file
 from ops.chaos.plan import ChaosConfig
-from ops.chaos.recording import Happening, Observer, Recording, StatusWatch, pulse_file
+from ops.chaos.recording import Happening, Observer, Recording, pulse_file
 from ops.faults import Fault, Role, role_of
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
@@ -26,7 +26,7 @@ from ops.processes.supervision import RestartPolicy
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import GaveUp
 from ops.run.local_plan import LocalPlan
-from ops.run.local_run import LocalRun
+from ops.run.local_run import LocalRun, StatusWatch
 
 TICK_S = 0.05
 SHOW_EVERY_S = 1.0
@@ -75,7 +75,7 @@ class Drill:
         leaders = random.Random(f"leaders {self._config.fault_seed}")
         with (
             LocalCluster(logs, policy=policy, adapt=self._adapted) as cluster,
-            StatusWatch(self._plan.redis_url, self._plan.run_id) as watch,
+            StatusWatch(self._plan.redis_url, self._plan.run_id, tell=self.recording.redis.append) as watch,
         ):
             self._cluster, self._watch = cluster, watch
             self._injector = Injector(
@@ -107,7 +107,6 @@ class Drill:
         self._observer.look()
         self.up.restarts = {name: self._cluster.restarts(name) for name in names}
         recording.happenings = self._injector.happenings
-        recording.redis = self._watch.answers
 
     def _adapted(self, spec: ProcessSpec) -> ProcessSpec:
         """Gives every process of ours a clock that can jump, and every island a pulse."""

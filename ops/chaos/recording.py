@@ -1,16 +1,13 @@
 """The recording of a chaos run: the faults, and the run as seen from outside, in monotonic seconds.
 
-None of the watching can be stopped by the faults that it is to observe: files are read as they are, and a Redis that
-hangs keeps only its own thread waiting. Times are those at which something was seen, on this process's clock: those on
-a tape are of a clock that a fault may have made jump.
+The faults cannot stop the watching: files are read as they are. Times are those at which something was seen, on this
+process's clock: those on a tape are of a clock that a fault may have made jump.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +16,11 @@ from typing import Any
 
 from aggregator.store.ledger_file import is_of_segment
 from aggregator.store.segments import TapeReader
-from broker.base.errors import Unavailable
-from broker.registry.registry import Registry
 from islands.session.pulse import Beat, read_pulse
 from ops.faults import Fault
 from ops.inspect.explain import ledgers_in, tapes_in
-from ops.inspect.run_status import Status, status_of
 from ops.processes.cluster import ProcessEvent
 
-STATUS_EVERY_S = 0.5
 #: Of a tape, read at a time.
 FOLLOWED_BYTES = 4 << 20
 #: From when to when.
@@ -198,47 +191,3 @@ class Observer:
                     self._recording.rounds.append(seen)
             case name:
                 self._recording.notes.append(NoteSeen(at_s=now_s, name=name, fields=fields))
-
-
-class StatusWatch:
-    """The newest status by Redis, read in a thread of its own; a context manager.
-
-    Attributes:
-        latest: The last one that was read.
-        answers: (moment, whether the run's status could be read), one per attempt.
-        leaders: Who holds the lease of each shard, as it stands there.
-    """
-
-    def __init__(self, redis_url: str, run_id: str) -> None:
-        self._registry = Registry(redis_url, run_id)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="atoll-status-watch", daemon=True)
-        self.latest: Status | None = None
-        self.leaders: tuple[str, ...] = ()
-        self.answers: list[tuple[float, bool]] = []
-
-    def __enter__(self) -> StatusWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _main(self) -> None:
-        with asyncio.Runner() as loop:
-            while not self._stop.wait(STATUS_EVERY_S):
-                loop.run(self._look())
-            loop.run(self._registry.aclose())
-
-    async def _look(self) -> None:
-        try:
-            snapshot = await self._registry.read()
-        except Unavailable:
-            self.answers.append((time.monotonic(), False))
-            return
-        whole = bool(snapshot.members) and bool(snapshot.fragments)
-        self.answers.append((time.monotonic(), whole))
-        if whole:
-            self.latest = status_of(snapshot, snapshot.now_s)
-            self.leaders = tuple(lease.holder for _, lease in sorted(snapshot.leases.items()))

@@ -1,8 +1,8 @@
 """A run, or its hub, while it goes on: its processes are started, restarted, shown and ended.
 
 Starts Redis (unless one is named), brokers, aggregators and, for ``up``, islands; restarts what dies; shows how the run
-goes; ends when the aggregator has flushed and ended. All of it happens on one thread, on which the lives of all
-processes hang (:mod:`ops.processes.child`).
+goes; ends when the aggregator has flushed and ended. The lives of all processes hang on the thread that starts them
+(:mod:`ops.processes.child`); another one asks Redis and does nothing else.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import json
 import math
 import os
 import shlex
+import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,10 @@ from ops.run.judging import POLL_S, GaveUp, in_short, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, RunFacts, build_report
 
-STATUS_EVERY_S = 1.0
+STATUS_EVERY_S = 0.5
 #: Silence of Redis after which the display says why it stands still.
 STATUS_LATE_S = 10.0
+NO_REPORT = "waiting for the aggregator's first report"
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
 LEAVE_WITHIN_S = 3.0
 #: Deaths of the follower after the end of training, after which it is not waited for: `up` can evaluate the last model.
@@ -53,6 +56,61 @@ LOG_WITHIN_S = 20.0
 HUB_STOPS_WITHIN_S = 24.0
 #: In the directory of a hub: what islands dial.
 HUB_ADDRESS_FILE = "hub.address"
+
+
+class StatusWatch:
+    """Reads the status of a run from Redis in a thread; a context manager.
+
+    A Redis that hangs holds up nothing else.
+
+    Attributes:
+        now: That of the last attempt; None if it failed, or there was none yet.
+        missing: Why it failed.
+        latest: The last one with islands and fragments.
+        leaders: Who holds the lease of each shard, as it stands there.
+    """
+
+    def __init__(
+        self, redis_url: str, run_id: str, *, tell: Callable[[tuple[float, bool]], object] = lambda answer: None
+    ) -> None:
+        """Takes the run, and what is told of each attempt: when it was, and whether it was answered in full."""
+        self._tell = tell
+        self._registry = Registry(redis_url, run_id)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="atoll-status-watch", daemon=True)
+        self.now: Status | None = None
+        self.missing = NO_REPORT
+        self.latest: Status | None = None
+        self.leaders: tuple[str, ...] = ()
+
+    def __enter__(self) -> StatusWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _main(self) -> None:
+        with asyncio.Runner() as loop:
+            while not self._stop.wait(STATUS_EVERY_S):
+                loop.run(self._look())
+            loop.run(self._registry.aclose())
+
+    async def _look(self) -> None:
+        try:
+            snapshot = await self._registry.read()
+        except Unavailable as err:
+            self.now, self.missing = None, str(err)
+            self._tell((time.monotonic(), False))
+            return
+        whole = bool(snapshot.members) and bool(snapshot.fragments)
+        self._tell((time.monotonic(), whole))
+        self.now = None if snapshot.empty else status_of(snapshot, snapshot.now_s)
+        self.missing = NO_REPORT
+        if whole:
+            self.latest = self.now
+            self.leaders = tuple(lease.holder for _, lease in sorted(snapshot.leases.items()))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,16 +130,15 @@ class LocalRun:
     told_models: set[str] = field(default_factory=set)  #: digests of those whose evaluation was told, or stood there
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
-    seen: bool = False  #: whether there was a status
     undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
     has_status: bool = True  #: whether there is a Redis
 
     def train(self, display: Display, signals: Signals) -> int:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
-        with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
+        with LocalCluster(self.plan.run_dir / "logs") as cluster:
             try:
                 self.start(cluster, display, signals)
-                self._watch(cluster, loop, display, signals)
+                self._watch(cluster, display, signals)
                 self.ended_s = time.monotonic()
                 self._await_follower(cluster, display, signals)
                 self._await_loggers(cluster, display, signals)
@@ -178,28 +235,27 @@ class LocalRun:
         if plan.up.keys:
             display.note("elsewhere it needs a copy of that key and of broker.public, both in one directory")
 
-    def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
+    def _watch(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
         """Returns when the aggregator has ended the run.
 
         Raises:
             GaveUp: A process could not be kept alive.
             Interrupted: A signal came.
         """
-        registry = Registry(self.plan.redis_url, self.plan.run_id)
         rate = Rate()
         next_status_s, silent_since_s = 0.0, time.monotonic()
-        try:
+        with StatusWatch(self.plan.redis_url, self.plan.run_id) if self.has_status else nullcontext() as watch:
             while not self._happened(cluster, display):
                 signals.check()
                 now_s = time.monotonic()
-                if self.has_status and now_s >= next_status_s:
+                if watch is not None and now_s >= next_status_s:
                     next_status_s = now_s + STATUS_EVERY_S
-                    status, missing = self._status(registry, loop)
+                    status = watch.now
                     if status is None and silent_since_s <= now_s - STATUS_LATE_S:
-                        display.note(f"{'no progress to show' if self.seen else 'starting'}: {missing}")
+                        display.note(f"{'no progress to show' if watch.latest else 'starting'}: {watch.missing}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
-                        self.seen, silent_since_s = True, now_s
+                        silent_since_s = now_s
                         progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
                         if self.steps_before is None:
                             self.steps_before = progress.max_inner_step if self.resumed else 0
@@ -214,8 +270,6 @@ class LocalRun:
                 self._happened(cluster, display)
                 signals.check()
                 time.sleep(POLL_S)
-        finally:
-            loop.run(registry.aclose())
 
     def _tell_troubles(self, status: Status, display: Display) -> None:
         """Says what the aggregator cannot put right by itself, when it begins and when it is over."""
@@ -298,17 +352,6 @@ class LocalRun:
         for name, shard in self.plan.shards.items():
             led_by.setdefault(shard, self.ended_by.get(shard, name))
         return [self.plan.store_of(name) for _, name in sorted(led_by.items())]
-
-    @staticmethod
-    def _status(registry: Registry, loop: asyncio.Runner) -> tuple[Status | None, str]:
-        """The status by Redis; None while there is none, which stops nothing but this display, and why."""
-        try:
-            snapshot = loop.run(registry.read())
-        except Unavailable as err:
-            return None, str(err)
-        if snapshot.empty:
-            return None, "waiting for the aggregator's first report"
-        return status_of(snapshot, snapshot.now_s), ""
 
     def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:
         """Returns the report, from the aggregator's own file and what the supervisor knows."""

@@ -10,20 +10,21 @@ import pytest
 from broker.base.errors import Unavailable
 from broker.process import release
 from ops import cli
-from ops.run.local_run import LocalRun
+from ops.run.local_run import NO_REPORT, StatusWatch
 
 
 @pytest.mark.parametrize(
     ("read", "missing"),
     [
-        ({"return_value": SimpleNamespace(empty=True)}, "waiting for the aggregator's first report"),
+        ({"return_value": SimpleNamespace(empty=True, members={}, fragments={})}, NO_REPORT),
         ({"side_effect": Unavailable("Redis is away", definite=True)}, "Redis is away"),
     ],
 )
 def test_what_there_is_no_status_for_is_said(read, missing):
-    registry = SimpleNamespace(read=AsyncMock(**read), address="redis://127.0.0.1:6379")
-    with asyncio.Runner() as loop:
-        assert LocalRun._status(registry, loop) == (None, missing)
+    watch = StatusWatch("redis://127.0.0.1:6379", "demo")
+    watch._registry = SimpleNamespace(read=AsyncMock(**read))
+    asyncio.run(watch._look())
+    assert (watch.now, watch.missing) == (None, missing)
 
 
 def test_a_page_that_cannot_be_served_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
