@@ -1,7 +1,5 @@
 """Which devices each island of a local run gets, and how they are looked for."""
 
-import os
-import sys
 import types
 
 import pytest
@@ -92,12 +90,6 @@ def test_what_cannot_be_divided_is_refused_with_its_cure(found, islands, each, s
         placements(found, islands=islands, devices_per_island=each)
 
 
-@pytest.mark.parametrize("islands", [1, 2, 3, 8, 9])
-@pytest.mark.parametrize("found", [CPU, gpus(1), gpus(3), gpus(8)], ids=["cpu", "1", "3", "8"])
-def test_without_a_number_every_count_of_islands_finds_its_place(found, islands):
-    assert len(placements(found, islands=islands, devices_per_island=0)) == islands
-
-
 def test_variables_of_devices_win_and_flags_of_xla_add_up():
     place = Placement(environment={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--devices"})
     ours = {"XLA_FLAGS": "--one", "JAX_PLATFORMS": "cuda", "A": "b"}
@@ -175,10 +167,3 @@ def test_what_is_not_found_is_said_or_refused(monkeypatch, stdout):
         prepare.find_devices(Platform.TPU)
 
 
-def test_the_child_looks_with_the_jax_that_is_installed(monkeypatch):
-    monkeypatch.setattr(prepare, "_has_plugin", lambda: True)
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    path = os.pathsep.join(each for each in sys.path if each)
-    monkeypatch.setenv("PYTHONPATH", path)
-    assert prepare.find_devices(Platform.AUTO).platform in Platform
-    assert "jax" not in vars(prepare)

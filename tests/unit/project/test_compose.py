@@ -192,10 +192,6 @@ def test_no_service_waits_for_the_health_of_another_one_which_would_leave_it_uns
         assert f"{needed}: {{ condition: service_started }}" in services(COMPOSE)[name]
 
 
-def test_how_many_islands_there_are_changes_the_command_of_no_service():
-    assert re.findall(r"^# +(.*docker compose up --scale \S+)", COMPOSE, re.M) == ["docker compose up --scale island=8"]
-
-
 @each_file
 def test_islands_can_be_scaled_because_nothing_names_one_of_them(text):
     block = services(text)["island"]

@@ -258,13 +258,6 @@ def test_aggregators_get_what_copies_need():
         assert "envFrom" not in json.dumps(pod)
 
 
-def test_the_container_for_commands_has_memory_for_them():
-    """Measured: 57 MiB for ``status``, 48 MiB and the model for ``export``."""
-    (pod,) = workloads(rendered({}))["aggregator"]
-    (resources,) = [each["resources"] for each in pod["containers"] if each["name"] == "shell"]
-    assert resources == {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
