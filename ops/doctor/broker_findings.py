@@ -139,16 +139,7 @@ def _other_protocol(seen: BrokerSeen, own_release: str) -> Finding:
 def _version(seen: BrokerSeen, own_release: str) -> Finding:
     theirs = seen.release or "a checkout, or not installed"
     text = f"protocol {PROTOCOL_VERSION} on both sides; release {own_release or '(checkout)'} here, {theirs} there"
-    if seen.release and own_release and seen.release != own_release:
-        newer = max_release(seen.release, own_release)
-        cure = f"install the same release everywhere before the next run: {newer}"
-        return warning("version", text, cure)
     return ok("version", text)
-
-
-def max_release(one: str, other: str) -> str:
-    """Returns the newer of two releases, by their leading numbers."""
-    return max(one, other, key=lambda text: [int(part) if part.isdecimal() else -1 for part in text.split(".")])
 
 
 def _round_trip(way: Way) -> Finding:
