@@ -209,7 +209,7 @@ class Drill:
         self._link = placing.place(
             region.parse(self._region(), source="the drill's link"),
             {self.narrow: [self._address(0), self._address(1)]},
-            first_port=free_ports(placing.DOORS_PER_BROKER),
+            find_ports=free_ports,
             run_dir=directory,
         )
         self._control = LinkControl(self._link.control, within_s=CONTROL_WITHIN_S)

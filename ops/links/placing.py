@@ -9,7 +9,7 @@ that the same file still describes the run without links.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -110,28 +110,28 @@ def ways(
     return found
 
 
-def num_ports(described: region.Region, ways: Mapping[str, Sequence[tuple[str, int]]]) -> int:
-    """Returns how many adjacent ports the doors of a run take. Raises as ``Region.plans`` does."""
-    return sum(len(ways[name]) for name in described.plans(list(ways)))
-
-
 def place(
-    described: region.Region, ways: Mapping[str, Sequence[tuple[str, int]]], *, first_port: int, run_dir: Path
+    described: region.Region,
+    ways: Mapping[str, Sequence[tuple[str, int]]],
+    *,
+    find_ports: Callable[[int], int],
+    run_dir: Path,
 ) -> Links:
-    """Returns the links of a run.
+    """Returns the links of a run, with a port for each of their doors.
 
     Args:
         described: The region file.
         ways: Of :func:`ways`.
-        first_port: Of :func:`num_ports` free ones.
+        find_ports: Returns the first of so many adjacent free ports.
         run_dir: Of the run.
 
     Raises:
         ConfigError: A glob means no link.
     """
-    ports = count(first_port)
+    plans = described.plans(list(ways))
+    ports = count(find_ports(sum(len(ways[name]) for name in plans)))
     wires = {
         name: Wire(doors=tuple(Door(listen=next(ports), host=host, port=port) for host, port in ways[name]), plan=plan)
-        for name, plan in described.plans(list(ways)).items()
+        for name, plan in plans.items()
     }
     return Links(wiring=Wiring(wires=wires), run_dir=run_dir)

@@ -257,11 +257,12 @@ def _links(plan: LocalPlan, file: Path) -> Links:
     taken = {*own, plan.redis_port}  # by processes that are not started yet
     redis_clients = [*plan.aggregator_ids, *plan.broker_ports]
     ways = placing.ways(plan.clients, brokers, redis_clients=redis_clients, redis_url=plan.redis_url)
-    count = placing.num_ports(described, ways)
-    first = free_ports(count)
-    while taken & set(range(first, first + count)):
+
+    def find_ports(count: int) -> int:
         first = free_ports(count)
-    return placing.place(described, ways, first_port=first, run_dir=plan.run_dir)
+        return first if taken.isdisjoint(range(first, first + count)) else find_ports(count)
+
+    return placing.place(described, ways, find_ports=find_ports, run_dir=plan.run_dir)
 
 
 def _redis_port(wanted: int) -> int:

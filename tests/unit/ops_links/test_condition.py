@@ -14,7 +14,7 @@ from ops.links import control_server as desk
 from ops.links import region, wiring
 from ops.links.condition import FAULTLESS, KEYS, Direction, LinkCondition
 from ops.links.link import PARTITION_BREAKS_AFTER_S, Link, LinkEvent, LinkPlan
-from ops.links.placing import Links, num_ports, place, read, ways
+from ops.links.placing import Links, place, read, ways
 from ops.links.wiring import Door, Wire, Wiring
 from ops.processes.child_process import ProcessSpec
 
@@ -221,8 +221,7 @@ def test_each_client_with_a_link_enters_every_broker_by_doors_of_its_own():
     described = region.parse('[link."island-*"]\ndelay_ms = 4\n', source="x")
     brokers = ["tcp://127.0.0.1:7001", "tcp://[::1]:8001"]
     known = ways(CLIENTS, brokers, redis_clients=["broker"], redis_url="redis://127.0.0.1:7")
-    assert num_ports(described, known) == 8
-    links = place(described, known, first_port=9000, run_dir=Path("/run"))
+    links = place(described, known, find_ports={8: 9000}.get, run_dir=Path("/run"))
     doors = [door for wire in links.wiring.wires.values() for door in wire.doors]
     assert [door.listen for door in doors] == list(range(9000, 9008))
     hosts = [("127.0.0.1", 7001), ("127.0.0.1", 7002), ("::1", 8001), ("::1", 8002)]
@@ -240,8 +239,7 @@ def test_a_link_to_redis_has_one_door_and_is_meant_by_its_own_name_alone():
     described = region.parse('[link."*.redis"]\npartition = true\n[link."broker*"]\n', source="x")
     known = ways(["broker-9"], ["tcp://127.0.0.1:7001"], redis_clients=["broker"], redis_url="redis://me:pw@host:99/3")
     assert known["broker.redis"] == [("host", 99)]
-    assert num_ports(described, known) == 3
-    links = place(described, known, first_port=9000, run_dir=Path("/run"))
+    links = place(described, known, find_ports={3: 9000}.get, run_dir=Path("/run"))
     cut = {name: wire.plan.base.partitioned for name, wire in links.wiring.wires.items()}
     assert cut == {"broker-9": False, "broker.redis": True}
     environment = {"REDIS_URL": "redis://me:pw@host:99/3"}
@@ -266,7 +264,7 @@ def test_a_redis_that_no_proxy_can_stand_in_for_has_no_links(url):
     known = ways(CLIENTS, ["tcp://127.0.0.1:7001"], redis_clients=["broker"], redis_url=url)
     assert set(known) == set(CLIENTS)
     with pytest.raises(ConfigError, match="means no link of this run"):
-        num_ports(region.parse('[link."*.redis"]\n', source="x"), known)
+        region.parse('[link."*.redis"]\n', source="x").plans(list(known))
 
 
 def test_the_links_process_finds_its_files_in_the_run_directory():

@@ -165,5 +165,3 @@ def test_what_is_not_found_is_said_or_refused(monkeypatch, stdout):
         prepare.find_devices(Platform.GPU)
     with pytest.raises(ConfigError, match=r"^platform = 'tpu': JAX finds no TPU here"):
         prepare.find_devices(Platform.TPU)
-
-

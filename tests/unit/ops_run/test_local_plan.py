@@ -262,7 +262,7 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     plan = resolved("--islands", "2", "--link", str(path))
     assert plan.up.link == path
     ways = placing.ways(plan.clients, [plan.aggregator.broker], redis_clients=["broker"], redis_url=plan.redis_url)
-    links = placing.place(placing.read(path), ways, first_port=7201, run_dir=plan.run_dir)
+    links = placing.place(placing.read(path), ways, find_ports=lambda count: 7201, run_dir=plan.run_dir)
     specs = daemons.processes(dataclasses.replace(plan, links=links), environment={"A": "1"}, island_environment={})
     assert [spec.name for spec in specs] == ["links", "broker", "aggregator", "island-0", "island-1"]
     ways_in = ["ipc://@atoll-7101", "tcp://127.0.0.1:7201", "tcp://127.0.0.1:7203"]  # the aggregator has no link here

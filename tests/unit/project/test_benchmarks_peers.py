@@ -82,5 +82,3 @@ def test_requirements_are_pinned():
 def test_a_system_without_an_interpreter_is_left_out(capsys):
     assert command.main(["--quick", "--system", "torchft"]) == 0
     assert "without torchft: --python torchft=.. names no interpreter" in capsys.readouterr().err
-
-
