@@ -68,7 +68,7 @@ class FailureModel:
     catch_up_s: float = setting(1.0, "an island's fetching of the versions that others made while it paused")
 
     step_s: float = setting(1.0, "seconds of an inner step")
-    sync_interval: int = setting(24, "inner steps between two merges of a fragment; between barriers with diloco")
+    sync_interval: int = setting(24, "inner steps between two merges of a fragment")
     # As in the laboratory and in real runs: what is merged arrives within the next step, unless links are slow.
     overlap: int = setting(1, "inner steps between handing a fragment over and adopting what it was merged into")
     max_staleness: int = setting(8, "a contribution with a step trained on an older version than this is refused")
@@ -102,7 +102,7 @@ class FailureModel:
 class SimulatedFleet:
     """A fleet of equal chips, and for how long it is simulated."""
 
-    mode: Mode = setting(Mode.DECOUPLED, "how the fleet trains; streaming is only planned")
+    mode: Mode = setting(Mode.DECOUPLED, "how the fleet trains; streaming and diloco are only planned")
     chips: int = setting(1_200_000, "chips of the whole fleet")
     islands: int = setting(8, "islands of the fleet; a synchronous job has slices of their sizes")
     days: float = setting(30.0, "simulated days")
@@ -110,10 +110,8 @@ class SimulatedFleet:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that cannot be."""
-        if self.mode is Mode.STREAMING:
-            raise ConfigError(
-                "mode", self.mode.value, "is not simulated: take diloco, with --sync-interval H / P + tau"
-            )
+        if self.mode in (Mode.STREAMING, Mode.DILOCO):
+            raise ConfigError("mode", self.mode.value, "is not simulated: take decoupled, elastic-dp or dp")
         check("islands", self.islands, 1, MOST)
         check("chips", self.chips, self.islands, MOST, ": at least one per island")
         check("days", self.days, LEAST, MOST)
@@ -144,7 +142,7 @@ def expected_interruptions(fleet: SimulatedFleet, model: FailureModel) -> float:
 def check_together(fleet: SimulatedFleet, model: FailureModel) -> None:
     """Raises ConfigError where a fleet and a failure model would take hours to simulate."""
     events = {"interruptions": expected_interruptions(fleet, model)}
-    if fleet.mode in (Mode.DECOUPLED, Mode.DILOCO):
+    if fleet.mode is Mode.DECOUPLED:
         events["rounds of all islands"] = fleet.islands * fleet.duration_s / model.interval_s
     for name, count in events.items():
         if count > MOST_EVENTS[name]:
@@ -202,7 +200,7 @@ def caveats(fleet: SimulatedFleet, model: FailureModel) -> list[str]:
     if model.repair_s > fleet.duration_s / BATCHES and fleet.mode is not Mode.DP:
         said = f"repairs after interruptions last longer than a {BATCHES}th of the simulated time"
         found.append(f"{said}: the goodput is too high and its interval too narrow; simulate more --days")
-    alone = fleet.mode in (Mode.DECOUPLED, Mode.DILOCO)
+    alone = fleet.mode is Mode.DECOUPLED
     who, chips = ("an island", fleet.chips_of(0)) if alone else ("the job", fleet.chips)
     every_s = model.chip_mtbi_s / chips
     lost = min(1.0, (model.step_s - model.check_s) / 2 / every_s)

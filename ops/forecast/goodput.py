@@ -1,8 +1,7 @@
 """The goodput of a fleet of any size under failures: simulated from draws, and in closed form. Pure.
 
-Chips fail (:mod:`ops.forecast.failures`), islands pause, go on and wait for each other (:mod:`ops.forecast.timeline`);
-what that leaves is counted by :mod:`ops.forecast.accounts`. Where there is a closed form, it stands beside what was
-simulated.
+Chips fail (:mod:`ops.forecast.failures`), islands pause and go on (:mod:`ops.forecast.timeline`); what that leaves is
+counted by :mod:`ops.forecast.accounts`. Where there is a closed form, it stands beside what was simulated.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ops.forecast.failures import (
     interruptions,
 )
 from ops.forecast.fleet import Mode
-from ops.forecast.timeline import Cause, Pause, TimeLine, coupled, elastic_line, rigid_line
+from ops.forecast.timeline import Cause, Pause, TimeLine, elastic_line, rigid_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +43,9 @@ def simulate(fleet: SimulatedFleet, model: FailureModel) -> Result:
     """
     check_together(fleet, model)
     staleness, dropped = None, list[Dropped]()
-    if fleet.mode in (Mode.DECOUPLED, Mode.DILOCO):
+    if fleet.mode is Mode.DECOUPLED:
         lines = island_lines(fleet, model)
-        if fleet.mode is Mode.DILOCO:
-            lines = coupled(lines, model.interval_s)
-        else:
-            staleness, dropped = contributions(lines, model)
+        staleness, dropped = contributions(lines, model)
         dropped += [Dropped(cause=Cause.ISLAND_LOST, at_s=line.down_from_s, lost_s=line.lost_s) for line in lines]
     else:
         losses = interruptions(fleet.chips, model, fleet.seed)
@@ -144,7 +140,7 @@ def has_closed_form(fleet: SimulatedFleet, model: FailureModel) -> bool:
     if fleet.mode is Mode.DP:
         return True
     group, slices = _group(fleet, model)
-    if fleet.mode is Mode.DILOCO or slices < 20:
+    if slices < 20:
         return False
     # What repaired slices miss while they wait to rejoin; they wait no longer than until the next failure.
     rate = group / model.chip_mtbi_s

@@ -9,9 +9,6 @@ Two state machines, driven by drawn losses (:mod:`ops.forecast.failures`)::
 
 The mesh is settled at the end of a pause: slices lost during it are left out and slices that came back are taken in
 without further cost. So failures that hit during a pause are absorbed.
-
-Islands of synchronous DiLoCo meet at a barrier every sync interval. One that is paused keeps the others waiting, from
-the moment they have done their steps; up to there its pause is hidden. The exchange itself takes no time here.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -37,7 +34,6 @@ class Cause(StrEnum):
     PAUSED = "paused"  # scaling down, up, catching up; restarting where that is all a job can do
     CAPACITY_AWAY = "capacity_away"  # slices under repair while the rest trains
     ISLAND_DOWN = "island_down"  # no slice left, up to the end of the restart
-    WAITING = "waiting"  # for paused islands
     ISLAND_LOST = "island_lost"  # trained, but gone with the island before it was handed over
     STALE = "stale"  # trained, but refused as too stale
 
@@ -189,91 +185,3 @@ def not_handed_over_s(trained_s: float, interval_s: float) -> float:
     if trained_s >= interval_s:
         return interval_s / 2.0
     return trained_s - trained_s**2 / (2.0 * interval_s)
-
-
-# --- barriers -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Island:
-    """An island's intervals of training, and how far they are used up."""
-
-    from_s: list[float]
-    to_s: list[float]
-    index: int = 0
-
-    def trains_until_s(self, now_s: float) -> float:
-        """Returns when the next pause begins; ``now_s`` or less if that is not known to lie ahead."""
-        if self.index >= len(self.from_s) or self.from_s[self.index] > now_s:
-            return now_s
-        return self.to_s[self.index]
-
-    def finish_s(self, start_s: float, work_s: float) -> float:
-        """Returns when ``work_s`` of training from ``start_s`` on are done; infinite if that is after the end."""
-        while self.index < len(self.from_s):
-            begin_s = max(self.from_s[self.index], start_s)
-            available_s = self.to_s[self.index] - begin_s
-            if available_s >= work_s:
-                return begin_s + work_s
-            work_s -= max(0.0, available_s)
-            self.index += 1
-        return math.inf
-
-
-def coupled(lines: Sequence[TimeLine], interval_s: float) -> list[TimeLine]:
-    """Returns the lives of islands that meet at barriers, from their ``lines`` if nobody waited.
-
-    They are equally fast. A barrier opens when each has trained for ``interval_s`` since the last one.
-    """
-    end_s, start_s = lines[0].duration_s, 0.0
-    islands = [_Island(from_s=line.from_s.tolist(), to_s=line.to_s.tolist()) for line in lines]
-    there_s: list[
-        list[float]
-    ] = []  # of barriers before which somebody paused: when each island was there, and when all
-    barriers_s = [0.0]
-    while start_s < end_s:
-        # While nobody pauses, and that is nearly always where failures are rare, nobody waits.
-        until_s = min(end_s, *(island.trains_until_s(start_s) for island in islands))
-        free = math.floor((until_s - start_s) / interval_s)
-        if free > 0:
-            start_s += free * interval_s
-        else:
-            finishes_s = [island.finish_s(start_s, interval_s) for island in islands]
-            start_s = min(max(finishes_s), end_s)
-            there_s.append([*finishes_s, start_s])
-        barriers_s.append(start_s)
-    there = np.array(there_s).reshape(-1, len(lines) + 1)
-    result = []
-    for k, line in enumerate(lines):
-        together = waiting(line, there[there[:, k] < there[:, -1]][:, [k, -1]])
-        result.append(replace(together, lost_s=_lost_since_barrier_s(together, np.array(barriers_s))))
-    return result
-
-
-def waiting(line: TimeLine, windows: Floats) -> TimeLine:
-    """Returns a time line that waits in ``windows``: ascending (from, to) that do not overlap, [k, 2]."""
-    if not len(windows) or not len(line.from_s):
-        return line
-    edges = np.unique(np.concatenate([line.from_s, line.to_s, windows.ravel()]))
-    middles = (edges[:-1] + edges[1:]) / 2.0
-    interval = np.searchsorted(line.from_s, middles, side="right") - 1
-    window = np.searchsorted(windows[:, 0], middles, side="right") - 1
-    trains = (interval >= 0) & (middles < line.to_s[interval])
-    keeps = trains & ~((window >= 0) & (middles < windows[window, 1]))
-    shorter = replace(line, from_s=edges[:-1][keeps], to_s=edges[1:][keeps], share=line.share[interval[keeps]])
-    waits = trains & ~keeps
-    spans = np.stack([edges[:-1][waits], edges[1:][waits]], axis=1)
-    return replace(shorter, idle={**line.idle, Cause.WAITING: spans})
-
-
-def _lost_since_barrier_s(line: TimeLine, barriers_s: Floats) -> Floats:
-    """Returns the seconds that an island had trained since the last barrier when it went down.
-
-    At a barrier everything is handed over. Training lost earlier in the same interval is not counted again.
-    """
-    if not len(line.down_from_s):
-        return line.lost_s
-    barrier_s = barriers_s[np.searchsorted(barriers_s, line.down_from_s, side="right") - 1]
-    since_s = np.maximum(barrier_s, np.concatenate([[0.0], line.down_to_s[:-1]]))
-    lost_s: Floats = np.interp(line.down_from_s, *line.trained()) - np.interp(since_s, *line.trained())
-    return lost_s

@@ -265,7 +265,6 @@ MEANING: Mapping[Cause, str] = {
     Cause.PAUSED: "paused: scaling down or up, restarting",
     Cause.CAPACITY_AWAY: "slices under repair",
     Cause.ISLAND_DOWN: "islands down as a whole",
-    Cause.WAITING: "waiting for paused islands",
     Cause.ISLAND_LOST: "trained, lost with its island",
     Cause.STALE: "trained, refused as too stale",
 }

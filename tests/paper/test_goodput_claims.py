@@ -89,18 +89,6 @@ def test_half_the_time_between_interruptions_is_like_twice_the_chips():
     assert halved == pytest.approx(expected(chips=1_200_000), abs=1e-3)
 
 
-def test_synchronous_diloco_shares_pauses_as_a_job_does_unless_it_merges_seldom():
-    """Barriers show every island's pauses to all; those within one interval hide each other, so long ones help."""
-    fleet = SimulatedFleet(chips=600_000, islands=8, days=5.0)
-    job, barrier, decoupled = (
-        simulate(replace(fleet, mode=mode), FailureModel()).account.goodput.value
-        for mode in (Mode.ELASTIC_DP, Mode.DILOCO, Mode.DECOUPLED)
-    )
-    assert barrier == pytest.approx(job, abs=0.05)
-    rarely = simulate(replace(fleet, mode=Mode.DILOCO), FailureModel(sync_interval=500)).account.goodput.value
-    assert max(job, barrier) < rarely < decoupled
-
-
 def test_staleness_of_a_fleet_at_1_2_million_chips_stays_below_the_limit():
     """Section 9: the paper's merge has no staleness term; with pauses of seconds it hardly needs one."""
     result = simulate(SimulatedFleet(days=3.0), FailureModel())

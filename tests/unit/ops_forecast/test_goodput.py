@@ -1,6 +1,5 @@
-"""``atoll simulate``: accounts, closed forms as oracles, barriers, staleness."""
+"""``atoll simulate``: accounts, closed forms as oracles, jobs over islands, staleness."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.forecast import timeline
 from ops.forecast.accounts import account, contributions
 from ops.forecast.failures import FailureModel, SimulatedFleet, all_slices
 from ops.forecast.fleet import Mode
 from ops.forecast.goodput import away_share, expected_goodput, has_closed_form, simulate
-from ops.forecast.timeline import Cause, TimeLine, coupled
+from ops.forecast.timeline import Cause, TimeLine
 from tests.profiles import examples
 
-MODES = (Mode.DECOUPLED, Mode.DILOCO, Mode.ELASTIC_DP, Mode.DP)
+MODES = (Mode.DECOUPLED, Mode.ELASTIC_DP, Mode.DP)
 
 
 def wasted(result):
@@ -75,14 +73,12 @@ def test_every_cause_of_waste_occurs_where_it_should(mode):
     model = FailureModel(mtbi_years=0.01, scale_down_s=250.0)
     found = wasted(simulate(SimulatedFleet(mode=mode, chips=512, islands=4, days=100.0), model)).keys()
     if mode is Mode.DECOUPLED:
-        assert found == set(Cause) - {Cause.WAITING}, "a decoupled island waits for nobody"
-    elif mode is Mode.DILOCO:
-        assert found == set(Cause) - {Cause.STALE}, "nothing is stale at a barrier"
+        assert found == set(Cause)
     elif mode is Mode.DP:
         assert found == {Cause.PAUSED}, "spares replace what is away"
     else:
         assert found >= {Cause.PAUSED, Cause.CAPACITY_AWAY}
-        assert not found & {Cause.WAITING, Cause.ISLAND_LOST, Cause.STALE}
+        assert not found & {Cause.ISLAND_LOST, Cause.STALE}
 
 
 def test_uptime_is_the_time_in_which_anybody_trains():
@@ -153,48 +149,10 @@ def test_one_decoupled_island_is_an_elastic_job():
     alone, job = (
         simulate(SimulatedFleet(mode=m, islands=1, days=5.0), FailureModel()) for m in (Mode.DECOUPLED, Mode.ELASTIC_DP)
     )
-    barrier = simulate(SimulatedFleet(mode=Mode.DILOCO, islands=1, days=5.0), FailureModel())
     assert alone.account.goodput == job.account.goodput
-    assert barrier.account.goodput.value == pytest.approx(job.account.goodput.value, abs=1e-6)
 
 
-# --- barriers -----------------------------------------------------------------------------------------------------
-
-
-def test_at_a_barrier_the_others_wait_for_the_one_that_paused_unless_they_paused_too():
-    paused = life(40.0, (0, 5), (12, 40))
-    lines = coupled([life(40.0, (0, 40)), paused], 10.0)
-    assert [np.diff(line.idle[Cause.WAITING]).sum() for line in lines] == [pytest.approx(7.0), 0.0]
-    assert [np.sum(line.to_s - line.from_s) for line in lines] == pytest.approx([33.0, 33.0])
-    lines = coupled([life(40.0, (0, 2), (9, 40)), paused], 10.0)
-    assert [np.diff(line.idle[Cause.WAITING]).sum() for line in lines] == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(("chips", "days"), [(512, 5.0), (40_000, 1.0)])
-def test_barriers_without_pauses_are_taken_many_at_a_time_and_change_nothing(chips, days, monkeypatch):
-    """Against the loop that takes one after the other."""
-    fleet = SimulatedFleet(mode=Mode.DILOCO, chips=chips, days=days)
-    many = simulate(fleet, FailureModel())
-    monkeypatch.setattr(timeline._Island, "trains_until_s", lambda self, now_s: now_s)
-    one = simulate(fleet, FailureModel())
-    assert many.account.goodput.value == pytest.approx(one.account.goodput.value, rel=1e-9)
-    assert wasted(many) == pytest.approx(wasted(one), rel=1e-6, abs=1e-12)
-
-
-def test_an_island_that_goes_down_loses_what_it_trained_since_the_barrier():
-    _, line = coupled([life(100.0, (0, 100)), life(100.0, (0, 24), (60, 100), down=[(24, 60)])], 10.0)
-    assert line.lost_s.tolist() == pytest.approx([4.0])
-
-
-def test_what_an_island_loses_again_before_the_next_barrier_it_loses_once():
-    """Renewals: up for U, exponential, and away for D. Of the U trained before it goes down, what it trained since the
-    last barrier or its return is lost; a barrier comes after W of training.
-    """
-    model = replace(FailureModel(), mtbi_years=0.01, sync_interval=500, step_s=10.0, check_s=0.0)
-    fleet = SimulatedFleet(mode=Mode.DILOCO, chips=64, islands=1, days=1500.0)
-    up_s, down_s, interval_s = model.chip_mtbi_s / 64, model.repair_s + model.restart_s, model.interval_s
-    kept = up_s * (1.0 - math.exp(-interval_s / up_s)) / (interval_s * (1.0 + down_s / up_s))
-    assert simulate(fleet, model).account.goodput.value == pytest.approx(kept, abs=0.01)
+# --- jobs over islands ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("accelerators", "islands"), [(8, 4), (40, 4), (3, 2)])

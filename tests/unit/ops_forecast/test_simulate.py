@@ -57,7 +57,7 @@ def test_the_command_prints_one_json_object(capsys):
     assert sum(each["share"] for each in found["staleness"]["histogram"]) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("mode", ["decoupled", "diloco", "elastic-dp", "dp"])
+@pytest.mark.parametrize("mode", ["decoupled", "elastic-dp", "dp"])
 def test_the_same_seed_prints_the_same_bytes_and_another_one_others(capsys, mode):
     printed = []
     for seed in ("7", "7", "8"):
@@ -104,7 +104,7 @@ def test_a_goodput_that_looks_better_than_it_is_has_a_warning(flags, words, caps
         (["--seed", "-1"], "seed = -1: must lie between 0"),
         (["--check-s", "1e-7"], "check_s = 1e-07: must be at least 0.001, or 0 for at once"),
         (["--chips", "1e12"], "interruptions; at most 2e+08: simulate fewer days"),
-        (["--mode", "streaming"], "mode = 'streaming': is not simulated: take diloco"),
+        (["--mode", "streaming"], "mode = 'streaming': is not simulated: take decoupled"),
         (["--sync-interval", "1"], "overlap = 1: must be below sync_interval = 1"),
         (["--islands", "many"], "islands = 'many': must be a whole number"),
         (["--step-s", "0.001"], "days = 30.0: would be 8.6e+08 rounds of all islands; at most 5e+07: simulate fewer"),
