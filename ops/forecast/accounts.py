@@ -1,4 +1,4 @@
-"""Goodput, uptime, waste by cause and staleness of time lines, with confidence intervals. Pure.
+"""Goodput, uptime and waste by cause of time lines, with confidence intervals, and mean staleness. Pure.
 
 Goodput is the share of the allocated time of all slices that trains what counts. Uptime is the share of time in which
 at least one island trains. Goodput and all waste add up to 1.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,66 +99,25 @@ def _running_total(times_s: Floats, rates: NDArray[Any]) -> tuple[Floats, Floats
     return times_s, np.concatenate([[0.0], np.cumsum(np.diff(times_s) * rates[:-1])])
 
 
-def half_width(samples: Floats) -> float:
-    """Returns half of the confidence interval of a mean, from :data:`BATCHES` equally long batches."""
-    return _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
-
-
 def batch_means(samples: Floats) -> Estimate:
     """Returns the mean of equally long batches and its confidence interval, cut to 0..1."""
-    mean, half = min(1.0, max(0.0, float(np.mean(samples)))), half_width(samples)  # cut: the last bit of a sum
+    half = _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+    mean = min(1.0, max(0.0, float(np.mean(samples))))  # cut: the last bit of a sum
     return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
 
 
 # --- staleness ----------------------------------------------------------------------------------------------------
 
-#: Edges of the histogram, in versions; the last class has no upper end.
-EDGES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-
 #: Contributions that are looked at, at least where the run is long enough; fragments are alike but for their phase.
 _SAMPLE = 400_000
 
-#: Contributions that the distribution is of, about, where there are more.
-_MOST = 20_000_000
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staleness:
-    """Distribution of the staleness of merged contributions, in versions."""
-
-    contributions: int  # how many it is of, a sample of all
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    histogram: Mapping[float, float]  # lower edge of a class -> share of contributions in it
-    mean_ci: tuple[float, float] | None = None  # confidence interval; None: some part of the time merged nothing
-
-
-def distribution(values: Floats) -> Staleness | None:
-    """Returns the distribution of some values; None if there are none."""
-    if not len(values):
-        return None
-    counts = np.histogram(values, [*EDGES, np.inf])[0] / len(values)
-    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
-    return Staleness(
-        contributions=len(values),
-        mean=float(np.mean(values)),
-        p50=p50,
-        p90=p90,
-        p99=p99,
-        histogram=dict(zip(EDGES, counts.tolist(), strict=True)),
-    )
-
-
-def contributions(lines: Sequence[TimeLine], model: FailureModel) -> tuple[Staleness | None, list[Dropped]]:
-    """Returns the distribution of staleness, and for each island the training refused as too stale."""
+def contributions(lines: Sequence[TimeLine], model: FailureModel) -> tuple[float | None, list[Dropped]]:
+    """Returns the mean staleness of what is merged, and for each island the training refused as too stale."""
     times_s, clock_s = fleet_clock(lines)
     rounds = int(clock_s[-1] / model.interval_s)
     phases = min(model.sync_interval, max(1, _SAMPLE // max(1, rounds * len(lines))))
-    every = max(1, rounds * phases * len(lines) // _MOST)  # of so many, some tell as much and fit into memory
-    merged: list[Floats] = []
-    sums, counts = np.zeros(BATCHES), np.zeros(BATCHES)
+    total, merged = 0.0, 0
     refused: list[list[tuple[Floats, Floats]]] = [[] for _ in lines]
     for phase in range(phases):
         targets_s = (np.arange(rounds) + (phase + 0.5) / phases) * model.interval_s
@@ -166,20 +125,13 @@ def contributions(lines: Sequence[TimeLine], model: FailureModel) -> tuple[Stale
         for line, of_island in zip(lines, refused, strict=True):
             at_s, staleness, oldest, seconds = _of_island(line, due_s, model)
             fresh = oldest <= model.max_staleness
-            merged.append(staleness[fresh][::every])
-            batch = np.minimum((at_s[fresh] / line.duration_s * BATCHES).astype(np.intp), BATCHES - 1)
-            sums += np.bincount(batch, weights=staleness[fresh], minlength=BATCHES)
-            counts += np.bincount(batch, minlength=BATCHES)
+            total, merged = total + float(np.sum(staleness[fresh])), merged + int(np.sum(fresh))
             of_island.append((at_s[~fresh], seconds[~fresh] / phases))
     dropped: list[Dropped] = []
     for of_island in refused:
         at, lost = (np.concatenate(column) for column in zip(*of_island, strict=True))
         dropped.append(Dropped(cause=Cause.STALE, at_s=at, lost_s=lost))
-    found = distribution(np.concatenate(merged))
-    if found is not None and np.all(counts > 0):
-        half = half_width(sums / counts)
-        found = replace(found, mean_ci=(max(0.0, found.mean - half), found.mean + half))
-    return found, dropped
+    return total / merged if merged else None, dropped
 
 
 def fleet_clock(lines: Sequence[TimeLine]) -> tuple[Floats, Floats]:

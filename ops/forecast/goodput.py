@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ops.forecast.accounts import Account, Dropped, Staleness, account, contributions
+from ops.forecast.accounts import Account, Dropped, account, contributions
 from ops.forecast.failures import (
     DAY_S,
     FailureModel,
@@ -31,7 +31,9 @@ class Result:
     fleet: SimulatedFleet
     model: FailureModel
     account: Account
-    staleness: Staleness | None  # None: nothing was merged, or nothing can be stale (synchronous jobs)
+    staleness: (
+        float | None
+    )  # mean of merged contributions, in versions; None: nothing was merged, or nothing can be stale (synchronous jobs)
     closed_form: tuple[float, float] | None  # expected goodput and uptime, where there is a closed form
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from itertools import pairwise
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,13 +13,13 @@ from rich.text import Text
 from aggregator.interface.config import AggregatorConfig
 from broker.base.settings import to_table
 from broker.base.sources import table_of
-from ops.forecast.accounts import CONFIDENCE, Estimate, Staleness
+from ops.forecast.accounts import CONFIDENCE, Estimate
 from ops.forecast.failures import BATCHES, all_slices, caveats
-from ops.forecast.fleet import GIVE_BANDWIDTH, PLANNED, Assume, Fleet, limits_to_raise
+from ops.forecast.fleet import GIVE_BANDWIDTH, Assume, Fleet, limits_to_raise
 from ops.forecast.footprint import Memory
 from ops.forecast.goodput import Result
 from ops.forecast.model_size import Model
-from ops.forecast.pace import Forecast, forecast
+from ops.forecast.pace import Forecast
 from ops.forecast.planner import Choice, FleetPlan, notes
 from ops.forecast.timeline import Cause
 from ops.terminal import Column, Fitted
@@ -51,7 +50,6 @@ def plan_as_json(fleet: Fleet, planned: FleetPlan, model: Model) -> dict[str, An
             str(mode): {"refused": other} if isinstance(other, str) else _forecast_as_json(other)
             for mode, other in planned.alternatives.items()
         },
-        "published": _published(fleet),
         "choice": None if planned.choice is None else _choice_as_json(planned.choice),
         "assumptions": [model.source + ".", *assumptions(fleet)],
         "notes": notes(fleet, planned),
@@ -107,20 +105,6 @@ def _choice_as_json(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _published(fleet: Fleet) -> dict[str, Any]:
-    """The needs of the same sites by the published assumptions, with P = 24 or as many as H allows."""
-    fragments = min(max(fleet.fragments, 24), fleet.sync_interval, fleet.parameters)
-    theirs = replace(
-        fleet,
-        assume=Assume.PAPER,
-        fragments=fragments,
-        tensors=(),
-        sites=tuple(replace(site, bandwidth=None) for site in fleet.sites),
-        overlap=min(fleet.overlap, fleet.sync_interval - 1),
-    )
-    return {str(mode): {"gbps": forecast(theirs, mode).up_gbps} for mode in PLANNED}
-
-
 def assumptions(fleet: Fleet) -> list[str]:
     """Returns the sentences that say what the figures rest on."""
     sites = len(fleet.sites)
@@ -169,9 +153,6 @@ def plan_as_tables(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]
     for mode, other in planned.alternatives.items():
         if isinstance(other, str):
             parts.append(Text(f"{mode}: {other}", style="yellow"))
-    if fleet.assume is Assume.ATOLL:
-        pair = ", ".join(f"{mode} {_gbps(each['gbps'])}" for mode, each in document["published"].items())
-        parts.append(Text(f"By the published assumptions (--assume paper): {pair} Gbit/s for each site.", style="dim"))
     parts += [Text(), _memory_table(planned.memory)]
     if planned.choice is not None:
         choice = planned.choice
@@ -294,24 +275,12 @@ def simulated_as_text(result: Result) -> str:
         f"{share.value:8.2%}  {share.low:6.2%} to {share.high:6.2%}   {MEANING[cause]}" for cause, share in named
     ] or ["  none"]
     if result.staleness is not None:
-        lines += ["", *_staleness(result.staleness)]
+        lines += ["", f"staleness of contributions when merged, in versions: mean {result.staleness:.3f}"]
     return "\n".join(lines)
 
 
 def _estimate(each: Estimate) -> str:
     return f"{each.value:7.2%}   ({CONFIDENCE:.0%} confidence: {each.low:.2%} to {each.high:.2%})"
-
-
-def _staleness(each: Staleness) -> list[str]:
-    quantiles = f"median {each.p50:.2f}, 90 % {each.p90:.2f}, 99 % {each.p99:.2f}"
-    interval = f" ({each.mean_ci[0]:.3f} to {each.mean_ci[1]:.3f})" if each.mean_ci is not None else ""
-    lines = [f"staleness of contributions when merged, in versions: mean {each.mean:.3f}{interval}, {quantiles}"]
-    edges = [*each.histogram, float("inf")]
-    for (low, high), share in zip(pairwise(edges), each.histogram.values(), strict=True):
-        if share > 0.0:
-            bounds = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} and more"
-            lines.append(f"{share:8.2%}  {bounds}".ljust(26) + "#" * round(40 * share))
-    return [line.rstrip() for line in lines]
 
 
 def _counted(number: float, noun: str) -> str:
@@ -342,7 +311,7 @@ def simulated_as_json(result: Result) -> dict[str, Any]:
         "confidence": {"level": CONFIDENCE, "method": f"{BATCHES} batch means"},
         "waste": {cause.value: each.value for cause, each in account.wasted.items()},
         "waste_ci": {cause.value: [each.low, each.high] for cause, each in account.wasted.items()},
-        "staleness": _staleness_as_json(result.staleness),
+        "staleness": result.staleness,
         "closed_form": None if closed is None else {"goodput": closed[0], "uptime": closed[1]},
         "warning": "; ".join(caveats(fleet, result.model)) or None,
         "slices": {"all": all_slices(fleet, result.model), "chips_each": _slice_chips(result)},
@@ -354,12 +323,3 @@ def simulated_as_json(result: Result) -> dict[str, Any]:
 def _slice_chips(result: Result) -> float:
     chips = result.fleet.chips_of(0)
     return chips / result.model.slices(chips)
-
-
-def _staleness_as_json(each: Staleness | None) -> dict[str, Any] | None:
-    if each is None:
-        return None
-    edges = [*each.histogram, None]
-    classes = zip(pairwise(edges), each.histogram.values(), strict=True)
-    histogram = [{"from": low, "to": high, "share": share} for (low, high), share in classes]
-    return {"unit": "versions", **asdict(each), "histogram": histogram}

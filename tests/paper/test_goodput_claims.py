@@ -92,8 +92,7 @@ def test_half_the_time_between_interruptions_is_like_twice_the_chips():
 def test_staleness_of_a_fleet_at_1_2_million_chips_stays_below_the_limit():
     """Section 9: the paper's merge has no staleness term; with pauses of seconds it hardly needs one."""
     result = simulate(SimulatedFleet(days=3.0), FailureModel())
-    assert result.staleness.mean < 0.25
-    assert result.staleness.p99 < 2.0
+    assert result.staleness < 0.25
 
 
 def test_thirty_days_of_1_2_million_chips_take_less_than_ten_seconds():

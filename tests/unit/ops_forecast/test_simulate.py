@@ -54,7 +54,7 @@ def test_the_command_prints_one_json_object(capsys):
     assert found["goodput"] + sum(found["waste"].values()) == pytest.approx(1.0)
     assert found["parameters"]["mtbi_years"] == 0.5
     assert found["seed"] == 0
-    assert sum(each["share"] for each in found["staleness"]["histogram"]) == pytest.approx(1.0)
+    assert 0.0 < found["staleness"] < 1.0
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "elastic-dp", "dp"])
