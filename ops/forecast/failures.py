@@ -30,9 +30,6 @@ MOST_EVENTS = {"interruptions": 200_000_000, "rounds of all islands": 50_000_000
 #: The most of any setting: seconds, years or chips beyond it overflow sums. And the least of what must be above 0.
 MOST, LEAST = 1e12, 1e-9
 
-#: The least time between checks, in seconds: closed forms add up what happens between all of a wait.
-LEAST_CHECK_S = 1e-3
-
 #: The parts of a simulated time that are taken as independent, for confidence intervals.
 BATCHES = 20
 
@@ -78,8 +75,6 @@ class FailureModel:
         for each in fields(self):
             least = {"mtbi_years": LEAST, "step_s": LEAST, "slice_chips": 1, "sync_interval": 1}.get(each.name, 0)
             check(each.name, getattr(self, each.name), least, MOST, "; give that for what never happens")
-        if 0.0 < self.check_s < LEAST_CHECK_S:
-            raise ConfigError("check_s", self.check_s, f"must be at least {LEAST_CHECK_S:g}, or 0 for at once")
         if self.overlap >= self.sync_interval:
             raise ConfigError("overlap", self.overlap, f"must be below sync_interval = {self.sync_interval}")
 

@@ -265,9 +265,6 @@ def simulated_as_text(result: Result) -> str:
         f"goodput   {_estimate(account.goodput)}",
         f"uptime    {_estimate(account.uptime)}",
     ]
-    if result.closed_form is not None:
-        goodput, uptime = result.closed_form
-        lines.append(f"          by closed form {goodput:.1%} and {uptime:.1%}")
     lines += [f"          {each}" for each in caveats(fleet, model)]
     lines += ["", f"wasted tokens, as a share of what the fleet could train ({CONFIDENCE:.0%} confidence):"]
     named = sorted((each for each in account.wasted.items() if each[1].value > 0.0), key=lambda each: -each[1].value)
@@ -299,7 +296,7 @@ def duration(seconds: float) -> str:
 
 def simulated_as_json(result: Result) -> dict[str, Any]:
     """Returns a result as one JSON object; shares are 0 to 1."""
-    fleet, account, closed = result.fleet, result.account, result.closed_form
+    fleet, account = result.fleet, result.account
     return {
         "mode": fleet.mode.value,
         "chips": fleet.chips,
@@ -312,7 +309,6 @@ def simulated_as_json(result: Result) -> dict[str, Any]:
         "waste": {cause.value: each.value for cause, each in account.wasted.items()},
         "waste_ci": {cause.value: [each.low, each.high] for cause, each in account.wasted.items()},
         "staleness": result.staleness,
-        "closed_form": None if closed is None else {"goodput": closed[0], "uptime": closed[1]},
         "warning": "; ".join(caveats(fleet, result.model)) or None,
         "slices": {"all": all_slices(fleet, result.model), "chips_each": _slice_chips(result)},
         "parameters": {"days": fleet.days, **to_table(result.model)},

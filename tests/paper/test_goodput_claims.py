@@ -8,7 +8,8 @@ import pytest
 
 from ops.forecast.failures import FailureModel, SimulatedFleet
 from ops.forecast.fleet import Mode
-from ops.forecast.goodput import expected_goodput, has_closed_form, simulate
+from ops.forecast.goodput import simulate
+from tests import closed_goodput
 
 #: Table 1: goodput in percent, by mode, islands and chips; one interruption per chip and year. The paper does not say
 #: how many groups a synchronous job has: that hardly counts.
@@ -28,9 +29,7 @@ CELLS = [
 
 def expected(model=None, **fleet):
     """Returns the goodput in closed form, without luck in the draws."""
-    model, asked = model or FailureModel(), SimulatedFleet(**fleet)
-    assert has_closed_form(asked, model)
-    return expected_goodput(asked, model)
+    return closed_goodput.expected(SimulatedFleet(**fleet), model or FailureModel())[0]
 
 
 @pytest.mark.parametrize(("fleet", "percent"), CELLS)
@@ -38,12 +37,12 @@ def test_table_1_goodput_within_two_points(fleet, percent):
     """One set of parameters for all cells: the defaults. Simulated, and the same without luck in the draws."""
     found = simulate(replace(fleet, days=5.0), FailureModel()).account.goodput.value
     assert 100 * found == pytest.approx(percent, abs=2.0)
-    assert 100 * expected_goodput(fleet, FailureModel()) == pytest.approx(percent, abs=1.9)
+    assert 100 * closed_goodput.expected(fleet, FailureModel())[0] == pytest.approx(percent, abs=1.9)
 
 
 def test_table_1_goodput_0_9_points_off_in_the_mean():
     cells = [each.values for each in CELLS]
-    apart = [abs(100 * expected_goodput(fleet, FailureModel()) - percent) for fleet, percent in cells]
+    apart = [abs(100 * closed_goodput.expected(fleet, FailureModel())[0] - percent) for fleet, percent in cells]
     assert sum(apart) / len(apart) == pytest.approx(0.9, abs=0.05)
 
 
@@ -66,10 +65,7 @@ def test_goodput_grows_with_learners_and_falls_with_chips(mtbi_years):
     """Also where the paper prints no cell: 1 to 32 learners, 50 thousand to 10 million chips."""
     model = FailureModel(mtbi_years=mtbi_years)
     sizes = [50_000, 150_000, 450_000, 1_200_000, 4_000_000, 10_000_000]
-    grid = [
-        [expected_goodput(SimulatedFleet(chips=chips, islands=islands), model) for chips in sizes]
-        for islands in (1, 2, 4, 8, 16, 32)
-    ]
+    grid = [[expected(model, chips=chips, islands=islands) for chips in sizes] for islands in (1, 2, 4, 8, 16, 32)]
     assert all(fewer > more for row in grid for fewer, more in pairwise(row))
     assert all(many > few for lower, upper in pairwise(grid) for few, many in zip(lower, upper, strict=True))
     assert all(0.0 < share < 1.0 for row in grid for share in row)

@@ -70,19 +70,14 @@ def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message
     ("changes", "words"),
     [
         ({"utilisation": 1.0}, "utilisation = 1.0: must be at least 1e-06 and below 1"),
-        ({"utilisation": 0.0}, "utilisation = 0.0: must be at least 1e-06 and below 1"),
         ({"fragments": 25}, "fragments = 25: must lie between 1 and 24: at most one falls due"),
-        ({"shards": 0}, "shards = 0: must lie between 1 and 8"),
         ({"shards": 9}, "shards = 9: must lie between 1 and 8: each has at least one of the fragments"),
-        ({"fragments": 0}, "fragments = 0: must lie between 1 and"),
         ({"overlap": -1}, "overlap = -1: must lie between 0 and"),
         ({"step_s": 0.0}, "step_time = 0.0: must lie between"),
-        ({"gbps": -1.0}, "bandwidth = -1.0: must lie between"),
         ({"sites": 0}, "sites = 0: must be at least 1"),
         ({"parameters": 0}, "params = 0: must lie between"),
         ({"host_memory_gb": 0.0}, "host_memory_gb = 0.0: must lie between 1e-09 and"),
         ({"price": -1.0}, "price = -1.0: must lie between 0 and 1e+18"),
-        ({"price_per_gb": 1e19}, "price_per_gb = 1e+19: must lie between 0 and 1e+18"),
     ],
 )
 def test_impossible_settings_are_refused_with_a_cure(changes, words):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from ops.forecast.accounts import account, contributions
 from ops.forecast.failures import FailureModel, SimulatedFleet, all_slices
 from ops.forecast.fleet import Mode
-from ops.forecast.goodput import away_share, expected_goodput, has_closed_form, simulate
+from ops.forecast.goodput import simulate
 from ops.forecast.timeline import Cause, TimeLine
+from tests.closed_goodput import away_share, expected
 from tests.profiles import examples
 
 MODES = (Mode.DECOUPLED, Mode.ELASTIC_DP, Mode.DP)
@@ -89,9 +90,9 @@ def test_uptime_is_the_time_in_which_anybody_trains():
 
 def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_says():
     fleet = SimulatedFleet(mode=Mode.ELASTIC_DP, chips=300_000, days=2.0)
-    expected = expected_goodput(fleet, FailureModel())
+    goodput, _ = expected(fleet, FailureModel())
     runs = [simulate(replace(fleet, seed=seed), FailureModel()).account.goodput for seed in range(40)]
-    covered = sum(run.low <= expected <= run.high for run in runs)
+    covered = sum(run.low <= goodput <= run.high for run in runs)
     assert 34 <= covered <= 40
 
 
@@ -104,29 +105,9 @@ def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_say
     "model", [FailureModel(), FailureModel(check_s=0.0, rejoin_wait_s=20.0), FailureModel(mtbi_years=0.3, check_s=20.0)]
 )
 def test_simulations_agree_with_the_closed_form(mode, chips, days, model):
-    result = simulate(SimulatedFleet(mode=mode, chips=chips, islands=16, days=days), model)
-    goodput, uptime = result.closed_form
-    assert result.account.goodput.value == pytest.approx(goodput, abs=0.006)
-    assert result.account.uptime.value == pytest.approx(uptime, abs=0.006)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        FailureModel(repair_s=20.0),  # back within the pause that it caused
-        FailureModel(mtbi_years=0.05),  # islands miss eight rounds in turn
-    ],
-)
-def test_no_closed_form_is_shown_where_it_does_not_hold(model):
-    result = simulate(SimulatedFleet(days=1.0), model)
-    assert result.closed_form is None
-    assert abs(expected_goodput(result.fleet, model) - result.account.goodput.value) > 0.008
-
-
-def test_no_closed_form_is_shown_where_repaired_slices_wait_long_for_a_pause():
-    few = SimulatedFleet(chips=10_000)  # twenty slices an island, of which a quarter are away
-    assert not has_closed_form(few, FailureModel(mtbi_years=0.01))
-    assert has_closed_form(few, FailureModel(mtbi_years=0.1))
+    fleet = SimulatedFleet(mode=mode, chips=chips, islands=16, days=days)
+    found = simulate(fleet, model).account
+    assert (found.goodput.value, found.uptime.value) == pytest.approx(expected(fleet, model), abs=0.006)
 
 
 def test_slices_under_repair_are_as_many_as_m_g_infinity_says():

@@ -102,9 +102,7 @@ def test_unequal_sites_come_from_a_file(planned, fleet_file):
         ("--params five --step-time 1", "params = 'five'"),
         ("--params 5B", "step_time = None: is needed"),
         ("--params 5B --step-time fast", "step_time = 'fast': must be a number"),
-        ("--params 5B --step-time 1 --sites 2.5", "sites = '2.5': must be a whole number"),
         ("--params 5B --step-time 1 --sites 1001", "sites = 1001: must lie between 1 and 1000"),
-        ("--params 5B --step-time 1 --accelerators 1000000000000", "accelerators = 1000000000000: must lie"),
         (f"--params 5B --step-time 1 --tokens-per-step {10**310}", "tokens_per_step = 1"),
         ("--params 5B --step-time 1 --overlap 24", "overlap = 24: must be below sync_interval = 24"),
         ("--params 5B --step-time 1 --codec int5", "codec = 'int5': must be one of f32, bf16"),
@@ -133,13 +131,10 @@ def test_wrong_command_lines_are_one_line_with_a_cure(atoll, flags, words):
         ),
         ("island = " + 100_000 * "[", "is not TOML"),
         ('[[island]]\nname = "west"\nstep_time = 1\nbandwidth = 0\n', "[island] bandwidth of west = 0: must lie"),
-        ("[[island]]\nstep_time = 1\nlatency_ms = nan\n", "latency_ms of site-0 = nan: must be a number"),
         ("[[island]]\nstep_tim = 1\n", "did you mean step_time?"),
         ("[[island]]\nbandwidth = 1\n", "step_time of site-0 = None: is needed"),
-        ('[[island]]\nstep_time = "1"\n', "must be a number"),
         ("[[island]]\nstep_time = 1\ncount = 0\n", "count = 0: must lie between"),
         ("[[isle]]\n", "did you mean island?"),
-        ("[[", "is not TOML"),
     ],
 )
 def test_wrong_fleet_files_are_refused(fleet_file, text, words):
