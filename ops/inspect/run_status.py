@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
@@ -32,20 +32,24 @@ class IslandStatus:
     """
 
     state: Liveness
-    incarnation: int
-    inner_step: int
-    tokens: int
-    loss: float | None
-    step_time_s: float | None
+    incarnation: int = 0
+    inner_step: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    step_time_s: float | None = None
     last_seen_s: float
-    sync_share: float | None
-    bytes_up: int
-    bytes_down: int
+    sync_share: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
     refusals: Mapping[str, int]
     broker: str = ""
     optimizer: str = ""
     link: Mapping[str, Any] | None = None
     revoked: bool = False
+
+
+#: What is shown of an island as brokers have written it.
+_REPORTED = {each.name for each in fields(IslandStatus)} - {"state", "last_seen_s", "refusals"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +131,7 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
     refusals = _refusals_by_sender(snapshot)
     islands = {
         island_id: _island(
-            snapshot.members.get(island_id, {}),
-            last_seen_s=max(0.0, now_s - heard_at_s),
-            allowances=allowances,
-            refusals=refusals.get(island_id, Counter()),
+            snapshot.members.get(island_id, {}), now_s - heard_at_s, allowances, refusals.get(island_id, {})
         )
         for island_id, heard_at_s in sorted(snapshot.heard_at_s.items())
     }
@@ -220,22 +221,9 @@ def _refusals_by_sender(snapshot: Snapshot) -> dict[str, Counter[str]]:
 
 
 def _island(
-    member: Mapping[str, Any], *, last_seen_s: float, allowances: LivenessConfig, refusals: Counter[str]
+    member: Mapping[str, Any], silent_s: float, allowances: LivenessConfig, refusals: Mapping[str, int]
 ) -> IslandStatus:
-    return IslandStatus(
-        state=Liveness.LEFT if member.get("left") else liveness(last_seen_s, allowances),
-        incarnation=int(member.get("incarnation", 0)),
-        inner_step=int(member.get("inner_step", 0)),
-        tokens=int(member.get("tokens", 0)),
-        loss=member.get("loss"),
-        step_time_s=member.get("step_time_s"),
-        last_seen_s=last_seen_s,
-        sync_share=member.get("sync_share"),
-        bytes_up=int(member.get("bytes_up", 0)),
-        bytes_down=int(member.get("bytes_down", 0)),
-        optimizer=str(member.get("optimizer", "")),
-        refusals=dict(sorted(refusals.items())),
-        broker=str(member.get("broker", "")),
-        link=member.get("link"),
-        revoked=bool(member.get("revoked")),
-    )
+    known = {name: member[name] for name in _REPORTED if name in member}
+    last_seen_s = max(0.0, silent_s)
+    state = Liveness.LEFT if member.get("left") else liveness(last_seen_s, allowances)
+    return IslandStatus(**known, state=state, last_seen_s=last_seen_s, refusals=dict(sorted(refusals.items())))

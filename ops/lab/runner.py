@@ -19,7 +19,7 @@ from pathlib import Path
 from aggregator.store.layout import mapped
 from broker.base.errors import Unavailable, cure_of
 from ops.lab.experiment import Experiment, label
-from ops.lab.records import Record, append, newest, path_of, read
+from ops.lab.records import Record, append, newest, read
 from ops.lab.schedule import Run, due, left_out
 from ops.lab.settings import resolved
 from ops.processes.child_process import Child, ProcessSpec, stop_in_order
@@ -71,7 +71,7 @@ class Runner:
             Unavailable: A record cannot be written, or the same experiment is being run by somebody else.
         """
         name = self.experiment.name
-        with _locked(self.directory, name), _scratch() as scratch:
+        with _locked(self.directory, name), tempfile.TemporaryDirectory(prefix=".", dir=self.directory) as scratch:
             self._records = list(read(self.directory, name))
             left = due(self.experiment, self._records)
             if left:
@@ -88,7 +88,7 @@ class Runner:
                     waiting = [run for run in left if run.key not in busy | self._failed]
                     over = self.over() if waiting else ""
                     if not over:
-                        self._start(waiting, scratch)
+                        self._start(waiting, Path(scratch))
                     if not self._running:
                         self._say_end(over, len(left))
                         return not left
@@ -149,14 +149,9 @@ class Runner:
         """Adds the record of a run that has ended.
 
         Raises:
-            Unavailable: It cannot be written. It is printed: hours of work have no other copy.
+            Unavailable: It cannot be written.
         """
-        try:
-            append(self.directory, record)
-        except Unavailable:
-            path = path_of(self.directory, self.experiment.name)
-            self.say(f"{self._name(run)}: has ended, and this line belongs to {path}:\n{record.to_json()}")
-            raise
+        append(self.directory, record)
         self._records.append(record)
         self._succeeded = True
         loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
@@ -192,19 +187,6 @@ def _locked(directory: Path, experiment: str) -> Iterator[None]:
         except OSError as err:
             raise Unavailable(f"cannot lock {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
         yield
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """Yields a temporary folder, not beside the records: if their disk is full, results can be printed.
-
-    Raises:
-        Unavailable: It cannot be made.
-    """
-    with mapped("cannot make a temporary folder, for which TMPDIR may name a place", definite=True):
-        folder = tempfile.TemporaryDirectory(prefix="atoll-lab-")
-    with folder as name:
-        yield Path(name)
 
 
 def _environment() -> dict[str, str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.routing.liveness import Liveness
-from ops.curve import Point
 from ops.dashboard.history import History
 
 Line = Mapping[str, Any]
@@ -124,11 +123,6 @@ class Figures:
                 f"islands/{name}/refusals": sum(each.refusals.values()),
             }
         return values
-
-
-def evaluation(point: Point) -> dict[str, float | None]:
-    """Returns the values of an evaluation of the global model."""
-    return {f"evaluation/{name}": value for name, value in point.metrics.items()}
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -26,7 +26,7 @@ from ops.inspect.run_status import status_of
 from ops.inspect.source import FollowedEvents
 from ops.inspect.status import address_in
 from ops.run_directory import in_use, is_locked
-from ops.sinks.figures import Figures, Sample, evaluation
+from ops.sinks.figures import Figures, Sample
 from ops.sinks.rows import Row, row
 
 #: Of a Redis, read at a time, and islands that it heard within so many seconds are heard.
@@ -148,7 +148,9 @@ def _fleet_row(sample: Sample, began_at: float) -> Row:
 
 
 def _evaluation_row(point: Point) -> Row:
-    return row("evaluation", point.tokens, point.at, evaluation(point))
+    return row(
+        "evaluation", point.tokens, point.at, {f"evaluation/{name}": value for name, value in point.metrics.items()}
+    )
 
 
 def key_of(run_dir: Path, run_id: str) -> str:

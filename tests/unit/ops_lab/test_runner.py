@@ -7,7 +7,7 @@ import pytest
 
 from broker.base.errors import ConfigError, Unavailable
 from ops.lab import command, runner
-from ops.lab.records import path_of, read
+from ops.lab.records import read
 from ops.lab.runner import Runner
 from ops.lab.schedule import due, load
 from tests.synthetic import record
@@ -52,22 +52,6 @@ def test_a_record_that_is_kept_is_in_its_file_and_its_run_no_longer_due(made, sa
     assert read(made.directory, "parity") == (record_of(first),)
     assert "loss 3.0000" in said[-1]
     assert "3 to go" in said[-1]
-
-
-def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in_its_file(made, said, monkeypatch):
-    """Hours of work have no other copy: its folder goes with the command."""
-
-    def full(directory, record):
-        raise Unavailable(f"cannot append to {path_of(directory, record.experiment)}", definite=False)
-
-    monkeypatch.setattr(runner, "append", full)
-    first = due(made.experiment, [])[0]
-    with pytest.raises(Unavailable):
-        made.keep(record_of(first), first)
-    (told,) = (line for line in said if "this line belongs to" in line)
-    made.directory.mkdir()
-    path_of(made.directory, "parity").write_text(told.partition("\n")[2] + "\n")
-    assert read(made.directory, "parity") == (record_of(first),)
 
 
 @pytest.mark.parametrize(

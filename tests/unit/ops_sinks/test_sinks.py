@@ -9,9 +9,8 @@ import pytest
 
 from broker.base.errors import ConfigError
 from ops import cli
-from ops.curve import Point
 from ops.sinks import target as targets
-from ops.sinks.figures import Figures, evaluation
+from ops.sinks.figures import Figures
 from ops.sinks.rows import Row, row
 from ops.sinks.sink import NewRows
 from ops.sinks.target import Kind, Target, check_installed, target_of
@@ -97,18 +96,6 @@ def test_nothing_is_sampled_while_nothing_is_trained_and_steps_only_grow_and_are
     assert all(a.tokens < b.tokens for a, b in itertools.pairwise(samples))
     assert samples_of(lines, every_s=1.0) == samples
     assert [each.tokens for each in samples_of(TAPE, every_s=0.1)] == [10, 30, 120, 220, 300, 420]
-
-
-def test_an_evaluation_comes_to_its_metrics():
-    line = {
-        "tokens": 5,
-        "versions": [1],
-        "model": "m",
-        "at": 1.0,
-        "seconds": 0.1,
-        "metrics": {"loss": 2.0, "acc": None},
-    }
-    assert evaluation(Point.of(line)) == {"evaluation/loss": 2.0, "evaluation/acc": None}
 
 
 def test_a_row_has_finite_values_and_its_marker_last():
