@@ -25,7 +25,18 @@ from ops.text import finite
 
 #: Fields that records had once: they are dropped when a record is read.
 _FORMER = {"loss_se", "sequences", "blocks", "staleness_histogram", "gantt", "autocorrelation", "train_s", "stage"}
-_FORMER |= {"task_code", "cosine", "parameters", "bytes_per_token", "staleness", "wasted", "build"}
+_FORMER |= {
+    "merged_tokens",
+    "rounds",
+    "participation",
+    "task_code",
+    "cosine",
+    "parameters",
+    "bytes_per_token",
+    "staleness",
+    "wasted",
+    "build",
+}
 
 
 class Point(NamedTuple):
@@ -72,13 +83,10 @@ class Record:
         seed: Of parameters, data order and virtual time.
         loss: Of the global model on held-out text, nats per token; infinite if it is not a number.
         tokens: Trained by all islands.
-        merged_tokens: Those that reached the global model.
         virtual_s: Time that passed in the modelled fleet.
         wall_s: Time that passed here.
         cpu_s: Processor time of the process that ran it; 0 in records older than the field.
-        rounds: Rounds that merged something.
         curve: (tokens, virtual_s, loss) of the global model during the run, by growing tokens.
-        participation: Mean share of the live islands that a round merged; 1 for baselines, which wait for everybody.
         diverged: Training went wrong: the loss is not a number, or far above where it began.
         settings: Everything, resolved: dotted name -> scalar or list.
         code: Version of the program.
@@ -91,13 +99,10 @@ class Record:
     seed: int
     loss: float
     tokens: int
-    merged_tokens: int = 0
     virtual_s: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    rounds: int = 0
     curve: tuple[tuple[float, ...], ...] = ()
-    participation: float = 0.0
     diverged: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""

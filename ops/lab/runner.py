@@ -5,7 +5,6 @@ What is due is decided in :mod:`ops.lab.schedule` from the records alone, after 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
@@ -17,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aggregator.store.layout import mapped
-from broker.base.errors import Unavailable, cure_of
+from broker.base.errors import Unavailable
 from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, append, newest, read
 from ops.lab.schedule import Run, due, left_out
 from ops.lab.settings import resolved
 from ops.processes.child_process import Child, ProcessSpec, stop_in_order
 from ops.processes.numeric import compilation_cache, heap_that_stays, one_thread_environment
+from ops.run_directory import hold
 from ops.text import age
 
 LOOK_EVERY_S = 0.5
@@ -178,15 +178,14 @@ def _locked(directory: Path, experiment: str) -> Iterator[None]:
     path = directory / f".{experiment}.lock"
     with mapped(f"cannot lock {path}", definite=True):
         directory.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", encoding="utf-8")
-    with file:  # it stays: whoever removed it would let two others lock two files of that name
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            raise Unavailable(f"{experiment} is being run already, with records in {directory}", definite=True) from err
-        except OSError as err:
-            raise Unavailable(f"cannot lock {path} ({err.strerror}); {cure_of(err)}", definite=True) from err
+    try:
+        held = hold(path)  # the file stays: whoever removed it would let two others lock two files of that name
+    except BlockingIOError as err:
+        raise Unavailable(f"{experiment} is being run already, with records in {directory}", definite=True) from err
+    try:
         yield
+    finally:
+        os.close(held)
 
 
 def _environment() -> dict[str, str]:

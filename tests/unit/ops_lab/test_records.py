@@ -33,7 +33,7 @@ def test_a_loss_that_is_not_a_number_is_infinite_null_on_disk_and_diverged(loss)
 @pytest.mark.parametrize(
     ("change", "field", "cure"),
     [
-        ({"participaton": 1.0}, "participaton", "participation"),
+        ({"virtual": 1.0}, "virtual", "virtual_s"),
         ({"seed": 1.5}, "seed", "whole number"),
         ({"seed": True}, "seed", "whole number"),
         ({"cell": [1]}, "cell", "table"),
