@@ -1,4 +1,4 @@
-"""Goodput, uptime and waste by cause of time lines, with confidence intervals, and mean staleness. Pure.
+"""Goodput, uptime, waste by cause and mean staleness of time lines, with confidence intervals. Pure.
 
 Goodput is the share of the allocated time of all slices that trains what counts. Uptime is the share of time in which
 at least one island trains. Goodput and all waste add up to 1.

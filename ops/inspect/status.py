@@ -25,6 +25,7 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
+from aggregator.store.layout import mapped
 from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable
 from broker.gateway.config import DEFAULT_REDIS_URL
@@ -301,14 +302,6 @@ def address_in(run_dir: Path) -> Address:
     return Address(url=url, run_id=run_id, own=True)
 
 
-def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix="atoll-status-")
-    except OSError as err:
-        cure = "name a folder that can be written with TMPDIR"
-        raise Unavailable(f"no copy of what Redis left can be made ({err.strerror}): {cure}", definite=True) from err
-
-
 @contextlib.contextmanager
 def served(run_dir: Path) -> Iterator[str]:
     """Serves a finished run's snapshot on loopback, and yields the address.
@@ -322,7 +315,9 @@ def served(run_dir: Path) -> Iterator[str]:
             "is the run still starting, or was its Redis killed? report.json and aggregator-report.json may have more"
         )
         raise Unavailable(f"{run_dir} has no {SNAPSHOT}: {cure}", definite=True)
-    with _temporary_directory() as directory:
+    with mapped("cannot make a temporary folder, for which TMPDIR may name a place", definite=True):
+        folder = tempfile.TemporaryDirectory(prefix="atoll-status-")
+    with folder as directory:
         shutil.copy(snapshot, directory)
         port = free_ports(1)
         found = server(port=port, directory=directory)

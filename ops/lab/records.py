@@ -25,18 +25,8 @@ from ops.text import finite
 
 #: Fields that records had once: they are dropped when a record is read.
 _FORMER = {"loss_se", "sequences", "blocks", "staleness_histogram", "gantt", "autocorrelation", "train_s", "stage"}
-_FORMER |= {
-    "merged_tokens",
-    "rounds",
-    "participation",
-    "task_code",
-    "cosine",
-    "parameters",
-    "bytes_per_token",
-    "staleness",
-    "wasted",
-    "build",
-}
+_FORMER |= {"task_code", "cosine", "parameters", "bytes_per_token", "staleness", "wasted", "build", "rounds"}
+_FORMER |= {"merged_tokens", "participation"}
 
 
 class Point(NamedTuple):
