@@ -40,7 +40,7 @@ from ops.run import daemons, devices
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import POLL_S, GaveUp, in_short, loss_unit
 from ops.run.local_plan import LocalPlan
-from ops.run.report import Metrics, Report, RunFacts, build_report
+from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
 
 STATUS_EVERY_S = 0.5
 #: Silence of Redis after which the display says why it stands still.
@@ -130,6 +130,7 @@ class LocalRun:
     told_models: set[str] = field(default_factory=set)  #: digests of those whose evaluation was told, or stood there
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
+    seen: Status | None = None  #: the last status that there was
     undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
     has_status: bool = True  #: whether there is a Redis
 
@@ -255,7 +256,7 @@ class LocalRun:
                         display.note(f"{'no progress to show' if watch.latest else 'starting'}: {watch.missing}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
-                        silent_since_s = now_s
+                        self.seen, silent_since_s = status, now_s
                         progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
                         if self.steps_before is None:
                             self.steps_before = progress.max_inner_step if self.resumed else 0
@@ -354,7 +355,11 @@ class LocalRun:
         return [self.plan.store_of(name) for _, name in sorted(led_by.items())]
 
     def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:
-        """Returns the report, from the aggregator's own file and what the supervisor knows."""
+        """Returns the report, from the aggregator's own file and what was seen here."""
+        counted = self._counted()
+        as_seen = counted is None
+        if counted is None and self.seen is not None:
+            counted = last_seen(self.seen)
         ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
         run_dir = shlex.quote(os.fspath(self.plan.run_dir))
         how = "up --resume" if self.plan.hub is None else "hub --run-dir"
@@ -370,10 +375,11 @@ class LocalRun:
             # Wrong settings would end it again.
             resume="" if status in (0, 2) else self.as_called(f"atoll {how} {run_dir}"),
             export="" if self.plan.hub is None else self.as_called(f"atoll export {run_dir}"),
+            as_seen=as_seen,
             undone=self.undone,
         )
         points = read_points(self.plan.run_dir)
-        return build_report(self._counted(), facts, before=judged[0], after=judged[1], points=points)
+        return build_report(counted, facts, before=judged[0], after=judged[1], points=points)
 
     def _counted(self) -> dict[str, Any] | None:
         """Returns what the aggregators counted; without that of one shard the rest would not add up."""

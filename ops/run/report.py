@@ -1,6 +1,7 @@
 """The final report of a run, from the aggregator's counts and two evaluations. Pure.
 
-Where an aggregator left no counts, the report says that nothing is known: no number stands for a missing file.
+Where an aggregator left no counts, the report has what Redis had last, as a lower bound, or says that nothing is known:
+no number stands for a missing file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from broker.wire.messages import Reason, recipe_line
 from islands.tasks.task import LOSS
 from ops import curve
 from ops.curve import Point, figure
+from ops.inspect.run_status import Status
 from ops.invariants import balanced
 from ops.text import age, size
 
@@ -51,6 +53,7 @@ class RunFacts:
         loss_unit: Of the held-out loss; empty for a task of somebody's own.
         resume: The command that goes on with it; empty where there is nothing to go on with.
         export: The command that writes the model; empty where the model was evaluated and written.
+        as_seen: The aggregator left no counts; those given are :func:`last_seen`.
         undone: What was asked for beside training and not done, each in a sentence.
     """
 
@@ -64,7 +67,33 @@ class RunFacts:
     loss_unit: str = ""
     resume: str = ""
     export: str = ""
+    as_seen: bool = False
     undone: Sequence[str] = ()
+
+
+def last_seen(status: Status) -> dict[str, Any] | None:
+    """Returns an aggregator's counts as Redis had them last, in the form of its report, or None."""
+    totals = status.totals
+    if "trained_tokens" not in totals:
+        return None
+    same = ("rounds", "participation", "staleness_mean", "phase", "refusals", "troubles", "recipe")
+    islands = {
+        name: {
+            "inner_steps": each.inner_step,
+            "tokens": each.tokens,
+            "sync_share": each.sync_share,
+            "bytes_up": each.bytes_up,
+            "bytes_down": each.bytes_down,
+            "incarnations": each.incarnation,
+        }
+        for name, each in status.islands.items()
+    }
+    return {
+        "tokens": {name: totals[f"{name}_tokens"] for name in _NOTHING["tokens"]},
+        "versions": {p: each.version for p, each in status.fragments.items()},
+        "islands": islands,
+        **{name: totals[name] for name in same},
+    }
 
 
 def build_report(
@@ -78,7 +107,7 @@ def build_report(
     """Returns the report, ready for ``json.dumps``.
 
     Args:
-        counted: What the aggregator wrote to its report file; None if it left none.
+        counted: What the aggregator wrote to its report file, or :func:`last_seen`; None if nothing is known.
         facts: What the supervisor saw.
         before: Held-out metrics of version 0; empty if it was not evaluated.
         after: The same of the newest model.
@@ -108,7 +137,7 @@ def build_report(
             "in_flight": tokens["in_flight"],
             "wasted": dict(sorted(tokens["wasted"].items())),
         },
-        "counted": "unknown" if counted is None else _counted(islands, tokens["wasted"]),
+        "counted": "unknown" if counted is None else _counted(facts, islands, tokens["wasted"]),
         "versions": _by_number(source["versions"]),
         "rounds": _by_number(source["rounds"]),
         "participation": source["participation"],
@@ -128,10 +157,10 @@ def build_report(
     }
 
 
-def _counted(islands: Mapping[str, Mapping[str, Any]], wasted: Mapping[str, int]) -> str:
+def _counted(facts: RunFacts, islands: Mapping[str, Mapping[str, Any]], wasted: Mapping[str, int]) -> str:
     """Returns whether the tokens are all: what a life trained after its last heartbeat dies with it."""
     killed = wasted.get(Reason.ISLAND_LOST) or any(each["restarts"] for each in islands.values())
-    return "at least" if killed else "all"
+    return "at least" if facts.as_seen or killed else "all"
 
 
 def _value(metrics: Metrics, name: str) -> float | None:

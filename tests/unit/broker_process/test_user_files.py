@@ -15,7 +15,6 @@ from broker.process import user_files
 from islands.joining import HostIdentity
 from ops import run_directory
 from ops.inspect.status import served
-from ops.lab import runner
 from ops.processes import numeric
 
 
@@ -72,8 +71,6 @@ def test_a_file_system_without_locks_has_none(monkeypatch, tmp_path):
 def test_what_needs_a_temporary_directory_says_which_setting_names_one(nowhere, tmp_path):
     (tmp_path / "status.rdb").touch()
     with pytest.raises(Unavailable, match="TMPDIR"), served(tmp_path):
-        pass
-    with pytest.raises(Unavailable, match="TMPDIR"), runner._scratch():
         pass
 
 

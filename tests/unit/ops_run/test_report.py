@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from broker.routing.liveness import Liveness
 from ops.curve import Point
-from ops.run.report import RunFacts, build_report, is_balanced, render
+from ops.inspect.run_status import FragmentStatus, IslandStatus, Status
+from ops.run.report import RunFacts, build_report, is_balanced, last_seen, render
 
 COUNTED = {
     "tokens": {"trained": 1000, "merged": 900, "in_flight": 40, "wasted": {"stale": 50, "island_lost": 10}},
@@ -51,9 +53,7 @@ def test_the_report_has_the_keys_that_were_promised():
 
 
 def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
-    facts = RunFacts(
-        run_id="demo", run_dir="/r", exit=1, wall_s=3.0, note="broker ended with status 2", undone=("log-1 failed",)
-    )
+    facts = RunFacts(run_id="demo", run_dir="/r", exit=1, wall_s=3.0, note="broker ended with status 2")
     report = build_report(None, facts, before={}, after={})
     assert report["tokens"] == {"trained": None, "merged": None, "in_flight": None, "wasted": {}}
     assert (report["counted"], is_balanced(report)) == ("unknown", True)
@@ -61,7 +61,29 @@ def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
     assert "  tokens        not known: " in text
     assert "run demo: broker ended with status 2, after 3.0 s" in text
     assert "not evaluated" in text
-    assert "  trouble       log-1 failed\n" in text
+
+
+def test_the_counts_of_an_aggregator_that_left_none_are_those_that_redis_had_last():
+    totals = {"phase": "running", "rounds": {"1": 3}, "participation": 0.5, "staleness_mean": 0.0, "recipe": {}}
+    totals |= {"refusals": {}, "troubles": ["for 3 s: its disk is full"], "wasted_tokens": {"stale": 159}}
+    totals |= {"trained_tokens": 32_768, "merged_tokens": 32_609, "in_flight_tokens": 0}
+    island = IslandStatus(
+        state=Liveness.ALIVE, incarnation=2, inner_step=512, tokens=32_768, loss=None, step_time_s=None,
+        last_seen_s=0.1, sync_share=None, bytes_up=5, bytes_down=6, refusals={},
+    )  # fmt: skip
+    fragments = {0: FragmentStatus(version=3, age_s=1.0, contributors=("a",), merged_tokens=32_609)}
+    seen = Status(
+        run_id="demo", islands={"a": island}, fragments=fragments, totals=totals, broker_age_s=0, broker_is_silent=False
+    )
+    facts = replace(FACTS, exit=1, as_seen=True, undone=("log-1 has not written the last figures",))
+    report = build_report(last_seen(seen), facts, before={}, after={})
+    assert (report["counted"], report["tokens"]["trained"], report["versions"]) == ("at least", 32_768, {"0": 3})
+    text = render(report)
+    assert (
+        "  tokens        at least 32,768 trained = 32,609 merged (99.5%) + 159 wasted (stale 159) + 0 in flight" in text
+    )
+    assert "  trouble       for 3 s: its disk is full\n  trouble       log-1 has not written" in text
+    assert last_seen(replace(seen, totals={})) is None
 
 
 @pytest.mark.parametrize(
