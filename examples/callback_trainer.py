@@ -1,4 +1,4 @@
-"""Bring your own trainer with callbacks: the six lines marked ``# atoll`` are what a user adds.
+"""Bring your own trainer with callbacks: the lines marked ``# atoll`` are what a user adds.
 
     .venv/bin/python -m examples.callback_trainer                        # a hub and one island
     .venv/bin/python -m examples.callback_trainer tcp://127.0.0.1:7001   # another island, or any run that is there
@@ -72,7 +72,7 @@ def main(address: str) -> None:
     with islands.Hook(address, tokens_per_step=BATCH) as hook:  # atoll
         trainer = Trainer(
             network,
-            data=lambda: islands.batches(waves, hook.island, batch=BATCH),  # atoll: ends with the run
+            data=lambda: islands.batches(waves, hook.island, batch=BATCH),  # atoll: in place of its own data
             on_begin=hook.start,  # atoll
             on_step=hook.step,  # atoll
             on_end=hook.finish,  # atoll

@@ -1,4 +1,4 @@
-"""Bring your own loop, with Equinox: the six lines marked ``# atoll`` are what a user adds.
+"""Bring your own loop, with Equinox: the four lines marked ``# atoll`` are what a user adds.
 
     .venv/bin/python -m examples.equinox_loop                        # a hub and one island
     .venv/bin/python -m examples.equinox_loop tcp://127.0.0.1:7001   # another island, or any run that is there
@@ -49,11 +49,10 @@ def main(address: str) -> None:
     opt_state = optimizer.init(params)
     before = float(loss(params, held_out))
 
-    island = islands.join(address, params, tokens_per_step=BATCH)  # atoll
-    params, opt_state = island.restore(params, opt_state)  # atoll
-    for batch in islands.batches(waves, island, batch=BATCH):  # atoll: ends with the run
+    island, params, opt_state = islands.begin(address, params, opt_state, tokens_per_step=BATCH)  # atoll
+    for batch in islands.batches(waves, island, batch=BATCH):  # atoll: in place of its own data
         params, opt_state, value = train(params, opt_state, batch)
-        params = island.step(params, tokens=BATCH, loss=value, state=(opt_state, None))  # atoll
+        params = island.step(params, opt_state, loss=value)  # atoll
     params = island.close(params)  # atoll
     print(f"loss on held-out waves: {before:.3f} before, {float(loss(params, held_out)):.3f} after")
 

@@ -1,4 +1,4 @@
-"""Bring your own loop, with Flax NNX: the six lines marked ``# atoll`` are what a user adds.
+"""Bring your own loop, with Flax NNX: the lines marked ``# atoll`` are what a user adds.
 
     .venv/bin/python -m examples.flax_nnx                        # a hub and one island
     .venv/bin/python -m examples.flax_nnx tcp://127.0.0.1:7001   # another island, or any run that is there
@@ -78,7 +78,7 @@ def main(address: str) -> None:
 
     with islands.Hook(address, tokens_per_step=BATCH) as hook:  # atoll
         nnx.update(both, *hook.start(*nnx.state(both, nnx.Param, ...)))  # atoll
-        for batch in islands.batches(waves, hook.island, batch=BATCH):  # atoll: ends with the run
+        for batch in islands.batches(waves, hook.island, batch=BATCH):  # atoll: in place of its own data
             value = train(model, optimizer, batch)
             nnx.update(both, *hook.step(*nnx.state(both, nnx.Param, ...), loss=value))  # atoll
         nnx.update(both, hook.finish())  # atoll

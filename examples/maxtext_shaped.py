@@ -3,7 +3,7 @@
     .venv/bin/python -m examples.maxtext_shaped                        # a hub and one island
     .venv/bin/python -m examples.maxtext_shaped tcp://127.0.0.1:7001   # another island, or any run that is there
 
-The six lines marked ``# atoll`` are what a user adds. The state is one tree, laid over the local devices by
+The lines marked ``# atoll`` are what a user adds. The state is one tree, laid over the local devices by
 ``NamedSharding``: matrices are cut along their last axis, as are Adam's moments of them, and batches along their first.
 What comes back from the run lies where it lay. To see it on a CPU with two devices:
 ``XLA_FLAGS=--xla_force_host_platform_device_count=2``.
@@ -89,7 +89,7 @@ def main(address: str) -> None:
 
     with islands.Hook(address, tokens_per_step=BATCH) as hook:  # atoll
         state = TrainState(state.step, *hook.start(state.params, state.opt_state))  # atoll
-        for batch in islands.batches(waves, hook.island, batch=BATCH):  # atoll: ends with the run
+        for batch in islands.batches(waves, hook.island, batch=BATCH):  # atoll: in place of its own data
             state, metrics = train_step(state, jax.device_put(batch, over("fsdp")))
             state = TrainState(state.step, *hook.step(state.params, state.opt_state, loss=metrics["loss"]))  # atoll
         state = replace(state, params=hook.finish())  # atoll

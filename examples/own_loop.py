@@ -1,4 +1,4 @@
-"""Bring your own loop: a JAX training loop joins a run by the six lines marked ``# atoll``.
+"""Bring your own loop: a JAX training loop joins a run by the four lines marked ``# atoll``.
 
     .venv/bin/python -m examples.own_loop                        # a hub and one island
     .venv/bin/python -m examples.own_loop tcp://127.0.0.1:7001   # another island, or any run that is there
@@ -79,11 +79,11 @@ def main(address: str, run: str, dtype: Any) -> None:
     sample = examples[:: len(examples) // 2000]
     before = float(loss(params, sample))
 
-    island = islands.join(address, params, run=run, kinds={"embed|head": "mean"}, tokens_per_step=BATCH)  # atoll
-    params, opt_state = island.restore(params, opt_state)  # atoll
-    for batch in islands.batches(examples, island, batch=BATCH):  # atoll: ends with the run
+    joining = {"run": run, "kinds": {"embed|head": "mean"}, "tokens_per_step": BATCH}
+    island, params, opt_state = islands.begin(address, params, opt_state, **joining)  # atoll
+    for batch in islands.batches(examples, island, batch=BATCH):  # atoll: in place of its own data
         params, opt_state, value = train(params, opt_state, batch)
-        params = island.step(params, tokens=BATCH, loss=value, state=(opt_state, None))  # atoll
+        params = island.step(params, opt_state, loss=value)  # atoll
     params = island.close(params)  # atoll
     print(f"loss on a sample: {before:.3f} before, {float(loss(params, sample)):.3f} after")
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 import islands.torch  # atoll
 from examples import local_hub
-from examples.torch_loop import BATCH, batch_of, data, network, windows
+from examples.torch_loop import BATCH, batch_of, network, windows
 
 PROCESSES = 2
 
@@ -58,14 +58,13 @@ def main(address: str) -> None:
     with torch.no_grad():
         before = loss_of(*sample).item()
     with islands.torch.join(address, model, optimizer, tokens_per_step=BATCH) as island:  # atoll
-        for history, following in data(island.share):  # atoll
+        for rows in islands.batches(windows(), island, batch=BATCH):  # atoll: in place of its own data
+            history, following = batch_of(rows)
             optimizer.zero_grad()
             loss = loss_of(history[rank::ranks], following[rank::ranks])  # FSDP averages the gradients
             loss.backward()
             optimizer.step()
-            island.step(tokens=BATCH, loss=loss)  # atoll
-            if island.done:  # atoll
-                break  # atoll
+            island.step(loss)  # atoll
     with torch.no_grad():
         after = loss_of(*sample).item()  # on every process, as each has a part of the model
     if rank == 0:

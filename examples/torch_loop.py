@@ -9,7 +9,6 @@ It learns to continue bytes of Python's own standard library. Without the marked
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +41,6 @@ def batch_of(rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return batch[:, :-1], batch[:, -1]
 
 
-def data(share: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields this island's batches: of every ``count`` examples, number ``index``, from ``cursor`` on."""
-    examples = windows()
-    order = np.random.default_rng(share.seed).permutation(len(examples))
-    while True:
-        index, count, cursor, _ = share.take()
-        numbers = (cursor * BATCH + np.arange(BATCH)) * count + index
-        yield batch_of(examples[order[numbers % len(order)]])
-
-
 def main() -> None:
     """Trains until the run ends."""
     parser = argparse.ArgumentParser(description="A PyTorch loop as an island.")
@@ -65,15 +54,15 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     loss = torch.zeros(())
+    examples = windows()
     with islands.torch.join(args.address, model, optimizer, run=args.run, tokens_per_step=BATCH) as island:  # atoll
-        for history, following in data(island.share):  # atoll
+        for rows in islands.batches(examples, island, batch=BATCH):  # atoll: in place of its own data
+            history, following = batch_of(rows)
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(history.to(device)), following.to(device))
             loss.backward()
             optimizer.step()
-            island.step(tokens=BATCH, loss=loss)  # atoll
-            if island.done:  # atoll
-                break  # atoll
+            island.step(loss)  # atoll
     print(f"done: loss {float(loss):.3f} nats per byte")
 
 

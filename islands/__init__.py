@@ -3,9 +3,8 @@
     import islands
 
     islands.log_to_stderr()
-    with islands.join("tcp://hub:7001", params, run="demo") as island:
-        params, opt_state = island.restore(params, opt_state)
-        ...
+    island, params, opt_state = islands.begin("paris.join", params, opt_state, tokens_per_step=4096)
+    ...
 
 Names are loaded when they are first asked for: nothing here imports JAX until :func:`jax_task` or its parts are used.
 Loops of PyTorch join with :func:`islands.torch.join`; that package is loaded when it is asked for, too.
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from broker.process.logs import log_to_stderr as log_to_stderr
     from islands.arrays.model_file import load as load
     from islands.hook import Hook as Hook
+    from islands.joining import begin as begin
     from islands.joining import join as join
     from islands.loop import Island as Island
     from islands.tasks.inner_optimizer import adamw as adamw
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from islands.tasks.task import load_task as load_task
 
 _MODULE_OF = {
+    "begin": "islands.joining",
     "join": "islands.joining",
     "Island": "islands.loop",
     "Hook": "islands.hook",

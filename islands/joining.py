@@ -194,6 +194,26 @@ def join(
     return island
 
 
+def begin(
+    address: str | os.PathLike[str] | Sequence[str],
+    params: Tree,
+    opt_state: Any = None,
+    *,
+    init: Callable[[int], Tree] | str | os.PathLike[str] | None = None,
+    **options: Unpack[JoinOptions],
+) -> tuple[Island, Tree, Any]:
+    """Joins a run and restores; returns the island, the run's parameters, and the optimizer's state.
+
+    It is :func:`join`, whose arguments it takes, and :meth:`Island.restore`, whose errors it raises, too.
+    """
+    island = join(address, params, init=init, **options)
+    try:
+        return island, *island.restore(params, opt_state)
+    except BaseException as err:
+        island.leave(f"failed: {type(err).__name__}")
+        raise
+
+
 class HostIdentity:
     """A name of host and number that survives a restart, and is no other process's here meanwhile.
 

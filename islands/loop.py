@@ -1,19 +1,13 @@
 """The interface of a training loop: join, then one call per inner step (design, section 13).
 
-    island = islands.join("tcp://hub:7001", params, run="demo", kinds={"embed|head": "mean"})
-    params, opt_state = island.restore(params, opt_state)
-    for batch in data(island.share):
+    island, params, opt_state = islands.begin("paris.join", params, opt_state, tokens_per_step=4096)
+    for batch in islands.batches(source, island, batch=32):
         params, opt_state, loss = train(params, opt_state, batch, island.schedule_step)
-        params = island.step(params, tokens=batch.size, loss=loss, state=(opt_state, cursor))
-        if island.done:
-            params = island.close(params)
-            break
+        params = island.step(params, opt_state, loss=loss)
+    params = island.close(params)
 
-:meth:`Island.step` waits for nothing of ours: not for the network, not for the communication thread. What it
-does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition. Only where a
-tree holds one array in two places the first steps are looked at, until one has moved it
-(:class:`islands.arrays.parameters.Ties`). Recipes in lockstep are the exception: there it waits for versions
-(:mod:`islands.protocol.lockstep`).
+:meth:`Island.step` waits for nothing of ours, network or thread: it reads a few attributes, and dispatches a copy or an
+addition when one is due. Only recipes in lockstep have it wait for versions (:mod:`islands.protocol.lockstep`).
 """
 
 from __future__ import annotations
@@ -119,11 +113,9 @@ class Island:
         """Returns the run's parameters, and an optimizer state that knows the run where there is one.
 
         The state comes from this island's own checkpoint; where it has none that fits, from another island that has
-        trained for a while and has the same optimizer: this may take as long as a download of the state, at most
-        ``donor_wait_s``. Else ``opt_state`` is returned as it is. :attr:`restored` and the log say which, and why.
-        Parameters that are never synchronised come from the same place.
-
-        Call it once, before the first step.
+        trained for a while and has the same optimizer, within ``donor_wait_s``. Else ``opt_state`` is returned as it
+        is. :attr:`restored` and the log say which, and why. Parameters that are never synchronised come from the same
+        place. Call it once, before the first step; :func:`islands.begin` does.
 
         Raises:
             ConfigError: ``params`` are not those of the join, a leaf of ``opt_state`` can be in no checkpoint, or the
@@ -159,29 +151,37 @@ class Island:
         log.info("island.restored", optimizer=self.restored, detail=begun.detail, step=self.inner_step)
         return params, opt_state
 
-    def step(self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int | None] | None = None) -> Tree:
+    def step(
+        self,
+        params: Tree,
+        opt_state: Any = arguments.NOT_GIVEN,
+        *,
+        tokens: int | None = None,
+        loss: Any = None,
+        state: tuple[Any, int | None] | None = None,
+    ) -> Tree:
         """Takes note of an inner step; returns the parameters to go on with.
 
         The result is ``params`` itself unless a version was installed; dtypes, shardings and structure never change.
-        Only the result is used from then on: it may be donated, or written to, at once. An array that was replaced in
-        it may not: it is still read, elsewhere.
+        It may be donated, or written to, at once; an array that was replaced may not, as it is still read elsewhere.
 
         Args:
             params: After the update.
-            tokens: Trained in this step: a whole number on the host.
+            opt_state: After the update; copied when a checkpoint is due, or another island needs it, not otherwise. Its
+                leaves are arrays, numbers, text or bytes.
+            tokens: Trained in this step: a whole number on the host. None: ``tokens_per_step`` of the join.
             loss: Of this step, for reports: a number or a scalar on a device, which is read elsewhere and later.
-            state: ``(opt_state, cursor)``; copied when a checkpoint is due, or another island needs it, not otherwise.
-                Leaves of the first are arrays, numbers, text or bytes. The cursor is a place in the caller's data that
+            state: ``(opt_state, cursor)`` in place of ``opt_state``. The cursor is a place in the caller's data that
                 :attr:`restored_cursor` gives back, from 0, or None.
 
         Raises:
-            ConfigError: An argument is not what stands here, or does not fit what was said when joining; or the run has
-                thrown this island out. Among the first: what was one array in two places of ``params`` has become two
-                parameters, or ``params`` do not go on from what was adopted.
+            ConfigError: An argument is not what stands here, or does not fit what was said when joining, such as
+                ``params`` that do not go on from what was adopted; or the run has thrown this island out.
             LocalProtocolError: :meth:`restore` was not called, or the island has left.
         """
         began_s = time.perf_counter()
         exchange = self._exchange
+        state = state if opt_state is arguments.NOT_GIVEN else (opt_state, None)
         tokens, loss, state = arguments.of_step(tokens, loss, state, self.tokens, self._tokens_per_step)
         if exchange.error is not None or self._left or self.restored is None or self._counted_from_s is None:
             self._first_or_never(params, state)

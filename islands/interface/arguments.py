@@ -34,6 +34,9 @@ _TENSOR = Record(TensorSpec)
 _TOKENS = "must be how many tokens this step trained: a whole number, 0 or more"
 _LOSS = "must be a number, or a device array of shape (): give its mean, or None"
 
+#: Stands in a call for an argument that may be None and was not given.
+NOT_GIVEN: Any = object()
+
 
 def whole(field: str, value: Any, cure: str, *, least: int = 0, most: int = INT_MAX, may_wait: bool = False) -> int:
     """Returns a count as a plain integer; a float that is integral, such as 8.0, is one.
@@ -269,7 +272,7 @@ def of_step(
     """Returns the arguments of a step as plain values, before anything is done with one of them.
 
     Args:
-        tokens: As given.
+        tokens: As given; None: ``most``.
         loss: As given.
         state: As given.
         before: Tokens trained before this step.
@@ -278,6 +281,11 @@ def of_step(
     Raises:
         ConfigError: One of them is not what :meth:`islands.Island.step` takes.
     """
+    if tokens is None:
+        if not most:
+            cure = "say how many this step trained, or join with tokens_per_step, which then stands for each"
+            raise ConfigError("tokens", None, cure)
+        tokens = most
     if type(tokens) is not int:
         tokens = whole("tokens", tokens, _TOKENS)
     if not 0 <= tokens <= INT_MAX - before:

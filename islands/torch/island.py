@@ -80,15 +80,15 @@ class TorchIsland:
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    def step(self, *, tokens: int, loss: Any = None, cursor: int | None = None) -> None:
+    def step(self, loss: Any = None, *, tokens: int | None = None, cursor: int | None = None) -> None:
         """Takes note of an inner step, after ``optimizer.step()``; installs versions that have come.
 
         Never waits for the network. After spoilt parameters (not finite) were replaced by the global ones, the
         optimizers' state and the scaler begin afresh: ``reset_optimizer`` says so until the next step.
 
         Args:
-            tokens: Trained in this step.
             loss: Of this step, for reports: a number or a tensor of one element, which is read elsewhere and later.
+            tokens: Trained in this step; None: ``tokens_per_step`` of the join.
             cursor: A place in the caller's data, which ``restored_cursor`` gives back; None: the number of steps.
 
         Raises:

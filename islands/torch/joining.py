@@ -35,13 +35,11 @@ def join(
 ) -> TorchIsland:
     """Joins a run; returns with the run's parameters, and an optimizer state if there is one, in place.
 
-        with islands.torch.join("tcp://hub:7001", model, optimizer, tokens_per_step=4096) as island:
-            for batch in data(island.share):
+        with islands.torch.join("paris.join", model, optimizer, tokens_per_step=4096) as island:
+            for batch in islands.batches(dataset, island, batch=32):
                 ...
                 optimizer.step()
-                island.step(tokens=4096, loss=loss)
-                if island.done:
-                    break
+                island.step(loss)
         # The module has the run's final parameters.
 
     Where the model is wrapped in DistributedDataParallel, or its

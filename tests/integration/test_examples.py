@@ -1,4 +1,4 @@
-"""The examples: tasks learn, and the numpy one stays clear of JAX; loops learn too, by one command and six lines."""
+"""The examples: tasks learn, and the numpy one stays clear of JAX; loops learn too, by one command and few lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from islands.tasks.task import DataShare, Schedule, load_task
 from tests.local_run import ROOT, Process
 
 LOOPS = ("own_loop", "equinox_loop", "flax_nnx", "maxtext_shaped", "callback_trainer")
-MOST_LINES = 6
+#: Lines that a user adds; another one of the loop's own is changed, where it takes its data.
+ADDED = {"own_loop": 4, "equinox_loop": 4, "torch_loop": 3, "torch_fsdp": 3}
+ADDED_FOR_A_HOOK = 5
 #: Whatever speaks of a run: the interface, an island, a hook.
 OURS = re.compile(r"\b(islands|island|hook|atoll)\b(?!\.\w*\.py)")
 
@@ -60,10 +62,12 @@ def test_the_numpy_task_trains_without_importing_jax():
 
 
 @pytest.mark.parametrize("name", [*LOOPS, "torch_loop", "torch_fsdp"])
-def test_a_loop_joins_by_at_most_six_lines_and_they_are_marked(name):
+def test_a_loop_joins_by_few_lines_and_they_are_marked(name):
     lines = (ROOT / "examples" / f"{name}.py").read_text().partition("from __future__")[2].splitlines()
     marked = [line for line in lines if "# atoll" in line]
-    assert 0 < len(marked) <= MOST_LINES, marked
+    changed = [line for line in marked if "in place of" in line]
+    assert len(marked) - len(changed) == ADDED.get(name, ADDED_FOR_A_HOOK), marked
+    assert len(changed) == 1
     code = [re.sub(r'""".*?"""|"[^"]*"', "", line) for line in lines if "# atoll" not in line]
     unmarked = [line for line in code if OURS.search(line)]
     assert unmarked == []

@@ -163,10 +163,19 @@ def test_what_counts_as_a_number_is_counted_as_one(begun, tokens, loss):
     assert take_newest(exchange.losses) == (None if loss is None else 0.5)
 
 
+def test_a_step_takes_the_optimizers_state_beside_the_parameters_and_the_tokens_of_the_join(begun):
+    island, exchange, params = begun
+    island.step(params, {"m": np.zeros(3)}, loss=0.5)
+    assert island.tokens == 10
+    island._tokens_per_step = 0  # as of a join that left it open
+    with pytest.raises(ConfigError, match="tokens = None: say how many this step trained"):
+        island.step(params, None)
+
+
 @pytest.mark.parametrize(
     ("field", "given"),
     [
-        *(("tokens", {"tokens": value}) for value in (-1, 1.5, "10", None, [10], np.ones(2), 11, 1 << 63)),
+        *(("tokens", {"tokens": value}) for value in (-1, 1.5, "10", [10], np.ones(2), 11, 1 << 63)),
         *(("loss", {"loss": value}) for value in ("0.5", {"loss": 1}, [0.5], np.ones(2), jnp.ones(2), 1j)),
         *((r"state(\[1\])?", {"state": value}) for value in ({"m": 1}, (1, 2, 3), (None, -1), (None, "x"))),
         ("state m", {"state": ({"m": object()}, None)}),
