@@ -269,8 +269,16 @@ class Replay:
         self._unchecked(commit.fragment_id, commit.fragment_version, why)
 
     def _unchecked(self, p: int, version: int, why: PartReason) -> None:
-        if (p, version) not in self.durable:
-            self.unchecked.setdefault((p, version), why)
+        key = p, version
+        if key in self.durable or key in self.unchecked:
+            return
+        self.unchecked[key] = why
+        if why is PartReason.GAP:
+            self.counts.unfollowed += 1
+        elif why is PartReason.DROPPED:
+            self.counts.dropped += 1
+        else:
+            self.counts.unwitnessed += 1
 
     # --- lines ------------------------------------------------------------------------------------------------
 

@@ -65,10 +65,14 @@ class Counts:
         decisions: Notes that agree.
         beside: Notes about standbys and the lease, which are no decisions of the core.
         versions: Durable ones, version 0 included.
+        unwitnessed: Versions that a life began with and that no earlier line tells of: made in the last moments before
+            a crash, or by another aggregator.
+        unfollowed: Versions that became durable behind a gap.
         missing: Lines that the tape says it lost.
         skipped: Lines that could not be followed after such a gap.
         torn: Lines that a crash cut short.
         beheaded: Lines of a life whose beginning is in a segment that is gone: they cannot be followed.
+        dropped: Versions in them, or made before them, that the tape still names.
     """
 
     lives: int = 0
@@ -76,10 +80,13 @@ class Counts:
     decisions: int = 0
     beside: int = 0
     versions: int = 0
+    unwitnessed: int = 0
+    unfollowed: int = 0
     missing: int = 0
     skipped: int = 0
     torn: int = 0
     beheaded: int = 0
+    dropped: int = 0
 
 
 @dataclass(slots=True)

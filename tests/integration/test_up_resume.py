@@ -49,7 +49,7 @@ def test_the_tape_of_both_lives_gives_the_same_decisions_and_the_same_bytes_with
     assert covered.versions == len(resumed.ledger())
     assert len(covered.checked) == found.counts.versions
     # The tape is written when a version is about to be: a kill costs it what a write in between takes, if anything.
-    assert covered.versions - len(covered.checked) <= FRAGMENTS
+    assert covered.versions - len(covered.checked) == found.counts.unwitnessed <= FRAGMENTS
     made_twice = found.derived + found.alone + FRAGMENTS - len(resumed.ledger())
     assert 0 <= made_twice <= FRAGMENTS  # computed before the kill, and not durable then
 

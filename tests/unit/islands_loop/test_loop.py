@@ -164,7 +164,7 @@ def test_what_counts_as_a_number_is_counted_as_one(begun, tokens, loss):
 
 
 def test_a_step_takes_the_optimizers_state_beside_the_parameters_and_the_tokens_of_the_join(begun):
-    island, exchange, params = begun
+    island, _, params = begun
     island.step(params, {"m": np.zeros(3)}, loss=0.5)
     assert island.tokens == 10
     island._tokens_per_step = 0  # as of a join that left it open

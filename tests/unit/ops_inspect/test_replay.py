@@ -8,8 +8,9 @@ import pytest
 
 from aggregator.standby import replication
 from aggregator.standby.replication import NOTES
+from aggregator.state.records import ledger_line
 from ops.inspect.replay_core import Replay
-from ops.inspect.replay_result import PartReason
+from ops.inspect.replay_result import fingerprint
 from tests.aggregator_hand import Desk
 from tests.taped import STEPS_PER_ROUND, Taped
 
@@ -47,7 +48,7 @@ def test_a_tape_agrees_with_its_replay_across_a_restart(two_lives):
     replay, difference = played(two_lives)
     assert difference is None
     counts = replay.counts
-    assert (counts.lives, counts.versions, replay.unchecked, counts.missing) == (2, 4, {}, 0)
+    assert (counts.lives, counts.versions, counts.unwitnessed, counts.missing) == (2, 4, 0, 0)
     assert counts.events + counts.decisions + counts.lives == len(two_lives)
 
 
@@ -57,7 +58,7 @@ def test_what_a_crash_cut_off_is_no_difference_and_is_counted(two_lives):
     assert not any(line.get("event") == "persisted" for line in lost[second - 8 : second - 6] if line)
     replay, difference = played(lost)
     assert difference is None
-    assert list(replay.unchecked.values()) == [PartReason.CRASH]
+    assert replay.counts.unwitnessed == 1
 
 
 def test_a_damaged_line_in_the_middle_is_named(two_lives):
@@ -148,6 +149,15 @@ def test_a_life_that_does_not_begin_where_the_last_one_ended_is_named(two_lives,
 
 def test_a_tape_without_a_beginning_is_refused(two_lives):
     assert played(two_lives[1:])[1].what == "the tape does not begin with the beginning of a life"
+
+
+def test_fingerprints_are_those_of_the_ledger_lines():
+    first = Taped()
+    first.gather("a", "b")
+    first.round(1, "a", "b")
+    line = ledger_line(first.commits[0])
+    found = played(first.tape)[0].fingerprints[0, 1]
+    assert found == {fingerprint(line)} != {fingerprint({**line, "epoch": 2})}
 
 
 def test_a_driver_may_ask_for_deadlines_at_any_time_without_changing_a_decision():

@@ -117,6 +117,7 @@ def test_versions_behind_a_gap_of_the_tape_are_counted_whichever_life_it_is_in(r
     expected = 3 if life == 0 else 2
     assert (status, found["coverage"]["missing_lines"]) == (1, 2)
     assert found["coverage"]["unchecked"] == {PartReason.GAP: expected}
+    assert found["tapes"][0]["counts"]["unfollowed"] == expected
 
 
 def test_a_line_that_was_cut_short_is_a_missing_line(recorded, tmp_path, capsys):
@@ -209,7 +210,7 @@ def test_a_life_between_that_made_nothing_leaves_no_version_unexplained(recorded
     tape = [*recorded.tape[:second], recorded.tape[second] | {"now_s": 40.0}, *recorded.tape[second:third]]
     replay, found = played(tape)
     assert found is None
-    assert (replay.counts.lives, replay.unchecked, replay.counts.versions) == (3, {}, 5)
+    assert (replay.counts.lives, replay.counts.unwitnessed, replay.counts.versions) == (3, 0, 5)
 
 
 def lineage(recorded, *, digest=None, stopped=False, above=2):
@@ -227,7 +228,7 @@ def test_a_new_lineage_is_no_gap(recorded, tmp_path, capsys):
     tape, row = lineage(recorded)
     replay, found = played(tape)
     assert found is None
-    assert (replay.unchecked, replay.given_up) == ({}, {(0, 2)})
+    assert (replay.counts.unwitnessed, replay.given_up) == (0, {(0, 2)})
     assert (0, 3) in replay.durable
     for kept in (recorded.ledger[:3], recorded.ledger[:2]):  # the same store, or an old copy of it
         status, found = replayed(capsys, recorded.write(tmp_path, tape=tape, ledger=[*kept, row]))
