@@ -79,8 +79,7 @@ def main(address: str, run: str, dtype: Any) -> None:
     sample = examples[:: len(examples) // 2000]
     before = float(loss(params, sample))
 
-    joining = {"run": run, "kinds": {"embed|head": "mean"}, "tokens_per_step": BATCH}
-    island, params, opt_state = islands.begin(address, params, opt_state, **joining)  # atoll
+    island, params, opt_state = islands.begin(address, params, opt_state, run=run, tokens_per_step=BATCH)  # atoll
     for batch in islands.batches(examples, island, batch=BATCH):  # atoll: in place of its own data
         params, opt_state, value = train(params, opt_state, batch)
         params = island.step(params, opt_state, loss=value)  # atoll

@@ -29,6 +29,7 @@ def join(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     scaler: Any = None,
+    scheduler: Any = None,
     init: str | os.PathLike[str] | None = None,
     background_copies: bool = True,
     **options: Unpack[JoinOptions],
@@ -55,6 +56,8 @@ def join(
             looked through. Its state is in checkpoints, and may come from another island that has the same optimizer.
             None: it is in neither.
         scaler: The gradient scaler, if there is one; likewise.
+        scheduler: A learning-rate scheduler of ``torch.optim.lr_scheduler``; likewise. A rate that follows the progress
+            of the whole run, and not that of this island's optimizer, asks ``island.schedule_step``.
         init: Path of a trained model that version 0 comes from, as for :func:`islands.join`. A module that was made by
             ``from_pretrained`` has its values already, and needs this for the digest alone.
         background_copies: On the CPU, larger fragments are copied by a thread while the next gradients are computed.
@@ -74,7 +77,7 @@ def join(
     plain = unwrapped(model)
     copies = CopyThread() if background_copies and optimizers else None
     leaves = leaves_of(plain, together=together, copier=copies)
-    state = OptimizerState(optimizers, scaler, copier=copies)
+    state = OptimizerState(optimizers, scaler, scheduler=scheduler, copier=copies)
     own = unsaid_statistics(plain, options.get("kinds"))
     if own:
         detail = "each island's own, and in no export, where strict=False hides that they are missing: after loading "

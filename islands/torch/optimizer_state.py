@@ -1,9 +1,9 @@
-"""The state of optimizers and a gradient scaler as a tree, for checkpoints and for other islands.
+"""The state of optimizers, gradient scaler and learning-rate scheduler as a tree, for checkpoints and other islands.
 
-The tree has three parts. ``optimizers``: of each what it keeps per parameter, in the order of its groups, and the
-numbers of its groups (learning rate, betas); flags such as ``foreach`` stay those of the script. ``scaler``: what
-``GradScaler.state_dict`` has. Nothing passes through ``load_state_dict`` of an optimizer, which would cast float32
-moments of bfloat16 parameters to bfloat16.
+``optimizers``: of each what it keeps per parameter, in the order of its groups, and the numbers of its groups (learning
+rate, betas); flags such as ``foreach`` stay those of the script. ``scaler`` and ``scheduler``: what their
+``state_dict`` has. Nothing passes through ``load_state_dict`` of an optimizer, which would cast float32 moments of
+bfloat16 parameters to bfloat16.
 
 Optimizers make their state in the first step, and a checkpoint is restored before. So its form is found by a step of
 the same optimizer on one parameter of zeros after another: on the CPU, or a large one on the meta device.
@@ -34,11 +34,12 @@ _CARRIED = (bool, int, float, str, bytes, type(None))
 
 
 class OptimizerState(InPlaceState):
-    """The state of a training loop's optimizers and scaler.
+    """The state of a training loop's optimizers, scaler and scheduler.
 
     Args:
         optimizers: In the order of the tree; wrappers of one are looked through.
         scaler: A gradient scaler, if there is one.
+        scheduler: A learning-rate scheduler, if there is one.
         copier: Makes copies of the state's tensors beside the training thread.
 
     Raises:
@@ -46,17 +47,23 @@ class OptimizerState(InPlaceState):
     """
 
     def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], scaler: Any = None, *, copier: Copier | None = None
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any = None,
+        *,
+        scheduler: Any = None,
+        copier: Copier | None = None,
     ) -> None:
         for each in optimizers:
             if not isinstance(each, torch.optim.Optimizer):
                 cure = "must be a torch.optim.Optimizer, several of them in a list, or None"
                 raise ConfigError("optimizer", type(each).__name__, cure)
-        if scaler is not None and not (hasattr(scaler, "state_dict") and hasattr(scaler, "load_state_dict")):
-            cure = "must be a gradient scaler such as torch.amp.GradScaler(), or None"
-            raise ConfigError("scaler", type(scaler).__name__, cure)
+        like = {"scaler": "a gradient scaler such as torch.amp.GradScaler()", "scheduler": "a torch.optim.lr_scheduler"}
+        for name, given in (("scaler", scaler), ("scheduler", scheduler)):
+            if given is not None and not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
+                raise ConfigError(name, type(given).__name__, f"must be {like[name]}, or None")
         self.optimizers = tuple(map(_inner, optimizers))
-        self.scaler = scaler
+        self.scaler, self.scheduler = scaler, scheduler
         self._copier = copier
         self._forms = [_form_of(each) for each in self.optimizers]
         self._scaler_began = self._scaler_now()
@@ -68,7 +75,7 @@ class OptimizerState(InPlaceState):
                 {"groups": self._groups(each), "state": form}
                 for each, form in zip(self.optimizers, self._forms, strict=True)
             ],
-            "scaler": self._scaler_now(),
+            **self._beside(),
         }
 
     def tree(self) -> Any:
@@ -81,7 +88,7 @@ class OptimizerState(InPlaceState):
                 {"groups": self._groups(each), "state": form | self._state(each)}
                 for each, form in zip(self.optimizers, self._forms, strict=True)
             ],
-            "scaler": self._scaler_now(),
+            **self._beside(),
         }
 
     def load(self, tree: Any) -> None:
@@ -98,6 +105,8 @@ class OptimizerState(InPlaceState):
                     optimizer.state[parameter] = _values(saved["state"][number])
         if tree["scaler"]:
             self.scaler.load_state_dict(tree["scaler"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(_values(tree["scheduler"]))
 
     def reset(self) -> None:
         """Begins afresh: optimizers that have seen no step, and the scale that there was at first."""
@@ -118,6 +127,13 @@ class OptimizerState(InPlaceState):
 
     def _leaves(self, value: Any) -> Any:
         return _mapped(value, lambda tensor: TensorLeaf(tensor.detach(), copier=self._copier))
+
+    def _beside(self) -> dict[str, Any]:
+        """Returns what belongs to no optimizer."""
+        found = {"scaler": self._scaler_now()}
+        if self.scheduler is not None:
+            found["scheduler"] = self._leaves(dict(self.scheduler.state_dict()))
+        return found
 
     def _scaler_now(self) -> dict[str, Any]:
         """Returns the scaler's numbers; waits for a device, as the scaler itself did in the step before."""

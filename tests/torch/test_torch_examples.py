@@ -1,6 +1,5 @@
 """Tasks of PyTorch, and the examples: a loop stays a loop, a trainer a trainer, and the task runs with ``up``."""
 
-import ast
 import json
 import os
 import re
@@ -8,14 +7,11 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-import islands
 from broker.base.errors import ConfigError
 from islands.tasks.evaluate import place
 from islands.tasks.task import DataShare, Schedule, held_out_loss, load_task
@@ -65,14 +61,6 @@ def test_options_of_the_example_are_checked():
         load_task("examples.torch_task:task", {"hidden": 0})
 
 
-def test_what_is_copied_into_a_program_with_a_trainer_is_short():
-    body = ast.parse((ROOT / "examples" / "hf_trainer.py").read_text()).body
-    classes = [each for each in body if isinstance(each, ast.ClassDef) and each.name in ("Atoll", "Shared")]
-    code = [line for each in classes for node in each.body[1:] for line in ast.unparse(node).splitlines()]
-    assert len(classes) == 2
-    assert len(code) <= 25
-
-
 def test_the_loop_trains_in_a_process_without_jax_and_its_loss_falls(tmp_path):
     code = (
         "import sys, runpy\n"
@@ -100,23 +88,6 @@ def test_a_trainer_of_hugging_face_is_an_island_by_a_callback(tmp_path):
     steps, tokens = map(int, re.search(r"has ended\" step=(\d+) tokens=(\d+)", done.stderr).groups())
     assert steps >= 100, "the run has ended training, not the trainer or its data"
     assert tokens == steps * 16 * 17
-
-
-@pytest.mark.filterwarnings("ignore:os.fork", "ignore::pytest.PytestUnraisableExceptionWarning")  # JAX warns of forks
-def test_the_trainers_loader_has_the_batches_of_the_share_and_no_workers():
-    from examples.hf_trainer import Shared  # seconds, which the other tests do without
-
-    def loader(index, **options):
-        island = SimpleNamespace(share=DataShare(index=index, count=2), done=False)
-        data = Shared(range(64), SimpleNamespace(island=island), batch=8)
-        return DataLoader(data, batch_size=4, **options)  # two of them for each step
-
-    found = [[x for batch in islice(loader(index), 8) for x in batch.tolist()] for index in (0, 1)]
-    expected = [islands.batches(range(64), DataShare(index=index, count=2), batch=8) for index in (0, 1)]
-    assert found == [[x for batch in islice(each, 4) for x in batch.tolist()] for each in expected]
-    assert sorted(found[0] + found[1]) == list(range(64))
-    with pytest.raises(AssertionError, match="keep dataloader_num_workers at 0"):
-        next(iter(loader(0, num_workers=1)))
 
 
 def of_its_own(name, folder, **variables):
