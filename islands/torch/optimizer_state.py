@@ -1,4 +1,4 @@
-"""The state of optimizers, gradient scaler and learning-rate scheduler as a tree, for checkpoints and other islands.
+"""The state of optimizers, gradient scaler and scheduler as a tree, for checkpoints and other islands.
 
 ``optimizers``: of each what it keeps per parameter, in the order of its groups, and the numbers of its groups (learning
 rate, betas); flags such as ``foreach`` stay those of the script. ``scaler`` and ``scheduler``: what their
