@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -33,6 +34,10 @@ ROOT = Path(__file__).resolve().parent.parent
 #: With PyTorch beside all that ``.venv`` has.
 TORCH_ENVIRONMENT = ".venv-torch"
 TORCH_LOCK, TORCH_CPU_LOCK = "requirements-torch.lock", "requirements-torch-cpu.lock"
+#: A line by which a task asks for PyTorch.
+_TORCH = re.compile(r"^\s*(import|from) (torch|islands\.torch|islands\.hf)\b", re.MULTILINE)
+#: Of an installed environment, about.
+_SIZES = {"requirements.lock": "300 MB", TORCH_CPU_LOCK: "3 GB", TORCH_LOCK: "9 GB"}
 BUILDING = "building"
 UPDATING = "updating"
 #: What uv and pip print when there is no way to the package index.
@@ -64,15 +69,17 @@ def enter_environment() -> None:
         return
     if Path(sys.prefix) == ROOT / TORCH_ENVIRONMENT and is_ready(Path(sys.prefix), lock_digest(torch_lock())):
         return
-    environment = ROOT / ".venv"
+    environment, links = ROOT / ".venv", list[Path]()
+    if needs_torch(sys.argv[1:]):
+        environment, lock, links = ROOT / TORCH_ENVIRONMENT, torch_lock(), find_links()
     wanted = lock_digest(lock)
     if not is_ready(environment, wanted):
         try:
-            build_once(environment, lock)
+            build_once(environment, lock, links)
         except LauncherError as err:
             sys.exit(f"atoll: {err}")
         except KeyboardInterrupt:
-            print("\natoll: interrupted; the next start builds .venv again", file=sys.stderr)
+            print(f"\natoll: interrupted; the next start builds {environment.name} again", file=sys.stderr)
             sys.exit(130)
     elif os.path.samefile(sys.prefix, environment):
         return
@@ -81,6 +88,31 @@ def enter_environment() -> None:
     search = os.pathsep.join([os.fspath(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Named by its folder, since -m looks into the current directory first, which may be any.
     os.execve(python, [python, os.fspath(ROOT / "ops"), *sys.argv[1:]], os.environ | {"PYTHONPATH": search})
+
+
+def needs_torch(words: Sequence[str]) -> bool:
+    """Says whether a command line is about a task of PyTorch: by the task's source, or in the files that it names."""
+    for word in words:
+        path = Path(word)
+        with contextlib.suppress(OSError, ValueError):  # a word that is no path
+            file = path / "config.toml" if path.is_dir() else path
+            named = re.findall(r'(?m)^task = "([\w.]+):', file.read_text("utf-8")) if file.suffix == ".toml" else []
+            named += [word.partition(":")[0]] if ":" in word and "/" not in word else []
+            if any(map(_imports_torch, named)):
+                return True
+    return "--dcp" in words
+
+
+def _imports_torch(module: str) -> bool:
+    """Says so of a module by its own lines, of the checkout or of the folder where the command is started."""
+    if module.startswith(("islands.hf", "islands.torch")):
+        return True
+    name = module.replace(".", "/")
+    for folder in (ROOT, Path()):
+        for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if file.is_file() and _TORCH.search(file.read_text("utf-8", "replace")):
+                return True
+    return False
 
 
 def program(directory: str | os.PathLike[str] = ".") -> str:
@@ -194,7 +226,7 @@ def build(environment: Path, lock: Path, links: Sequence[Path] = ()) -> None:
             _discard(environment)
         fresh = not environment.exists()
         reason = "the last build was interrupted" if stamp == BUILDING else "first use" if fresh else "the lock changed"
-        _say(f"{reason}: installing into {environment} (about 1 GB)")
+        _say(f"{reason}: installing into {environment} (about {_SIZES.get(lock.name, '1 GB')})")
         environment.mkdir(exist_ok=True)
         write_stamp(environment, BUILDING if fresh else UPDATING)
         uv = shutil.which("uv")
