@@ -91,13 +91,13 @@ def enter_environment() -> None:
 
 
 def needs_torch(words: Sequence[str]) -> bool:
-    """Says whether a command line is about a task of PyTorch: by the task's source, or in the files that it names."""
+    """Says whether a command line is about a task of PyTorch, by itself or by the files that it names."""
     for word in words:
         path = Path(word)
         with contextlib.suppress(OSError, ValueError):  # a word that is no path
             file = path / "config.toml" if path.is_dir() else path
             named = re.findall(r'(?m)^task = "([\w.]+):', file.read_text("utf-8")) if file.suffix == ".toml" else []
-            named += [word.partition(":")[0]] if ":" in word and "/" not in word else []
+            named += [word.rpartition("=")[2].partition(":")[0]] if ":" in word and "/" not in word else []
             if any(map(_imports_torch, named)):
                 return True
     return "--dcp" in words

@@ -30,6 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge", action="store_true", help="with --hf, of a run of adapters: merge them into their base"
     )
+    help_ = "with --hf: file that names the task, of islands elsewhere (default: config.toml in RUN_DIR)"
+    parser.add_argument("--config", type=sources.as_path, metavar="FILE", help=help_)
     parser.add_argument(
         "--base", type=sources.as_path, metavar="DIR", help="with --hf: where the model is here that the run began with"
     )
@@ -41,7 +43,7 @@ def wanted(args: argparse.Namespace) -> bool:
     Raises:
         ConfigError: A flag stands without the one that it goes with.
     """
-    for name in ("merge", "base"):
+    for name in ("merge", "base", "config"):
         if getattr(args, name) and args.hf is None:
             raise ConfigError(name, getattr(args, name), "goes with --hf DIR")
     return any(getattr(args, name) is not None for name in ("hf", "orbax", "dcp"))
@@ -104,9 +106,10 @@ def _saver(args: argparse.Namespace, directory: Path, store: Path) -> Callable[[
         return lambda model, folder: write_checkpoint(
             {name: array.astype(dtype, copy=False) for name, array in model.tensors.items()}, folder
         )
-    config = directory / "config.toml"
+    config = args.config or directory / "config.toml"
     if not config.is_file():
-        raise ConfigError("RUN_DIR", str(directory), "has no config.toml, which names the task that knows the model")
+        cure = "is not there, and names the task that knows the model: give --config, as islands have it"
+        raise ConfigError("config", str(config), cure)
     tables = sources.read_file(config)
     options = dict(tables.get("task", {})) | ({} if args.base is None else {"model": str(args.base)})
     name = tables.get("island", {}).get("task", LANGUAGE)

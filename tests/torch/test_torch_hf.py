@@ -176,3 +176,15 @@ def test_wrong_input_is_one_clear_error_before_anything_starts(tmp_path, change,
     options = {name: str(tmp_path / "empty.jsonl") if value == "EMPTY" else value for name, value in options.items()}
     with pytest.raises(ConfigError, match=said):
         task_of(tmp_path, **options)
+
+
+def test_the_example_finds_functions_by_their_docstrings_in_installed_packages(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("examples.finetune.PACKAGES", ("msgpack", "optax"))
+    small_models.bert(tmp_path / "atoll" / "finetune" / "all-MiniLM-L6-v2")  # in place of what it fetches
+    task = load_task("examples.finetune:task", {"batch": 4, "sequence_length": 16})
+    trained(task, 2)
+    assert 0 < evaluated(task, task.init(0)[0])["reciprocal_rank"] <= 1
+    train, held_out = ((tmp_path / "atoll" / "finetune" / f"{n}.jsonl").read_text() for n in ("train", "held_out"))
+    assert not set(train.splitlines()) & set(held_out.splitlines())
+    assert '"docstring"' in held_out
