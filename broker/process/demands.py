@@ -21,6 +21,8 @@ _SETTINGS = {each.name: each for each in settings_of(Recipe)}
 _INPUT = "input:"
 #: The file that version 0 comes from: an island without one takes the run's first version.
 INIT = "init"
+#: The examples; as token ids they differ where the tokenizer does, which is then the one to name.
+DATA = "data"
 #: Before the name of a tensor whose values every island has from its own disk.
 BASE = "base "
 
@@ -55,8 +57,8 @@ def has_base(inputs: Mapping[str, str]) -> bool:
 
 def other_input(run: Mapping[str, str], island: Mapping[str, str]) -> str:
     """Says which input of an island is not the run's, with both values and the cure; empty if all are."""
-    names = [name for name in (*run, *island) if run.get(name) != island.get(name)]
-    for name in dict.fromkeys(names):
+    names = {name for name in (*run, *island) if run.get(name) != island.get(name)}
+    for name in sorted(names, key=lambda name: (name == DATA, name)):
         ours, theirs = run.get(name), island.get(name)
         if name == INIT and theirs is None:
             continue  # it takes the run's version

@@ -164,6 +164,7 @@ def test_the_inputs_of_the_first_island_are_the_runs_and_stand_in_its_record_tap
         ),
         ({"tokenizer": "124"}, "tokenizer is 124 at the island, and 123 in the run"),
         ({"tokenizer": None}, "tokenizer is not given at the island, and 123 in the run"),
+        ({"data": "9", "tokenizer": "124"}, "tokenizer is 124"),
         ({"data": "9"}, "data is 9 at the island, and not given in the run"),
         ({"init": "abd"}, "init is abd at the island, and abc in the run: join without init"),
     ],
