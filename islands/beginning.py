@@ -1,4 +1,4 @@
-"""What an island begins with: version 0 from a file, a base from its own disk, and digests of both."""
+"""The beginning of an island: version 0 from a file, a base from its own disk, and digests of both."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def inputs_of(demands: Sequence[Demand]) -> dict[str, str]:
 
 
 def has_base(inputs: Mapping[str, str]) -> bool:
-    """Whether tensors of a base are among inputs."""
+    """Returns True if inputs have digests of a base's tensors."""
     return any(name.startswith(BASE) for name in inputs)
 
 

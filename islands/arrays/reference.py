@@ -115,7 +115,7 @@ def cut(payload: Sequence[Encoded], regions: Sequence[tuple[int, Region]]) -> tu
 
 
 class Parts:
-    """What this host has of a fragment's tensors: whole ones, or some regions of them.
+    """A fragment's tensors on this host: whole ones, or some regions of them.
 
     Args:
         regions: Each with the number of its tensor; None: every tensor is whole here.

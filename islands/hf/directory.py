@@ -62,7 +62,7 @@ class ModelDirectory:
 
     @cached_property
     def config(self) -> Any:
-        """What transformers reads of ``config.json``; code of the directory is never run."""
+        """The model's configuration, as transformers reads it; code of the directory is never run."""
         try:
             return AutoConfig.from_pretrained(self.path, trust_remote_code=False, local_files_only=True)
         except (ValueError, OSError, KeyError) as err:

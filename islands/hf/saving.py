@@ -53,6 +53,6 @@ def of(directory: ModelDirectory, build: Callable[[], Any]) -> Save:
 
 
 def _tied(module: Any, name: str, state: Mapping[str, Any]) -> bool:
-    """Whether a parameter has another name, under which its values are there."""
+    """Returns True if a parameter is tied, and its values are there under its other name."""
     wanted = module.get_parameter(name)
     return any(other in state for other, each in module.named_parameters(remove_duplicate=False) if each is wanted)

@@ -1,1 +1,1 @@
-"""What the rooms of islands share: checked arguments, settings, and what is installed."""
+"""Checked arguments, settings and the installation: shared by all rooms of islands."""

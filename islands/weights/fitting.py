@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How a file fits a tree.
+    """The tensors of a file and of a tree, paired by name and shape.
 
     Attributes:
         found: Name in the tree -> name in the file, where both have one shape.
@@ -29,7 +29,7 @@ class Fit:
 
     @property
     def whole(self) -> bool:
-        """Whether every tensor of both has its partner."""
+        """True if every tensor of both has its partner."""
         return not (self.missing or self.unexpected or self.unlike)
 
     def __str__(self) -> str:
