@@ -91,7 +91,7 @@ def enter_environment() -> None:
 
 
 def needs_torch(words: Sequence[str]) -> bool:
-    """Says whether a command line is about a task of PyTorch, by itself or by the files that it names."""
+    """Returns True if the task of a command line, or of a file that it names, imports PyTorch."""
     for word in words:
         path = Path(word)
         with contextlib.suppress(OSError, ValueError):  # a word that is no path
@@ -322,7 +322,7 @@ def _requirements(lock: Path) -> Iterator[tuple[str, str]]:
 
 
 def _run(title: str, command: Sequence[str]) -> str | None:
-    """Says what a command does, and runs it; returns None, or its last lines if it failed."""
+    """Prints what a command does, and runs it; returns None, or its last lines if it failed."""
     _say(title)
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     if os.path.expanduser("~") == "~":  # nobody's home: pip would make a folder of that name here, uv another one

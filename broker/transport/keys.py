@@ -211,6 +211,8 @@ def _read(path: Path, setting: str) -> str:
         text = path.read_text(encoding="utf-8-sig", errors="replace")  # some editors put a mark before the text
     except FileNotFoundError as err:
         cure = "make it with `atoll keys new`"
+        if setting == "join":
+            cure = "make it on the hub, with `atoll keys new island NAME --run RUN --join HOST`, and bring it here"
         if not path.is_absolute():
             cure += "; the path is seen from the folder where the command is started: is that the right one?"
         if path.name == BROKER_PUBLIC:

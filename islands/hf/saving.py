@@ -13,7 +13,7 @@ from broker.base.errors import ConfigError
 from islands.hf.directory import ModelDirectory
 from islands.torch.conversion import Array, as_tensor
 
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 #: (name -> values, the new directory, number format, whether adapters are merged into their base) -> nothing.
 Save = Callable[[Mapping[str, Array], Path, str, bool], None]

@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def wanted(args: argparse.Namespace) -> bool:
-    """Whether one of these formats is asked for.
+    """Returns True if a flag asks for one of these formats.
 
     Raises:
         ConfigError: A flag stands without the one that it goes with.

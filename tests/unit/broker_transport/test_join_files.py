@@ -68,6 +68,8 @@ def test_an_open_file_a_foreign_one_and_one_that_is_there_are_refused(tmp_path):
     path.chmod(0o644)
     with pytest.raises(ConfigError, match=r"may be read by others: chmod 600 .*paris.join"):
         JoinFile.read(path)
+    with pytest.raises(ConfigError, match=r"make it on the hub, with `atoll keys new island NAME"):
+        JoinFile.read(other)
     other.write_text("run demo\n")
     other.chmod(0o600)
     with pytest.raises(ConfigError, match="is no join file: make one on the hub"):
