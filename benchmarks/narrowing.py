@@ -34,9 +34,10 @@ from broker.wire.messages import Codec
 from islands.session.pulse import CAPACITY
 from ops.chaos.recording import Observer, Recording, RoundSeen, pulse_file
 from ops.chaos.report import longest_stall
-from ops.links import placing, region
+from ops.link_proxy import placing
+from ops.link_proxy.control import LinkControl, LinkCount
+from ops.links import region
 from ops.links.condition import MEGA
-from ops.links.control import LinkControl, LinkCount
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import free_ports
 from ops.run.daemons import our_command

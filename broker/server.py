@@ -25,9 +25,9 @@ import zmq.asyncio
 from broker.base import settings, sources
 from broker.base.errors import ConfigError
 from broker.chunks.receiving import SPARE_BYTES, Refused
+from broker.clients.connections import LEAST_FILES_FOR_UNIX, Connections, most_unread_bytes
+from broker.clients.flows import Flows, Put
 from broker.gateway.config import DEFAULT_REDIS_URL, BrokerConfig
-from broker.gateway.connections import LEAST_FILES_FOR_UNIX, Connections, most_unread_bytes
-from broker.gateway.flows import Flows, Put
 from broker.gateway.gate import LOOK_EVERY_S, MORE_FILES, Gate, GateEvent, draw_afresh
 from broker.gateway.listening import (
     PORT_ATTEMPTS,

@@ -19,7 +19,6 @@ from islands.interface.installation import explained
 
 if TYPE_CHECKING:
     from broker.process.logs import log_to_stderr as log_to_stderr
-    from islands.arrays.model_file import load as load
     from islands.hook import Hook as Hook
     from islands.joining import begin as begin
     from islands.joining import join as join
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from islands.tasks.inner_optimizer import adamw as adamw
     from islands.tasks.inner_optimizer import jax_task as jax_task
     from islands.tasks.inner_optimizer import warm_up_cosine as warm_up_cosine
+    from islands.tasks.model_file import load as load
     from islands.tasks.sources import batches as batches
     from islands.tasks.task import DataShare as DataShare
     from islands.tasks.task import Schedule as Schedule
@@ -39,7 +39,7 @@ _MODULE_OF = {
     "Island": "islands.loop",
     "Hook": "islands.hook",
     "batches": "islands.tasks.sources",
-    "load": "islands.arrays.model_file",
+    "load": "islands.tasks.model_file",
     "log_to_stderr": "broker.process.logs",
     "Task": "islands.tasks.task",
     "Schedule": "islands.tasks.task",

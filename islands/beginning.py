@@ -11,11 +11,11 @@ from broker.base.errors import ConfigError
 from broker.base.settings import expanded
 from broker.process import logs
 from broker.process.demands import BASE, INIT, has_base
-from islands.arrays.model_file import filled
 from islands.arrays.partition import OF_BASE, names_of_base
 from islands.arrays.tree import Tree
 from islands.interface import arguments
 from islands.interface.config import JoinOptions
+from islands.tasks.model_file import filled
 from islands.weights.files import grouped, open_weights
 
 log = logs.get(__name__)

@@ -181,7 +181,7 @@ COMMANDS: dict[str, Command] = {
         example="run examples/lab/parity.toml",
     ),
     "simulate": Command(
-        module="ops.forecast.simulate",
+        module="ops.forecast_commands.simulate",
         summary="computes goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
         example="--chips 1200000 --islands 8 --mode decoupled --days 30",
         everyday={
@@ -191,7 +191,7 @@ COMMANDS: dict[str, Command] = {
         },
     ),
     "plan": Command(
-        module="ops.forecast.plan",
+        module="ops.forecast_commands.plan",
         summary="computes what a fleet needs: bandwidth, memory, time, staleness, cost",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
         everyday={
@@ -226,7 +226,7 @@ COMMANDS: dict[str, Command] = {
         example="s3://bucket/run runs/again",
     ),
     "links": Command(
-        module="ops.links.proxy",
+        module="ops.link_proxy.proxy",
         summary="carries the links of a run, with delays, rates and faults; up --link starts it",
         example="--plan runs/20260131-120304/links.json --control runs/20260131-120304/links.sock",
         hidden=True,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.restoring import Restored, chosen, restore, sets_by_shard
-from aggregator.copies.sets import STORE, CompleteSet
+from aggregator.copy_rules.sets import STORE, CompleteSet
 from broker.base import sources
 from broker.process import logs
 from ops.text import age

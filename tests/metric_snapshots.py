@@ -9,7 +9,7 @@ from broker.registry.reporter import families_of as broker_families
 from broker.routing.liveness import Liveness, LivenessConfig
 from broker.wire.records import BrokerRecord, FragmentRecord, MemberRecord, RunTotals
 from islands.protocol.events import Vitals
-from islands.session.metrics import families_of
+from islands.protocol.metrics import families_of
 from islands.session.training_state import Position
 from tests.aggregator_hand import beat
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ops.lab import report
-from ops.lab.experiment import Experiment, comparison_of
 from ops.lab.records import Record
+from ops.plans.experiment import Experiment, comparison_of
 
 SETTINGS = {"steps": 1500, "islands": 2, "step_times_s": [1.0, 1.2], "task": "islands.language:task"}
 

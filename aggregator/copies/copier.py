@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.copies.bucket import Bucket
-from aggregator.copies.planning import CopyClock, below, fits, fitting, folder, misplaced, replaced, surplus
 from aggregator.copies.restoring import sets_of
-from aggregator.copies.sets import LEADS, CompleteSet, CopiedVersion, lead_key, newest_sets, order_of, write_set
 from aggregator.copies.taking import Identity, Taken, hashed, packed, take
+from aggregator.copy_rules.planning import CopyClock, below, fits, fitting, folder, misplaced, replaced, surplus
+from aggregator.copy_rules.sets import LEADS, CompleteSet, CopiedVersion, lead_key, newest_sets, order_of, write_set
 from aggregator.interface.config import AggregatorConfig
 from broker.base.errors import Unavailable
 from broker.process import clocks, logs

@@ -4,12 +4,12 @@ The store that comes out is not the one that was lost: that one may have gone on
 So a restore *claims* an epoch above all that are known there, by an object that only one can make. When the restored
 aggregator begins to copy, whoever copies there under a lower one stops; a restore that is only tried stops nobody. And
 the restored versions go on under numbers above all that may have been made since
-(:func:`aggregator.copies.planning.gap`), as a new lineage: islands with later ones adopt them, and what they trained
-since the copy stands in the books as lost.
+(:func:`aggregator.copy_rules.planning.gap`), as a new lineage: islands with later ones adopt them, and what they
+trained since the copy stands in the books as lost.
 
 Each of several shards is restored from its own copies, and claims an epoch of its own. All of them go back to the
 newest copy of shard 0, or less far than that never: of each other shard that is taken which fits to it
-(:mod:`aggregator.copies.planning`). So fragments of two shards may be of unlike moments.
+(:mod:`aggregator.copy_rules.planning`). So fragments of two shards may be of unlike moments.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 import xxhash
 
 from aggregator.copies.bucket import AlreadyThere, Bucket
-from aggregator.copies.planning import below, fits, folder, gap, restored_epoch, shards_there
-from aggregator.copies.sets import CLAIMS, STORE, CompleteSet, CopiedFile, claim_key, newest_sets, read_set
+from aggregator.copy_rules.planning import below, fits, folder, gap, restored_epoch, shards_there
+from aggregator.copy_rules.sets import CLAIMS, STORE, CompleteSet, CopiedFile, claim_key, newest_sets, read_set
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import ledger_path, mapped, read_run
 from aggregator.store.ledger_file import cut_above

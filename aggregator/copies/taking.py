@@ -21,7 +21,7 @@ from typing import Any
 
 import xxhash
 
-from aggregator.copies.sets import STORE, CopiedFile, Part
+from aggregator.copy_rules.sets import STORE, CopiedFile, Part
 from aggregator.interface.events import Commit
 from aggregator.store.commit_file import Damaged, Header, read_header
 from aggregator.store.layout import commit_path, fragment_ids, ledger_path, run_path, unpack_run, versions

@@ -51,7 +51,7 @@ from aggregator.standby.candidate_events import (
     Unpolled,
 )
 from aggregator.state.founding import Founding, Key, foundings_in, foundings_of, made_under, shards_in, stray
-from broker.process.transitions import Staged, Transitions
+from broker.base.transitions import Staged, Transitions
 from broker.wire.messages import Follow, Following, Replica, ReplicaRun, Stored, newness
 from broker.wire.records import LeaseView
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from aggregator.interface.events import Commit, Merge
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.state.round import Admitted, Round
-from broker.process.transitions import Staged, Transitions
+from broker.base.transitions import Staged, Transitions
 from broker.wire.messages import Merged
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from aggregator.rules.deadlines import Living
-from broker.process.transitions import Staged, Transitions
+from broker.base.transitions import Staged, Transitions
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
 from broker.wire.messages import Departure, Enrolled, Heartbeat, Resolution, StateSource
 

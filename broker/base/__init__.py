@@ -1,1 +1,1 @@
-"""Errors and settings: what every room uses."""
+"""Errors, settings, and tables of state machines: what every room uses."""

@@ -1,1 +1,1 @@
-"""The broker's gateway: who may connect, what comes in, and counters for each connection."""
+"""The broker's gateway: who may connect, what comes in, and what has its turn to go out."""

@@ -11,7 +11,7 @@ ZMTP 1.0 and 2.0, which know no ZAP, at the first bytes. TLS, HTTP and RDP read 
 its own routing id is shown out; one that names such an id as ZeroMQ draws cannot be told (:func:`draw_afresh`).
 
 *Floods.* A connection of which more waits than any message may hold, unread or not whole, is ended, as is one whose
-message has far too many frames (:mod:`broker.gateway.connections`). Where all connections together would take more
+message has far too many frames (:mod:`broker.clients.connections`). Where all connections together would take more
 open files than the process can spare, the oldest that has delivered nothing is ended.
 """
 
@@ -33,7 +33,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from broker.base.errors import ConfigError
-from broker.gateway.connections import Connections, Ending, files_for_connections
+from broker.clients.connections import Connections, Ending, files_for_connections
 from broker.gateway.turns import Taken, said_of
 from broker.process import logs
 from broker.routing.events import AllowListChanged, TurnedAway

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import zmq.asyncio
 
 from broker.base.errors import RemoteProtocolError, Unavailable
-from broker.observing.answers import unpack_events, unpack_snapshot, unpack_version
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
 from broker.wire.codec import Origin
@@ -32,6 +31,7 @@ from broker.wire.messages import (
     observing,
 )
 from broker.wire.names import check_name
+from broker.wire.packed_records import unpack_events, unpack_snapshot, unpack_version
 from broker.wire.records import EventNumber, KeptVersion, NumberedEvent, Snapshot
 
 #: A connection takes some journeys there and back, an answer one and the broker's look into Redis.

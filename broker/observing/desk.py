@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker.base.errors import Unavailable, worth_repeating
-from broker.observing.answers import MOST_BYTES, TooLarge, pack_events, pack_snapshot, pack_version
 from broker.process import logs
 from broker.registry.registry import Registry
 from broker.routing.events import LookedUp, LookUp
 from broker.routing.observers import MOST_OBSERVERS
 from broker.wire.messages import Inquiry, Observe, Observed
+from broker.wire.packed_records import MOST_BYTES, TooLarge, pack_events, pack_snapshot, pack_version
 
 log = logs.get(__name__)
 

@@ -1,1 +1,1 @@
-"""The kit of every daemon: settings, flags, TOML, logs, clocks, signals, state machines as tables."""
+"""The kit of every daemon: logs, clocks, signals."""

@@ -1,1 +1,1 @@
-"""Any parameter tree as fragments: names, host copies, device placement, reference values."""
+"""Any parameter tree as fragments: names, host copies, device placement, reference values. Pure."""

@@ -1,1 +1,1 @@
-"""Several hosts that train one island: their agreements, and what carries these out."""
+"""Several hosts that train one island: what carries out their agreement. Shells."""

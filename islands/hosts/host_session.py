@@ -18,14 +18,14 @@ from broker.process import logs
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Buffer
 from broker.wire.messages import AGGREGATOR, Channel, Codec, Encoded, Envelope, HostPart, Place
+from islands.agreement import messages as m
+from islands.agreement.speaker_rules import LOST_S
 from islands.arrays.placement import Leaf
-from islands.hosts import messages as m
 from islands.hosts import state
 from islands.hosts.link import Contact, HostLink
 from islands.hosts.loss import MISTAKEN, end_soon, lost
 from islands.hosts.plans import Plans
 from islands.hosts.rendezvous import SeveralHosts
-from islands.hosts.speaker_rules import LOST_S
 from islands.interface.config import IslandConfig
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections

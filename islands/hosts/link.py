@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from broker.process import logs
 from broker.wire.headers import Buffer
-from islands.hosts.messages import HostMessage, packed, unpacked
+from islands.agreement.messages import HostMessage, packed, unpacked
 
 log = logs.get(__name__)
 

@@ -20,15 +20,15 @@ from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.headers import Buffer
 from broker.wire.messages import Block, Codec, Pacing, RunSettings, Version
 from broker.wire.ranges import StepRange
+from islands.agreement import messages as m
+from islands.agreement.speaker_rules import LOST_S
 from islands.arrays.reference import cut
 from islands.arrays.regions import HeldTensor, Owners, check_alike, handed_by, owners_of
-from islands.hosts import messages as m
 from islands.hosts import state
 from islands.hosts.link import Contact, SpeakerLink
 from islands.hosts.loss import MISTAKEN, end_soon, lost
 from islands.hosts.plans import Planner, Plans
 from islands.hosts.rendezvous import SeveralHosts
-from islands.hosts.speaker_rules import LOST_S
 from islands.protocol.events import Joined
 from islands.session.exchange import Due, Exchange, StateFound
 from islands.session.training_state import Snapshot

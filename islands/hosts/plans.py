@@ -1,8 +1,7 @@
 """The plans of several hosts: the speaker makes them, each training thread carries them out. Shell.
 
-:class:`islands.hosts.gate_rules.Gate` and :class:`islands.hosts.speaker_rules.Speaker` have the rules for plans of a
-training that goes on. While it stands still, before the first step and after the last one, there is nothing to agree
-about: plans are carried out in the order they come in.
+:mod:`islands.agreement` has the rules for plans of a training that goes on. While it stands still, before the first
+step and after the last one, there is nothing to agree about: plans are carried out in the order they come in.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from broker.base.errors import ConfigError
-from islands.hosts import messages as m
-from islands.hosts.gate_rules import Gate
+from islands.agreement import messages as m
+from islands.agreement.gate_rules import Gate
+from islands.agreement.speaker_rules import Speaker, Stage
 from islands.hosts.loss import end_at_exit, end_if_uncaught, uncaught
-from islands.hosts.speaker_rules import Speaker, Stage
 from islands.protocol.events import Joined
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Due, Exchange, Install

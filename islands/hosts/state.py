@@ -18,11 +18,11 @@ import numpy.typing as npt
 from broker.base.errors import ConfigError
 from broker.wire.fragments import Region
 from broker.wire.headers import Buffer
+from islands.agreement.messages import Begin, StateLeaf
 from islands.arrays import placement
 from islands.arrays.plain_leaves import as_array, is_plain
 from islands.arrays.regions import Spread, part_of
 from islands.arrays.tree import map_leaves, named_leaves
-from islands.hosts.messages import Begin, StateLeaf
 from islands.session.checkpoint import Checkpoint, sort_of
 from islands.session.training_state import Position, Snapshot
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-from broker.process.transitions import Staged, Transitions
+from broker.base.transitions import Staged, Transitions
 from broker.routing.resending import Patience
 from broker.wire.messages import AGGREGATOR, AskDonor, Donor, FetchState, Payload, StatePart, StateSource
 from islands.protocol.events import Action, CheckState, CopyState, Note, Send, Settled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from broker.process.transitions import Staged, Transitions
+from broker.base.transitions import Staged, Transitions
 from broker.routing.resending import Backoff
 from broker.wire.messages import UNASKED, Contribution, TrainedOn, Version
 from broker.wire.ranges import StepRange

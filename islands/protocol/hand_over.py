@@ -47,7 +47,7 @@ class HandOver:
         training: The books of its training.
         member: Its membership.
         fleet: What it knows of the run.
-        several_hosts: They copy together, at few boundaries (:mod:`islands.hosts.speaker_rules`): rounds open and close
+        several_hosts: They copy together, at few boundaries (:mod:`islands.agreement`): rounds open and close
             in between. So what is copied is handed over at once, for the next round where none is open, and not copied
             again until that round was merged.
     """

@@ -45,11 +45,11 @@ from islands.interface.config import IslandConfig, refusal
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
+from islands.protocol.metrics import families_of
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections, Unreadable
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
-from islands.session.metrics import families_of
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Copies, Position, Snapshot

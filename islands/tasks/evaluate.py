@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from islands.arrays.model_file import filled
+from islands.tasks.model_file import filled
 from islands.tasks.task import Params, Task
 from islands.weights.files import open_weights
 

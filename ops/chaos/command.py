@@ -23,10 +23,10 @@ from broker.process.signals import Signals
 from islands.interface.config import IslandConfig
 from ops.chaos import report, verify
 from ops.chaos.drill import Drill
-from ops.chaos.plan import NATURES, ChaosConfig, FaultFile, Needs, all_faults, read_faults
-from ops.faults import FaultKind
+from ops.faults.kinds import FaultKind
+from ops.faults.plan import NATURES, ChaosConfig, FaultFile, Needs, all_faults, read_faults
 from ops.inspect.explain import ledgers_in
-from ops.links import placing
+from ops.link_proxy import placing
 from ops.links.region import TO_REDIS
 from ops.run import local_plan
 from ops.run import report as reporting

@@ -17,9 +17,9 @@ from broker.process import clocks
 from broker.process.signals import Interrupted, Signals
 from ops import run_directory
 from ops.chaos.injector import Injector, clock_file
-from ops.chaos.plan import ChaosConfig
 from ops.chaos.recording import Happening, Observer, Recording, pulse_file
-from ops.faults import Fault, Role, role_of
+from ops.faults.kinds import Fault, Role, role_of
+from ops.faults.plan import ChaosConfig
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy

@@ -20,11 +20,11 @@ import redis
 
 from broker.base.errors import AtollError, Unavailable
 from broker.process import clocks
-from ops.chaos.plan import resolve
 from ops.chaos.recording import Happening
-from ops.faults import Fault, FaultKind, Role, role_of
+from ops.faults.kinds import Fault, FaultKind, Role, role_of
+from ops.faults.plan import resolve
+from ops.link_proxy.control import SOCKET_NAME, LinkControl
 from ops.links.condition import LinkCondition
-from ops.links.control import SOCKET_NAME, LinkControl
 from ops.links.region import TO_REDIS
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import LocalCluster

@@ -17,7 +17,7 @@ from typing import Any
 from aggregator.store.ledger_file import is_of_segment
 from aggregator.store.segments import TapeReader
 from islands.session.pulse import Beat, read_pulse
-from ops.faults import Fault
+from ops.faults.kinds import Fault
 from ops.inspect.explain import ledgers_in, tapes_in
 from ops.processes.cluster import ProcessEvent
 

@@ -13,9 +13,9 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from ops.chaos.plan import NATURES
 from ops.chaos.recording import Happening, NoteSeen, Recording, Spell
-from ops.faults import MISBEHAVIORS, FaultKind, Role, role_of
+from ops.faults.kinds import MISBEHAVIORS, FaultKind, Role, role_of
+from ops.faults.plan import NATURES
 from ops.processes.cluster import Change
 from ops.text import age, finite
 

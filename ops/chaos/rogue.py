@@ -22,7 +22,7 @@ from broker.wire.messages import Channel, Contribution, Envelope
 from islands import daemon
 from islands.session import connections as wire
 from islands.session import session
-from ops.faults import MISBEHAVIORS, FaultKind, Rogue, TamperedTensors
+from ops.faults.kinds import MISBEHAVIORS, FaultKind, Rogue, TamperedTensors
 from ops.launcher import find_modules_here
 
 #: More messages than any manner sends in place of one.

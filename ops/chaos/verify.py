@@ -1,8 +1,8 @@
 """The check of a run's invariants (design, section 10) from files: ``atoll chaos --check RUN_DIR``.
 
 It reads the ledgers, stores and tapes of a run, of ``chaos`` or ``up``, during it or after it, and the aggregator's
-report. What must hold is in :mod:`ops.invariants`; what can only be seen while a run goes on is checked in virtual time
-(:mod:`ops.virtual.invariants`).
+report. What must hold is in :mod:`ops.faults.invariants`; what can only be seen while a run goes on is checked in
+virtual time (:mod:`ops.virtual.invariants`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import head_of, newest_dropped, read_rows
 from aggregator.store.tape import read_lines
 from broker.base.errors import Unavailable
-from ops.chaos.checks import Check, Files, Line, data_checks
 from ops.chaos.recording import tape_files
-from ops.inspect.dropped import gone_of
-from ops.inspect.explain import ledgers_in
-from ops.invariants import (
+from ops.faults.checks import Check, Files, Line, data_checks
+from ops.faults.invariants import (
     Contents,
     Epochs,
     Key,
@@ -40,6 +38,8 @@ from ops.invariants import (
     has_reason,
     weights_fit,
 )
+from ops.inspect.dropped import gone_of
+from ops.inspect.explain import ledgers_in
 
 #: A fragment version, its digest, and the books that were committed with it.
 Books = tuple[int, str, Line]

@@ -18,13 +18,13 @@ from broker.base.errors import ConfigError, Unavailable
 from broker.observing.client import ObservedRun
 from broker.registry.registry import Registry
 from ops.dashboard.followed_tape import FollowedTapes, Line
-from ops.dashboard.history import VITALS, History
 from ops.inspect.dropped import gone_of
 from ops.inspect.explain import explain, explain_from, ledgers_in, tapes_in, target_of
-from ops.inspect.run_status import Status, status_of
 from ops.inspect.source import FollowedEvents, RunReader
 from ops.inspect.status import address_in
 from ops.run_directory import LOCK_FILE, PROCESSES_FILE, in_use
+from ops.story.history import VITALS, History
+from ops.story.run_status import Status, status_of
 from ops.text import finite
 
 #: How often tapes and Redis are looked at. An island that falls silent is seen after two seconds of silence.

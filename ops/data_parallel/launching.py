@@ -15,10 +15,10 @@ from typing import Any
 
 from broker.base.errors import Unavailable
 from broker.process.signals import Interrupted, Signals
+from ops.plans.devices import merged
 from ops.processes.child_process import ProcessSpec
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.run import daemons
-from ops.run.devices import merged
 from ops.run.display import Display
 from ops.run.judging import GaveUp, in_short, judge, keep, loss_unit, run_to_the_end
 from ops.run.local_plan import LocalPlan

@@ -29,8 +29,8 @@ from broker.wire.addresses import channel_address, split_tcp
 from broker.wire.codec import decode, encode
 from broker.wire.headers import DEFAULT_LIMITS, Buffer
 from broker.wire.messages import BROKER, Channel, Envelope, Reason
-from ops.doctor.broker_findings import BrokerSeen, Door, Way
-from ops.doctor.machine_findings import median
+from ops.findings.broker_findings import BrokerSeen, Door, Way
+from ops.findings.machine_findings import median
 
 #: For the handshake of one port; in it ZeroMQ tries again every 0.1 s.
 OPEN_WITHIN_S = 2.5

@@ -38,8 +38,9 @@ from broker.transport.keys import (
 from broker.wire.addresses import broker_addresses
 from broker.wire.identity import KeyRole
 from broker.wire.names import check_name
-from ops.doctor import broker_findings, broker_probe, machine_findings, machine_probe, redis_probe
-from ops.doctor.finding import Finding, Verdict, exit_status, failure, ok, summary, to_json, warning
+from ops.doctor import broker_probe, machine_probe, redis_probe
+from ops.findings import broker_findings, machine_findings
+from ops.findings.finding import Finding, Verdict, exit_status, failure, ok, summary, to_json, warning
 from ops.terminal import Screen
 
 #: Limits of the probes, in seconds; that of JAX counts from the beginning.

@@ -16,9 +16,9 @@ import zmq
 
 from broker.process.release import release
 from islands.interface import installation
-from ops.doctor import machine_findings
-from ops.doctor.finding import Finding, failure
-from ops.doctor.machine_findings import median
+from ops.findings import machine_findings
+from ops.findings.finding import Finding, failure
+from ops.findings.machine_findings import median
 from ops.processes.child_process import error_in, tied
 
 #: Packages that every daemon loads.

@@ -13,8 +13,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
-from ops.doctor.finding import Finding, failure, ok, warning
-from ops.doctor.machine_findings import clock_apart
+from ops.findings.finding import Finding, failure, ok, warning
+from ops.findings.machine_findings import clock_apart
 from ops.processes.redis_server import find_server
 
 SUBJECT = "Redis"

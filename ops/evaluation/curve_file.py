@@ -9,9 +9,9 @@ from pathlib import Path
 from aggregator.store.layout import mapped
 from aggregator.store.tape import read_lines
 from broker.base.errors import ConfigError
-from ops import curve
-from ops.curve import Point
 from ops.run_directory import hold
+from ops.story import curve
+from ops.story.curve import Point
 
 
 def read_points(directory: Path) -> list[Point]:

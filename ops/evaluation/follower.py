@@ -19,10 +19,11 @@ from aggregator.store.commit_file import Damaged, read_header
 from aggregator.store.layout import commit_path, fragment_ids, read_run, versions
 from broker.base.errors import ConfigError, Unavailable
 from islands.tasks.benchmarks import Judgement
-from ops import curve, run_directory
-from ops.curve import Point
+from ops import run_directory
 from ops.evaluation.curve_file import CurveFile
 from ops.models.global_model import GlobalModel, Which, read_model, stores_of
+from ops.story import curve
+from ops.story.curve import Point
 
 POLL_S = 0.5
 #: What stands in Redis is written again so often: an emptied one looks like one that was never gone.

@@ -32,11 +32,11 @@ from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.registry.registry import KEEP_VERSIONS, Registry
 from broker.wire.messages import Reason
 from broker.wire.records import KeptVersion
-from ops import curve
 from ops.evaluation.curve_file import read_points
-from ops.inspect.absence import Absence, RoundStory, Storyteller, Target
 from ops.inspect.dropped import gone_from
 from ops.inspect.source import BROKER_HELP, BROKER_METAVAR, RunReader, add_key_flags, observed_run
+from ops.story import curve
+from ops.story.absence import Absence, RoundStory, Storyteller, Target
 from ops.text import PLAIN_WIDTH
 
 

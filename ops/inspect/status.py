@@ -33,13 +33,13 @@ from broker.observing.client import ObservedRun
 from broker.registry import redis_address
 from broker.registry.registry import RedisRefusal, Registry
 from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
-from ops.inspect.run_status import Status, brokerless, leaderless, status_of, stopped
 from ops.inspect.source import add_key_flags, observed_run
 from ops.inspect.status_view import render, to_json
 from ops.processes.child_process import tied
 from ops.processes.cluster import free_ports, wait_until_listening
 from ops.processes.redis_server import SNAPSHOT, server
 from ops.run_directory import in_use
+from ops.story.run_status import Status, brokerless, leaderless, status_of, stopped
 from ops.terminal import Screen
 from ops.text import age
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from broker.routing.liveness import Liveness
 from broker.wire.messages import recipe_line
 from broker.wire.records import LEADER_WITHIN_S
-from ops.curve import sentence
-from ops.inspect.run_status import IslandStatus, Status
+from ops.story.curve import sentence
+from ops.story.run_status import IslandStatus, Status
 from ops.terminal import Column, Fitted
 from ops.text import age, finite, ordinal, size
 

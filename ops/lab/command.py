@@ -19,11 +19,11 @@ from broker.base import sources
 from broker.base.errors import ConfigError
 from broker.process.signals import Interrupted, Signals
 from ops.lab import report
-from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, newest, pack, read, write
 from ops.lab.runner import Runner
 from ops.lab.schedule import current, due, left_out, load
 from ops.lab.statistics import findings
+from ops.plans.experiment import Experiment, label
 from ops.text import age
 
 RECORDS = Path("runs/lab")

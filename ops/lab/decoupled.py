@@ -12,8 +12,8 @@ from broker.wire.fragments import FragmentManifest
 from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Params, Task
 from ops.lab.records import Outcome, Point
-from ops.lab.settings import CellSettings
 from ops.lab.training import Durable, Judge, Rule, Training, values_of
+from ops.plans.cell import CellSettings
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation

@@ -35,8 +35,8 @@ from islands.arrays.partition import tensor_specs
 from islands.arrays.tree import flatten, unflatten
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.lab.records import Outcome, Point
-from ops.lab.settings import CellSettings, Mode
 from ops.lab.training import Judge, values_of
+from ops.plans.cell import CellSettings, Mode
 
 
 @dataclass(slots=True)

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.base.errors import ConfigError
-from ops.lab.experiment import Experiment, Kind, label, varying
 from ops.lab.records import Record
 from ops.lab.statistics import Finding, Interval, Verdict, findings
+from ops.plans.experiment import Experiment, Kind, label, varying
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from aggregator.store.layout import mapped
 from broker.base.errors import Unavailable
-from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, append, newest, read
 from ops.lab.schedule import Run, due, left_out
-from ops.lab.settings import resolved
+from ops.plans.cell import resolved
+from ops.plans.experiment import Experiment, label
 from ops.processes.child_process import Child, ProcessSpec, stop_in_order
 from ops.processes.numeric import compilation_cache, heap_that_stays, one_thread_environment
 from ops.run_directory import hold

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from broker.base.errors import ConfigError
 from broker.base.settings import nearest
 from islands.tasks.options import check_options, signature_in_source
-from ops.lab.experiment import Cell, Comparison, Experiment, contains, label, read
 from ops.lab.records import Record, newest
-from ops.lab.settings import CellSettings, key_of
+from ops.plans.cell import CellSettings, key_of
+from ops.plans.experiment import Cell, Comparison, Experiment, contains, label, read
 
 
 class Run(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from ops.lab.experiment import Comparison, Equal, Experiment, Kind, label, varying
 from ops.lab.records import Record
+from ops.plans.experiment import Comparison, Equal, Experiment, Kind, label, varying
 
 #: Chance of a false "better". A two-sided interval of 95 % misses on one side in this share of the cases.
 ONE_SIDED = 0.025

@@ -28,7 +28,7 @@ from islands.protocol.core import Island
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
-from ops.faults import TamperedTensors
+from ops.faults.kinds import TamperedTensors
 
 #: The durable global parameters of a run, fragment by fragment.
 Durable = dict[int, FragmentState]

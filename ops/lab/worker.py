@@ -25,7 +25,7 @@ from broker.wire.messages import Reason
 from islands.tasks.task import Params, Task, held_out_loss, load_task, task_function
 from ops.lab import decoupled, lockstep
 from ops.lab.records import Outcome, Record
-from ops.lab.settings import CellSettings, Mode, cell_settings, key_of, resolved
+from ops.plans.cell import CellSettings, Mode, cell_settings, key_of, resolved
 
 #: A loss so many times what it was before the first step, or early on if that was less, is of a run that went wrong.
 FAR_ABOVE = 1.5

@@ -1,1 +1,1 @@
-"""Links: a proxy that makes one machine's loopback behave like a wide-area network."""
+"""Links of a run: their conditions, wiring and regions, and when bytes may arrive. Pure."""

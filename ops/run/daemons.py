@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from aggregator.store.layout import ledger_path
-from broker.gateway.connections import LEAST_FILES_FOR_UNIX
+from broker.clients.connections import LEAST_FILES_FOR_UNIX
 from broker.process.limits import most_open_files
 from ops import run_directory
-from ops.faults import Role
+from ops.faults.kinds import Role
 from ops.launcher import python_path
+from ops.plans.devices import Placement, Platform, merged
 from ops.processes.child_process import ProcessSpec
-from ops.run.devices import Placement, Platform, merged
 from ops.run.local_plan import LocalPlan
 
 #: The process that evaluates the run while it trains, which no run needs.

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from broker.routing.liveness import Liveness
 from broker.wire.messages import Phase
-from ops.inspect.run_status import Status
 from ops.inspect.status_view import island_table
+from ops.story.run_status import Status
 from ops.terminal import Screen
 from ops.text import age
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from broker.process.signals import Signals
 from islands.interface.config import LANGUAGE
 from ops import run_directory
+from ops.plans import devices
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.supervision import ONE_LIFE
-from ops.run import daemons, devices
+from ops.run import daemons
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, render
 from ops.text import finite

@@ -33,8 +33,8 @@ from islands.interface.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_options, signature_in_source
 from islands.weights.files import open_weights
-from ops.links.placing import Links
-from ops.run.devices import Placement
+from ops.link_proxy.placing import Links
+from ops.plans.devices import Placement
 from ops.run.settings import HubConfig, SupervisorConfig, UpConfig, up_config
 from ops.sinks.target import check_installed, target_of
 

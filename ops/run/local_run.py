@@ -25,22 +25,23 @@ from broker.process.signals import Interrupted, Signals
 from broker.registry.registry import Registry
 from broker.wire.addresses import is_local
 from ops import run_directory
-from ops.curve import Point, sentence
 from ops.dashboard.command import HOST
 from ops.evaluation.curve_file import read_points
-from ops.inspect.run_status import Status, status_of
-from ops.inspect.shards import one_report
 from ops.inspect.status import ADDRESS_FILE
-from ops.links import placing
+from ops.link_proxy import placing
+from ops.plans import devices
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import STOP_WITHIN_S, Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import find_server, server
-from ops.run import daemons, devices
+from ops.run import daemons
 from ops.run.display import Display, Rate, progress_of, trained_tokens
 from ops.run.judging import POLL_S, GaveUp, in_short, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
+from ops.story.curve import Point, sentence
+from ops.story.run_status import Status, status_of
+from ops.story.shards import one_report
 
 STATUS_EVERY_S = 0.5
 #: Silence of Redis after which the display says why it stands still.

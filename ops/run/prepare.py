@@ -30,15 +30,16 @@ from broker.registry.registry import Registry
 from broker.wire.messages import Profile
 from ops import run_directory
 from ops.forecast.footprint import is_auto, shards_here
-from ops.forecast.model_size import parameters_of
+from ops.forecast_commands.model_size import parameters_of
 from ops.keys import make_hub_keys, make_missing
-from ops.links import placing
-from ops.links.placing import Links
+from ops.link_proxy import placing
+from ops.link_proxy.placing import Links
+from ops.plans import devices
+from ops.plans.devices import Found, Platform
 from ops.processes.child_process import tied
 from ops.processes.cluster import are_free, free_ports
 from ops.processes.redis_server import find_server
-from ops.run import devices, local_plan, resume
-from ops.run.devices import Found, Platform
+from ops.run import local_plan, resume
 from ops.run.local_plan import LocalPlan
 from ops.run.settings import HubConfig, SupervisorConfig, hub_config, up_config
 

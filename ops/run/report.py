@@ -12,10 +12,10 @@ from typing import Any
 
 from broker.wire.messages import Reason, recipe_line
 from islands.tasks.task import LOSS
-from ops import curve
-from ops.curve import Point, figure
-from ops.inspect.run_status import Status
-from ops.invariants import balanced
+from ops.faults.invariants import balanced
+from ops.story import curve
+from ops.story.curve import Point, figure
+from ops.story.run_status import Status
 from ops.text import age, size
 
 Report = dict[str, Any]
@@ -114,8 +114,8 @@ def build_report(
         points: Evaluations of the models in between.
 
     Returns:
-        ``run``, ``loss``, ``metrics`` (the loss among them), ``evaluations`` (:func:`ops.curve.summary`), ``tokens``,
-        ``counted`` (of these tokens: ``all``, ``at least``, or ``unknown``), ``versions``, ``rounds``,
+        ``run``, ``loss``, ``metrics`` (the loss among them), ``evaluations`` (:func:`ops.story.curve.summary`),
+        ``tokens``, ``counted`` (of these tokens: ``all``, ``at least``, or ``unknown``), ``versions``, ``rounds``,
         ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``troubles`` (what
         was wrong at the end, and what was asked for and not done), ``recipe``, ``wall_s``, ``first_step_s``, ``exit``,
         ``note``, ``resume``, ``export``.

@@ -13,7 +13,7 @@ from broker.base.errors import ConfigError
 from broker.base.settings import setting
 from broker.gateway.config import DEFAULT_PORT
 from broker.wire.addresses import MAX_BROKERS, broker_addresses
-from ops.run.devices import Platform
+from ops.plans.devices import Platform
 from ops.sinks.target import target_of
 
 

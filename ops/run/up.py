@@ -16,7 +16,6 @@ from pathlib import Path
 from broker.base.errors import ConfigError, Unavailable
 from broker.process.signals import Interrupted, Signals
 from broker.wire.messages import Profile
-from ops.curve import Point
 from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import write_report
 from ops.data_parallel import launching
@@ -30,6 +29,7 @@ from ops.run.local_plan import LocalPlan
 from ops.run.local_run import LocalRun
 from ops.run.prepare import prepare
 from ops.run.report import Metrics
+from ops.story.curve import Point
 from ops.terminal import Screen
 
 _EPILOG = """

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from ops.sinks.rows import Row, marker
 from ops.sinks.sink import Identity
+from ops.story.rows import Row, marker
 
 #: Names a run by our key; MLflow's own id of it is random.
 TAG = "atoll.key"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ops.sinks.rows import Row
+from ops.story.rows import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

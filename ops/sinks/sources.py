@@ -16,18 +16,18 @@ from aggregator.store.segments import first_digest
 from aggregator.store.tape import read_lines
 from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
-from ops import curve
-from ops.curve import Point
 from ops.dashboard.followed_tape import FollowedTapes, Line
-from ops.dashboard.history import VITALS
 from ops.evaluation.curve_file import read_points
 from ops.inspect.explain import tapes_in
-from ops.inspect.run_status import status_of
 from ops.inspect.source import FollowedEvents
 from ops.inspect.status import address_in
 from ops.run_directory import in_use, is_locked
-from ops.sinks.figures import Figures, Sample
-from ops.sinks.rows import Row, row
+from ops.story import curve
+from ops.story.curve import Point
+from ops.story.figures import Figures, Sample
+from ops.story.history import VITALS
+from ops.story.rows import Row, row
+from ops.story.run_status import status_of
 
 #: Of a Redis, read at a time, and islands that it heard within so many seconds are heard.
 EVENTS, HEARD_WITHIN_S = 2000, 4.0

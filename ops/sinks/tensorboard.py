@@ -13,8 +13,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from ops.sinks.rows import Row
 from ops.sinks.sink import Identity
+from ops.story.rows import Row
 
 FILES = "events.out.tfevents.*"
 #: Rows wait so long at most before they are in the file; a follower flushes earlier.

@@ -21,10 +21,10 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from aggregator.store.tape import read_event
 from broker.wire.fragments import shard_of
-from ops.sinks.round_spans import RoundSpans, Span
-from ops.sinks.rows import Row
 from ops.sinks.sink import Identity
 from ops.sinks.sources import DirectorySource
+from ops.story.round_spans import RoundSpans, Span
+from ops.story.rows import Row
 
 STREAM = "rounds"
 #: Spans that one request holds at most.

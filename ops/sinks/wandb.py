@@ -17,8 +17,8 @@ from pathlib import Path
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from ops.sinks.rows import Row, marker
 from ops.sinks.sink import Identity
+from ops.story.rows import Row, marker
 
 #: Of ids, by the limits of its server.
 _NOT_IN_IDS, _MAX_ID = re.compile(r"[^A-Za-z0-9_.-]"), 120

@@ -21,7 +21,7 @@ from aggregator.state.founding import Founding
 from aggregator.state.records import commit_from_map
 from broker.wire import messages as m
 from broker.wire.records import LeaseView
-from ops.faults import Fault, FaultKind, Role, role_of
+from ops.faults.kinds import Fault, FaultKind, Role, role_of
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.plan import REDIS, Point, station_names
 from ops.virtual.queue import Alarm

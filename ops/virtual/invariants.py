@@ -1,6 +1,6 @@
 """The invariants of a simulated run (design, section 10): an observer that sees every process at once.
 
-What is asked of files too is in :mod:`ops.invariants`; the rest can only be seen while a run goes on.
+What is asked of files too is in :mod:`ops.faults.invariants`; the rest can only be seen while a run goes on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from broker.wire.messages import OWN_PASS, Block, DataRange, Phase
 from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.events import Fail
 from islands.protocol.fragment import Stage
-from ops.faults import FaultKind
-from ops.invariants import Contents, Epochs, MergedRanges, balanced, durable_before, grows, weights_fit
+from ops.faults.invariants import Contents, Epochs, MergedRanges, balanced, durable_before, grows, weights_fit
+from ops.faults.kinds import FaultKind
 from ops.virtual.dealing import Dealing
 from ops.virtual.work import SEED_NORM, Claim
 from ops.virtual.world import World

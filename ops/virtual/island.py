@@ -16,7 +16,7 @@ from islands.protocol import events as ie
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.lockstep import Lockstep
 from islands.protocol.paused import Paused
-from ops.faults import Rogue
+from ops.faults.kinds import Rogue
 from ops.virtual.plan import IslandPlan
 from ops.virtual.queue import Alarm
 from ops.virtual.world import World

@@ -16,7 +16,7 @@ from broker.wire.lengths import encoded_bytes
 from broker.wire.tensors import payload_bytes
 from islands.protocol import events as ie
 from islands.protocol.donation import PART_BYTES
-from ops.faults import Fault, FaultKind
+from ops.faults.kinds import Fault, FaultKind
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.failover import SimCandidate

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from aggregator.interface.config import AggregatorConfig
 from broker.wire.fragments import Kind, TensorSpec
-from ops.faults import Fault, FaultKind
+from ops.faults.kinds import Fault, FaultKind
 from ops.virtual.queue import ClockTrouble, LinkModel
 
 

@@ -21,7 +21,7 @@ from broker.chunks.subflow import STALLED_S
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.protocol.paused import Paused
-from ops.faults import FaultKind, Role, role_of
+from ops.faults.kinds import FaultKind, Role, role_of
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.failover import SimLease, Station

@@ -18,7 +18,7 @@ from broker.wire.ranges import StepRange
 from islands.protocol.core import Island
 from islands.protocol.data_shares import DataShare
 from islands.protocol.donation import PART_BYTES
-from ops.faults import Payloads
+from ops.faults.kinds import Payloads
 
 
 class IslandWork(Protocol):
@@ -211,11 +211,11 @@ class TamperedClaims:
     """Claims as a rogue would have them: what is wrong with them is what an inspection would find."""
 
     def spoilt(self, payload: Claim) -> Claim:
-        """See :class:`ops.faults.Payloads`."""
+        """See :class:`ops.faults.kinds.Payloads`."""
         return _flawed(payload, Reason.NOT_FINITE)
 
     def scaled(self, payload: Claim, factor: float) -> Claim:
-        """See :class:`ops.faults.Payloads`."""
+        """See :class:`ops.faults.kinds.Payloads`."""
         norm = payload.inspection.norm
         return replace(payload, inspection=Inspection(norm=None if norm is None else norm * factor))
 
@@ -224,7 +224,7 @@ class TamperedClaims:
         return self.spoilt(payload) if rng.random() < 0.5 else self.scaled(payload, 1e30)
 
     def misshapen(self, payload: Claim) -> Claim:
-        """See :class:`ops.faults.Payloads`."""
+        """See :class:`ops.faults.kinds.Payloads`."""
         return _flawed(payload, Reason.WRONG_SHAPE)
 
 

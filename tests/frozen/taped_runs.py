@@ -26,7 +26,7 @@ from aggregator.store.tape import Tape, event_line, note_line, start_line
 from broker.wire import messages as m
 from broker.wire.tensors import fragment_digest
 from islands.tasks.task import Task
-from ops.faults import Fault, FaultKind
+from ops.faults.kinds import Fault, FaultKind
 from ops.lab.training import Rule, Training, TrainingAggregator, TrainingIsland
 from ops.virtual import failover
 from ops.virtual.aggregator import SimAggregator

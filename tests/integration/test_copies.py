@@ -13,8 +13,8 @@ from aggregator.copies import copier as copier_module
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import Copier
 from aggregator.copies.restoring import restore
-from aggregator.copies.sets import order_of
 from aggregator.copies.taking import take
+from aggregator.copy_rules.sets import order_of
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.place import place_of
 from aggregator.process.service import load_for

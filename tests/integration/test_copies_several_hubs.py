@@ -4,8 +4,8 @@ import pytest
 
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import Copies
-from aggregator.copies.planning import CopyClock
 from aggregator.copies.restoring import restore
+from aggregator.copy_rules.planning import CopyClock
 from aggregator.store.layout import read_run, versions
 from aggregator.store.store import Store
 from broker.base.errors import Unavailable

@@ -17,11 +17,12 @@ from broker.transport.keys import client_keys, new_pair, write_allow_list, write
 from broker.wire.identity import Identity, KeyRole
 from broker.wire.messages import PROTOCOL_VERSION
 from ops import cli
-from ops.doctor import broker_findings, broker_probe, command
-from ops.doctor.finding import failure
+from ops.doctor import broker_probe, command
+from ops.findings import broker_findings
+from ops.findings.finding import failure
+from ops.link_proxy.proxy import Proxy
 from ops.links.condition import LinkCondition
 from ops.links.link import LinkPlan
-from ops.links.proxy import Proxy
 from ops.links.wiring import Door, Wire, Wiring
 from ops.processes import redis_server
 from ops.processes.child_process import tied

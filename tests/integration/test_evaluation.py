@@ -2,7 +2,7 @@
 
 import pytest
 
-from ops import curve
+from ops.story import curve
 from tests.local_run import check_report
 from tests.recorded.recording import points_in, said
 

@@ -9,12 +9,12 @@ import time
 import pytest
 
 from broker.base.errors import ConfigError, Unavailable
+from ops.link_proxy.control import LinkControl
+from ops.link_proxy.control_server import answer, listening
+from ops.link_proxy.proxy import Proxy
 from ops.links.condition import LinkCondition
-from ops.links.control import LinkControl
-from ops.links.control_server import answer, listening
 from ops.links.lane import MAX_WINDOW_BYTES
 from ops.links.link import LinkPlan
-from ops.links.proxy import Proxy
 from ops.links.wiring import Door, Wire, Wiring
 from ops.processes.cluster import free_ports
 from tests.coroutines import in_a_loop

@@ -16,7 +16,7 @@ from broker.base.errors import ConfigError, Unavailable
 from broker.registry.registry import Registry
 from broker.wire.records import FragmentRecord, MemberRecord
 from ops.doctor import redis_probe
-from ops.doctor.finding import Verdict
+from ops.findings.finding import Verdict
 from ops.processes import redis_server
 from ops.processes.cluster import free_ports, wait_until_listening
 from tests.integration.test_registry import BROKER, TOTALS, with_registry

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from broker.gateway.flows import Flows
+from broker.clients.flows import Flows
 from broker.routing.liveness import LivenessConfig
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m

@@ -14,7 +14,8 @@ import traceback
 
 import pytest
 
-from ops import cli, curve
+from ops import cli
+from ops.story import curve
 from tests.local_run import RunFiles, descendants, json_lines
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.interface.config import AggregatorConfig
-from ops.faults import MISBEHAVIORS, Fault, FaultKind
+from ops.faults.kinds import MISBEHAVIORS, Fault, FaultKind
 from ops.virtual.plan import (
     AGGREGATOR_FAULTS,
     BROKER,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.interface.config import AggregatorConfig
-from ops.faults import MISBEHAVIORS, Fault
+from ops.faults.kinds import MISBEHAVIORS, Fault
 from ops.virtual.plan import (
     AGGREGATOR_FAULTS,
     BROKER,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from islands.hosts.gate_rules import Gate
-from islands.hosts.messages import Answer
-from islands.hosts.speaker_rules import LOST_S, Speaker, Stage
+from islands.agreement.gate_rules import Gate
+from islands.agreement.messages import Answer
+from islands.agreement.speaker_rules import LOST_S, Speaker, Stage
 
 STEPS, LOOK_S = 400, 0.0005
 

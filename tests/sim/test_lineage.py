@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 
-from ops.invariants import MergedRanges
+from ops.faults.invariants import MergedRanges
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
 from tests.sim.test_simulation import steady, tokens, told, with_one

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ops.faults import Fault, FaultKind
+from ops.faults.kinds import Fault, FaultKind
 from ops.virtual.plan import Cut, Link
 from tests.sim.faults import power_cut, random_plan
 from tests.sim.packed import short_plan

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from broker.wire.messages import Reason
-from ops.faults import FaultKind
+from ops.faults.kinds import FaultKind
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
 from tests.sim.test_simulation import participation, run, steady, tokens, told, with_one

@@ -9,10 +9,10 @@ import pytest
 
 from aggregator.merge.outer_step import make_outer_step
 from islands.tasks.task import load_task
-from ops.faults import MISBEHAVIORS, FaultKind
+from ops.faults.kinds import MISBEHAVIORS, FaultKind
 from ops.lab.decoupled import global_params, plan_of
-from ops.lab.settings import cell_settings
 from ops.lab.training import Rule, Training
+from ops.plans.cell import cell_settings
 from ops.virtual.plan import IslandPlan
 from ops.virtual.simulation import Simulation
 

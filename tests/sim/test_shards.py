@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from broker.wire.fragments import shard_of
-from ops.faults import Fault, FaultKind
+from ops.faults.kinds import Fault, FaultKind
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
 from tests.sim.test_simulation import run, steady, told, with_one

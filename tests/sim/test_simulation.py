@@ -15,7 +15,7 @@ import pytest
 from aggregator.interface.config import AggregatorConfig
 from broker.chunks.subflow import STALLED_S
 from broker.wire import messages as m
-from ops.faults import Fault, FaultKind
+from ops.faults.kinds import Fault, FaultKind
 from ops.virtual import work
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.network import Network, Process

@@ -11,7 +11,7 @@ import pytest
 from aggregator.state.fragment import Stage
 from aggregator.state.summary import totals
 from broker.wire.messages import Phase
-from ops.faults import Fault, FaultKind
+from ops.faults.kinds import Fault, FaultKind
 from ops.virtual import failover
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading

@@ -44,7 +44,7 @@ class Observe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Answers question number ``question``: a record of :mod:`broker.observing.answers`, or why none."""
+    """Answers question number ``question``: a record of :mod:`broker.wire.packed_records`, or why none."""
 
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.BROKER

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aggregator.ledger.batch_books import MOST_INTERVALS
 from aggregator.ledger.data_blocks import MOST_BATCHES, DataBlocks, Presence
 from broker.wire.messages import OWN_PASS, DataRange, Reason
-from ops.invariants import InOrder
+from ops.faults.invariants import InOrder
 
 TAKEOVER_S = 10.0
 AHEAD_S, INTERVAL = 20.0, 16

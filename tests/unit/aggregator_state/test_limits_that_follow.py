@@ -9,8 +9,8 @@ from aggregator.state.model_limits import SECTION_BYTES, least_held_bytes, least
 from broker.chunks import heads
 from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import Inflow, Refused
+from broker.clients.flows import Flows, Put
 from broker.gateway.config import BrokerConfig
-from broker.gateway.flows import Flows, Put
 from broker.process import limits
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.headers import Limits, partial_room_bytes, room_bytes

@@ -12,11 +12,11 @@ from broker.chunks.memory import ReusedMemory
 from broker.chunks.receiving import CREDIT_BYTES, MOST_EARLY_BYTES, Inflow
 from broker.chunks.sending import Outflow
 from broker.chunks.subflow import MOST_SUBFLOWS, MOST_UNDER_WAY_BYTES
-from broker.gateway.flows import Bonds, Flows, Put
+from broker.clients.flows import Bonds, Flows, Put
 from broker.transport.chunked import Bonding
 from broker.wire.headers import Limits
 from tests.profiles import examples
-from tests.unit.broker_gateway.test_flows import version
+from tests.unit.broker_clients.test_flows import version
 
 
 def test_the_first_connection_is_bound_before_the_others_and_each_once():

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base.errors import Unavailable
-from broker.observing import answers
 from broker.routing.events import AllowListChanged, LookedUp, LookUp
 from broker.routing.observers import MOST_OBSERVERS, QUESTIONS_AT_ONCE, QUESTIONS_PER_S, Observers
 from broker.wire import messages as m
+from broker.wire import packed_records
 from broker.wire.codec import decode, encode
 from broker.wire.headers import Limits
 from broker.wire.identity import Identity, KeyRole
@@ -167,11 +167,11 @@ EVENTS = st.lists(
 @examples(50)
 @given(SNAPSHOTS, EVENTS, VERSIONS)
 def test_records_come_back_as_they_were(snapshot, events, kept):
-    assert answers.unpack_snapshot(answers.pack_snapshot(snapshot)) == snapshot
-    assert answers.unpack_version(answers.pack_version(kept)) == kept
-    record, count = answers.pack_events(events)
+    assert packed_records.unpack_snapshot(packed_records.pack_snapshot(snapshot)) == snapshot
+    assert packed_records.unpack_version(packed_records.pack_version(kept)) == kept
+    record, count = packed_records.pack_events(events)
     assert count == len(events)
-    assert answers.unpack_events(record) == events
+    assert packed_records.unpack_events(record) == events
 
 
 def noise(count):
@@ -181,35 +181,37 @@ def noise(count):
 
 def test_of_events_that_are_too_many_the_first_are_told_and_a_record_that_is_too_large_is_not():
     events = [((n, 0), {"detail": noise(20_000 + n)}) for n in range(100)]
-    record, count = answers.pack_events(events)
+    record, count = packed_records.pack_events(events)
     assert 0 < count < len(events)
-    assert len(record) <= answers.MOST_BYTES
-    assert answers.unpack_events(record) == events[:count]
-    too_much = {"detail": noise(4 * answers.MOST_BYTES)}
+    assert len(record) <= packed_records.MOST_BYTES
+    assert packed_records.unpack_events(record) == events[:count]
+    too_much = {"detail": noise(4 * packed_records.MOST_BYTES)}
     for pack in (
-        lambda: answers.pack_events([((1, 0), too_much)]),
-        lambda: answers.pack_version(KeptVersion(fragment_id=0, found=too_much, known=())),
+        lambda: packed_records.pack_events([((1, 0), too_much)]),
+        lambda: packed_records.pack_version(KeptVersion(fragment_id=0, found=too_much, known=())),
     ):
-        with pytest.raises(answers.TooLarge):
+        with pytest.raises(packed_records.TooLarge):
             pack()
 
 
 def test_the_largest_record_passes_the_codec_of_whoever_reads_it():
     """Deflated bytes look like maps and arrays here and there, and a header may have so many only."""
     for seed in range(3):
-        record = random.Random(seed).randbytes(answers.MOST_BYTES)
+        record = random.Random(seed).randbytes(packed_records.MOST_BYTES)
         message = m.Observed(question=1, detail="", record=record)
         sent = Envelope(run_id=RUN, sender=BROKER, incarnation=0, sequence=1, to=WATCH, message=message)
         assert decode(encode(sent), Limits()).message == message
 
 
-BOMB = zlib.compress(bytes(answers.MOST_PLAIN_BYTES + 1), 9)
+BOMB = zlib.compress(bytes(packed_records.MOST_PLAIN_BYTES + 1), 9)
 
 
 PACKED = [None, {"leases": 3}, {"known": [["x"]]}, [[2, 0, {}], [1, 0, {}]], [1, 2]]
 
 
-@pytest.mark.parametrize("read", [answers.unpack_snapshot, answers.unpack_events, answers.unpack_version])
+@pytest.mark.parametrize(
+    "read", [packed_records.unpack_snapshot, packed_records.unpack_events, packed_records.unpack_version]
+)
 @pytest.mark.parametrize(
     "record",
     [

@@ -8,7 +8,7 @@ import pytest
 
 from broker.base.errors import Unavailable
 from broker.wire.messages import Block
-from islands.hosts import messages as m
+from islands.agreement import messages as m
 from islands.hosts.plans import NEVER, PROGRESS_EVERY, Planner, Plans
 from islands.protocol.fleet import Progress
 from islands.session.exchange import Batch, Due, Exchange, Install

@@ -7,11 +7,11 @@ from broker.base.errors import ConfigError
 from broker.wire.fragments import Kind, Region, TensorSpec, flaw_in
 from broker.wire.messages import Codec, StateSource
 from broker.wire.tensors import decode_tensor, encode_tensor
+from islands.agreement import messages as m
 from islands.arrays import placement
 from islands.arrays.in_place import InPlaceLeaf, InPlacePlacement, Part
 from islands.arrays.reference import adopted
 from islands.arrays.regions import Spread, part_of
-from islands.hosts import messages as m
 from islands.hosts import state
 from islands.session import checkpoint
 from islands.session.training_state import Position, Snapshot

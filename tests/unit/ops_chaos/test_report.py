@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from islands.session.pulse import Beat
-from ops.chaos.plan import fault
 from ops.chaos.recording import Happening, NoteSeen, Observer, Recording, RoundSeen, VersionSeen
 from ops.chaos.report import (
     between,
@@ -21,7 +20,8 @@ from ops.chaos.report import (
     render,
     stepping,
 )
-from ops.faults import FaultKind
+from ops.faults.kinds import FaultKind
+from ops.faults.plan import fault
 from ops.processes.cluster import Change, ProcessEvent
 
 PACE_S = 0.25

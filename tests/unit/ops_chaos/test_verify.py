@@ -7,8 +7,8 @@ import pytest
 
 from broker.base.errors import Unavailable
 from ops.chaos import verify
-from ops.chaos.checks import MOST_QUOTED
 from ops.chaos.verify import as_json, books_agree, render
+from ops.faults.checks import MOST_QUOTED
 
 
 def contribution(island="island-0", incarnation=1, steps=(0, 10), weight=0.5):

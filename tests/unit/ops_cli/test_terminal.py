@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from ops.inspect.run_status import Status
 from ops.run.display import Display, progress_of
+from ops.story.run_status import Status
 from ops.terminal import Column, Fitted, Screen
 
 COLUMNS = (

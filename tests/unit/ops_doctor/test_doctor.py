@@ -8,9 +8,10 @@ import pytest
 
 from broker.base.errors import ConfigError
 from broker.wire.messages import PROTOCOL_VERSION
-from ops.doctor import broker_findings, command, machine_findings, machine_probe, redis_probe
-from ops.doctor.broker_findings import BrokerSeen, Door, Way
-from ops.doctor.finding import Verdict, exit_status, failure, ok, summary, to_json, warning
+from ops.doctor import command, machine_probe, redis_probe
+from ops.findings import broker_findings, machine_findings
+from ops.findings.broker_findings import BrokerSeen, Door, Way
+from ops.findings.finding import Verdict, exit_status, failure, ok, summary, to_json, warning
 
 OK, WARNING, FAILURE = Verdict.OK, Verdict.WARNING, Verdict.FAILURE
 

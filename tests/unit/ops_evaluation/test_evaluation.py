@@ -12,10 +12,11 @@ import pytest
 from aggregator.ledger.ledger import tokens_trained
 from broker.base.errors import ConfigError, Unavailable
 from islands.tasks.benchmarks import Judgement
-from ops import cli, curve
+from ops import cli
 from ops.evaluation.curve_file import CurveFile, read_points
 from ops.evaluation.follower import Follower
 from ops.models.global_model import Which
+from ops.story import curve
 
 
 def model(tokens):

@@ -11,7 +11,7 @@ from broker.base.errors import ConfigError
 from broker.routing.directory import MAX_SHARDS
 from ops import cli
 from ops.forecast.footprint import shards_for, shards_here
-from ops.forecast.model_size import parameters_of
+from ops.forecast_commands.model_size import parameters_of
 from ops.run import local_plan
 from ops.run.prepare import prepare
 

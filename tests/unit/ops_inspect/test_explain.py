@@ -12,7 +12,7 @@ from broker.wire import messages as m
 from broker.wire.records import KeptVersion
 from ops import cli
 from ops.inspect import explain
-from ops.inspect.absence import AbsenceReason, Storyteller, Target
+from ops.story.absence import AbsenceReason, Storyteller, Target
 from tests.aggregator_hand import beat
 from tests.taped import STEPS_PER_ROUND, Taped
 

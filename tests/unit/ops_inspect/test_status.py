@@ -14,9 +14,9 @@ from broker.routing.liveness import Liveness
 from broker.wire.messages import Envelope
 from broker.wire.records import LeaseView, Snapshot
 from ops.inspect import status as command
-from ops.inspect.run_status import status_of, stopped
 from ops.inspect.status_view import headline, render, to_json
 from ops.run_directory import claim, in_use
+from ops.story.run_status import status_of, stopped
 from ops.text import PLAIN_WIDTH, size
 from tests.aggregator_hand import beat
 

@@ -12,7 +12,7 @@ from broker.base.errors import ConfigError
 from islands.tasks.inner_optimizer import jax_task, warm_up_cosine
 from islands.tasks.task import DataShare, Schedule
 from ops.lab import decoupled, lockstep
-from ops.lab.settings import cell_settings
+from ops.plans.cell import cell_settings
 
 pytestmark = pytest.mark.full("each test trains for a minute of virtual time or more")
 

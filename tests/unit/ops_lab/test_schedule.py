@@ -7,7 +7,7 @@ import pytest
 from broker.base.errors import ConfigError
 from ops.lab.records import Record, read
 from ops.lab.schedule import current, due, left_out, load
-from ops.lab.settings import cell_settings, key_of, resolved
+from ops.plans.cell import cell_settings, key_of, resolved
 
 RECORDS = Path(__file__).resolve().parents[3] / "docs/results/records.jsonl.xz"
 

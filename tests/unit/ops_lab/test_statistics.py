@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from broker.base.errors import ConfigError
-from ops.lab.experiment import Kind, comparison_of
 from ops.lab.statistics import Interval, Verdict, holm, interval, judge, p_better
+from ops.plans.experiment import Kind, comparison_of
 from tests.synthetic import CLAIM, SEEDS, chapter, pairs, record
 
 

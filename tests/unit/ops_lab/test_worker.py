@@ -11,8 +11,8 @@ from broker.base.errors import ConfigError
 from islands.tasks.task import load_task
 from ops.lab import lockstep
 from ops.lab.records import Outcome, Point
-from ops.lab.settings import cell_settings
 from ops.lab.worker import FAR_ABOVE, diverged, run_cell
+from ops.plans.cell import cell_settings
 
 CURVE = [Point(0, 0.0, 5.0), Point(100, 1.0, 4.0)]
 SOUND = Outcome(params={}, curve=CURVE, tokens=200, merged_tokens=190, virtual_s=2.0)

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from broker.routing.liveness import Liveness
-from ops.inspect.run_status import FragmentStatus, IslandStatus, Status
 from ops.run.display import RATE_WINDOW_S, Display, Rate, line, progress_of, table
+from ops.story.run_status import FragmentStatus, IslandStatus, Status
 
 
 def island(state=Liveness.ALIVE, **changes):

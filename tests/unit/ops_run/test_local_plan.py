@@ -14,9 +14,9 @@ import pytest
 from broker.base import sources
 from broker.base.errors import ConfigError
 from broker.process.signals import Interrupted
-from ops.links import placing
+from ops.link_proxy import placing
+from ops.plans.devices import Found, Platform, placements
 from ops.run import daemons, display, local_plan, resume
-from ops.run.devices import Found, Platform, placements
 from ops.run.local_run import LocalRun
 from ops.run.prepare import prepare
 

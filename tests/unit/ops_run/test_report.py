@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from broker.routing.liveness import Liveness
-from ops.curve import Point
-from ops.inspect.run_status import FragmentStatus, IslandStatus, Status
 from ops.run.report import RunFacts, build_report, is_balanced, last_seen, render
+from ops.story.curve import Point
+from ops.story.run_status import FragmentStatus, IslandStatus, Status
 
 COUNTED = {
     "tokens": {"trained": 1000, "merged": 900, "in_flight": 40, "wasted": {"stale": 50, "island_lost": 10}},

@@ -90,7 +90,7 @@ def test_the_first_line_of_a_docstring_has_at_most_100_characters():
 def test_no_daemon_sets_a_timer_by_the_clock_of_its_event_loop():
     """Deadlines are by ``broker.process.clocks.monotonic``, which a drill makes jump."""
     both = [name for name, path in MODULES.items() if re.search(r"\.call_at\(|loop\.time\(", path.read_text())]
-    assert [name for name in both if not name.startswith("ops.links.")] == []  # those have no other clock
+    assert [name for name in both if not name.startswith("ops.link_proxy.")] == []  # those have no other clock
 
 
 def test_no_room_has_too_many_modules_and_no_module_is_too_long():

@@ -1,0 +1,1 @@
+"""Clients of a broker: the bytes that their connections bring in, and their messages in chunks. Pure."""

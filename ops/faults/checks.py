@@ -1,0 +1,102 @@
+"""One invariant of a run's files, with what does not hold of it; and the invariants of its data.
+
+Where data go out in blocks, all batches are one sequence that goes through one pass over the data after the other. So
+if each batch is merged at most once, and batches are given out in order, no sample was seen twice before all of its
+pass were given out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.wire.messages import OWN_PASS
+from ops.faults.invariants import InOrder, MergedRanges
+
+Line = Mapping[str, Any]
+#: The lines of files, by their names; they are read anew each time, so that no file has to fit into memory.
+Files = Mapping[str, Iterable[Line]]
+
+#: Violations that a check quotes; it counts all.
+MOST_QUOTED = 5
+
+
+@dataclass(slots=True)
+class Check:
+    """One invariant, and what does not hold of it.
+
+    Attributes:
+        invariant: Its number in section 10.
+        name: What should hold.
+        looked_at: Facts that were checked.
+        violations: How many of them do not fit.
+        examples: The first few of these, in words.
+    """
+
+    invariant: int
+    name: str
+    looked_at: int = 0
+    violations: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether no fact that was looked at violates the invariant."""
+        return not self.violations
+
+    def fact(self, wrong: str, where: str = "") -> None:
+        """Counts one fact, and what a predicate says is wrong with it."""
+        self.looked_at += 1
+        if wrong:
+            self.violations += 1
+            if len(self.examples) < MOST_QUOTED:
+                self.examples.append(f"{where}: {wrong}" if where else wrong)
+
+
+def data_checks(tapes: Files, rows: Iterable[Line]) -> list[Check]:
+    """Returns the checks of a run's data.
+
+    Args:
+        tapes: Of all aggregators: what was given to whom.
+        rows: Of the ledger, one for each version that was not given up.
+    """
+    blocks = any(line.get("note") == "block.given" for lines in tapes.values() for line in lines)
+    once = Check(2, "each batch is merged at most once into a fragment")
+    ranges, own, furthest, merged = MergedRanges(), 0, 0, set[tuple[int, int]]()
+    for row in rows:
+        p = row["fragment_id"]
+        for each in row["contributions"]:
+            for d in each.get("data", ()):
+                a, b = d["from_batch"], d["to_batch"]
+                place = (p, 0) if blocks and a < OWN_PASS else (p, d["share"])
+                once.fact(ranges.merge(place, a, b), f"fragment {p}, version {row['fragment_version']}")
+                if a >= OWN_PASS:
+                    own += 1
+                else:
+                    furthest = max(furthest, b)
+                    merged.add((a, b))
+    if not blocks:
+        return [once]
+    order = Check(2, f"data go out in order, merged up to batch {furthest:,}; {own} ranges are of other passes")
+    for name, lines in tapes.items():
+        _follow(name, lines, order)
+    return [once, order]
+
+
+def _follow(name: str, lines: Iterable[Line], order: Check) -> None:
+    """Checks that batches were given out in order, and lost ones again before any new ones."""
+    dealt: InOrder | None = None
+    for line in lines:
+        if "missing" in line or "gap" in line:
+            dealt = None  # what is missing may have been about blocks
+        elif "tape" in line:
+            shares = (line.get("record") or {}).get("shares") or {}
+            dealt = InOrder(shares.get("end", 0), shares.get("left", ()))
+        fields = line.get("fields", {})
+        if dealt is None:
+            continue
+        if line.get("note") == "block.ended":
+            dealt.end_block(fields["reached"], fields["to_batch"], fields["batch_tokens"])
+        elif line.get("note") == "block.given":
+            order.fact(dealt.give(fields["from_batch"], fields["to_batch"], fields["batch_tokens"]), name)

@@ -1,0 +1,1 @@
+"""Findings of ``atoll doctor`` on a machine, a Redis and a broker. Pure."""

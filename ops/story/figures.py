@@ -1,0 +1,129 @@
+"""The figures of a fleet over time: lines of its tapes in, rows of points out. Pure.
+
+The history of the run (:mod:`ops.story.history`) says who lives and what islands said last; what lies between two
+rows is counted here. The same lines give the same rows, so that whoever reads a tape again meets the rows of before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.routing.liveness import Liveness
+from ops.story.history import History
+
+Line = Mapping[str, Any]
+
+_REFUSALS = frozenset({"contribution.refused", "message.refused", "join.refused"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The figures of one moment.
+
+    Attributes:
+        run_s: Seconds since the run began.
+        tokens: Trained by all islands; grows from each sample to the next.
+        values: Name -> value; None: nothing is known of it.
+    """
+
+    run_s: float
+    tokens: int
+    values: Mapping[str, float | None]
+
+
+class Figures:
+    """Samples the figures of a run every so many seconds of its own time.
+
+    No sample is made while no token is trained: a curve over tokens has no place for it.
+
+    Args:
+        every_s: Seconds between two samples.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self.history = History()
+        self._every_s = every_s
+        self._sampled_at_s, self._sampled_tokens = 0.0, 0
+        self._of_islands: dict[str, int] = {}  # tokens of each at the last sample
+        self._refusals: Counter[str] = Counter()
+        self._contributions = self._live = 0  # of the versions since the last sample
+        self._staleness = 0.0  # their sum over contributions
+
+    def take(self, line: Line) -> Sample | None:
+        """Reads a line of a tape; returns a sample if one is due."""
+        self.history.take(line)
+        if "note" in line:
+            self._note(line["note"], line["fields"])
+        if self.history.phase == "ended" and line.get("note") != "run.ended":
+            return None  # the last sample was made; whoever looks later meets no other one
+        return self.sample(now=self.history.phase == "ended")
+
+    def note(self, name: str, fields: Line) -> None:
+        """Takes in a decision of the aggregator that comes by itself."""
+        self.history.note(name, fields)
+        self._note(name, fields)
+
+    def sample(self, *, now: bool = False) -> Sample | None:
+        """Returns the figures of this moment, if it is time, or ``now``, and something was trained since."""
+        history = self.history
+        passed_s = history.now_s - self._sampled_at_s
+        if not (now or passed_s >= self._every_s):
+            return None
+        tokens = sum(each.tokens for each in history.islands.values())
+        if tokens <= self._sampled_tokens:
+            return None
+        values = self._fleet(tokens, passed_s) | self._islands(passed_s)
+        self._sampled_at_s, self._sampled_tokens = history.now_s, tokens
+        self._of_islands = {name: each.tokens for name, each in history.islands.items()}
+        self._contributions, self._live, self._staleness = 0, 0, 0.0
+        return Sample(run_s=history.now_s, tokens=tokens, values=values)
+
+    def _note(self, name: str, fields: Line) -> None:
+        if name == "version.committed":
+            self._contributions += fields["islands"]
+            self._live += fields["live"]
+            self._staleness += fields["islands"] * fields.get("staleness_mean", 0.0)
+        elif name in _REFUSALS:
+            self._refusals[str(fields["reason"])] += 1
+
+    def _fleet(self, tokens: int, passed_s: float) -> dict[str, float | None]:
+        history = self.history
+        living = [each for each in history.islands.values() if each.state is Liveness.ALIVE]
+        losses = [each.loss for each in living if each.loss is not None]
+        versions = history.fragments.values()
+        values: dict[str, float | None] = {
+            "fleet/loss": _ratio(sum(losses), len(losses)),
+            "fleet/tokens_per_s": _ratio(tokens - self._sampled_tokens, passed_s),
+            "fleet/islands": len(living),
+            "fleet/model_version": sum(versions),
+            "fleet/version_min": min(versions, default=0),
+            "fleet/version_max": max(versions, default=0),
+            "fleet/staleness": _ratio(self._staleness, self._contributions),
+            "fleet/participation": _ratio(self._contributions, self._live),
+            "fleet/refusals": self._refusals.total(),
+        }
+        return values | {f"fleet/refusals/{reason}": count for reason, count in sorted(self._refusals.items())}
+
+    def _islands(self, passed_s: float) -> dict[str, float | None]:
+        values: dict[str, float | None] = {}
+        for name, each in sorted(self.history.islands.items()):
+            if each.state is not Liveness.ALIVE:
+                continue  # its curve has a gap
+            trained = each.tokens - self._of_islands.get(name, 0)
+            values |= {
+                f"islands/{name}/loss": each.loss,
+                f"islands/{name}/tokens_per_s": _ratio(max(0, trained), passed_s),
+                f"islands/{name}/step": each.step,
+                f"islands/{name}/step_time_s": each.step_time_s,
+                f"islands/{name}/sync_share": each.sync_share,
+                f"islands/{name}/staleness": each.staleness,
+                f"islands/{name}/refusals": sum(each.refusals.values()),
+            }
+        return values
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
