@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from broker.base.errors import ConfigError
 from broker.base.settings import nearest
+from broker.base.sources import read_toml
 from islands.tasks.options import check_options, signature_in_source
 from ops.lab.records import Record, newest
 from ops.plans.cell import CellSettings, key_of
-from ops.plans.experiment import Cell, Comparison, Experiment, contains, label, read
+from ops.plans.experiment import Cell, Comparison, Experiment, contains, experiment_of, label
 
 
 class Run(NamedTuple):
@@ -84,7 +85,8 @@ def load(path: Path) -> Experiment:
         ConfigError: The file cannot be read, or something in it is wrong: it names the field, the value and the cure.
     """
     try:
-        experiment = read(path)
+        table = read_toml(path, field="experiment", cure="there are some in examples/lab")
+        experiment = experiment_of(path, table)
         _check_names(experiment)
         _check_tasks([experiment.settings_of(cell) for cell in experiment.cells()])
         for comparison in experiment.comparisons:

@@ -22,7 +22,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker.base import sources
 from broker.base.errors import ConfigError
 from broker.base.settings import refuse_unknown, setting
 from broker.base.sources import from_sources
@@ -266,16 +265,16 @@ class Experiment(_Head):
         ]
 
 
-def read(path: Path) -> Experiment:
-    """Reads an experiment; :func:`ops.lab.schedule.load` also checks that its parts fit together.
+def experiment_of(path: Path, table: dict[str, Any]) -> Experiment:
+    """Returns the experiment of a file; :func:`ops.lab.schedule.load` checks that its parts fit.
+
+    Args:
+        path: Of the file, whose name is the experiment's.
+        table: What stands in it.
 
     Raises:
-        ConfigError: The file cannot be read, or a table is wrong: it names the field, the value and the cure.
+        ConfigError: A table is wrong: it names the field, the value and the cure.
     """
-    return _experiment(path, sources.read_toml(path, field="experiment", cure="there are some in examples/lab"))
-
-
-def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
     head = from_sources(_Head, {name: value for name, value in table.items() if name not in _TABLES}, where=path.stem)
     claims = table.get("compare", [])
     if not isinstance(claims, list):
