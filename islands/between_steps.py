@@ -117,6 +117,15 @@ class BetweenSteps:
             return True
         return bool(due.ready or self._to_copy(step) or (due.snapshot_wanted and state is not None))
 
+    def _compares(self, install: Install, *, looks: bool, first: bool) -> bool:
+        """Returns whether what has just been overwritten is compared with its version: it takes a copy.
+
+        Not all fragments at once, before the first step. Where a recipe always overwrites, those looked at anyway.
+        """
+        recipe = self._membership.settings.recipe
+        usual = not (recipe.keep or recipe.mix) and not self._stopped and not install.flaw
+        return not first and (looks or not usual)
+
     def _to_copy(self, step: int) -> frozenset[int]:
         """Returns the fragments to copy at the boundary after ``step``."""
         exchange, watched = self._exchange, self._exchange.due.watched
@@ -200,9 +209,11 @@ class BetweenSteps:
                 ours = parameters.of_fragment(params, p)
                 sampled = sample(ours, install) if looks else ()
                 # Copies, where installing writes to the leaves.
-                before = placements[p].before(ours, install.placed) if install.rounds else ()
+                beside = placements[p].before(ours, install.placed) if install.rounds else ()
                 installed[p] = placements[p].install(ours, install.placed, install.keep)
-                told.append((install, tuple(before)))
+                if install.keep == 0 and self._compares(install, looks=looks, first=first):
+                    beside = placements[p].copy(installed[p])
+                told.append((install, tuple(beside)))
                 adopted.append((install, sampled, installed[p]))
                 self.versions[p] = install.fragment_version
         if stopped:

@@ -37,6 +37,7 @@ _WARNINGS = frozenset(
         "contribution.refused",
         "contribution.retry",
         "fleet.too_many_heartbeats",
+        "island.corrupted",
         "island.quarantined",
         "join.refused",
         "message.refused",

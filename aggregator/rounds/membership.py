@@ -35,6 +35,8 @@ from broker.wire.messages import (
 
 #: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
 MOST_MEMBERS = 10_000
+#: So often in one life an island may find its memory corrupt before status says that its machine is to be replaced.
+CORRUPTIONS = 3
 
 
 class Membership:
@@ -306,6 +308,7 @@ class Membership:
             return None
         overtaken = event.envelope.sequence < member.beat_sequence  # by another way: it says what was, not what is
         if not overtaken:
+            self._look_at_corruption(member, beat)
             member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
         run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
         run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
@@ -320,6 +323,22 @@ class Membership:
         asked = [self._resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         member.resolutions += asked
         return asked
+
+    def _look_at_corruption(self, member: Member, beat: Heartbeat) -> None:
+        """Notes which fragments an island held, and holds no more: it has found them corrupt, and adopts them anew."""
+        run, last, name = self._run, member.heartbeat, f"corrupted {member.island_id}"
+        if last is None:
+            run.troubles.end(name, run.now_s)  # a new life, perhaps on another machine
+        elif -1 in beat.versions:
+            for p, (had, has) in enumerate(zip(last.versions, beat.versions, strict=True)):
+                if had >= 0 > has and run.owns(p):
+                    member.corruptions += 1
+                    facts = {"fragment": p, "version": had, "times": member.corruptions}
+                    run.note("island.corrupted", island=member.island_id, **facts)
+            if member.corruptions >= CORRUPTIONS:
+                how = f"corrupt in its memory {member.corruptions} times, last at step {beat.inner_step}"
+                cure = "it adopts what is corrupt anew, and its log has the tensors: replace the machine"
+                run.troubles.begin(name, f"{member.island_id} was {how}: {cure}", run.now_s)
 
     def _look_at_steps(self, member: Member) -> None:
         """Notes whether an island makes steps; rounds do not wait for one that makes none.

@@ -79,6 +79,7 @@ class Member:
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
     presumed: bool = False  #: it joined an earlier life of the aggregator, and has not joined this one
     stopped_sequence: int | None = None  #: of the first heartbeat that said that it has stopped
+    corruptions: int = 0  #: of this incarnation: a fragment that it held was corrupt in its memory
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
@@ -303,9 +304,8 @@ class Members:
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.missed_rounds, member.standing = now_s, now_s, 0, False
         member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
-        member.optimizer = StateSource.PENDING
+        member.optimizer, member.stopped_sequence, member.corruptions = StateSource.PENDING, None, 0
         member.resolutions.clear()
-        member.stopped_sequence = None
         member.emptied.clear()
         self.changed(member.island_id)
 

@@ -27,6 +27,7 @@ class IslandFigures:
     tokens: int | None
     incarnation: int
     beat: Heartbeat | None = None
+    corruptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,7 @@ def _figures(run: Run, member: Member, now_s: float) -> IslandFigures:
         tokens=None if unheard else tokens,
         incarnation=member.incarnation,
         beat=beat,
+        corruptions=member.corruptions,
     )
 
 
@@ -232,6 +234,8 @@ def _islands(own: Families, now: Leading, wall_s: float) -> None:
         "island_steps", "Inner steps of the island, over all its lives.", each(lambda i: i.inner_steps), "island"
     )
     own.counter("island_lives", "Processes that the island has had.", each(lambda i: i.incarnation), "island")
+    corruptions = "Times that this life of the island found a fragment corrupt in its memory."
+    own.counter("island_corruptions", corruptions, each(lambda i: i.corruptions), "island")
     own.gauge("island_loss", "Training loss by the last heartbeat.", told(lambda b: b.loss), "island")
     own.gauge("island_step_seconds", "Moving average of an inner step.", told(lambda b: b.step_time_s), "island")
     own.gauge(

@@ -33,6 +33,7 @@ from typing import Any, Final, cast
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from broker.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.codec import verify
@@ -55,6 +56,8 @@ Array = npt.NDArray[Any]
 _EXACT: Final = 1 << 24
 #: Elements worked on together: temporaries of 256 KB stay in the second-level cache.
 _BLOCK: Final = 65_536
+#: Elements under one checksum of the reference: what is corrupt is named as narrowly. Smaller ones cost more.
+_SEALED: Final = 16_384
 _FLOAT32 = frozenset({Codec.F32})
 
 
@@ -158,6 +161,41 @@ class Reference:
         #: float32, flat, one per tensor. As a version was installed these may be the version itself, as it is kept to
         #: add differences to: read-only, and replaced with the first change. A model less while training begins.
         self.values: list[Float32Array] = []
+        self._seals: list[list[int]] = []  # of the values as they were written, block by block
+        self._flaw = ""
+
+    def look(self) -> str:
+        """Names the first values that are not what was written; empty if all are. Until a version replaces them.
+
+        Nothing else tells a bit that flipped at rest from training: it would be handed over as progress.
+        """
+        if not self._flaw:
+            for tensor, values, seals in zip(self._tensors, self.values, self._seals, strict=True):
+                for start, seal, now in zip(range(0, values.size, _SEALED), seals, _seals(values), strict=True):
+                    if now != seal:
+                        last = min(start + _SEALED, values.size) - 1
+                        self._flaw = f"the reference of {tensor.name} changed in memory, in elements {start} to {last}"
+                        return self._flaw
+        return self._flaw
+
+    def compare(self, version: Sequence[Array], dtypes: Sequence[np.dtype[Any]], local: Sequence[Array]) -> str:
+        """Names the first element that an overwriting adoption did not leave as the version's, to the bit.
+
+        Args:
+            version: What :meth:`shift` returned with ``keep = 0``.
+            dtypes: Of the local parameters.
+            local: A copy of them, as the adoption has left them.
+        """
+        for tensor, value, dtype, leaf in zip(self._tensors, version, dtypes, local, strict=True):
+            with np.errstate(over="ignore", invalid="ignore"):
+                wanted, found = _flat(np.asarray(value, dtype)), _flat(leaf)
+            differs = wanted.view(np.uint8) != found.view(np.uint8)
+            if differs.any():
+                element = int(differs.argmax()) // dtype.itemsize
+                what = f"{found[element]!s}, where the version has {wanted[element]!s}"
+                self._flaw = f"{tensor.name} was not adopted as it came: element {element} is {what}"
+                break
+        return self._flaw
 
     def capture(self, local: Sequence[Array], codec: Codec, *, feedback: bool = True) -> tuple[Encoded, ...]:
         """Returns the encoded pseudo-gradient and advances the reference by what was encoded.
@@ -193,6 +231,7 @@ class Reference:
                 if codec is not Codec.F32:  # in float32 the payload is a view of delta
                     decode_into(encoded, delta)
                 np.subtract(reference, delta, out=moved)
+        self._seal()
         return tuple(payload)
 
     def shift(
@@ -246,8 +285,21 @@ class Reference:
         Raises:
             LocalProtocolError: If a shape has changed.
         """
+        self._move(shift, keep, dtypes, before, mixes=mixes)
+        self._seal()
+
+    def _move(
+        self,
+        shift: Sequence[Array],
+        keep: float,
+        dtypes: Sequence[np.dtype[Any]],
+        before: Sequence[Array],
+        *,
+        mixes: bool,
+    ) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             if keep == 0:
+                self._flaw = ""
                 self.values = [_as_local(_flat(value), dtype) for value, dtype in zip(shift, dtypes, strict=True)]
                 return
             if mixes:
@@ -270,6 +322,9 @@ class Reference:
                     after = _widened(adopted(local, moves[here], keep))
                     moved[here] = after - (progress if keep == 1 else keep * progress)
 
+    def _seal(self) -> None:
+        self._seals = [list(_seals(values)) for values in self.values]
+
     def _filled(self) -> None:
         if not self.values:
             raise LocalProtocolError("a fragment has no reference before its first version is installed")
@@ -284,6 +339,11 @@ def _check(tensors: Sequence[TensorSpec], leaves: Sequence[Array]) -> None:
 
 def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
+
+
+def _seals(values: Float32Array) -> Iterator[int]:
+    data = values.view(np.uint8)
+    return (xxhash.xxh3_64_intdigest(data[at : at + 4 * _SEALED].data) for at in range(0, data.size, 4 * _SEALED))
 
 
 def _writable(reference: Float32Array) -> Float32Array:
@@ -369,6 +429,12 @@ class HeldVersions:
             self._held[p] = version.fragment_version, vector
         payload = encode_vector(vector, [tensor.shape for tensor in self._manifest.fragments[p]], Codec.F32)
         return replace(envelope, message=replace(version, base=None, payload=payload)), flaw
+
+
+def misnamed(digest: str, payload: Sequence[Encoded]) -> str:
+    """Says that a whole version which was kept has another digest by now; empty if it has its own."""
+    found = fragment_digest(*map(decode_tensor, payload))
+    return "" if found == digest else f"a version that was kept changed in memory: digest is {found}, was {digest}"
 
 
 def _misnamed(version: Version, digest: str) -> str:

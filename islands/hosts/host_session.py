@@ -273,7 +273,7 @@ class HostSession(CommunicationThread):
         self._encoded((order.fragment_id, 0, 0), Part(payload, places))
 
     async def _capture(self, order: m.CaptureRegions, copies: tuple[Leaf, ...]) -> None:
-        payload, places = await self._array_work.capture(order.fragment_id, copies, order.codec)
+        payload, places, _ = await self._array_work.capture(order.fragment_id, copies, order.codec)
         self._encoded((order.fragment_id, order.from_step, order.to_step), Part(payload, places))
 
     def _encoded(self, key: Key, part: Part) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from broker.routing.resending import Patience
 from broker.wire.messages import BROKER, Codec, Pacing, Reason, Recipe, Resolution, Version, Want
-from islands.protocol.events import Action, Note, Prepare, RefreshOptimizer, Send
+from islands.protocol.events import Action, Fail, Note, Prepare, RefreshOptimizer, Send
 from islands.protocol.fleet import Fleet
 from islands.protocol.fragment import Fragment, Stage
 from islands.protocol.state import Training
@@ -19,6 +19,8 @@ from islands.protocol.state import Training
 #: them at once would be more than the model itself, so no more are prepared together than have room: these bytes of
 #: float32 elements, or this part of the model if that is more; one always.
 ROOM_BYTES, ROOM_SHARE = 64 << 20, 8
+#: A fragment that is corrupt is adopted anew so often without a contribution in between; then this machine is no use.
+MOST_CORRUPTIONS = 8
 
 
 class Adoption:
@@ -153,9 +155,35 @@ class Adoption:
             return False
         return training.at.step < fragment.handed.step + recipe.overlap - 1
 
-    def prepared(self, fragment_id: int) -> None:
-        """A version can be installed at the next boundary."""
-        self._training.fragments[fragment_id].doing.take("prepared")
+    def prepared(self, fragment_id: int, *, overwrites: bool) -> bool:
+        """A version can be installed at the next boundary; returns whether it mends what is found corrupt.
+
+        Args:
+            fragment_id: Of the version.
+            overwrites: Something is corrupt, and it takes its place: the version itself, if it was to overwrite anyway.
+        """
+        fragment = self._training.fragments[fragment_id]
+        fragment.doing.take("prepared")
+        mends = overwrites and fragment.incoming_keep != 0
+        if overwrites:
+            fragment.incoming_keep = 0.0
+        return mends
+
+    def corrupted(self, p: int, flaw: str, now_s: float, actions: list[Action], *, mends: bool = False) -> None:
+        """Something of a fragment changed in memory: asks for a whole version, unless the one at hand ``mends`` it."""
+        fragment = self._training.fragments[p]
+        if not fragment.corrupted:  # else it is the same incident
+            facts = {"fragment": p, "version": fragment.version, "reason": flaw}
+            actions.append(Note(name="island.corrupted", fields=facts))
+            fragment.corruptions += 1
+        fragment.corrupted = True
+        if fragment.corruptions > MOST_CORRUPTIONS:
+            cure = f"fragment {p} was adopted anew {MOST_CORRUPTIONS} times, and is corrupt again: replace the machine"
+            actions.append(Fail(reason=flaw, cure=cure))
+        if not mends:
+            # Not what was kept to add differences to: that lies in the same memory.
+            fragment.latest, fragment.without_base, fragment.overwrite = None, True, True
+            self.want_anew(now_s, actions)
 
     def installed(self, fragment_ids: tuple[int, ...]) -> None:
         """These versions are in the local parameters since the boundary where training stands."""
@@ -169,6 +197,7 @@ class Adoption:
                 fragment.exact_at = training.at
             fragment.version = fragment.incoming.fragment_version
             fragment.latest = fragment.incoming if self._differences else None
+            fragment.corrupted = fragment.corrupted and (fragment.overwrite or fragment.incoming_keep != 0)
             fragment.incoming, fragment.copy = None, None
             if fragment.overwrite:  # asked for while another version was on its way in
                 fragment.replace_progress()

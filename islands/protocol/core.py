@@ -38,6 +38,7 @@ from islands.protocol.events import (
     Action,
     Boundary,
     Captured,
+    Corrupted,
     Event,
     Fail,
     Joined,
@@ -233,8 +234,12 @@ class Island:
                 return actions  # for the next heartbeat, whenever that is: it also needs a boundary that is up to date
             case Captured():
                 self._hand_over.captured(event, now_s, actions)
+                self._corrupted(event, now_s, actions)
             case Prepared():
-                self._adoption.prepared(event.fragment_id)
+                mends = self._adoption.prepared(event.fragment_id, overwrites=bool(event.flaw))
+                self._corrupted(event, now_s, actions, mends=mends)
+            case Corrupted():
+                self._corrupted(event, now_s, actions)
             case SeedEncoded():
                 self._hand_over.seed_encoded(event, actions)
             case Line():
@@ -367,6 +372,14 @@ class Island:
         if boundary.stopped:
             training.stopped = True
             self._member.beat_now(now_s)  # the flush waits for what it says
+
+    def _corrupted(
+        self, event: Captured | Prepared | Corrupted, now_s: float, actions: list[Action], *, mends: bool = False
+    ) -> None:
+        """Mends what was found corrupt, if anything was, and says so at once: soon it is mended."""
+        if event.flaw:
+            self._adoption.corrupted(event.fragment_id, event.flaw, now_s, actions, mends=mends)
+            self._member.beat_besides()
 
     def _introduce(self, now_s: float, actions: list[Action]) -> None:
         """Tells a broker that knows nothing all it needs: a new connection, or a new broker behind an old one.

@@ -68,20 +68,33 @@ class Captured:
     """A pseudo-gradient is encoded; the reference has moved by what was encoded.
 
     ``hosts`` and ``places`` are those of the :class:`~broker.wire.messages.Contribution`: with several hosts, the
-    payload is the speaker's part.
+    payload is the speaker's part. With a ``flaw``, what was found corrupt, there is none, and the reference stands.
     """
 
     fragment_id: int
     payload: Payload
     hosts: int = 1
     places: tuple[Place, ...] = ()
+    flaw: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A version is decoded and placed: the training thread can install it at its next boundary."""
+    """A version is decoded and placed: the training thread can install it at its next boundary.
+
+    With a ``flaw``, what was found corrupt meanwhile, it overwrites the parameters.
+    """
 
     fragment_id: int
+    flaw: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrupted:
+    """A fragment's reference or parameters are not what an installation should have left, as ``flaw`` says."""
+
+    fragment_id: int
+    flaw: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +169,7 @@ Event = (
     | Vitals
     | Captured
     | Prepared
+    | Corrupted
     | SeedEncoded
     | StateNeeded
     | StateChecked

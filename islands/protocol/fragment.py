@@ -71,6 +71,8 @@ class Fragment:
     latest: Version | None = None  #: the one in the local parameters, where it is kept whole to add differences to
     without_base: bool = False  #: differences cannot be added here: a whole version is wanted
     overwrite: bool = False  #: adopt the next version with keep = 0
+    corrupted: bool = False  #: what is here is not what was written: no version, until one has overwritten it
+    corruptions: int = 0  #: since the last contribution
     epoch: int = 0  #: of the aggregator that leads it, as last heard
     asked: int | None = None  #: the open round to answer
     rounds_since: int = 0  #: begun since the last one that it took part in

@@ -285,6 +285,13 @@ class HandOver:
         fragment.doing.take("captured")
         assert fragment.capturing is not None
         steps, fragment.capturing = fragment.capturing, None
+        if event.flaw:  # what it would hand over was computed from what is corrupt
+            fragment.overwritten_tokens += steps.tokens
+            fragment.trained_on.clear()
+            if fragment.capturing_for != UNASKED and self._member.joined:
+                actions.append(Send(to=AGGREGATOR, message=Nothing(round_id=fragment.capturing_for, fragment_id=p)))
+            return
+        fragment.corruptions = 0
         if not self._member.joined:
             return  # lost its membership meanwhile
         contribution = Contribution(

@@ -183,7 +183,7 @@ class Member:
             sync_share=vitals.sync_share,
             bytes_up=vitals.bytes_up,
             bytes_down=vitals.bytes_down,
-            versions=tuple(f.version for f in fragments.values()),
+            versions=tuple(-1 if f.corrupted else f.version for f in fragments.values()),
             overwritten_tokens=tuple(f.overwritten_tokens for f in fragments.values()),
             outstanding=outstanding,
             stopped=training.stopped,

@@ -38,6 +38,7 @@ def families_of(
     versions = {str(p): float(fragment.version) for p, fragment in core.fragments.items()}
     fates = {str(fate): core.fates.get(fate, 0) for fate in (Fate.MERGED, Fate.REFUSED)}
     refused = {reason: times for (name, reason), times in notes.items() if name == "contribution.refused"}
+    corrupted = sum(times for (name, _), times in notes.items() if name == "island.corrupted")
     unresolved = sum(len(fragment.outstanding) for fragment in core.fragments.values())
     fleet_tokens = core.schedule.progress.trained_tokens
     own.counter("steps", "Inner steps run, over all lives of the island.", at.step)
@@ -52,6 +53,7 @@ def families_of(
     own.gauge("fragment_version", "Version of the fragment in the local parameters.", versions, "fragment")
     own.counter("contributions", "Contributions of this process that met their fate.", fates, "fate")
     own.counter("refused_contributions", "Contributions refused for good, by reason.", refused, "reason")
+    own.counter("corruptions", "Times that a fragment was corrupt in memory, and adopted anew.", corrupted)
     own.gauge("unresolved_contributions", "Contributions whose fate is not known yet.", unresolved)
     own.gauge("fleet_tokens", "Tokens trained by all islands, as last heard.", fleet_tokens)
     own.gauge("done", "1 if the run needs no more steps, else 0.", float(core.done))

@@ -24,7 +24,7 @@ from islands.arrays.in_place import InPlacePlacement, is_in_place
 from islands.arrays.parameters import Parameters
 from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, has_moved, jumped, verdict
 from islands.arrays.placement import Leaf, Placement, placement_of
-from islands.arrays.reference import HeldVersions, Reference, encode_seed, is_narrow
+from islands.arrays.reference import HeldVersions, Reference, encode_seed, is_narrow, misnamed
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
 from islands.session.checkpoint import Checkpoint
@@ -204,24 +204,29 @@ class ArrayWork:
         *,
         mixes: bool = False,
         is_cut: bool = False,
+        digest: str = "",
     ) -> Install:
         """Returns a version of fragment ``p``, placed so that installing it is one addition.
 
-        ``payload`` are its tensors; or, where it ``is_cut``, what is here of them.
+        ``payload`` are its tensors; or, where it ``is_cut``, what is here of them. Where the reference is corrupt it
+        overwrites. What overwrites is compared with its ``digest``, if that is given.
         """
         reference, manifest = self._references[p], self._manifest
         assert manifest is not None
 
         def prepare() -> Install:
             here = self.placements[p]
-            shift = reference.shift(payload if is_cut else here.parts.cut(payload), keep, here.dtypes, mixes=mixes)
+            flaw = self._told(reference.look() if keep else misnamed(digest, payload) if digest else "")
+            share, mixed = (0.0, False) if flaw else (keep, mixes)
+            shift = reference.shift(payload if is_cut else here.parts.cut(payload), share, here.dtypes, mixes=mixed)
             return Install(
                 fragment_id=p,
                 fragment_version=fragment_version,
-                keep=keep,
-                mixes=mixes,
-                rounds=keep != 0 and not mixes and any(map(is_narrow, here.dtypes)),
-                placed=tuple(here.place(shift, keep)),
+                keep=share,
+                mixes=mixed,
+                flaw=flaw,
+                rounds=share != 0 and not mixed and any(map(is_narrow, here.dtypes)),
+                placed=tuple(here.place(shift, share)),
                 shift=shift,
                 dtypes=here.dtypes,
                 places=here.places(shift) if p in manifest.moving else {},
@@ -229,20 +234,24 @@ class ArrayWork:
 
         return await self._in_turn(p, prepare)
 
-    async def settle(self, install: Install, before: tuple[Leaf, ...]) -> None:
-        """Moves the reference to where an installation has put the parameters.
+    async def settle(self, install: Install, beside: tuple[Leaf, ...]) -> str:
+        """Moves the reference to where an installation has put the parameters; returns what is found corrupt.
 
         Args:
             install: What was installed.
-            before: The parameters that it replaced, where it ``rounds``; else nothing.
+            beside: As in :attr:`islands.session.exchange.Moment.installed`.
         """
         reference = self._references[install.fragment_id]
 
-        def settle() -> None:
-            replaced = [placement.to_host(leaf) for leaf in before]
-            reference.installed(install.shift, install.keep, install.dtypes, replaced, mixes=install.mixes)
+        def settle() -> str:
+            leaves = [placement.to_host(leaf) for leaf in beside]
+            flaw = reference.look() if install.keep else ""
+            reference.installed(install.shift, install.keep, install.dtypes, leaves, mixes=install.mixes)
+            if leaves and not install.keep:
+                flaw = reference.compare(install.shift, install.dtypes, leaves)
+            return self._told(flaw)
 
-        await self._in_turn(install.fragment_id, settle)
+        return await self._in_turn(install.fragment_id, settle)
 
     async def judge(self, returned: Returned) -> Verdict:
         """Says whether an adoption was in the parameters of the caller's next steps; those asked first, first.
@@ -276,14 +285,31 @@ class ArrayWork:
 
     async def capture(
         self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec
-    ) -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-        """Returns the encoded pseudo-gradient of copies, with the places of its parts; advances the reference."""
+    ) -> tuple[tuple[Encoded, ...], tuple[Place, ...], str]:
+        """Returns the encoded pseudo-gradient of copies, with the places of its parts; advances the reference.
+
+        Instead, where the reference is corrupt, nothing, and what is.
+        """
         reference, here = self._references[fragment_id], self.placements[fragment_id]
 
-        def capture() -> tuple[tuple[Encoded, ...], tuple[Place, ...]]:
-            return here.parts.handed(reference.capture([placement.to_host(leaf) for leaf in copies], codec))
+        def capture() -> tuple[tuple[Encoded, ...], tuple[Place, ...], str]:
+            flaw = self._told(reference.look())
+            if flaw:
+                return (), (), flaw
+            return *here.parts.handed(reference.capture([placement.to_host(leaf) for leaf in copies], codec)), ""
 
         return await self._in_turn(fragment_id, capture)
+
+    def _told(self, flaw: str) -> str:
+        """Returns what is corrupt, for the core to mend.
+
+        Raises:
+            Unavailable: Of an island of several hosts: one of them cannot mend its part alone.
+        """
+        if flaw and self._several:
+            cure = "the island ends, and takes the run's parameters when its hosts are started again"
+            raise Unavailable(f"island.corrupted: {flaw}; {cure}")
+        return flaw
 
     async def save(self, path: Path, moment: Moment, incarnation: int) -> int:
         """Writes a checkpoint; returns its bytes, 0 if :meth:`save_now` has written a newer one meanwhile.

@@ -52,6 +52,7 @@ class Install:
         mixes: ``keep`` is the share of the local value itself.
         rounds: A cast rounds, so the reference needs what is replaced as well (:mod:`islands.arrays.reference`).
         places: Tensors to sample, by number -> positions in them (:mod:`islands.arrays.persistence`), on their device.
+        flaw: What was found corrupt, and why ``keep`` is 0; empty: nothing.
     """
 
     fragment_id: int
@@ -63,6 +64,7 @@ class Install:
     mixes: bool = False
     rounds: bool = False
     places: Mapping[int, Any] = field(default_factory=dict)
+    flaw: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,8 @@ class Moment:
 
     Attributes:
         at: Counters of the boundary.
-        installed: Each with the parameters that it replaced, where it ``rounds``.
+        installed: Each with the parameters that it replaced, where it ``rounds``; where it overwrites, with a copy of
+            those that it left, or nothing.
         copied: Fragment -> copies of its leaves.
         frozen: Where something was copied: elements of parameters that nobody copies.
         snapshot: For a checkpoint, if one was asked for.

@@ -49,7 +49,7 @@ from islands.protocol.metrics import families_of
 from islands.protocol.paused import Paused
 from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections, Unreadable
-from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
+from islands.session.exchange import CONNECTING, Exchange, Install, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
 from islands.session.thread import CommunicationThread, cancel_all
 from islands.session.training_state import Copies, Position, Snapshot
@@ -102,6 +102,7 @@ class Session(CommunicationThread):
         self._persistence = Persistence()
         self._timer: asyncio.TimerHandle | None = None
         self._copies: dict[int, Copies] = {}  # by fragment
+        self._settling = 0  # installations that may be found corrupt yet
         self._warm = False  # everything that a boundary calls is compiled
         self._loss: float | None = None  # as last seen; None if it is not finite
         self._notes: Counter[tuple[str, str]] = Counter()
@@ -242,10 +243,11 @@ class Session(CommunicationThread):
         number = 0
         if self._hosts is not None:
             number = self._hosts.boundaries = self._hosts.boundaries + 1
-        for install, before in moment.installed:
+        self._settling += len(moment.installed)
+        for install, beside in moment.installed:
             self._copies.pop(install.fragment_id, None)
             # Ahead of whatever the core asks of this fragment next.
-            self._spawn(self._array_work.settle(install, before))
+            self._spawn(self._settle(install, beside))
         copies = {p: Copies(moment.at.step, number, leaves) for p, leaves in moment.copied.items()}
         self._copies.update(copies)
         if moment.frozen:
@@ -312,7 +314,7 @@ class Session(CommunicationThread):
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
         exchange.held_back = core.held_back
         startable = core.startable and self._warm
-        now = core.done, core.delivered, core.finished, startable
+        now = core.done, core.delivered, core.finished and not self._settling, startable
         if now != (due.done, exchange.delivered, exchange.finished, exchange.startable):
             due.done, exchange.delivered, exchange.finished, exchange.startable = now
             exchange.news.set()
@@ -402,9 +404,17 @@ class Session(CommunicationThread):
         self._spawn(self._capture(fragment_id, copies.leaves, codec))
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> None:
-        payload, places = await self._array_work.capture(fragment_id, copies, codec)
-        captured = events.Captured(fragment_id=fragment_id, payload=payload, hosts=self._num_hosts, places=places)
-        self._handle(captured)
+        payload, places, flaw = await self._array_work.capture(fragment_id, copies, codec)
+        here = {"hosts": self._num_hosts, "places": places, "flaw": flaw}
+        self._handle(events.Captured(fragment_id=fragment_id, payload=payload, **here))
+
+    async def _settle(self, install: Install, beside: tuple[Leaf, ...]) -> None:
+        flaw = await self._array_work.settle(install, beside)
+        self._settling -= 1
+        if flaw:
+            self._handle(events.Corrupted(fragment_id=install.fragment_id, flaw=flaw))
+        elif self._core.finished:
+            self._after()
 
     async def _snapshot(self, moment: Moment, snapshot: Snapshot, boundary: int) -> None:
         """Does what is to be done with a copy of the state, once it is whole."""
@@ -425,14 +435,14 @@ class Session(CommunicationThread):
         version, hosts, elsewhere = action.version, self._hosts, None
         if hosts is not None:
             elsewhere = asyncio.create_task(hosts.prepare(version, action.keep, mixes=action.mixes))
-        install = await self._array_work.prepare(
-            version.fragment_id, version.fragment_version, version.payload, action.keep, mixes=action.mixes
-        )
+        named = version.fragment_id, version.fragment_version, version.payload, action.keep
+        install = await self._array_work.prepare(*named, mixes=action.mixes, digest=version.digest)
         if hosts is not None and elsewhere is not None:
             await elsewhere
             hosts.plans.placed(install)
+        prepared = events.Prepared(fragment_id=install.fragment_id, flaw=install.flaw)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
-        self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))
+        self._perform(self._core.handle(prepared, self._clock()))
         self._offers.offer(install, self._core.fragments.values())
         self._after()

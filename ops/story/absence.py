@@ -67,6 +67,7 @@ class Known:
     quarantined_until_s: float = -math.inf
     link: Line = field(default_factory=dict)  #: as its last heartbeat says
     standing: bool = False  #: it makes no steps
+    corrupted: str = ""  #: what it found corrupt, until it holds every fragment again
 
 
 @dataclass(slots=True)
@@ -217,6 +218,7 @@ class Storyteller:
         if line["kind"] == "heartbeat":
             known.ready, known.left = all(version >= 0 for version in body["versions"]), None
             known.link = body.get("link") or {}
+            known.corrupted = "" if known.ready else known.corrupted
         elif line["kind"] == "nothing" and body["round_id"] in self._rounds:
             self._rounds[body["round_id"]].nothing[line["sender"]] = _nothing(known.link)
         elif line["kind"] == "contribution" and line.get("buffers"):
@@ -239,6 +241,13 @@ class Storyteller:
                 known = self._known.get(fields["island"])
                 if known is not None:
                     known.standing = name == "island.standing"
+            case "island.corrupted":
+                known, what = self._known.get(fields["island"]), f"fragment {fields['fragment']}"
+                if known is not None:
+                    known.corrupted = f"it had found {what} corrupt in its memory, and adopted it anew"
+                    for story in self._rounds.values():
+                        if story.fragment == fields["fragment"]:
+                            story.nothing[fields["island"]] = known.corrupted
             case "broker.back":  # nobody could be heard while it was away: who lived then counts as just heard
                 for known in self._known.values():
                     known.heard_at_s = now_s
@@ -297,7 +306,7 @@ class Storyteller:
         if now_s < known.quarantined_until_s:
             return AbsenceReason.QUARANTINED, known.quarantined
         if not known.ready:
-            return AbsenceReason.NOT_READY, "it had not yet reported that it holds every fragment"
+            return AbsenceReason.NOT_READY, known.corrupted or "it had not yet reported that it holds every fragment"
         return None
 
     def _refused(self, name: str, fields: Line) -> None:

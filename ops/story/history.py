@@ -42,6 +42,7 @@ _MARKED = {
     "island.quarantined": "refusal",
     "island.released": "island",
     "island.standing": "fault",
+    "island.corrupted": "fault",
     "contribution.refused": "refusal",
     "message.refused": "refusal",
     "join.refused": "refusal",
@@ -390,6 +391,9 @@ def _text(name: str, fields: Line) -> str:
             return f"{what}, {fields['reason']}: {fields.get('detail', '')}".rstrip(": ")
         case "island.quarantined":
             return f"{island} quarantined for {fields['for_s']:.0f} s: {fields['reason']}"
+        case "island.corrupted":
+            what = f"fragment {fields['fragment']} after version {fields['version']}"
+            return f"{island} corrupt in its memory, {what}: adopted anew"
         case "aggregator.finished":
             return f"an aggregator ended: {fields.get('reason')}"
         case "aggregator.started":

@@ -323,3 +323,20 @@ def test_of_a_fleet_too_large_for_its_allowances_status_and_log_say_what_to_do(f
     for trouble in made.troubles:
         assert "1000 islands send 1000 heartbeats a second" in trouble
         assert "suspect_after_s = 8 and dead_after_s = 12 make them 256" in trouble
+
+
+def test_an_island_that_holds_a_version_no_more_has_found_it_corrupt_and_the_third_time_is_a_trouble():
+    made = desk("a", "b")
+    held = made.versions
+    lost = (-1, *held[1:])
+    for times in (1, 2, 3):
+        said = made.beat("a", 0, versions=lost)
+        (note,) = notes(said, "island.corrupted")
+        assert note == {"island": "a", "fragment": 0, "version": held[0], "times": times}
+        assert not notes(made.beat("a", 0, versions=lost), "island.corrupted"), "it is told once"
+        made.beat("a", 0, versions=held)
+        sentences = made.core.run.troubles.sentences(made.now_s)
+        assert [("replace the machine" in each) for each in sentences] == [True] * (times == 3)
+    made.join("a")
+    made.beat("a", 0, versions=(-1,) * len(held))
+    assert made.core.run.troubles.sentences(made.now_s) == (), "a new life may be on another machine"

@@ -205,3 +205,37 @@ def test_another_shape_is_named_with_the_cure():
 def test_nothing_is_captured_before_the_first_version():
     with pytest.raises(LocalProtocolError, match="before its first version"):
         Reference(TENSORS).capture(arrays(np.random.default_rng(8)), Codec.F32)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_bit_that_flips_in_the_reference_is_found_whatever_it_was_written_by(change, dtype):
+    """And until a version takes its place it is not forgotten: another change does not make it right."""
+    random = np.random.default_rng(3)
+    theta = arrays(random)
+    fragment = Fragment(theta, dtype)
+    fragment.train()
+    CHANGES[change](fragment, theta)
+    assert fragment.reference.look() == ""
+    values = fragment.reference.values[0]
+    values.flags.writeable = True  # a version's own memory is read-only, and a bit flips there all the same
+    values.view(np.uint32)[20_000] ^= 1
+    flaw = fragment.reference.look()
+    assert flaw == "the reference of t0 changed in memory, in elements 16384 to 32767"
+    fragment.adopt([x + 1 for x in theta])
+    assert fragment.reference.look() == flaw
+    fragment.adopt([x + 2 for x in theta], keep=0.0)
+    assert fragment.reference.look() == ""
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_an_element_that_is_not_adopted_as_it_came_is_named_with_both_values(dtype):
+    theta = [np.zeros(shape, np.float32) for shape in SHAPES]
+    theta[0][3, 4], theta[1][0] = np.nan, -0.0
+    fragment = Fragment(theta, dtype)
+    shift = fragment.reference.shift(version(theta), 0.0, fragment.dtypes)
+    assert fragment.reference.compare(shift, fragment.dtypes, fragment.local) == "", "what is not finite is equal, too"
+    fragment.local[1][5] = 0.5
+    flaw = fragment.reference.compare(shift, fragment.dtypes, fragment.local)
+    assert flaw == "t1 was not adopted as it came: element 5 is 0.5, where the version has " + str(dtype.type(0))
+    assert fragment.reference.look() == flaw, "nothing is handed over from it"
