@@ -325,7 +325,7 @@ class Membership:
         return asked
 
     def _look_at_corruption(self, member: Member, beat: Heartbeat) -> None:
-        """Notes which fragments an island held, and holds no more: it has found them corrupt, and adopts them anew."""
+        """Notes fragments that an island held and holds no more: it has found them corrupt."""
         run, last, name = self._run, member.heartbeat, f"corrupted {member.island_id}"
         if last is None:
             run.troubles.end(name, run.now_s)  # a new life, perhaps on another machine

@@ -56,8 +56,6 @@ Array = npt.NDArray[Any]
 _EXACT: Final = 1 << 24
 #: Elements worked on together: temporaries of 256 KB stay in the second-level cache.
 _BLOCK: Final = 65_536
-#: Elements under one checksum of the reference: what is corrupt is named as narrowly. Smaller ones cost more.
-_SEALED: Final = 16_384
 _FLOAT32 = frozenset({Codec.F32})
 
 
@@ -161,25 +159,15 @@ class Reference:
         #: float32, flat, one per tensor. As a version was installed these may be the version itself, as it is kept to
         #: add differences to: read-only, and replaced with the first change. A model less while training begins.
         self.values: list[Float32Array] = []
-        self._seals: list[list[int]] = []  # of the values as they were written, block by block
-        self._flaw = ""
-
-    def look(self) -> str:
-        """Names the first values that are not what was written; empty if all are. Until a version replaces them.
-
-        Nothing else tells a bit that flipped at rest from training: it would be handed over as progress.
-        """
-        if not self._flaw:
-            for tensor, values, seals in zip(self._tensors, self.values, self._seals, strict=True):
-                for start, seal, now in zip(range(0, values.size, _SEALED), seals, _seals(values), strict=True):
-                    if now != seal:
-                        last = min(start + _SEALED, values.size) - 1
-                        self._flaw = f"the reference of {tensor.name} changed in memory, in elements {start} to {last}"
-                        return self._flaw
-        return self._flaw
+        #: What was found corrupt; empty: nothing. Nothing is handed over until a version has replaced everything.
+        self.flaw = ""
+        #: (tensor, first element) -> checksum of a block as it was written. Nothing else tells a bit that flips at
+        #: rest from training: it would be handed over as progress. Blocks are looked at as they are read for work, and
+        #: so lie in the cache.
+        self._seals: dict[tuple[int, int], int] = {}
 
     def compare(self, version: Sequence[Array], dtypes: Sequence[np.dtype[Any]], local: Sequence[Array]) -> str:
-        """Names the first element that an overwriting adoption did not leave as the version's, to the bit.
+        """Names the first element that an overwriting adoption did not leave as the version's.
 
         Args:
             version: What :meth:`shift` returned with ``keep = 0``.
@@ -193,12 +181,14 @@ class Reference:
             if differs.any():
                 element = int(differs.argmax()) // dtype.itemsize
                 what = f"{found[element]!s}, where the version has {wanted[element]!s}"
-                self._flaw = f"{tensor.name} was not adopted as it came: element {element} is {what}"
+                self.flaw = f"{tensor.name} was not adopted as it came: element {element} is {what}"
                 break
-        return self._flaw
+        return self.flaw
 
     def capture(self, local: Sequence[Array], codec: Codec, *, feedback: bool = True) -> tuple[Encoded, ...]:
         """Returns the encoded pseudo-gradient and advances the reference by what was encoded.
+
+        Nothing where :attr:`flaw` says that the reference is corrupt, as it may turn out here.
 
         One float32 array the size of a tensor is allocated at a time, besides what is encoded.
 
@@ -213,6 +203,8 @@ class Reference:
         """
         _check(self._tensors, local)
         self._filled()
+        if self.flaw:
+            return ()
         payload = []
         # What is not finite is for the aggregator to find and refuse.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -220,24 +212,29 @@ class Reference:
                 flat = _flat(leaf)
                 delta = np.empty(reference.shape, np.float32)
                 for here in _blocks(flat.size):
+                    self._look(i, here)
                     delta[here] = reference[here] - _widened(flat[here])
+                if self.flaw:
+                    return ()
                 encoded = encode_tensor(delta.reshape(tensor.shape), codec)
                 payload.append(encoded)
                 moved = self.values[i] = _writable(reference)
-                if not feedback:
-                    for here in _blocks(flat.size):
-                        moved[here] = _widened(flat[here])
-                    continue
-                if codec is not Codec.F32:  # in float32 the payload is a view of delta
+                if feedback and codec is not Codec.F32:  # in float32 the payload is a view of delta
                     decode_into(encoded, delta)
-                np.subtract(reference, delta, out=moved)
-        self._seal()
+                for here in _blocks(flat.size):
+                    if feedback:
+                        np.subtract(reference[here], delta[here], out=moved[here])
+                    else:
+                        moved[here] = _widened(flat[here])
+                    self._seal(i, here)
         return tuple(payload)
 
     def shift(
         self, payload: Sequence[Encoded], keep: float, dtypes: Sequence[np.dtype[Any]], *, mixes: bool = False
     ) -> tuple[Array, ...]:
         """Returns what has to be added to ``keep * local`` to adopt a version; with ``keep = 0``, the version.
+
+        Not to be used where :attr:`flaw` says that progress is measured from what is corrupt.
 
         Args:
             payload: The version's, checked against the tensors.
@@ -256,12 +253,17 @@ class Reference:
         self._filled()
         shifts = []
         with np.errstate(over="ignore", invalid="ignore"):
-            for encoded, reference, dtype in zip(payload, self.values, dtypes, strict=True):
+            for i, (encoded, reference, dtype) in enumerate(zip(payload, self.values, dtypes, strict=True)):
                 target = decode_tensor(encoded)
-                from_where = target if mixes else reference.reshape(target.shape)
-                if keep != 1:
-                    from_where = np.float32(keep) * from_where
-                shifts.append(np.subtract(target, from_where, dtype=wide_dtype(dtype)))
+                shifts.append(np.empty(target.shape, wide_dtype(dtype)))
+                flat, shift = target.reshape(-1), shifts[-1].reshape(-1)
+                for here in _blocks(flat.size):
+                    if not mixes:
+                        self._look(i, here)
+                    from_where = (flat if mixes else reference)[here]
+                    if keep != 1:
+                        from_where = np.float32(keep) * from_where
+                    np.subtract(flat[here], from_where, out=shift[here], dtype=shift.dtype)
         return tuple(shifts)
 
     def installed(
@@ -285,27 +287,17 @@ class Reference:
         Raises:
             LocalProtocolError: If a shape has changed.
         """
-        self._move(shift, keep, dtypes, before, mixes=mixes)
-        self._seal()
-
-    def _move(
-        self,
-        shift: Sequence[Array],
-        keep: float,
-        dtypes: Sequence[np.dtype[Any]],
-        before: Sequence[Array],
-        *,
-        mixes: bool,
-    ) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             if keep == 0:
-                self._flaw = ""
+                self.flaw = ""
                 self.values = [_as_local(_flat(value), dtype) for value, dtype in zip(shift, dtypes, strict=True)]
+                self._seal_all()
                 return
             if mixes:
                 for i, move in enumerate(shift):
                     moved = self.values[i] = _writable(self.values[i])
                     np.divide(_flat(move), np.float32(1 - keep), out=moved, casting="same_kind")
+                self._seal_all()
                 return
             if any(map(is_narrow, dtypes)):
                 _check(self._tensors, before)
@@ -314,16 +306,30 @@ class Reference:
                 self.values[i] = moved
                 flat = _flat(before[i]) if is_narrow(dtype) else None
                 for here in _blocks(reference.size):
+                    self._look(i, here, reference)
                     if flat is None:
                         moved[here] = adopted(reference[here], moves[here], keep)
+                        self._seal(i, here)
                         continue
                     local = flat[here]
                     progress = _widened(local) - reference[here]
                     after = _widened(adopted(local, moves[here], keep))
                     moved[here] = after - (progress if keep == 1 else keep * progress)
+                    self._seal(i, here)
 
-    def _seal(self) -> None:
-        self._seals = [list(_seals(values)) for values in self.values]
+    def _look(self, i: int, here: slice, values: Float32Array | None = None) -> None:
+        block = (self.values[i] if values is None else values)[here]
+        if not self.flaw and xxhash.xxh3_64_intdigest(block.data) != self._seals[i, here.start]:
+            where = f"elements {here.start} to {here.stop - 1}"
+            self.flaw = f"the reference of {self._tensors[i].name} changed in memory, in {where}"
+
+    def _seal(self, i: int, here: slice) -> None:
+        self._seals[i, here.start] = xxhash.xxh3_64_intdigest(self.values[i][here].data)
+
+    def _seal_all(self) -> None:
+        for i, values in enumerate(self.values):
+            for here in _blocks(values.size):
+                self._seal(i, here)
 
     def _filled(self) -> None:
         if not self.values:
@@ -339,11 +345,6 @@ def _check(tensors: Sequence[TensorSpec], leaves: Sequence[Array]) -> None:
 
 def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
-
-
-def _seals(values: Float32Array) -> Iterator[int]:
-    data = values.view(np.uint8)
-    return (xxhash.xxh3_64_intdigest(data[at : at + 4 * _SEALED].data) for at in range(0, data.size, 4 * _SEALED))
 
 
 def _writable(reference: Float32Array) -> Float32Array:

@@ -168,10 +168,10 @@ class HostSession(CommunicationThread):
 
     def _boundary(self, moment: Moment) -> None:
         self._boundaries += 1
-        for install, before in moment.installed:
+        for install, beside in moment.installed:
             self._copies.pop(install.fragment_id, None)
             # Ahead of whatever the speaker orders of this fragment next.
-            self._spawn(self._array_work.settle(install, before))
+            self._spawn(self._settle(install, beside))
         for p, leaves in moment.copied.items():
             self._copies.setdefault(p, {})[self._boundaries] = leaves
         if moment.frozen:
@@ -271,6 +271,9 @@ class HostSession(CommunicationThread):
     async def _encode(self, order: m.EncodeRegions) -> None:
         payload, places = await self._array_work.seed(order.fragment_id, order.seed)
         self._encoded((order.fragment_id, 0, 0), Part(payload, places))
+
+    async def _settle(self, install: Install, beside: tuple[Leaf, ...]) -> None:
+        await self._array_work.settle(install, beside)  # which raises where something is corrupt: there are others
 
     async def _capture(self, order: m.CaptureRegions, copies: tuple[Leaf, ...]) -> None:
         payload, places, _ = await self._array_work.capture(order.fragment_id, copies, order.codec)

@@ -156,7 +156,7 @@ class Adoption:
         return training.at.step < fragment.handed.step + recipe.overlap - 1
 
     def prepared(self, fragment_id: int, *, overwrites: bool) -> bool:
-        """A version can be installed at the next boundary; returns whether it mends what is found corrupt.
+        """A version can be installed at the next boundary; returns whether it mends what is corrupt.
 
         Args:
             fragment_id: Of the version.
@@ -170,7 +170,7 @@ class Adoption:
         return mends
 
     def corrupted(self, p: int, flaw: str, now_s: float, actions: list[Action], *, mends: bool = False) -> None:
-        """Something of a fragment changed in memory: asks for a whole version, unless the one at hand ``mends`` it."""
+        """Takes note of a corrupt fragment; asks for a whole version unless the one at hand ``mends`` it."""
         fragment = self._training.fragments[p]
         if not fragment.corrupted:  # else it is the same incident
             facts = {"fragment": p, "version": fragment.version, "reason": flaw}

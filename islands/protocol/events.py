@@ -91,7 +91,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrupted:
-    """A fragment's reference or parameters are not what an installation should have left, as ``flaw`` says."""
+    """A fragment is not what an installation should have left, as ``flaw`` says."""
 
     fragment_id: int
     flaw: str

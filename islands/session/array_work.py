@@ -216,9 +216,12 @@ class ArrayWork:
 
         def prepare() -> Install:
             here = self.placements[p]
-            flaw = self._told(reference.look() if keep else misnamed(digest, payload) if digest else "")
+            local = payload if is_cut else here.parts.cut(payload)
+            shift = reference.shift(local, keep, here.dtypes, mixes=mixes)
+            flaw = self._told(reference.flaw if keep else misnamed(digest, payload) if digest else "")
             share, mixed = (0.0, False) if flaw else (keep, mixes)
-            shift = reference.shift(payload if is_cut else here.parts.cut(payload), share, here.dtypes, mixes=mixed)
+            if share != keep:
+                shift = reference.shift(local, share, here.dtypes)
             return Install(
                 fragment_id=p,
                 fragment_version=fragment_version,
@@ -245,11 +248,10 @@ class ArrayWork:
 
         def settle() -> str:
             leaves = [placement.to_host(leaf) for leaf in beside]
-            flaw = reference.look() if install.keep else ""
             reference.installed(install.shift, install.keep, install.dtypes, leaves, mixes=install.mixes)
             if leaves and not install.keep:
-                flaw = reference.compare(install.shift, install.dtypes, leaves)
-            return self._told(flaw)
+                reference.compare(install.shift, install.dtypes, leaves)
+            return self._told(reference.flaw)
 
         return await self._in_turn(install.fragment_id, settle)
 
@@ -293,10 +295,9 @@ class ArrayWork:
         reference, here = self._references[fragment_id], self.placements[fragment_id]
 
         def capture() -> tuple[tuple[Encoded, ...], tuple[Place, ...], str]:
-            flaw = self._told(reference.look())
-            if flaw:
-                return (), (), flaw
-            return *here.parts.handed(reference.capture([placement.to_host(leaf) for leaf in copies], codec)), ""
+            payload = reference.capture([placement.to_host(leaf) for leaf in copies], codec)
+            flaw = self._told(reference.flaw)
+            return ((), (), flaw) if flaw else (*here.parts.handed(payload), "")
 
         return await self._in_turn(fragment_id, capture)
 
@@ -308,7 +309,7 @@ class ArrayWork:
         """
         if flaw and self._several:
             cure = "the island ends, and takes the run's parameters when its hosts are started again"
-            raise Unavailable(f"island.corrupted: {flaw}; {cure}")
+            raise Unavailable(f"island.corrupted: {flaw}; {cure}", definite=True)
         return flaw
 
     async def save(self, path: Path, moment: Moment, incarnation: int) -> int:

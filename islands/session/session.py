@@ -405,8 +405,8 @@ class Session(CommunicationThread):
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> None:
         payload, places, flaw = await self._array_work.capture(fragment_id, copies, codec)
-        here = {"hosts": self._num_hosts, "places": places, "flaw": flaw}
-        self._handle(events.Captured(fragment_id=fragment_id, payload=payload, **here))
+        p, hosts = fragment_id, self._num_hosts
+        self._handle(events.Captured(fragment_id=p, payload=payload, hosts=hosts, places=places, flaw=flaw))
 
     async def _settle(self, install: Install, beside: tuple[Leaf, ...]) -> None:
         flaw = await self._array_work.settle(install, beside)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from islands.arrays.placement import Placement
-from tests.hub import RUN, WAIT_S, Hub
+from tests.hub import WAIT_S, Hub
 from tests.training_loops import join, params_of, stored, train
 
 pytestmark = pytest.mark.usefixtures("seats_of_its_own")
@@ -97,7 +97,7 @@ def test_a_device_that_copies_the_last_version_wrong_is_found_before_the_island_
         trained.append(island.inner_step)
         final = island.close(params)
         corruptions = hub.member("island-0").corruptions
-    assert len(wrong) == 2
+    assert len(wrong) >= 2
     assert corruptions > 0
     assert "was not adopted as it came: element 5 is" in caplog.text
     assert_ended_alike(tmp_path / "store", final)

@@ -311,3 +311,31 @@ def test_workers_of_a_loader_load_the_numbers_that_are_dealt_and_one_that_shuffl
             islands.batches(DataLoader(data, **shuffling), share, batch=8)
     plain = next(islands.batches(DataLoader(data), share, batch=8, collate=torch.utils.data.default_collate))
     assert plain[0].shape == (8, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_island_whose_reference_changes_in_memory_names_it_adopts_anew_and_ends_as_the_others(
+    tmp_path, caplog, dtype
+):
+    def loop(name, seed, flips):
+        model, optimizer = with_adamw(seed, dtype)
+        with join(hub, model, optimizer, island_id=name) as island:
+            for _ in range(flips):
+                until = island.inner_step + 20
+                train(island, model, optimizer, until=lambda: island.inner_step >= until, dtype=dtype)  # noqa: B023
+                values = island._island._array_work._references[0].values[0]
+                values.flags.writeable = True  # a version's own memory is read-only, and a bit flips there all the same
+                values.view(np.uint32)[3] ^= 1 << 20
+            train(island, model, optimizer, dtype=dtype)
+        return model.state_dict()
+
+    with Hub(tmp_path / "store", islands=2, total_tokens=6_000) as hub:
+        results = together(lambda: loop("a", 1, 0), lambda: loop("b", 2, 2))
+        corruptions = [hub.member(name).corruptions for name in "ab"]
+        books = hub.tokens()
+    assert corruptions == [0, 2]
+    assert "changed in memory, in elements 0 to" in caplog.text
+    assert set(books["wasted"]) <= {"overwritten"}
+    for name, expected in stored(tmp_path / "store").items():
+        for model in results:
+            assert torch.equal(model[name], torch.from_numpy(expected).to(dtype))

@@ -79,12 +79,12 @@ class LinkUse:
 class Heartbeat:
     """An island's sign of life, progress and outstanding contributions; :class:`FleetState` answers.
 
-    ``versions[p]`` is the version of fragment p in the local parameters, -1 for none: none yet, or they were found corrupt
-    and are about to be adopted anew; ``overwritten_tokens[p]`` counts tokens that adoptions with keep = 0 dropped, or that
-    were trained on what was corrupt, over this incarnation; ``optimizer`` says what its inner optimizer
-    started from. ``block`` is the number of the block of data that it trains, 0 for none: those with higher numbers it
-    has not begun. ``released`` lists blocks that it has by the last :class:`FleetState`, and needs no more: they are
-    trained, and what became of that is known. ``link`` is the way to its broker; None: it says nothing of it.
+    ``versions[p]`` is the version of fragment p in the local parameters, -1 for none: none yet, or they were found
+    corrupt and are about to be adopted anew. ``overwritten_tokens[p]`` counts tokens that adoptions with keep = 0
+    dropped, or that were trained on what was corrupt, over this incarnation. ``optimizer`` says what its inner
+    optimizer started from. ``block`` is the number of the block of data that it trains, 0 for none: those with higher
+    numbers it has not begun. ``released`` lists blocks that it has by the last :class:`FleetState`, and needs no more:
+    they are trained, and what became of that is known. ``link`` is the way to its broker; None: it says nothing of it.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL

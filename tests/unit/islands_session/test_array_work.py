@@ -4,8 +4,12 @@ import asyncio
 import threading
 
 import numpy as np
+import pytest
 
+from broker.base.errors import Unavailable
 from broker.wire import messages as m
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.tensors import encode_tensor, fragment_digest
 from islands.session import checkpoint
 from islands.session.array_work import ArrayWork
 from islands.session.exchange import Moment
@@ -70,3 +74,32 @@ def test_a_checkpoint_that_was_begun_earlier_does_not_take_the_place_of_the_last
     array_work.close()
     assert checkpoint.load(path).at == Position(9, 9)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_changes_in_memory_is_told_by_each_job_that_would_use_it_and_ends_an_island_of_several_hosts():
+    theta = np.arange(6, dtype=np.float32)
+    array_work, version = ArrayWork({"w": theta}, None), (encode_tensor(theta, m.Codec.F32),)
+    array_work.open(FragmentManifest(((TensorSpec(name="w", shape=(6,), dtype="float32", kind=Kind.RDA),),)))
+
+    async def adopt(keep, beside=(), digest=""):
+        install = await array_work.prepare(0, 1, version, keep, digest=digest)
+        return install, await array_work.settle(install, beside)
+
+    async def jobs():
+        assert (await adopt(0.0, (theta,), fragment_digest(theta)))[1] == ""
+        (reference,) = array_work._references
+        reference.values[0] = reference.values[0] + np.float32(1)
+        payload, _, flaw = await array_work.capture(0, (theta,), m.Codec.F32)
+        assert (payload, flaw) == ((), "the reference of w changed in memory, in elements 0 to 5")
+        install, settled = await adopt(1.0)
+        assert (install.keep, install.flaw, settled) == (0.0, flaw, ""), "the version takes its place"
+        assert (await adopt(0.0, (theta + np.float32(2),)))[1].startswith("w was not adopted as it came: element 0")
+        install, _ = await adopt(0.0, (theta,), "another")
+        assert install.flaw.endswith("was another")
+        assert (await array_work.capture(0, (theta,), m.Codec.F32))[2] == ""
+        array_work._several = True
+        with pytest.raises(Unavailable, match="takes the run's parameters when its hosts are started again"):
+            await adopt(0.0, (theta,), "another")
+
+    asyncio.run(jobs())
+    array_work.close()

@@ -85,6 +85,16 @@ def test_an_island_with_nothing_new_says_so_and_whether_its_link_is_why(link, de
     assert absence.detail == detail
 
 
+def test_an_island_that_found_its_memory_corrupt_says_so_whether_it_was_asked_or_not():
+    taped = opened("a", "b")
+    taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
+    taped.beat("b", STEPS_PER_ROUND, versions=(-1,))
+    taped.hand_over("a", 1)
+    absence = absences(taped.tape)["b"]
+    assert absence.why is AbsenceReason.NOTHING
+    assert absence.detail == "it had found fragment 0 corrupt in its memory, and adopted it anew"
+
+
 def test_a_refusal_comes_with_its_reason():
     taped = opened("a", "b")
     taped.hand_over("b", 1, base=7)
