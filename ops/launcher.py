@@ -2,7 +2,8 @@
 
 ``.venv-torch``, which has PyTorch as well, is built in the same way when it is asked for (``test --torch``), from
 requirements-torch.lock; where a folder of PIP_FIND_LINKS has a torch for CPUs that suits, which is a tenth as large,
-from requirements-torch-cpu.lock.
+from requirements-torch-cpu.lock. ``.venv-lm-eval`` has lm-evaluation-harness and nothing of ours, for ``evaluate
+--benchmark lm_eval:TASKS``: from requirements-lm-eval.lock, with torch as those two have it.
 
 The environment carries a stamp, ``.venv/atoll.stamp``: ``building`` from before its first file exists, and the lock's
 SHA-256 once everything is installed. So a build that was interrupted is seen and begun again. A changed lock is
@@ -34,10 +35,17 @@ ROOT = Path(__file__).resolve().parent.parent
 #: With PyTorch beside all that ``.venv`` has.
 TORCH_ENVIRONMENT = ".venv-torch"
 TORCH_LOCK, TORCH_CPU_LOCK = "requirements-torch.lock", "requirements-torch-cpu.lock"
+#: With lm-evaluation-harness, which is started in it as a process of its own.
+LM_EVAL_ENVIRONMENT, LM_EVAL_LOCK = ".venv-lm-eval", "requirements-lm-eval.lock"
 #: A line by which a task asks for PyTorch.
 _TORCH = re.compile(r"^\s*(import|from) (torch|islands\.torch|islands\.hf)\b", re.MULTILINE)
 #: Of an installed environment, about.
-_SIZES = {"requirements.lock": "300 MB", TORCH_CPU_LOCK: "3 GB", TORCH_LOCK: "9 GB"}
+_SIZES = {
+    "requirements.lock": "300 MB",
+    TORCH_CPU_LOCK: "3 GB",
+    TORCH_LOCK: "9 GB",
+    f"{LM_EVAL_ENVIRONMENT}.requirements": "2 GB for CPUs, 8 GB with CUDA",
+}
 BUILDING = "building"
 UPDATING = "updating"
 #: What uv and pip print when there is no way to the package index.
@@ -153,6 +161,40 @@ def torch_environment() -> Path:
     return environment / "bin"
 
 
+def lm_eval_environment() -> Path:
+    """Returns the folder of programs of the environment with lm-evaluation-harness, built if need be.
+
+    With ATOLL_NO_VENV=1 one that is not there is not built.
+
+    Raises:
+        LauncherError: It cannot be built, or is not to be; with the cure.
+    """
+    environment = ROOT / LM_EVAL_ENVIRONMENT
+    if not (ROOT / LM_EVAL_LOCK).is_file():
+        raise LauncherError("lm-evaluation-harness is not installed here: pip install 'lm-eval[hf]'")
+    lock = lm_eval_lock()
+    if os.environ.get("ATOLL_NO_VENV") == "1" and not is_ready(environment, lock_digest(lock)):
+        cure = "pip install 'lm-eval[hf]' into this one, or start once without ATOLL_NO_VENV=1"
+        raise LauncherError(f"ATOLL_NO_VENV=1 builds no environment, and {environment} is not built: {cure}")
+    build_once(environment, lock, find_links())
+    return environment / "bin"
+
+
+def lm_eval_lock() -> Path:
+    """Returns the whole lock of the environment with lm-evaluation-harness, torch among it.
+
+    requirements-lm-eval.lock leaves torch out, as the one for CPUs needs nothing more and the other one libraries for
+    GPUs: all that the lock for CPUs does not have.
+    """
+    cpu = {name for name, _ in _requirements(ROOT / TORCH_CPU_LOCK)} - {"torch"}
+    torch = "".join(text for name, text in _requirements(torch_lock()) if name not in cpu)
+    whole = ROOT / f"{LM_EVAL_ENVIRONMENT}.requirements"
+    text = (ROOT / LM_EVAL_LOCK).read_text(encoding="utf-8") + torch
+    if not whole.is_file() or whole.read_text(encoding="utf-8") != text:
+        whole.write_text(text, encoding="utf-8")
+    return whole
+
+
 def torch_lock() -> Path:
     """Returns the lock of the environment with PyTorch: for CPUs if a find-links folder has its wheel."""
     cpu = ROOT / TORCH_CPU_LOCK
@@ -229,12 +271,13 @@ def build(environment: Path, lock: Path, links: Sequence[Path] = ()) -> None:
         _say(f"{reason}: installing into {environment} (about {_SIZES.get(lock.name, '1 GB')})")
         environment.mkdir(exist_ok=True)
         write_stamp(environment, BUILDING if fresh else UPDATING)
-        uv = shutil.which("uv")
+        uv = shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
         if fresh:
             _create(environment, with_pip=uv is None)
         _install(environment, lock, uv, links)
         write_stamp(environment, lock_digest(lock))
-        _compile(python, lock.parent)
+        if any(name == "numba" for name, _ in _requirements(lock)):
+            _compile(python, lock.parent)
     except OSError as err:
         raise LauncherError(f"cannot write {err.filename or environment} ({err.strerror}); {_cure_of(err)}") from err
     _say(f"ready after {time.monotonic() - started_s:.0f} s")

@@ -65,8 +65,10 @@ def split_off(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     return parts["train"], parts["test"]
 
 
-def packed(rows: Dataset, text: str, tokenizer: Any, length: int) -> Dataset:
+def packed(rows: Dataset, text: str, tokenizer: Any, length: int, *, rest: bool = False) -> Dataset:
     """Returns sequences of ``length`` tokens: texts one after another, with the end-of-text token between.
+
+    What remains at the end is left out, or with ``rest`` a shorter sequence, of two tokens at least.
 
     Raises:
         ConfigError: They are too few tokens for one sequence.
@@ -76,11 +78,14 @@ def packed(rows: Dataset, text: str, tokenizer: Any, length: int) -> Dataset:
     def cut(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         ids = tokenizer(batch[text], add_special_tokens=False, verbose=False)["input_ids"]
         flat = [token for each in ids for token in (*each, *end)]
-        return {"input_ids": [flat[i : i + length] for i in range(0, len(flat) - length + 1, length)]}
+        least = 2 if rest else length
+        return {"input_ids": [flat[i : i + length] for i in range(0, len(flat) - least + 1, length)]}
 
-    found = rows.map(cut, batched=True, batch_size=1000, remove_columns=rows.column_names, desc="packing")
+    size = len(rows) if rest else 1000
+    found = rows.map(cut, batched=True, batch_size=size, remove_columns=rows.column_names, desc="packing")
     if not len(found):
-        cure = f"gives no sequence of sequence_length = {length} tokens: lower it, or give more text"
+        wanted = "2 tokens:" if rest else f"sequence_length = {length} tokens: lower it, or"
+        cure = f"gives no sequence of {wanted} give more text"
         raise ConfigError("data", f"{len(rows)} rows", cure)
     return found
 

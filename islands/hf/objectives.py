@@ -71,17 +71,25 @@ class Causal(Objective):
 
     auto = AutoModelForCausalLM
 
-    def prepared(self, rows: Dataset, data: str) -> Dataset:
+    def prepared(self, rows: Dataset, data: str, *, rest: bool = False) -> Dataset:
         examples.column_of(rows, self.columns.text, field="text", data=data)
-        return examples.packed(rows, self.columns.text, self.tokenizer, self.length)
+        return examples.packed(rows, self.columns.text, self.tokenizer, self.length, rest=rest)
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         return {"input_ids": np.array([row["input_ids"] for row in rows], np.int64)}
 
-    def loss(self, module: Any, batch: Batch) -> torch.Tensor:
+    def loss(self, module: Any, batch: Batch, reduction: str = "mean") -> torch.Tensor:
         ids = batch["input_ids"]
         logits = module(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1].float()
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction=reduction)
+
+    def perplexity(self, module: Any, batches: Iterator[Batch]) -> dict[str, float]:
+        """Returns the number of predicted tokens, their mean loss in nats, and its exponential."""
+        total, tokens = 0.0, 0
+        for batch in batches:
+            losses = self.loss(module, batch, reduction="none")
+            total, tokens = total + float(losses.double().sum()), tokens + losses.numel()
+        return {"tokens": tokens, "nats_per_token": total / tokens, "perplexity": float(np.exp(total / tokens))}
 
 
 class Masked(Causal):
@@ -94,7 +102,7 @@ class Masked(Causal):
         if self.tokenizer.mask_token_id is None:
             raise ConfigError("objective", "masked", "needs a tokenizer with a mask token: this model's has none")
 
-    def loss(self, module: Any, batch: Batch) -> torch.Tensor:
+    def loss(self, module: Any, batch: Batch, reduction: str = "mean") -> torch.Tensor:
         ids = batch["input_ids"]
         # Held-out examples are masked alike each time; in training torch's own random numbers decide.
         generator = None if module.training else torch.Generator(ids.device).manual_seed(int(ids.sum()))
@@ -105,7 +113,7 @@ class Masked(Causal):
         shown = torch.where(chosen & (kind >= _KEPT + _OTHER), self.tokenizer.mask_token_id, ids)
         shown = torch.where(chosen & (kind >= _KEPT) & (kind < _KEPT + _OTHER), others, shown)
         logits = module(input_ids=shown, attention_mask=torch.ones_like(ids)).logits.float()
-        return F.cross_entropy(logits[chosen], ids[chosen])
+        return F.cross_entropy(logits[chosen], ids[chosen], reduction=reduction)
 
 
 class Classify(Objective):

@@ -18,7 +18,8 @@ from broker.base.errors import ConfigError
 from islands import DataShare, Schedule, Task
 from islands.hf import examples, saving
 from islands.hf.directory import ModelDirectory
-from islands.hf.objectives import Batch, Columns, Objective, objective_of
+from islands.hf.objectives import Batch, Causal, Columns, Objective, objective_of
+from islands.tasks.benchmarks import FIELD, Measured
 from islands.tasks.sources import batches
 
 #: Held-out examples that are evaluated, at most.
@@ -113,7 +114,28 @@ def task(
     def evaluate(module: Any) -> Mapping[str, float]:
         device = next(module.parameters()).device
         with _computing(module, dtype):
-            return learner.evaluate(module, _held_out(test, learner, batch, device))
+            return learner.evaluate(module, _held_out(test, learner, batch, device, MOST_HELD_OUT))
+
+    def perplexity(file: str) -> Callable[[Any], Mapping[str, Measured]]:
+        if not isinstance(learner, Causal):
+            cure = f"is of language models: this run's objective is {type(learner).__name__.lower()}"
+            raise ConfigError(FIELD, f"perplexity:{file}", cure)
+        rows = learner.prepared(examples.rows_of(file, field=FIELD), file, rest=True)
+        whole = len(rows) - (len(rows[-1]["input_ids"]) < sequence_length)  # the last one may be shorter
+        parts = [rows.select(range(*ends)) for ends in ((0, whole), (whole, len(rows))) if ends[0] < ends[1]]
+
+        def measured(module: Any) -> Mapping[str, Measured]:
+            device = next(module.parameters()).device
+            with _computing(module, dtype):
+                found = learner.perplexity(
+                    module, (each for part in parts for each in _held_out(part, learner, batch, device, len(part)))
+                )
+            return {
+                f"{Path(file).stem}/{name}": Measured(value, "" if name == "tokens" else "min")
+                for name, value in found.items()
+            }
+
+        return measured
 
     tokens = batch * sequence_length * learner.sides
     return islands.torch.task(
@@ -129,6 +151,7 @@ def task(
         metrics=learner.metrics,
         inputs=inputs,
         save=saving.of(directory, lambda: _loaded(directory, learner, dtype="f32", adapter=adapter)),
+        benchmarks={"perplexity": perplexity},
     )
 
 
@@ -180,8 +203,8 @@ def _rows(data: str, held_out: str) -> tuple[Dataset, Dataset]:
     return examples.split_off(rows, share)
 
 
-def _held_out(rows: Dataset, learner: Objective, batch: int, device: torch.device) -> Iterator[Batch]:
-    most = min(len(rows), MOST_HELD_OUT)
+def _held_out(rows: Dataset, learner: Objective, batch: int, device: torch.device, most: int) -> Iterator[Batch]:
+    most = min(len(rows), most)
     for start in range(0, most, batch):
         made = learner.collate(list(rows.__getitems__(list(range(start, min(start + batch, most))))))
         yield {name: torch.from_numpy(array).to(device) for name, array in made.items()}

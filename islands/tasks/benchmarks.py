@@ -2,6 +2,7 @@
 
 ``benchmark = "package.module:function"`` names a function of the parameters alone. It returns a number, which goes by
 the function's name, or a mapping of names to numbers. One that fails costs its own numbers and nothing else.
+``KIND:TEXT``, such as ``perplexity:FILE``, is one that the task or the program makes of the text.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,14 @@ from islands.tasks.task import Params, Task, broken, evaluated, named_function
 FIELD = "benchmark"
 #: Under which name the task's own function stands among those that failed.
 TASK_EVALUATE = "task.evaluate"
+
+
+class Measured(NamedTuple):
+    """A figure: its value; ``max``, ``min`` or empty for what is better; its standard error or None."""
+
+    value: float
+    better: str = ""
+    stderr: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +51,24 @@ class Judgement:
     Attributes:
         metrics: Name -> number, of the task first.
         better: Name -> ``max`` or ``min``, of the metrics of which that is known.
+        stderr: Name -> standard error, of the metrics of which that is known.
         failed: Benchmark, or ``task.evaluate`` -> why there is no number of it.
     """
 
     metrics: Mapping[str, float]
     better: Mapping[str, str] = field(default_factory=dict)
+    stderr: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_benchmarks(paths: Iterable[str]) -> tuple[Benchmark, ...]:
+def load_benchmarks(
+    paths: Iterable[str], made: Mapping[str, Callable[[str], Callable[[Params], Any]]] | None = None
+) -> tuple[Benchmark, ...]:
     """Imports benchmarks.
+
+    Args:
+        paths: As ``package.module:function``, or as ``KIND:TEXT`` with a kind of ``made``.
+        made: Kind -> (path -> function of the parameters).
 
     Raises:
         ConfigError: There is no such module or function, importing it fails, it does not take the parameters alone, or
@@ -61,6 +78,9 @@ def load_benchmarks(paths: Iterable[str]) -> tuple[Benchmark, ...]:
     for path in paths:
         if path in found:
             raise ConfigError(FIELD, path, "is named twice: leave one out")
+        if (make := (made or {}).get(path.partition(":")[0])) is not None:
+            found[path] = Benchmark(path=path, function=make(path))
+            continue
         function = named_function(path, field=FIELD, kind="a function of the parameters, which returns a number")
         try:
             inspect.signature(function).bind(None)
@@ -78,10 +98,10 @@ def judged(task: Task, params: Params, benchmarks: Sequence[Benchmark]) -> Judge
     Raises:
         ConfigError: Nothing could be measured: why the first of them failed.
     """
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Measured] = {}
     failed: dict[str, str] = {}
     first: ConfigError | None = None
-    judges: list[tuple[str, Callable[[], dict[str, float]]]] = [(TASK_EVALUATE, lambda: _by_task(task, params))]
+    judges: list[tuple[str, Callable[[], dict[str, Measured]]]] = [(TASK_EVALUATE, lambda: _by_task(task, params))]
     judges += [(each.path, lambda each=each: _by_benchmark(each, params)) for each in benchmarks]  # type: ignore[misc]
     for name, judge in judges:
         try:
@@ -98,29 +118,36 @@ def judged(task: Task, params: Params, benchmarks: Sequence[Benchmark]) -> Judge
     if not metrics:
         assert first is not None
         raise first
-    better = {name: task.better(name) for name in metrics if task.better(name)}
-    return Judgement(metrics=metrics, better=better, failed=failed)
+    better = {name: how for name, each in metrics.items() if (how := each.better or task.better(name))}
+    stderr = {name: each.stderr for name, each in metrics.items() if each.stderr is not None}
+    values = {name: each.value for name, each in metrics.items()}
+    return Judgement(metrics=values, better=better, stderr=stderr, failed=failed)
 
 
-def _by_task(task: Task, params: Params) -> dict[str, float]:
+def _by_task(task: Task, params: Params) -> dict[str, Measured]:
     try:
-        return evaluated(task, params)
+        return {name: Measured(value) for name, value in evaluated(task, params).items()}
     except ConfigError:
         raise
     except Exception as err:
         raise broken(task.describe, err, field=TASK_EVALUATE) from err
 
 
-def _by_benchmark(benchmark: Benchmark, params: Params) -> dict[str, float]:
+def _by_benchmark(benchmark: Benchmark, params: Params) -> dict[str, Measured]:
     try:
         found = benchmark.function(params)
+    except ConfigError:
+        raise
     except Exception as err:
         raise broken(benchmark.path, err, field=FIELD) from err
     named = found if isinstance(found, Mapping) else {benchmark.name: found}
     if not named or not all(isinstance(name, str) and name and name.isprintable() for name in named):
         raise ConfigError(FIELD, benchmark.path, f"returned {found!r}: must map names of metrics to numbers")
     try:
-        return {name: float(np.asarray(value).item()) for name, value in named.items()}
+        return {
+            name: value if isinstance(value, Measured) else Measured(float(np.asarray(value).item()))
+            for name, value in named.items()
+        }
     except (TypeError, ValueError) as err:
         cure = f"returned {found!r}: must return a number, or a mapping of names to numbers"
         raise ConfigError(FIELD, benchmark.path, cure[:300]) from err

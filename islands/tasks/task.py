@@ -84,6 +84,8 @@ class Task:
         inputs: Name -> digest or short value of what must not differ between islands (:func:`islands.join`).
         save: Writes the run's tensors as other tools load this model: (name -> values, a new directory, number format,
             whether to merge adapters into their base) -> nothing. None: they are one safetensors file.
+        benchmarks: Name -> (text -> function of parameters, as :mod:`islands.tasks.benchmarks` has them): those that
+            only this task can make, for ``evaluate --benchmark NAME:TEXT``.
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -101,6 +103,7 @@ class Task:
     inner_optimizer: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
     save: Callable[[Mapping[str, Any], Path, str, bool], None] | None = None
+    benchmarks: Mapping[str, Callable[[str], Callable[[Params], Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.

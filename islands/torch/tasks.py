@@ -46,6 +46,7 @@ def task(
     inputs: Mapping[str, str] | None = None,
     accumulation: int = 1,
     save: Callable[..., None] | None = None,
+    benchmarks: Mapping[str, Callable[[str], Callable[[torch.nn.Module], Any]]] | None = None,
 ) -> Task:
     """Returns a task that trains a module.
 
@@ -64,6 +65,7 @@ def task(
         metrics: As for :class:`islands.Task`.
         accumulation: Parts that a batch is cut into along its first axis, whose gradients are added up.
         save: As for :class:`islands.Task`.
+        benchmarks: Likewise; their functions take the module, as ``evaluate`` does.
         inputs: Likewise. Parameters without a gradient are of the base where tensors of one are among them.
     """
     for name, function in (("model", model), ("loss", loss), ("optimizer", optimizer)):
@@ -101,11 +103,14 @@ def task(
         training.optimizer.step()
         return params, state, loss_leaf(torch.stack(values).sum() if accumulation > 1 else values[0])
 
-    def evaluated(params: Params) -> float | Mapping[str, float]:
-        module = _of(params).module
-        module.eval()
-        with torch.no_grad():
-            return evaluate(module)
+    def judging(judge: Callable[[torch.nn.Module], Any]) -> Callable[[Params], Any]:
+        def judged(params: Params) -> Any:
+            module = _of(params).module
+            module.eval()
+            with torch.no_grad():
+                return judge(module)
+
+        return judged
 
     def fresh_optimizer(params: Params) -> OptimizerState:
         state = _of(params).state
@@ -118,7 +123,7 @@ def task(
         init=init,
         train=train,
         data=data,
-        evaluate=evaluated,
+        evaluate=judging(evaluate),
         tokens_per_step=tokens_per_step,
         fresh_optimizer=fresh_optimizer,
         kinds=kinds_of(first.module, kinds, frozen=OF_BASE if has_base(inputs or {}) else str(Kind.FROZEN)),
@@ -128,6 +133,10 @@ def task(
         inner_optimizer=type(first.optimizer).__name__.lower(),
         inputs=inputs or {},
         save=save,
+        benchmarks={
+            name: lambda text, make=make: judging(make(text))  # type: ignore[misc]
+            for name, make in (benchmarks or {}).items()
+        },
     )
 
 

@@ -176,11 +176,22 @@ class Follower:
             self._republish()
             self._sleep(POLL_S)
 
-    def _evaluate(self, model: GlobalModel | None) -> bool:
+    def once(self) -> Point:
+        """Evaluates the newest model, even if it was before.
+
+        Raises:
+            Unavailable: There is none yet.
+            ConfigError: Nothing could be measured of it.
+        """
+        if not self._evaluate(self._run.model(), again=True):
+            raise Unavailable("the run has no model yet: wait until an island has joined", definite=True)
+        return self._file.points[-1]
+
+    def _evaluate(self, model: GlobalModel | None, *, again: bool = False) -> bool:
         """Evaluates a model unless it was before; says whether there is one."""
         if model is None:
             return False
-        if all(point.model != model.digest for point in self._file.points):
+        if again or all(point.model != model.digest for point in self._file.points):
             began_s = time.monotonic()
             found = self._judge(model.tensors, f"run {model.run_id}")
             point = Point(
@@ -191,6 +202,7 @@ class Follower:
                 seconds=round(time.monotonic() - began_s, 3),
                 metrics=found.metrics,
                 better=found.better,
+                stderr=found.stderr,
                 failed=found.failed,
             )
             self._keep(point)

@@ -33,6 +33,7 @@ from islands.interface.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
 from islands.tasks.options import check_options, signature_in_source
 from islands.weights.files import open_weights
+from ops.evaluation import harness
 from ops.link_proxy.placing import Links
 from ops.plans.devices import Placement
 from ops.run.settings import HubConfig, SupervisorConfig, UpConfig, up_config
@@ -327,6 +328,9 @@ def _check_islands(plan: LocalPlan) -> None:
     if plan.aggregator.profile is Profile.DATA_PARALLEL:
         _check_data_parallel(up)
     for benchmark in up.benchmark:
+        if harness.check(benchmark):
+            cure = f"is for evaluate, beside the run: evaluate --follow {plan.run_dir} --benchmark {benchmark}"
+            raise ConfigError("benchmark", benchmark, cure)
         signature_in_source(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
 
 

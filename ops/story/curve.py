@@ -35,6 +35,7 @@ class Point:
         seconds: How long it took.
         metrics: Name -> number; None for what is not finite.
         better: Name -> ``max`` or ``min``, of the metrics of which that is known.
+        stderr: Name -> standard error, of the metrics of which that is known.
         failed: Benchmark, or ``task.evaluate`` -> why there is no number of it.
     """
 
@@ -45,6 +46,7 @@ class Point:
     seconds: float
     metrics: Mapping[str, float | None]
     better: Mapping[str, str] = field(default_factory=dict)
+    stderr: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class Point:
                 seconds=float(line["seconds"]),
                 metrics={str(k): None if v is None else float(v) for k, v in line["metrics"].items()},
                 better={str(k): str(v) for k, v in line.get("better", {}).items()},
+                stderr={str(k): float(v) for k, v in line.get("stderr", {}).items()},
                 failed={str(k): str(v) for k, v in line.get("failed", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -96,9 +99,17 @@ def first_with(points: Iterable[Point], fragment: int, version: int) -> Point | 
 
 def sentence(point: Point) -> str:
     """Returns one line for people: tokens, metrics, and what failed."""
-    shown = ", ".join(f"{name} {figure(point.metrics[name])}" for name in _ordered(point.metrics))
+    rows = [" ".join(row) for row in table(point)]
     failed = "".join(f"; {name} failed: {why}" for name, why in point.failed.items())
-    return f"evaluated at {point.tokens:,} tokens: {shown}{failed}"
+    return f"evaluated at {point.tokens:,} tokens: {', '.join(rows)}{failed}"
+
+
+def table(point: Point) -> list[tuple[str, str]]:
+    """Returns each metric's name, and its value with its standard error; the loss first."""
+    return [
+        (name, figure(point.metrics[name]) + (f" ± {figure(point.stderr[name])}" if name in point.stderr else ""))
+        for name in _ordered(point.metrics)
+    ]
 
 
 def summary(points: Sequence[Point]) -> dict[str, Any]:
@@ -142,6 +153,8 @@ def figure(value: float | None) -> str:
     """Returns a metric as people read it."""
     if value is None:
         return "no number"
+    if value >= 1000 and value == int(value):  # a count
+        return f"{value:,.0f}"
     return f"{value:.3f}" if not value or abs(value) >= 0.001 else f"{value:.3g}"
 
 

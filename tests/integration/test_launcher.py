@@ -235,3 +235,24 @@ def test_the_lock_for_cpus_is_taken_where_a_folder_has_its_wheel_for_this_python
     assert launcher.torch_lock().name == launcher.TORCH_CPU_LOCK
     monkeypatch.delenv("PIP_FIND_LINKS")
     assert launcher.torch_lock().name == launcher.TORCH_LOCK
+
+
+def test_the_lock_of_lm_eval_takes_torch_and_what_gpus_need_from_the_lock_with_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "ROOT", tmp_path)
+    monkeypatch.setenv("ATOLL_NO_VENV", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(launcher.LauncherError, match="pip install 'lm-eval\\[hf\\]'"):
+        launcher.lm_eval_environment()
+
+    def lock(*pins):
+        return "".join(f"{pin} \\\n    --hash=sha256:of-{pin}\n" for pin in pins)
+
+    (tmp_path / launcher.LM_EVAL_LOCK).write_text(lock("lm-eval==0.4.13", "sympy==1.0"))
+    (tmp_path / launcher.TORCH_CPU_LOCK).write_text(lock("jax==1", "sympy==1.0", "torch==2.13.0+cpu"))
+    (tmp_path / launcher.TORCH_LOCK).write_text(lock("jax==1", "nvidia-cublas==13", "sympy==1.0", "torch==2.13.0"))
+    with_gpus = lock("lm-eval==0.4.13", "sympy==1.0", "nvidia-cublas==13", "torch==2.13.0")
+    assert launcher.lm_eval_lock().read_text() == with_gpus
+    monkeypatch.setattr(launcher, "torch_lock", lambda: tmp_path / launcher.TORCH_CPU_LOCK)
+    assert launcher.lm_eval_lock().read_text() == lock("lm-eval==0.4.13", "sympy==1.0", "torch==2.13.0+cpu")
+    with pytest.raises(launcher.LauncherError, match="ATOLL_NO_VENV=1 builds no environment"):
+        launcher.lm_eval_environment()

@@ -1,5 +1,9 @@
 """The task of Hugging Face models: it learns, its model goes out as every tool loads it, wrong input is refused."""
 
+import json
+import os
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -91,6 +95,56 @@ def test_of_a_run_of_adapters_they_alone_travel_and_come_out_for_peft_or_merged(
     torch.testing.assert_close(whole(input_ids=ids).logits, logits, atol=1e-5, rtol=1e-5)
     with pytest.raises(ConfigError, match="merge = True: is for a run of adapters"):
         task_of(tmp_path).save(merged(task_of(tmp_path), task_of(tmp_path).init(0)[0]), tmp_path / "x", "f32", True)
+
+
+#: Perplexity as transformers computes it by itself, of a directory and a file, in sequences of 16 tokens.
+PLAIN = """
+import json, math, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer, model = (each.from_pretrained(sys.argv[1]) for each in (AutoTokenizer, AutoModelForCausalLM))
+ids, total, tokens = [], 0.0, 0
+for line in open(sys.argv[2]):
+    ids += tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+for part in torch.tensor(ids).split(16):
+    if len(part) > 1:
+        with torch.no_grad():
+            total += float(model.eval()(input_ids=part[None], labels=part[None]).loss) * (len(part) - 1)
+        tokens += len(part) - 1
+assert "islands" not in sys.modules
+print(json.dumps([tokens, total / tokens, math.exp(total / tokens)]))
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 21, 64])
+def test_the_perplexity_of_a_file_is_that_of_transformers_in_a_process_without_us(tmp_path, rows):
+    task = task_of(tmp_path)
+    params = trained(task, 5)
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join((tmp_path / "texts.jsonl").read_text().splitlines(keepends=True)[:rows]))
+    found = task.benchmarks["perplexity"](str(held_out))(params)
+    task.save(merged(task, params), tmp_path / "out", "f32", False)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", PLAIN, tmp_path / "out", held_out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, env=variables)
+    assert done.returncode == 0, done.stderr
+    tokens, nats, perplexity = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == {"held_out/tokens", "held_out/nats_per_token", "held_out/perplexity"}
+    assert found["held_out/tokens"].value == tokens
+    assert found["held_out/nats_per_token"].value == pytest.approx(nats, rel=1e-6)
+    assert found["held_out/perplexity"].value == pytest.approx(perplexity, rel=1e-6)
+
+
+def test_perplexity_is_of_masked_models_too_and_of_no_classifier(tmp_path):
+    small_models.bert(tmp_path / "model")
+    data = small_models.classes(tmp_path / "rows.jsonl")
+    task = task_of(tmp_path, data=str(data), objective="masked")
+    found = task.benchmarks["perplexity"](str(data))(task.init(0)[0])
+    assert found["rows/perplexity"].value > 1
+    assert found["rows/perplexity"].better == "min"
+    classify = task_of(tmp_path, data=str(data), objective="classify")
+    with pytest.raises(ConfigError, match="this run's objective is classify"):
+        classify.benchmarks["perplexity"](str(data))
 
 
 @pytest.mark.parametrize(

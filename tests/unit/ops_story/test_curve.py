@@ -50,6 +50,7 @@ def test_a_line_holds_tokens_versions_time_and_metrics():
         "seconds": 0.25,
         "metrics": {"loss": 1.0},
         "better": {"loss": "min"},
+        "stderr": {},
         "failed": {"my:probe": "no"},
     }
     assert Point.of(line) == point(400, failed={"my:probe": "no"})

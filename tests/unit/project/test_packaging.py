@@ -23,6 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
 RUNTIME_LOCK = (ROOT / "requirements-runtime.lock").read_text()
 TORCH_LOCKS = [(ROOT / name).read_text() for name in ("requirements-torch.lock", "requirements-torch-cpu.lock")]
+LM_EVAL_LOCK = (ROOT / launcher.LM_EVAL_LOCK).read_text()
 
 
 def test_the_checkout_wins_over_an_unrelated_package_named_ops(tmp_path):
@@ -108,9 +109,23 @@ def test_the_lock_of_the_image_has_the_same_files_of_what_runs_need_and_no_tools
     assert pinned & names_of([*groups["test"], *groups["dev"]]) <= needed
 
 
-@pytest.mark.parametrize("lock", [LOCK, RUNTIME_LOCK, *TORCH_LOCKS], ids=["main", "image", "torch", "torch-cpu"])
+def test_the_environment_of_lm_eval_has_the_same_versions_as_that_with_torch_which_has_its_torch():
+    torch, ours = (
+        dict(re.findall(r"^([a-z0-9-]+)(?:\[\w+\])?==(\S+)", lock, re.M)) for lock in (TORCH_LOCKS[1], LM_EVAL_LOCK)
+    )
+    assert {name: torch.get(name, version) for name, version in ours.items()} == ours
+    assert "torch" in torch.keys() - ours.keys()
+    (wanted,) = PROJECT["project"]["optional-dependencies"]["lm-eval"]
+    assert wanted == f"lm-eval[hf]=={ours['lm-eval']}"
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [LOCK, RUNTIME_LOCK, *TORCH_LOCKS, LM_EVAL_LOCK],
+    ids=["main", "image", "torch", "torch-cpu", "lm-eval"],
+)
 def test_a_lock_has_the_hashes_of_everything_and_names_no_address(lock):
-    for block in re.split(r"^(?=[a-z0-9-]+==)", lock, flags=re.M)[1:]:
+    for block in re.split(r"^(?=[a-z0-9-]+(?:\[\w+\])?==)", lock, flags=re.M)[1:]:
         assert "--hash=sha256:" in block, block.splitlines()[0]
     for address in ("://", "--index-url", "--find-links"):
         assert address not in lock
