@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.live import Live
@@ -33,6 +33,7 @@ from broker.observing.client import ObservedRun
 from broker.registry import redis_address
 from broker.registry.registry import RedisRefusal, Registry
 from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
+from ops.evaluation.curve_file import read_points
 from ops.inspect.source import add_key_flags, observed_run
 from ops.inspect.status_view import render, to_json
 from ops.processes.child_process import tied
@@ -178,9 +179,14 @@ def _address(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _as_left(status: Status, args: argparse.Namespace) -> Status:
-    """Marks a run as stopped if no ``up`` works in its directory any more, unless it has ended."""
+    """Marks a run as stopped if no ``up`` works in its directory any more, unless it has ended.
+
+    The newest evaluation is that of the directory, which may be younger than the run.
+    """
     if args.run_dir is None or in_use(args.run_dir):
         return status
+    if points := read_points(args.run_dir):
+        status = replace(status, evaluation=points[-1])
     gone = address_in(args.run_dir).own or status.broker_is_silent  # another Redis may be written to by others
     return stopped(status) if gone else status
 

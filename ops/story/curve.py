@@ -51,7 +51,7 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it for ``json.dumps``."""
-        return dict(finite(asdict(self)))
+        return {name: each for name, each in finite(asdict(self)).items() if each or name != "stderr"}
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self | None:

@@ -101,6 +101,9 @@ def test_each_version_is_evaluated_beside_training_and_the_last_figures_are_thos
     assert once.returncode == 0, once.stderr
     assert f"at {last.tokens:,} tokens" in once.stdout
     assert "mc/acc_norm  " in once.stdout
+    status = ops("status", tmp_path / "run", within_s=300)
+    assert f"evaluated at {last.tokens:,} tokens: loss" in status.stdout
+    assert f"mc/acc {read_points(tmp_path / 'run')[-1].metrics['mc/acc']:.3f} ±" in status.stdout
     for benchmark, why in {
         f"lm_eval:{task}+mcc": "lm-evaluation-harness has no task mcc",
         "lm_eval:piqa": "Couldn't reach 'baber/piqa' on the Hub (OfflineModeIsEnabled) (HF_HUB_OFFLINE is set",

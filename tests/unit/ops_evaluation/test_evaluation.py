@@ -97,6 +97,19 @@ def test_a_run_that_was_never_seeded_ends_without_a_point_and_one_that_was_evalu
     assert follow(tmp_path, Run(130)).judged == []
 
 
+def test_once_the_newest_model_is_evaluated_even_if_it_was_before(tmp_path):
+    follow(tmp_path, Run(0, 130))
+    told, run = Told(), Run(130)
+    with closing(CurveFile(tmp_path)) as file:
+        follower = Follower(run, file, every=100, judge=told.judge, publish=told.published.append, say=print)
+        assert follower.once().tokens == 130
+        assert [each.tokens for each in read_points(tmp_path)] == [0, 130, 130]
+        empty = Follower(Run(None), file, every=100, judge=told.judge, publish=print, say=print)
+        with pytest.raises(Unavailable, match="the run has no model yet"):
+            empty.once()
+    assert told.judged == [130]
+
+
 def test_what_cannot_be_written_is_told_once_and_evaluation_goes_on(tmp_path, monkeypatch):
     def full(self, point):
         self.points.append(point)

@@ -239,6 +239,14 @@ def test_a_run_whose_processes_are_gone_is_stopped_and_not_running():
     assert stopped(ended) == ended
 
 
+def test_of_a_run_that_has_ended_the_newest_evaluation_is_that_of_its_directory(tmp_path):
+    line = {"tokens": 130, "versions": [1], "model": "x", "at": 1.0, "seconds": 0.1, "metrics": {"mc/acc": 0.5}}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "config.toml").write_text('[run]\nrun_id = "demo"\n')
+    status = command._as_left(status_of(snapshot(), NOW_S), argparse.Namespace(run_dir=tmp_path))
+    assert "evaluated at 130 tokens: mc/acc 0.500" in shown(status)
+
+
 def test_a_run_that_has_ended_lost_nothing_with_its_broker():
     ended = status_of(snapshot(totals=[TOTALS | {"phase": "ended"}]), NOW_S + 3600)
     assert ended.broker_is_silent

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -50,10 +51,16 @@ def test_a_line_holds_tokens_versions_time_and_metrics():
         "seconds": 0.25,
         "metrics": {"loss": 1.0},
         "better": {"loss": "min"},
-        "stderr": {},
         "failed": {"my:probe": "no"},
     }
     assert Point.of(line) == point(400, failed={"my:probe": "no"})
+
+
+def test_a_standard_error_stands_beside_its_metric():
+    found = replace(point(400), metrics={"mc/acc": 0.65, "loss": 1.0, "x/tokens": 1080.0}, stderr={"mc/acc": 0.0764})
+    assert Point.of(json.loads(json.dumps(found.to_json()))) == found
+    assert curve.table(found) == [("loss", "1.000"), ("mc/acc", "0.650 ± 0.076"), ("x/tokens", "1,080")]
+    assert curve.sentence(found) == "evaluated at 400 tokens: loss 1.000, mc/acc 0.650 ± 0.076, x/tokens 1,080"
 
 
 def test_what_is_not_finite_is_no_number():
