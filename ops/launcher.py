@@ -172,7 +172,10 @@ def lm_eval_environment() -> Path:
     environment = ROOT / LM_EVAL_ENVIRONMENT
     if not (ROOT / LM_EVAL_LOCK).is_file():
         raise LauncherError("lm-evaluation-harness is not installed here: pip install 'lm-eval[hf]'")
-    lock = lm_eval_lock()
+    try:
+        lock = lm_eval_lock()
+    except OSError as err:
+        raise LauncherError(f"cannot write {err.filename} ({err.strerror}); {_cure_of(err)}") from err
     if os.environ.get("ATOLL_NO_VENV") == "1" and not is_ready(environment, lock_digest(lock)):
         cure = "pip install 'lm-eval[hf]' into this one, or start once without ATOLL_NO_VENV=1"
         raise LauncherError(f"ATOLL_NO_VENV=1 builds no environment, and {environment} is not built: {cure}")
@@ -191,7 +194,9 @@ def lm_eval_lock() -> Path:
     whole = ROOT / f"{LM_EVAL_ENVIRONMENT}.requirements"
     text = (ROOT / LM_EVAL_LOCK).read_text(encoding="utf-8") + torch
     if not whole.is_file() or whole.read_text(encoding="utf-8") != text:
-        whole.write_text(text, encoding="utf-8")
+        part = whole.with_name(f"{whole.name}.{os.getpid()}")  # another start may read it
+        part.write_text(text, encoding="utf-8")
+        part.replace(whole)
     return whole
 
 

@@ -2,7 +2,6 @@
 
 ``benchmark = "package.module:function"`` names a function of the parameters alone. It returns a number, which goes by
 the function's name, or a mapping of names to numbers. One that fails costs its own numbers and nothing else.
-``KIND:TEXT``, such as ``perplexity:FILE``, is one that the task or the program makes of the text.
 """
 
 from __future__ import annotations
@@ -61,14 +60,8 @@ class Judgement:
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_benchmarks(
-    paths: Iterable[str], made: Mapping[str, Callable[[str], Callable[[Params], Any]]] | None = None
-) -> tuple[Benchmark, ...]:
+def load_benchmarks(paths: Iterable[str]) -> tuple[Benchmark, ...]:
     """Imports benchmarks.
-
-    Args:
-        paths: As ``package.module:function``, or as ``KIND:TEXT`` with a kind of ``made``.
-        made: Kind -> (path -> function of the parameters).
 
     Raises:
         ConfigError: There is no such module or function, importing it fails, it does not take the parameters alone, or
@@ -78,9 +71,6 @@ def load_benchmarks(
     for path in paths:
         if path in found:
             raise ConfigError(FIELD, path, "is named twice: leave one out")
-        if (make := (made or {}).get(path.partition(":")[0])) is not None:
-            found[path] = Benchmark(path=path, function=make(path))
-            continue
         function = named_function(path, field=FIELD, kind="a function of the parameters, which returns a number")
         try:
             inspect.signature(function).bind(None)

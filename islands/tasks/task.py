@@ -84,8 +84,7 @@ class Task:
         inputs: Name -> digest or short value of what must not differ between islands (:func:`islands.join`).
         save: Writes the run's tensors as other tools load this model: (name -> values, a new directory, number format,
             whether to merge adapters into their base) -> nothing. None: they are one safetensors file.
-        benchmarks: Name -> (text -> function of parameters, as :mod:`islands.tasks.benchmarks` has them): those that
-            only this task can make, for ``evaluate --benchmark NAME:TEXT``.
+        benchmarks: Kind -> (text -> function of the parameters): what this task makes of ``--benchmark KIND:TEXT``.
     """
 
     init: Callable[[int], tuple[Params, OptState]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -61,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: The task, its options, a benchmark or the model do not fit together, or a path leads nowhere.
         Unavailable: The file of the curve cannot be written.
     """
-    for benchmark in args.benchmark or ():
-        harness.check(benchmark)
+    for path in args.benchmark or ():
+        harness.check(path)  # before anything is loaded
     if args.follow is None and args.every is not None:
         raise ConfigError("every", args.every, "goes with --follow RUN_DIR: leave it out, or name the run")
     return _evaluate_file(args) if args.model is not None else _evaluate_run(args, args.follow or args.directory)
@@ -100,36 +101,26 @@ def _loaded(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Any,
     harness, and is asked before an environment is built for nothing.
     """
     from islands.interface.config import IslandConfig
-    from islands.tasks.benchmarks import load_benchmarks
+    from islands.tasks.benchmarks import Benchmark, load_benchmarks
     from islands.tasks.task import Task, load_task
 
     def load() -> Task:
         tables = sources.read_file(args.config) if args.config is not None else {}
         return load_task(sources.load(IslandConfig, args, "island").task, tables.get("task", {}))
 
-    given = tuple(args.benchmark or ())
-    own = load_benchmarks(path for path in given if not harness.check(path))
+    named = dict.fromkeys(path for path in args.benchmark or () if harness.check(path))
+    benchmarks = load_benchmarks(path for path in args.benchmark or () if path not in named)
     task = None if launcher.needs_torch([os.fspath(args.config)]) else load()
-    started = {}
-    for path in dict.fromkeys(path for path in given if path.startswith(f"{harness.LM_EVAL}:")):
+    makers: dict[str, Callable[[Task], Callable[[Any], Any]]] = {}
+    for path in named:
+        if not path.startswith(f"{harness.LM_EVAL}:"):
+            makers[path] = functools.partial(harness.by_task, path)
+            continue
         if task is not None:
             harness.saver(path, task)
-        started[path] = stack.enter_context(contextlib.closing(harness.Harness(path)))
-    ready = task or load()
-
-    def by_harness(path: str) -> Callable[[Any], Any]:
-        harness.saver(path, ready)
-        return lambda params: started[path].measure(ready, params)
-
-    def by_task(path: str) -> Callable[[Any], Any]:
-        make = ready.benchmarks.get(harness.PERPLEXITY)
-        if make is None:
-            cure = f"is for language models of islands.hf:task; this run trained another ({ready.describe})"
-            raise ConfigError("benchmark", path, cure)
-        return make(path.partition(":")[2])
-
-    made = {harness.LM_EVAL: by_harness, harness.PERPLEXITY: by_task}
-    return ready, own + load_benchmarks((path for path in given if harness.check(path)), made)
+        makers[path] = stack.enter_context(contextlib.closing(harness.Harness(path))).judge
+    task = task or load()
+    return task, (*benchmarks, *(Benchmark(path=path, function=make(task)) for path, make in makers.items()))
 
 
 # --- a run ----------------------------------------------------------------------------------------------------------

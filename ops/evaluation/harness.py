@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,28 +27,6 @@ if TYPE_CHECKING:  # what follows a run limits its threads before anything is lo
 FIELD = "benchmark"
 LM_EVAL, PERPLEXITY = "lm_eval", "perplexity"
 _WORKER = Path(__file__).with_name("harness_worker.py")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a benchmark asks for.
-
-    Attributes:
-        names: Tasks of the harness.
-        files: Task files, absolute.
-        folder: Of task files, absolute; None: none.
-        limit: Examples of each task, at most; None: all.
-    """
-
-    names: tuple[str, ...]
-    files: tuple[Path, ...]
-    folder: Path | None
-    limit: int | None
-
-    @property
-    def home(self) -> Path | None:
-        """The folder that paths of data files in task files start from."""
-        return self.folder or (self.files[0].parent if self.files else None)
 
 
 def check(path: str) -> bool:
@@ -68,8 +45,11 @@ def check(path: str) -> bool:
     return bool(colon) and kind in (LM_EVAL, PERPLEXITY)
 
 
-def parsed(path: str) -> Wanted:
+def parsed(path: str) -> dict[str, Any]:
     """Reads ``lm_eval:TASKS[,LIMIT]``.
+
+    Returns:
+        ``names`` of tasks, ``files`` and a ``folder`` of them (absolute; None: none), and ``limit`` (None: none).
 
     Raises:
         ConfigError: LIMIT is no whole number, a task has no name, a path leads nowhere, or paths lead to two folders.
@@ -78,24 +58,37 @@ def parsed(path: str) -> Wanted:
     if comma and not (limit.isdecimal() and int(limit)):
         cure = f"LIMIT is {limit!r}: must be a whole number of examples above 0; several tasks are joined by +, as a+b"
         raise ConfigError(FIELD, path, cure)
-    names, files, folders = [], [], []
+    names: list[str] = []
+    files: list[str] = []
+    folders: list[str] = []
     for task in tasks.split("+"):
         at = Path(task).expanduser().resolve()
         if not task:
             raise ConfigError(FIELD, path, "must read lm_eval:TASKS[,LIMIT], such as lm_eval:piqa+arc_easy,100")
         if "/" not in task and not task.endswith((".yaml", ".yml")):
             names.append(task)
-        elif at.is_dir():
-            folders.append(at)
-        elif at.is_file():
-            files.append(at)
+        elif at.exists():
+            (folders if at.is_dir() else files).append(os.fspath(at))
         else:
             raise ConfigError(FIELD, path, f"there is no task file and no folder {task!r}: check the path")
-    if len({*folders, *(file.parent for file in files)}) > 1 or len(folders) > 1 or (folders and files):
-        cure = "task files of one --benchmark must be of one folder: give --benchmark once for each"
+    if len(folders) + len({*map(os.path.dirname, files)}) > 1:
+        cure = "has task files of several folders, whose data would not be found: give --benchmark once for each"
         raise ConfigError(FIELD, path, cure)
     folder = folders[0] if folders else None
-    return Wanted(names=tuple(names), files=tuple(files), folder=folder, limit=int(limit) if comma else None)
+    return {"names": names, "files": files, "folder": folder, "limit": int(limit) if comma else None}
+
+
+def by_task(path: str, task: Task) -> Callable[[Params], Any]:
+    """Returns the function of a benchmark that a task makes itself, ``perplexity:FILE``.
+
+    Raises:
+        ConfigError: The task makes none such, or the file does not suit it.
+    """
+    kind, _, text = path.partition(":")
+    if kind not in task.benchmarks:
+        cure = f"is for language models of islands.hf:task; this run trained another ({task.describe})"
+        raise ConfigError(FIELD, path, cure)
+    return task.benchmarks[kind](text)
 
 
 class Harness:
@@ -119,30 +112,31 @@ class Harness:
             pass
         self._errors.close()
 
-    def measure(self, task: Task, params: Params) -> Mapping[str, Measured]:
-        """Returns a figure for each task and metric, as ``TASK/METRIC``, or ``TASK/METRIC/FILTER``.
+    def judge(self, task: Task) -> Callable[[Params], Mapping[str, Measured]]:
+        """Returns a function that measures parameters: a figure ``TASK/METRIC[/FILTER]`` for each task and metric.
 
         Raises:
-            ConfigError: The task has no form for Hugging Face, or the harness fails; says why.
+            ConfigError: The task has no form for Hugging Face; of the function, the harness fails; says why.
         """
         from islands.tasks.benchmarks import Measured
 
         save = saver(self._path, task)
-        if self._process.poll() is not None:
-            self.close()
-            self._start()
-        with tempfile.TemporaryDirectory(prefix="atoll-lm-eval-") as temporary:
-            folder = Path(temporary, "model")
-            save(params, folder)
-            rows = self._asked(os.fspath(folder))["rows"]
-        return {name: Measured(value, better, stderr) for name, value, better, stderr in rows}
+
+        def measured(params: Params) -> Mapping[str, Measured]:
+            if self._process.poll() is not None:
+                self.close()
+                self._start()
+            with tempfile.TemporaryDirectory(prefix="atoll-lm-eval-") as temporary:
+                folder = Path(temporary, "model")
+                save(params, folder)
+                rows = self._asked(os.fspath(folder))["rows"]
+            return {name: Measured(value, better, stderr) for name, value, better, stderr in rows}
+
+        return measured
 
     def _start(self) -> None:
-        wanted = self._wanted
-        folder = wanted.folder and os.fspath(wanted.folder)
-        files = [os.fspath(file) for file in wanted.files]
-        about = {"names": wanted.names, "files": files, "folder": folder, "limit": wanted.limit}
-        command = tied([_python(self._path), "-P", os.fspath(_WORKER), json.dumps(about)])
+        files, folder = self._wanted["files"], self._wanted["folder"]
+        command = tied([_python(self._path), "-P", os.fspath(_WORKER), json.dumps(self._wanted)])
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (close())
         self._process = subprocess.Popen(
             command,
@@ -150,7 +144,7 @@ class Harness:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            cwd=wanted.home,
+            cwd=folder or (os.path.dirname(files[0]) if files else None),  # where paths of data begin
             env={name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
         )
         try:

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from broker.base.errors import ConfigError
-from islands.tasks.benchmarks import Measured, load_benchmarks
+from islands.tasks.benchmarks import Measured
 from ops import cli
 from ops.evaluation import harness, harness_worker
 from ops.run import local_plan
@@ -47,11 +47,11 @@ def test_a_benchmark_names_tasks_files_or_a_folder_and_a_limit(tmp_path, monkeyp
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mc.yaml").touch()
     found = harness.parsed("lm_eval:piqa+arc_easy+mine/mc.yaml,100")
-    assert (found.names, found.files, found.limit) == (("piqa", "arc_easy"), (tmp_path / "mine" / "mc.yaml",), 100)
-    assert found.home == tmp_path / "mine"
+    file = str(tmp_path / "mine" / "mc.yaml")
+    assert found == {"names": ["piqa", "arc_easy"], "files": [file], "folder": None, "limit": 100}
     found = harness.parsed("lm_eval:./mine")
-    assert (found.names, found.folder, found.home, found.limit) == ((), tmp_path / "mine", tmp_path / "mine", None)
-    assert harness.parsed("lm_eval:mine").names == ("mine",)
+    assert found == {"names": [], "files": [], "folder": str(tmp_path / "mine"), "limit": None}
+    assert harness.parsed("lm_eval:mine")["names"] == ["mine"]
     assert [harness.check(path) for path in ("mine:lm_eval", "lm_eval", "lm_eval:piqa")] == [False, False, True]
 
 
@@ -62,7 +62,7 @@ REFUSED = [
     ("lm_eval:piqa,arc_easy", "several tasks are joined by +"),
     ("lm_eval:piqa,0", "LIMIT is '0'"),
     ("lm_eval:nowhere/mc.yaml", "there is no task file and no folder 'nowhere/mc.yaml'"),
-    ("lm_eval:a/mc.yaml+b/mc.yaml", "must be of one folder"),
+    ("lm_eval:a/mc.yaml+b/mc.yaml", "has task files of several folders"),
     ("perplexity:nowhere.txt", "there is no file 'nowhere.txt'"),
 ]
 
@@ -106,20 +106,16 @@ def test_up_says_where_they_are_for():
 def test_figures_come_with_their_errors_and_a_failure_with_its_reason(stand_in, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with closing(harness.Harness("lm_eval:mc,7")) as found:
+        measured = found.judge(None)
         expected = {"mc/acc": Measured(0.5, "max", 0.1), "mc/f1": Measured(7, "", None)}
-        assert found.measure(None, "good") == expected
+        assert measured("good") == expected
         with pytest.raises(ConfigError, match=r"ValueError: Offline no \(HF_HUB_OFFLINE is set: fetch it before"):
-            found.measure(None, "fail")
+            measured("fail")
         with pytest.raises(ConfigError, match="ended with status 1: RuntimeError: out of memory"):
-            found.measure(None, "die")
-        assert found.measure(None, "good") == expected, "it is started again"
+            measured("die")
+        assert measured("good") == expected, "it is started again"
     with pytest.raises(ConfigError, match="no task x"):
         harness.Harness("lm_eval:x")
-
-
-def test_a_benchmark_that_is_made_of_a_text_goes_by_its_kind():
-    (found,) = load_benchmarks(["kind:text"], {"kind": lambda path: lambda params: {path: params}})
-    assert (found.path, found.function(3)) == ("kind:text", {"kind:text": 3})
 
 
 class Manager:
