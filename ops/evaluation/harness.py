@@ -113,7 +113,7 @@ class Harness:
         self._errors.close()
 
     def judge(self, task: Task) -> Callable[[Params], Mapping[str, Measured]]:
-        """Returns a function that measures parameters: a figure ``TASK/METRIC[/FILTER]`` for each task and metric.
+        """Returns a function of parameters, which gives figures ``TASK/METRIC[/FILTER]``.
 
         Raises:
             ConfigError: The task has no form for Hugging Face; of the function, the harness fails; says why.
