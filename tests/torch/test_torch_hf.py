@@ -21,6 +21,7 @@ from islands.arrays.partition import tensor_specs
 from islands.protocol.data_shares import DataShare
 from islands.tasks.task import Schedule, endless_batches, evaluated, load_task
 from islands.torch.conversion import as_array
+from ops.evaluation import harness
 from tests.torch import small_models
 
 pytestmark = [
@@ -133,6 +134,20 @@ def test_the_perplexity_of_a_file_is_that_of_transformers_in_a_process_without_u
     assert found["held_out/tokens"].value == tokens
     assert found["held_out/nats_per_token"].value == pytest.approx(nats, rel=1e-6)
     assert found["held_out/perplexity"].value == pytest.approx(perplexity, rel=1e-6)
+
+
+def test_the_harness_gets_a_whole_model_that_generates_text_also_of_adapters(tmp_path):
+    task = task_of(tmp_path, lora_rank=2, lora_targets="q_proj,v_proj")
+    params = trained(task, 3)
+    harness.saver("lm_eval:mc", task)(params, tmp_path / "handed")
+    task.save(merged(task, params), tmp_path / "whole", "f32", True)
+    handed, whole = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("handed", "whole"))
+    assert all(torch.equal(handed[name], whole[name]) for name in whole)
+    assert AutoTokenizer.from_pretrained(tmp_path / "handed")("an island")
+    small_models.bert(tmp_path / "model")
+    masked = task_of(tmp_path, objective="masked")
+    with pytest.raises(ConfigError, match=r"is for models that generate text: this run trained \['BertForMaskedLM'\]"):
+        harness.saver("lm_eval:mc", masked)(masked.init(0)[0], tmp_path / "masked")
 
 
 def test_perplexity_is_of_masked_models_too_and_of_no_classifier(tmp_path):
