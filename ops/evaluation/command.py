@@ -17,9 +17,10 @@ from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable
 from broker.base.settings import from_flag
 from broker.gateway.config import DEFAULT_REDIS_URL
-from ops import curve, launcher
+from ops import launcher
 from ops.evaluation import harness
 from ops.processes.numeric import one_thread_environment
+from ops.story import curve
 
 #: Of the follower: training goes first. With 10 or 19, beside two islands for each processor, it compiled for minutes.
 NICE = 5
