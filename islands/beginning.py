@@ -10,7 +10,9 @@ from pathlib import Path
 from broker.base.errors import ConfigError
 from broker.base.settings import expanded
 from broker.process import logs
-from broker.process.demands import BASE, INIT, has_base
+from broker.process.demands import BASE, FILES, INIT, has_base
+from broker.wire import small_files
+from broker.wire.small_files import Packed
 from islands.arrays.partition import OF_BASE, names_of_base
 from islands.arrays.tree import Tree
 from islands.interface import arguments
@@ -30,12 +32,14 @@ class Beginning:
         init: seed -> initial parameters, where version 0 is to be made with the run's seed.
         base: Names of the parameters that never travel, since every island has them on its disk.
         inputs: Name -> digest of what must not differ between islands.
+        files: The small files of the model, for the wire.
     """
 
     params: Tree
     init: Callable[[int], Tree] | None
     base: tuple[str, ...]
     inputs: Mapping[str, str]
+    files: Packed
 
 
 def beginning(
@@ -71,4 +75,10 @@ def beginning(
             raise ConfigError("base", str(path), cure)
         digests = open_weights(expanded("base", path), field="base").digests
         inputs |= {BASE + name: digest for name, digest in grouped(digests).items()}
-    return Beginning(params=params, init=init, base=base, inputs=inputs)
+    given = dict(arguments.mapping("files", options.get("files")))
+    if flaw := small_files.flaw_in({name: len(content) for name, content in given.items()}):
+        raise ConfigError("files", f"{len(given)} files", flaw)
+    files = small_files.packed_for_wire(given)
+    if given:
+        inputs[FILES] = files[0]
+    return Beginning(params=params, init=init, base=base, inputs=inputs, files=files)

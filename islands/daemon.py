@@ -123,7 +123,7 @@ def train(
     check()
     given = {name: SETTINGS.get(name, name) for name in JoinOptions.__annotations__}
     options = {name: getattr(config, setting) for name, setting in given.items() if hasattr(config, setting)}
-    of_task = "kinds", "unit_axes", "tokens_per_step", "inner_optimizer", "inputs"
+    of_task = "kinds", "unit_axes", "tokens_per_step", "inner_optimizer", "inputs", "files"
     options |= {name: getattr(task, name) for name in of_task}
     options |= {"recipe": recipe, "check": check}
     init = config.init or (lambda seed: task.init(seed)[0])

@@ -107,6 +107,8 @@ def join(
             Digests of the bytes in its files are among ``inputs``, so an island may hold them in another number format.
         inputs: Name -> digest or short value of what else must not differ between islands, such as the tokenizer.
             Those of the first island are the run's; one that has others is refused, and told the first that differs.
+        files: Name -> bytes of the small files of the model, such as configuration and tokenizer; 32 MB at most. Those
+            of the first island are kept beside the run, which can then be exported where no model is.
         state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`, and for what
             :meth:`Island.pause` keeps; None: neither.
         checkpoint_interval_s: Seconds between two of them (60).
@@ -175,6 +177,7 @@ def join(
         brokers=len(config.brokers),
         broker_silent_s=config.broker_silent_s,
         paused=paused,
+        files=begins.files,
         several_hosts=hosts is not None,
     )
     sequence = 0 if paused is None else paused.sequence

@@ -108,7 +108,7 @@ def needs_torch(words: Sequence[str]) -> bool:
             named += [word.rpartition("=")[2].partition(":")[0]] if ":" in word and "/" not in word else []
             if any(map(_imports_torch, named)):
                 return True
-    return "--dcp" in words
+    return not {"--dcp", "--hf"}.isdisjoint(words)
 
 
 def _imports_torch(module: str) -> bool:

@@ -160,7 +160,7 @@ class Desk(Reading):
             to=m.AGGREGATOR,
             message=message,
         )
-        size = payload_bytes if isinstance(message, m.Contribution | m.Seed | m.HostPart) else 0
+        size = payload_bytes if hasattr(message, "payload") else 0
         by = self.by.get(island_id, 0) if broker is None else broker
         return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size, norm=norm, broker=by))
 
@@ -186,7 +186,7 @@ class Desk(Reading):
             self.incarnations[welcome.island_id] = welcome.incarnation
         return said
 
-    def beat(self, island_id: str, step: int, *, versions: tuple[int, ...] | None = None, **more: Any) -> list[Any]:
+    def beat(self, island_id: str, step: int = 0, *, versions: tuple[int, ...] | None = None, **more: Any) -> list[Any]:
         """Sends a heartbeat."""
         held = self.versions if versions is None else versions
         more = {"step_time_s": 0.1, "overwritten_tokens": (0,) * len(self.versions), **more}

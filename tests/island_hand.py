@@ -22,7 +22,7 @@ SETTINGS = m.RunSettings(
 class Hand:
     """One island core with one fragment, whose messages and boundaries the test makes by hand."""
 
-    def __init__(self, *, keep=1.0, fragments=1, joined=True, kinds=None, paused=None, several_hosts=False):
+    def __init__(self, *, keep=1.0, fragments=1, joined=True, kinds=None, paused=None, several_hosts=False, **more):
         kinds = kinds or (Kind.RDA,) * fragments
         self.tensors = tuple(replace(t, kind=kind) for t, kind in zip(tensors(fragments), kinds, strict=True))
         self.core = Island(
@@ -33,6 +33,7 @@ class Hand:
             tokens_per_step=TOKENS_PER_STEP,
             paused=paused,
             several_hosts=several_hosts,
+            **more,
         )
         self.now_s, self.sequence, self.step, self.epoch = 0.0, 0, 0, 1
         self.num = fragments

@@ -1,8 +1,8 @@
 """The events and actions of the aggregator's state machine.
 
 Anything that takes time is an action whose completion is another event: ``Plant`` and ``Merge`` end in ``Computed`` or
-``MergeFailed``, ``Persist`` in ``Persisted`` or ``PersistFailed``, ``SaveRun`` in ``RunSaved``. The core accepts any
-event meanwhile.
+``MergeFailed``, ``Persist`` in ``Persisted`` or ``PersistFailed``, ``SaveRun`` in ``RunSaved``, ``KeepFiles`` in
+``FilesKept``. The core accepts any event meanwhile.
 """
 
 from __future__ import annotations
@@ -105,6 +105,14 @@ class RunSaveFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesKept:
+    """The small files beside the store have this digest, or ``detail`` says why none were written."""
+
+    digest: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
     """A broker refused this aggregator's message of that ``kind``: a later epoch leads there."""
 
@@ -148,6 +156,7 @@ Event = (
     | PersistFailed
     | RunSaved
     | RunSaveFailed
+    | FilesKept
     | Fenced
     | NotLetIn
     | Tick
@@ -257,6 +266,15 @@ class SaveRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepFiles:
+    """Write the small files beside the store, if the digest is theirs. Completion: :class:`FilesKept`."""
+
+    digest: str
+    num_bytes: int
+    parts: tuple[Payload, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
     """Send the newest durable version of a fragment to the broker at place ``by``, or to each of them.
 
@@ -304,4 +322,4 @@ class Finished:
     """The run is over: everything is flushed, durable and announced. The driver may exit."""
 
 
-Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | NewLineage | Finished
+Action = Send | Plant | Merge | Persist | SaveRun | KeepFiles | Publish | Manifested | Note | NewLineage | Finished

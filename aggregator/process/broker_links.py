@@ -42,6 +42,7 @@ from broker.wire.messages import (
     Contribution,
     Encoded,
     Envelope,
+    FilesPart,
     FollowBulk,
     HostPart,
     Message,
@@ -167,6 +168,8 @@ class BrokerLinks:
     async def _inspected(self, envelope: Envelope, place: int) -> Received:
         message = envelope.message
         carried = self._links[place].carried if isinstance(message, Attached) else None
+        if isinstance(message, FilesPart):  # its digest is looked at once all are here
+            return Received(envelope=envelope, broker=place, payload_bytes=payload_bytes(message.payload))
         if not isinstance(message, Contribution | Seed | HostPart):
             return Received(envelope=envelope, broker=place, carried=carried)
         nbytes = payload_bytes(message.payload)

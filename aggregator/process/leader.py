@@ -27,6 +27,7 @@ from aggregator.interface.events import (
     Event,
     Fenced,
     Finished,
+    KeepFiles,
     Manifested,
     Merge,
     NewLineage,
@@ -228,6 +229,7 @@ class Leader:
                 for work in self._wire.work():
                     self._spawn(work)
                 self._spawn(self._workers.warm_up(self._config))
+                self._spawn(self._workers.look_at_files())
                 for work in self._telemetry.work():
                     self._spawn(work)
                 self._spawn(self._stop_when(stop))
@@ -334,6 +336,8 @@ class Leader:
                 case SaveRun():
                     self._record = action
                     self._workers.save_run(action)
+                case KeepFiles():
+                    self._workers.keep_files(action)
                 case Manifested(manifest=manifest, recipe=recipe):
                     self._wire.expect(manifest)
                     self._workers.begin(manifest, recipe)

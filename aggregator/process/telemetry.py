@@ -36,6 +36,8 @@ _WARNINGS = frozenset(
     {
         "contribution.refused",
         "contribution.retry",
+        "files.not_given",
+        "files.not_kept",
         "fleet.too_many_heartbeats",
         "island.corrupted",
         "island.quarantined",

@@ -22,6 +22,8 @@ from aggregator.interface.events import (
     Commit,
     Computed,
     Event,
+    FilesKept,
+    KeepFiles,
     Merge,
     MergeFailed,
     Persist,
@@ -43,11 +45,12 @@ from aggregator.rules.recipes import settle
 from aggregator.store.recording import Recorder
 from aggregator.store.store import Store
 from aggregator.store.version_file import VersionFile
-from broker.base.errors import Unavailable
+from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.chunks.memory import ReusedMemory
-from broker.process import logs
+from broker.process import logs, model_folder
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Encoded, Payload, Recipe
+from broker.wire.small_files import digest_of, joined, pack
 
 log = logs.get(__name__)
 
@@ -86,7 +89,7 @@ def load_kernels_early() -> None:
 
 
 class Workers:
-    """Carries out Plant, Merge, Persist and SaveRun.
+    """Carries out Plant, Merge, Persist, SaveRun and KeepFiles.
 
     The core gives up a plant or a persist when the island that seeds the run dies; the next order for that fragment may
     come before the old one is done. So an order reports back only while it is the newest one of its fragment.
@@ -186,6 +189,20 @@ class Workers:
             self._saving = True
             self._spawn(self._save_runs())
 
+    def keep_files(self, action: KeepFiles) -> None:
+        """Writes the small files of the model beside the versions."""
+        self._spawn(self._keep_files(action))
+
+    async def look_at_files(self) -> None:
+        """Says which small files of a model are there, if any: at the start of a life."""
+        try:
+            found = await _in(self._disk, self._packed_now)
+        except (OSError, ConfigError) as err:
+            log.warning("files.unreadable", detail=str(err), cure="an island is asked for them again")
+            return
+        if found:
+            await self._deliver(FilesKept(digest=digest_of(found)))
+
     # --- tasks --------------------------------------------------------------------------------------------------
 
     async def _plant(self, action: Plant) -> None:
@@ -251,6 +268,23 @@ class Workers:
         if self._newest_order[p] is action:
             self._pending[p] = made
             await self._deliver(Computed(fragment_id=p, fragment_version=made.state.version, digest=made.digest))
+
+    def _packed_now(self) -> bytes:
+        folder = self._store.model_folder
+        return pack(model_folder.read(folder)) if folder.is_dir() else b""
+
+    async def _keep_files(self, action: KeepFiles) -> None:
+        packed = joined(action.parts, action.num_bytes)
+        digest = digest_of(packed)
+        detail = f"their digest is {digest}, not {action.digest}" if digest != action.digest else ""
+        try:
+            if not detail:
+                await _in(self._disk, model_folder.write, self._store.model_folder, packed)
+        except ValueError as err:
+            detail = f"the model {err}"
+        except OSError as err:
+            detail = f"cannot write {self._store.model_folder} ({err.strerror}): {cure_of(err)}"
+        await self._deliver(FilesKept(digest=digest, detail=detail))
 
     async def _persist(self, action: Persist) -> None:
         commit, made = action.commit, self._pending[action.commit.fragment_id]

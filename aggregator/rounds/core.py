@@ -7,7 +7,7 @@ After an event each part that has something to do does it, in a fixed order. The
 * :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells;
 * :mod:`aggregator.state.sharing`: whose data move;
 * :mod:`aggregator.rounds.notices`: what islands are told;
-* :mod:`aggregator.rounds.seeding`: version 0;
+* :mod:`aggregator.rounds.seeding`: version 0, and the small files of its model;
 * :mod:`aggregator.rounds.roster`: what concerns all shards, where there are several;
 * :mod:`aggregator.rounds.donation`: who gives a rejoining island the state of its inner optimizer;
 * :mod:`aggregator.rounds.intake`: contributions;
@@ -34,6 +34,7 @@ from aggregator.interface.events import (
     Computed,
     Event,
     Fenced,
+    FilesKept,
     MergeFailed,
     NotLetIn,
     Persisted,
@@ -55,7 +56,7 @@ from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.recovery import StoreBehind
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.rounds.rounds import Rounds
-from aggregator.rounds.seeding import Seeding
+from aggregator.rounds.seeding import ModelFiles, Seeding
 from aggregator.state.assembly import Assembly
 from aggregator.state.founding import MAX_FOUNDINGS, Founding
 from aggregator.state.members import Member
@@ -67,6 +68,7 @@ from broker.wire.messages import (
     AskDonor,
     Attached,
     Contribution,
+    FilesPart,
     Heartbeat,
     HostPart,
     Join,
@@ -136,6 +138,7 @@ class Aggregator:
         self._rounds = Rounds(self.run, notices, self._intake)
         self._publishing = Publishing(self.run)
         self._seeding = Seeding(self.run, notices, self._roster, self._publishing)
+        self._files = ModelFiles(self.run)
         self._commits = Commits(self.run, self._publishing)
         self._ending = Ending(self.run, notices, self._intake, self._rounds, self._roster, self._publishing)
         self._behind = StoreBehind(self.run)
@@ -162,6 +165,7 @@ class Aggregator:
             PersistFailed: self._commits.persist_failed,
             RunSaved: self._run_saved,
             RunSaveFailed: self._run_save_failed,
+            FilesKept: self._files.kept,
             Fenced: self._behind.fenced,
             NotLetIn: self._publishing.not_let_in,
             Tick: lambda _: None,
@@ -180,6 +184,7 @@ class Aggregator:
             Contribution: self._intake.contribution,
             HostPart: lambda *_: None,  # part of what is assembled first
             AskDonor: self._donations.ask,
+            FilesPart: self._files.part,
         }
         return anybody, members
 
@@ -262,6 +267,7 @@ class Aggregator:
         if asked is None:
             return
         self._donations.heard(member, beat)
+        self._files.heard(member)
         self._ending.heard(member, beat, event)
 
     def _run_saved(self, event: RunSaved) -> None:

@@ -3,22 +3,32 @@
 An island that lives and yet supplies nothing, or nothing that can be taken, is passed over where there is another one.
 
 With several shards each plants the seeds of its own fragments, and shard 0 decides whose, and when all are there.
+
+The small files of its model come beside it, and hold nothing up (:class:`ModelFiles`).
 """
 
 from __future__ import annotations
 
-from aggregator.interface.events import Plant, Received
+import math
+from collections import Counter
+
+from aggregator.interface.events import FilesKept, KeepFiles, Plant, Received, Send
 from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
-from broker.wire.messages import RETRY_REASONS, Phase, Reason, Seed
+from broker.process.demands import FILES
+from broker.wire.messages import RETRY_REASONS, FetchFiles, FilesPart, Payload, Phase, Reason, Seed
+from broker.wire.small_files import MOST_PARTS, PART_BYTES
 
 #: A seeder of which nothing new has come for so long is passed over: this, and the time that its largest fragment takes
 #: at so slow a rate. Twice as long each time that everybody was, up to so many times.
 PATIENCE_S, BYTES_PER_S, MOST_DOUBLINGS = 30.0, 1e6, 6
+#: A part of the small files is asked for again after so long, twice as long each time: it may wait behind tensors.
+#: After so many times another island is asked.
+FILES_AGAIN_S, MOST_ASKED = 10.0, 6
 
 
 class Seeding:
@@ -137,3 +147,83 @@ class Seeding:
             run.save()  # nobody waits for it: it tells an emptied store that there was something to lose
         run.note("run.seeded", fragments=len(run.fragments), seconds=round(run.now_s - self._began_at_s, 3))
         return True
+
+
+class ModelFiles:
+    """Gets the small files of the model from an island, part by part: at first from the seeder.
+
+    Their digest stands among what the run began with, by its first island. Whoever leads next, and has them not beside
+    its own store, asks anew. One that has none of that digest says so, and one that knows of no files is silent.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._here = ""  # the digest of what is beside the store
+        self._giver: tuple[str, int] | None = None
+        self._parts: list[Payload] = []
+        self._again_at_s = math.inf
+        self._in_vain: Counter[tuple[str, int]] = Counter()  # by life
+
+    def heard(self, member: Member) -> None:
+        """Asks an island that was heard, if nobody else gives, or again."""
+        run, life = self._run, (member.island_id, member.incarnation)
+        if run.config.shard or run.inputs.get(FILES, self._here) == self._here:
+            return
+        if self._giver is not None and not self._gone(self._giver):
+            if life != self._giver or run.now_s < self._again_at_s:
+                return
+            self._in_vain[life] += 1
+        elif run.phase is Phase.SEEDING and life != run.seeder:
+            return
+        if self._in_vain[life] >= MOST_ASKED:
+            self._give_up(life)
+        else:
+            if life != self._giver:
+                self._giver, self._parts = life, []
+            self._ask()
+
+    def part(self, member: Member, part: FilesPart, event: Received) -> None:
+        """Takes the next part; the last one leads to a write."""
+        life = member.island_id, member.incarnation
+        if life != self._giver or part.part != len(self._parts) or part.digest != self._run.inputs.get(FILES):
+            return
+        count = -(-part.num_bytes // PART_BYTES)
+        if not part.part < count <= MOST_PARTS or event.payload_bytes > PART_BYTES:
+            self._give_up(life)
+            return
+        self._parts.append(part.payload)
+        self._in_vain[life] = 0
+        if len(self._parts) < count:
+            self._ask()
+            return
+        self._again_at_s = math.inf  # until it is known what came of them
+        parts, self._parts = tuple(self._parts), []
+        self._run.emit(KeepFiles(digest=part.digest, num_bytes=part.num_bytes, parts=parts))
+
+    def kept(self, event: FilesKept) -> None:
+        """Takes note of what is beside the store."""
+        giver, self._giver = self._giver, None
+        if event.detail:
+            self._run.note("files.not_kept", island=giver[0] if giver else "", detail=event.detail)
+            if giver is not None:
+                self._in_vain[giver] = MOST_ASKED
+        else:
+            self._here = event.digest
+            self._run.note("files.kept", island=giver[0] if giver else "", digest=event.digest)
+
+    def _ask(self) -> None:
+        assert self._giver is not None
+        again_s = FILES_AGAIN_S * 2.0 ** self._in_vain[self._giver]
+        self._again_at_s = self._run.now_s + again_s
+        message = FetchFiles(digest=self._run.inputs[FILES], part=len(self._parts))
+        self._run.emit(Send(to=self._giver[0], message=message))
+
+    def _give_up(self, life: tuple[str, int]) -> None:
+        self._in_vain[life] = MOST_ASKED
+        if life == self._giver:
+            self._giver = None
+            self._run.note("files.not_given", island=life[0], incarnation=life[1])
+
+    def _gone(self, life: tuple[str, int]) -> bool:
+        member = self._run.members.get(life[0])
+        return member is None or member.incarnation != life[1] or not self._run.counts(life[0])

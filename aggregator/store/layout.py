@@ -5,6 +5,7 @@
     run.msgpack                     the run record: run id, epoch, manifest, members and their incarnations
     fragments/003/00000017.commit   version 17 of fragment 3 (:mod:`aggregator.store.commit_file`)
     ledger.jsonl                    one line per version: who is in it, with what weight and staleness
+    model/                          the small files of the model, where an island brought them: configuration, tokenizer
 
 Files are replaced by renaming, so a reader sees the old or the new; a version may be pruned between listing and
 opening, and then a newer one is there.
@@ -57,6 +58,11 @@ def run_path(directory: Path) -> Path:
 def ledger_path(directory: Path) -> Path:
     """Returns the path of the ledger of versions."""
     return directory / "ledger.jsonl"
+
+
+def model_path(directory: Path) -> Path:
+    """Returns the path of the small files of the model."""
+    return directory / "model"
 
 
 def commit_path(directory: Path, fragment_id: int, version: int) -> Path:

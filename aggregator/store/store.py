@@ -29,6 +29,7 @@ from aggregator.store.layout import (
     fragment_ids,
     ledger_path,
     mapped,
+    model_path,
     name_path,
     pack_run,
     read_run,
@@ -84,6 +85,11 @@ class Store:
         self._newest: dict[int, Commit] = {}  #: fragment -> newest whole version
         self._damaged: defaultdict[int, set[int]] = defaultdict(set)  #: fragment -> versions not whole
         self._to_strike: dict[int, int] = {}  #: fragment -> version from which on its lines in the ledger are void
+
+    @property
+    def model_folder(self) -> Path:
+        """The directory of the model's small files, which may not be there."""
+        return model_path(self._directory)
 
     @classmethod
     def open(

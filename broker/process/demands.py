@@ -23,6 +23,8 @@ _INPUT = "input:"
 INIT = "init"
 #: The examples; as token ids they differ where the tokenizer does, which is then the one to name.
 DATA = "data"
+#: The small files of the model, which the island that begins the run brings; another island's may differ.
+FILES = "files"
 #: Before the name of a tensor whose values every island has from its own disk.
 BASE = "base "
 
@@ -57,7 +59,7 @@ def has_base(inputs: Mapping[str, str]) -> bool:
 
 def other_input(run: Mapping[str, str], island: Mapping[str, str]) -> str:
     """Says which input of an island is not the run's, with both values and the cure; empty if all are."""
-    names = {name for name in (*run, *island) if run.get(name) != island.get(name)}
+    names = {name for name in (*run, *island) if run.get(name) != island.get(name)} - {FILES}
     for name in sorted(names, key=lambda name: (name == DATA, name)):
         ours, theirs = run.get(name), island.get(name)
         if name == INIT and theirs is None:

@@ -21,11 +21,12 @@ the key belongs to, and an island joins under no other name. Without keys a send
                                                                                   copies of what is still here dropped
     Want                           island -> here: opens its window     bulk
     FetchState StatePart           island -> the island in ``to``      both      asked for again; dropped if it is gone
+    FilesPart                      island -> aggregator of shard 0      bulk      asked for again; dropped if none leads
     Version                        aggregator -> here: kept             bulk      the newest of each fragment
     WantBack                       aggregator -> here: given back       control   asked again
     Attach AttachBulk              aggregator -> here: who leads        both
     Welcome FleetState Donor
-    Refused                        aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
+    FetchFiles Refused             aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
     Roster Rostered                shard 0 -> another shard, and back   control   likewise
     Follow FollowBulk              standby -> here and the leader       both      repeated
     Probe                          anybody -> here: answered            bulk      asked again
@@ -324,10 +325,10 @@ class Relay:
         return refusal
 
     def _to_shard(self, shard: int, event: Received) -> bool:
-        """Passes a small message on to the aggregator of a shard; says whether there is one."""
+        """Passes on to the aggregator of a shard what is repeated; says whether there is one."""
         leader = self._who.leading(shard)
-        route = leader.routes.get(Channel.CONTROL) if leader is not None else None
-        self._out.send_or_drop(Channel.CONTROL, route, event.envelope, event.size_bytes, missing="no_leader")
+        route = leader.routes.get(event.channel) if leader is not None else None
+        self._out.send_or_drop(event.channel, route, event.envelope, event.size_bytes, missing="no_leader")
         return route is not None
 
     def _to_peer(self, event: Received) -> None:

@@ -43,7 +43,7 @@ def speaks_for(message: m.Message, shards: int) -> int | None:
     match message:
         case m.Version(fragment_id=p) | m.WantBack(fragment_id=p):
             return shard_of(p, shards)
-        case m.Welcome() | m.Donor() | m.Roster():
+        case m.Welcome() | m.Donor() | m.Roster() | m.FetchFiles():
             return 0
         case m.FleetState(shard=shard) | m.Rostered(shard=shard) | m.Replica(shard=shard) | m.ReplicaRun(shard=shard):
             return shard

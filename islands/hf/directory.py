@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,16 +15,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoTokenizer
 
-from broker.base.errors import ConfigError, Unavailable
+from broker.base.errors import ConfigError
 from broker.process.demands import BASE, INIT
+from broker.process.model_folder import read
 from islands.weights.files import Weights, grouped, open_weights
 
 #: Files that a tokenizer is made of; the first ones that are there name it.
 _TOKENIZER = "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model"
 _CHAT = "chat_template.jinja", "chat_template.json"
-#: Of the directory all but weights is copied to an export, if it is no more than this.
-MOST_SMALL_BYTES = 32 << 20
-_WEIGHTS = ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".h5", ".msgpack", ".onnx", ".gguf"
 
 
 @dataclass(frozen=True)
@@ -101,25 +98,15 @@ class ModelDirectory:
             found["chat_template"] = xxhash.xxh3_128_hexdigest(json.dumps(template, sort_keys=True).encode())
         return found
 
-    def copy_small_files(self, folder: Path) -> None:
-        """Copies all but weights to a folder that has no file of that name.
+    @cached_property
+    def small_files(self) -> dict[str, bytes]:
+        """All but weights: name -> bytes.
 
         Raises:
-            Unavailable: They are more than 32 MB, or cannot be written.
+            ConfigError: They are more than 32 MB, or a link leads out of the directory; names the file and the cure.
         """
-        files = [each for each in sorted(self.path.rglob("*")) if each.is_file() and not each.name.endswith(_WEIGHTS)]
-        files = [each for each in files if not any(part.startswith(".") for part in each.relative_to(self.path).parts)]
-        if sum(each.stat().st_size for each in files) > MOST_SMALL_BYTES:
-            what = f"the small files of {self.path} are more than 32 MB: remove what is no part of the model"
-            raise Unavailable(what, definite=True)
-        try:
-            for each in files:
-                to = folder / each.relative_to(self.path)
-                if not to.exists():
-                    to.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(each, to)
-        except OSError as err:
-            raise Unavailable(f"cannot write {folder}: {err}", definite=True) from err
+        cached = self.path.parent.name == "snapshots"  # of the hub's cache, which links to its blobs
+        return read(self.path, within=self.path.parent.parent if cached else None)
 
 
 def _fetched(model: str) -> Path:

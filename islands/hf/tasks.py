@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,11 @@ def task(
     if not local_data:
         inputs["data"] = examples.digest_of(train)
 
+    described: dict[str, bytes] = {}
+
     def build() -> Any:
         module = _loaded(directory, learner, dtype=dtype, adapter=adapter)
+        described.update(described or saving.described(module, model))
         if gradient_checkpointing:
             _saves_memory(module)
             if adapter is not None:
@@ -138,7 +141,7 @@ def task(
         return measured
 
     tokens = batch * sequence_length * learner.sides
-    return islands.torch.task(
+    made = islands.torch.task(
         model=build,
         loss=loss,
         optimizer=lambda module: _optimizer(module, learning_rate, weight_decay),
@@ -153,6 +156,7 @@ def task(
         save=saving.of(directory, lambda: _loaded(directory, learner, dtype="f32", adapter=adapter)),
         benchmarks={"perplexity": perplexity},
     )
+    return replace(made, files=directory.small_files | described)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class JoinOptions(TypedDict, total=False):
     init_partial: bool
     base: str | os.PathLike[str] | None
     inputs: Mapping[str, str] | None
+    files: Mapping[str, bytes] | None
     state_dir: str | os.PathLike[str] | None
     checkpoint_interval_s: float
     donor_wait_s: float

@@ -17,10 +17,13 @@ from typing import assert_never
 from broker.routing.resending import Carried
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import (
+    AGGREGATOR,
     Block,
     Demand,
     Donor,
+    FetchFiles,
     FetchState,
+    FilesPart,
     FleetState,
     Join,
     Reason,
@@ -31,6 +34,7 @@ from broker.wire.messages import (
     Version,
     Welcome,
 )
+from broker.wire.small_files import NO_FILES, Packed
 from islands.protocol.adoption import Adoption
 from islands.protocol.broker_choice import BrokerChoice
 from islands.protocol.donation import Giver, Receiver
@@ -78,6 +82,7 @@ class Island:
         brokers: How many there are to choose from.
         broker_silent_s: Silence after which the next one is tried.
         paused: What an earlier process of this island has left to go on with.
+        files: The small files of its model.
         several_hosts: See :class:`islands.protocol.hand_over.HandOver`.
 
     Attributes:
@@ -100,6 +105,7 @@ class Island:
         brokers: int = 1,
         broker_silent_s: float = 2.0,
         paused: Paused | None = None,
+        files: Packed = NO_FILES,
         several_hosts: bool = False,
     ) -> None:
         self.finished = False
@@ -113,7 +119,7 @@ class Island:
             inner_optimizer=inner_optimizer,
             demands=demands,
         )
-        self._paused = paused
+        self._paused, self._files = paused, files
         self._training = Training()
         self._fleet = Fleet()
         self._bulk: int | None = None  # the bulk connection's number; None: whatever it is, it was spoken over
@@ -302,10 +308,20 @@ class Island:
                 state_id = f"{self.incarnation}.{self.at.step}"
                 trained = self._training.optimizer_trained
                 self._giver.fetch(envelope.sender, message, state_id, trained, now_s, actions)
+            case FetchFiles():
+                self._give_files(message, actions)
             case StatePart():
                 self._receiver.part(envelope.sender, message, event.flaw, now_s, actions)
             case _:
                 actions.append(Note(name="message.unexpected", fields={"kind": type(message).__name__}))
+
+    def _give_files(self, asked: FetchFiles, actions: list[Action]) -> None:
+        """Answers with a part of the small files, or that there are none of that digest."""
+        digest, size, parts = self._files
+        there = asked.digest == digest and asked.part < len(parts)
+        payload = parts[asked.part] if there else ()
+        part = FilesPart(digest=asked.digest, part=asked.part, num_bytes=size if there else 0, payload=payload)
+        actions.append(Send(to=AGGREGATOR, message=part))
 
     def _welcome(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
         """A life begins: that of the process, with which the driver begins too, or a later one."""

@@ -26,7 +26,18 @@ from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
 from broker.wire.codec import Origin
 from broker.wire.identity import KeyRole
-from broker.wire.messages import Channel, Contribution, Envelope, Heartbeat, HostPart, Reason, Seed, StatePart, Want
+from broker.wire.messages import (
+    Channel,
+    Contribution,
+    Envelope,
+    FilesPart,
+    Heartbeat,
+    HostPart,
+    Reason,
+    Seed,
+    StatePart,
+    Want,
+)
 from islands.interface.config import IslandConfig
 from islands.protocol.core import Island
 from islands.session.exchange import Exchange
@@ -272,7 +283,7 @@ class Outbox:
     def put(self, envelope: Envelope) -> None:
         """Puts a message behind the others, or in the place of the one that says the same."""
         message = envelope.message
-        if isinstance(message, Want | Heartbeat):  # the newest says it all
+        if isinstance(message, Want | Heartbeat | FilesPart):  # the newest says it all
             self._waiting = [each for each in self._waiting if type(each.message) is not type(message)]
         elif isinstance(message, Seed):
             for place, each in enumerate(self._waiting):

@@ -82,6 +82,7 @@ class Task:
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
         inner_optimizer: Its name, ``adamw`` or ``muon``, by which a run chooses what its recipe leaves open.
         inputs: Name -> digest or short value of what must not differ between islands (:func:`islands.join`).
+        files: Name -> bytes of the small files of the model, likewise: what :attr:`save` needs beside tensors.
         save: Writes the run's tensors as other tools load this model: (name -> values, a new directory, number format,
             whether to merge adapters into their base) -> nothing. None: they are one safetensors file.
         benchmarks: Kind -> (text -> function of the parameters): what this task makes of ``--benchmark KIND:TEXT``.
@@ -101,6 +102,7 @@ class Task:
     metrics: Mapping[str, str] = field(default_factory=dict)
     inner_optimizer: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     save: Callable[[Mapping[str, Any], Path, str, bool], None] | None = None
     benchmarks: Mapping[str, Callable[[str], Callable[[Params], Any]]] = field(default_factory=dict)
 

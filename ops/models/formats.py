@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator.store.layout import read_run
+from aggregator.store.layout import model_path, read_run
 from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable, cure_of
 from broker.process.demands import BASE, other_input
 from broker.wire.messages import recipe_line
 from islands.interface.config import LANGUAGE
-from ops.models.global_model import DTYPES, GlobalModel, read_model
+from ops.models.global_model import DTYPES, GlobalModel, read_model, stores_of
+
+#: (name -> values, the new directory, number format, whether adapters are merged into their base) -> nothing.
+Save = Callable[[Mapping[str, Any], Path, str, bool], None]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +33,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge", action="store_true", help="with --hf, of a run of adapters: merge them into their base"
     )
-    help_ = "with --hf: file that names the task, of islands elsewhere (default: config.toml in RUN_DIR)"
+    help_ = (
+        "with --hf: file that names the task, of islands elsewhere (default: config.toml in RUN_DIR, or what they sent)"
+    )
     parser.add_argument("--config", type=sources.as_path, metavar="FILE", help=help_)
     parser.add_argument(
         "--base", type=sources.as_path, metavar="DIR", help="with --hf: where the model is here that the run began with"
@@ -107,31 +112,51 @@ def _saver(args: argparse.Namespace, directory: Path, store: Path) -> Callable[[
             {name: array.astype(dtype, copy=False) for name, array in model.tensors.items()}, folder
         )
     config = args.config or directory / "config.toml"
-    if not config.is_file():
-        cure = "is not there, and names the task that knows the model: give --config, as islands have it"
-        raise ConfigError("config", str(config), cure)
-    tables = sources.read_file(config)
+    tables = sources.read_file(config) if args.config or config.is_file() else {}
     options = dict(tables.get("task", {})) | ({} if args.base is None else {"model": str(args.base)})
     name = tables.get("island", {}).get("task", LANGUAGE)
+    kept = next((path for path in map(model_path, stores_of(directory)[0]) if path.is_dir()), None)
+    if kept is not None and name == LANGUAGE and not options:  # a hub's own file names no task of islands elsewhere
+        write_model = _of_files(args, kept)
+    elif tables:
+        write_model = _of_task(args, name, options, store)
+    else:
+        cure = "is not there, and names the task that knows the model: give --config, as islands have it"
+        raise ConfigError("config", str(config), cure)
+
+    def save(model: GlobalModel, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "README.md").write_text(_card(model, directory, options), "utf-8")
+        write_model(model.tensors, folder, args.dtype, args.merge)
+
+    return save
+
+
+def _of_files(args: argparse.Namespace, kept: Path) -> Save:
+    """Returns what saves a model by the small files that an island sent."""
+    try:
+        found: Save = importlib.import_module("islands.hf.saving").of_files(kept)
+    except ImportError as err:
+        cure = f"needs {err.name}, which is not installed: install the extra hf (torch, transformers, peft, datasets), or export elsewhere"
+        raise ConfigError("hf", str(args.hf), cure) from err
+    return found
+
+
+def _of_task(args: argparse.Namespace, name: str, options: Mapping[str, Any], store: Path) -> Save:
     from islands.tasks.task import load_task  # after the flags are checked: the task loads its libraries
 
     task = load_task(name, options)
     if task.save is None:
         cure = f"is for tasks that know their model, as islands.hf:task does; this run trained {name}: --out FILE"
+        if name == LANGUAGE:
+            cure += ", or --config with the task of its islands; the small files of its model have not come here"
         raise ConfigError("hf", str(args.hf), cure)
     record = read_run(store) or {}
     begun: Mapping[str, str] = record.get("inputs", {})
     ours, theirs = ({n: d for n, d in each.items() if n.startswith(BASE)} for each in (begun, task.inputs))
     if difference := other_input(ours, theirs):
         raise ConfigError("base", options.get("model", ""), f"is not what the run began with: {difference}")
-
-    def save(model: GlobalModel, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "README.md").write_text(_card(model, directory, options), "utf-8")
-        assert task.save is not None
-        task.save(model.tensors, folder, args.dtype, args.merge)
-
-    return save
+    return task.save
 
 
 def _card(model: GlobalModel, directory: Path, options: Mapping[str, Any]) -> str:
@@ -141,6 +166,7 @@ def _card(model: GlobalModel, directory: Path, options: Mapping[str, Any]) -> st
     except (OSError, ValueError):
         report = {}
     began = str(options.get("model", ""))
+    source = f" from {Path(began).name}" if began else ""
     lines = [
         "---",
         "library_name: transformers",
@@ -149,7 +175,7 @@ def _card(model: GlobalModel, directory: Path, options: Mapping[str, Any]) -> st
         "",
         f"# {model.run_id}",
         "",
-        f"Trained by Atoll from {Path(began).name or 'random values'}: run `{model.run_id}`, {model.tokens:,} tokens,",
+        f"Trained by Atoll{source}: run `{model.run_id}`, {model.tokens:,} tokens,",
         f"fragment versions {' '.join(map(str, model.versions))}, digest `{model.digest}`.",
         "",
     ]

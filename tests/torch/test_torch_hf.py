@@ -13,15 +13,29 @@ pytest.importorskip("peft")
 pytest.importorskip("datasets")
 
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
 from broker.base.errors import ConfigError
+from broker.process import model_folder
 from broker.wire.fragments import Kind
+from broker.wire.small_files import pack
+from islands import daemon
 from islands.arrays.partition import tensor_specs
+from islands.hf import saving
+from islands.interface.config import IslandConfig
 from islands.protocol.data_shares import DataShare
 from islands.tasks.task import Schedule, endless_batches, evaluated, load_task
 from islands.torch.conversion import as_array
+from islands.weights.files import open_weights
+from ops import cli
 from ops.evaluation import harness
+from tests.local_run import Process, ops, wait_for
 from tests.torch import small_models
 
 pytestmark = [
@@ -257,3 +271,131 @@ def test_the_example_finds_functions_by_their_docstrings_in_installed_packages(t
     train, held_out = ((tmp_path / "atoll" / "finetune" / f"{n}.jsonl").read_text() for n in ("train", "held_out"))
     assert not set(train.splitlines()) & set(held_out.splitlines())
     assert '"docstring"' in held_out
+
+
+# --- where of the model only the small files are -------------------------------------------------------------------
+
+
+def saved_both_ways(tmp_path, task, run, *, dtype="f32"):
+    """Saves a run by its task, and by its small files alone; returns both directories."""
+    model_folder.write(tmp_path / "kept", pack(task.files))
+    folders = tmp_path / "by-task", tmp_path / "by-files"
+    for folder, save in zip(folders, (task.save, saving.of_files(tmp_path / "kept")), strict=True):
+        folder.mkdir()
+        save(run, folder, dtype, False)
+    return folders
+
+
+def different(one, other):
+    """Returns names of files and tensors that differ; which shard has a tensor does not matter."""
+    names = sorted(each.relative_to(one).as_posix() for each in one.rglob("*"))
+    assert names == sorted(each.relative_to(other).as_posix() for each in other.rglob("*"))
+    small = [name for name in names if (one / name).is_file() and not name.startswith("model")]
+    tensors, others = open_weights(one), open_weights(other)
+    assert tensors.keys() == others.keys()
+    found = [name for name in small if (one / name).read_bytes() != (other / name).read_bytes()]
+    return found + [name for name in tensors if tensors[name].tobytes() != others[name].tobytes()]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_small_files_alone_give_the_same_directory_bit_for_bit_in_shards(tmp_path, monkeypatch, tied, dtype):
+    monkeypatch.setattr(saving, "SHARD", "8KB")
+    small_models.llama(tmp_path / "model", tie_word_embeddings=tied)
+    small_models.texts(tmp_path / "texts.jsonl")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "model" / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    task = task_of(tmp_path)
+    by_task, by_files = saved_both_ways(tmp_path, task, merged(task, trained(task, 3)), dtype=dtype)
+    assert different(by_task, by_files) == []
+    names = {each.name for each in by_files.iterdir()}
+    assert {"model.safetensors.index.json", "chat_template.jinja", "tokenizer.json"} <= names
+    assert AutoModelForCausalLM.from_pretrained(by_files).generation_config.max_new_tokens == 7
+
+
+@pytest.mark.parametrize("objective", ["classify", "contrastive"])
+def test_the_configuration_that_is_kept_is_that_of_the_module_that_was_trained(tmp_path, objective):
+    small_models.bert(tmp_path / "model")
+    data = {"classify": small_models.classes, "contrastive": small_models.pairs}[objective](tmp_path / "rows.jsonl")
+    task = task_of(tmp_path, data=str(data), objective=objective)
+    by_task, by_files = saved_both_ways(tmp_path, task, merged(task, task.init(0)[0]))
+    assert different(by_task, by_files) == []
+
+
+def test_of_adapters_the_small_files_give_the_directory_of_peft_and_name_the_base(tmp_path):
+    task = task_of(tmp_path, lora_rank=2, lora_targets="q_proj,v_proj")
+    run = merged(task, trained(task, 2))
+    by_task, by_files = saved_both_ways(tmp_path, task, run)
+    assert different(by_task, by_files) == []
+    assert json.loads((by_files / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        tmp_path / "model"
+    )
+    with pytest.raises(ConfigError, match="merge = True: needs the base, which is on islands alone"):
+        saving.of_files(tmp_path / "kept")(run, tmp_path / "whole", "f32", True)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_statistics_of_normalisation_are_the_runs_or_else_said_to_be_the_sources(tmp_path, averaged):
+    torch.manual_seed(0)
+    config = ResNetConfig(num_channels=1, embedding_size=4, hidden_sizes=[4, 4], depths=[1, 1], num_labels=2)
+    module = ResNetForImageClassification(config)
+    for each in module.buffers():
+        each += torch.rand(each.shape).to(each.dtype) if each.is_floating_point() else 3
+    (tmp_path / "kept").mkdir()
+    model_folder.write(tmp_path / "kept", pack(saving.described(module, "resnet")))
+    run = {name: 2 * each.detach().numpy() for name, each in module.named_parameters()}
+    if averaged:
+        run |= {name: 2 * each.numpy() for name, each in module.named_buffers() if "running" in name}
+    (tmp_path / "out").mkdir()
+    saving.of_files(tmp_path / "kept")(run, tmp_path / "out", "f32", False)
+    loaded = ResNetForImageClassification.from_pretrained(tmp_path / "out").state_dict()
+    for name, each in module.state_dict().items():
+        assert torch.equal(loaded[name], 2 * each if name in run else each), name
+    assert (tmp_path / "out" / "README.md").exists() != averaged
+
+
+def test_files_that_name_no_model_are_refused(tmp_path):
+    for name in ("Nothing", "AutoModel", "torch"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": [name]}))
+        with pytest.raises(ConfigError, match=f"is a '{name}', which this version of transformers has not"):
+            saving.of_files(tmp_path)
+
+
+@pytest.mark.full("a hub, an island and two exports as processes of their own")
+def test_a_hub_without_the_model_exports_what_its_island_ended_with_bit_for_bit(tmp_path, monkeypatch):
+    small_models.llama(tmp_path / "model")
+    small_models.texts(tmp_path / "texts.jsonl")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "cut", max_shard_size="8KB")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    for each in (tmp_path / "cut").glob("model*"):
+        each.rename(tmp_path / "model" / each.name)
+    assert (tmp_path / "model" / "model.safetensors.index.json").is_file()
+    task = task_of(tmp_path)
+    words = ["hub", "--run", "demo", "--run-dir", tmp_path / "hub", "--port", 0, "--islands", 1, "--tokens", "5K"]
+    with Process(tmp_path / "logs", *words, "--fragments", 2, "--sync-interval", 4) as hub:
+        address = wait_for((tmp_path / "hub" / "hub.address").is_file, "address", evidence=lambda: hub.err)
+        address = (tmp_path / "hub" / "hub.address").read_text().strip()
+        key = next((tmp_path / "hub" / "keys").glob("islands.secret"))
+        final = daemon.train(IslandConfig(run_id="demo", broker=address, key=key, task="islands.hf:task"), task)
+        assert hub.wait(120) == 0, hub.err
+    (tmp_path / "model").rename(tmp_path / "away")
+    run = merged(task, final)
+    monkeypatch.setattr(saving, "SHARD", "8KB")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "nothing"))
+    assert cli.main(["export", str(tmp_path / "hub"), "--hf", str(tmp_path / "out")]) == 0
+    done = ops("export", tmp_path / "hub", "--hf", tmp_path / "one", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    for folder in ("out", "one"):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
+        assert run.keys() <= loaded.keys()
+        for name, array in run.items():
+            assert as_array(loaded[name]).tobytes() == array.tobytes(), name
+        assert AutoTokenizer.from_pretrained(tmp_path / folder)("an island merges")["input_ids"]
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    assert [each.name for each in (tmp_path / "one").glob("model*")] == ["model.safetensors"]
+    begun = AutoModelForCausalLM.from_pretrained(tmp_path / "away").state_dict()
+    assert any(not torch.equal(begun[name], loaded[name]) for name in run), "it has trained"
+    assert ops("snapshots", "save", tmp_path / "hub", "end").returncode == 0
+    done = ops("snapshots", "export", tmp_path / "hub", "end", "--hf", tmp_path / "snapshot", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert "README.md" not in different(tmp_path / "one", tmp_path / "snapshot")

@@ -17,7 +17,9 @@ from broker.wire.messages.membership import (
     AskDonor,
     Departure,
     Donor,
+    FetchFiles,
     FetchState,
+    FilesPart,
     Join,
     Leave,
     Refused,
@@ -124,6 +126,8 @@ Message = (
     | Probed
     | Observe
     | Observed
+    | FetchFiles
+    | FilesPart
 )
 
 

@@ -159,6 +159,34 @@ class StatePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFiles:
+    """To an island: send this part of your model's small files; what does not come is asked for again."""
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    digest: str
+    part: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesPart:
+    """A part of a model's small files, for the run's aggregator; ``num_bytes`` 0: none of that digest.
+
+    Attributes:
+        digest: Of all of them (:mod:`broker.process.small_files`).
+        num_bytes: Of all parts together, without what fills the last one up to whole elements.
+        payload: One buffer; its bytes are of any kind, as those of a :class:`StatePart`.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.ISLAND
+    digest: str
+    part: int
+    num_bytes: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Donor:
     """Answers :class:`AskDonor`: ask ``island_id`` for its state; empty: no island is left to ask.
 

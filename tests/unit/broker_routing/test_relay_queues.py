@@ -138,6 +138,18 @@ def test_what_islands_say_to_each_other_about_a_state_is_passed_on_each_on_its_c
     assert led.relay.queued_bytes == 0
 
 
+def test_small_files_are_asked_of_an_island_and_pass_to_the_leader_over_its_bulk_connection(led):
+    led.receive("a", beat())
+    ask = m.FetchFiles(digest="d", part=0)
+    led.receive(AGGREGATOR, ask, to="a")
+    assert led.sent == [(b"a/1/control", ask)]
+    part = m.FilesPart(digest="d", part=0, num_bytes=4, payload=state_part().payload)
+    led.receive("a", part)
+    assert led.sent == [(b"aggregator/0/bulk", part)]
+    led.block(led.sends[0])
+    assert led.actions == [], "dropped: it is asked for again"
+
+
 @pytest.mark.parametrize("arrived", [m.Want(versions=(3, -1)), beat(versions=(3, -1))], ids=["want", "heartbeat"])
 def test_a_want_is_answered_with_one_version_and_the_next_goes_when_that_is_known_to_have_arrived(led, arrived):
     led.receive(AGGREGATOR, version(0, 3))

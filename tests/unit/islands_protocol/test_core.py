@@ -33,6 +33,18 @@ def refused(kind, reason, detail=""):
     return m.Refused(kind=kind, sequence=3, reason=reason, detail=detail)
 
 
+def test_small_files_are_given_part_by_part_to_who_names_their_digest():
+    files = "d", 5, (("first",), ("second",))
+    hand = Hand(files=files)
+
+    def given(digest, part):
+        return sent(hand.hear(m.FetchFiles(digest=digest, part=part)), m.FilesPart)
+
+    assert given("d", 1) == [m.FilesPart(digest="d", part=1, num_bytes=5, payload=("second",))]
+    for digest, part in (("d", 2), ("other", 0)):
+        assert given(digest, part) == [m.FilesPart(digest=digest, part=part, num_bytes=0, payload=())]
+
+
 @pytest.mark.parametrize("no_room", [False, True])
 def test_a_join_is_repeated_with_growing_pauses_until_it_is_answered(no_room):
     hand = Hand(joined=False)
