@@ -137,7 +137,7 @@ def _of_files(args: argparse.Namespace, kept: Path) -> Save:
     try:
         found: Save = importlib.import_module("islands.hf.saving").of_files(kept)
     except ImportError as err:
-        cure = f"needs {err.name}, which is not installed: install the extra hf (torch, transformers, peft, datasets), or export elsewhere"
+        cure = f"needs {err.name}, which is not installed: install torch, transformers, peft and datasets"
         raise ConfigError("hf", str(args.hf), cure) from err
     return found
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from aggregator.store.layout import model_path
 from broker.process.signals import Signals
 from islands.interface.config import LANGUAGE
 from ops import run_directory
@@ -22,8 +24,8 @@ from ops.run.report import Metrics, Report, render
 from ops.text import finite
 
 POLL_S = 0.1
-#: Files in the run directory: version 0, and the newest model.
-SEED, MODEL = "seed.safetensors", "model.safetensors"
+#: In the run directory: version 0, the newest model, and that for other tools.
+SEED, MODEL, EXPORT = "seed.safetensors", "model.safetensors", "export"
 
 
 class GaveUp(Exception):
@@ -80,6 +82,38 @@ def judge(plan: LocalPlan, signals: Signals, *, found: tuple[Metrics, Metrics] =
     return first, second
 
 
+def knows_model(plan: LocalPlan) -> bool:
+    """Returns True if islands have brought the small files of their model."""
+    return any(model_path(plan.store_of(name)).is_dir() for name in plan.shards)
+
+
+def export_model(plan: LocalPlan, report: Report, signals: Signals) -> Path | None:
+    """Writes the newest model as ``from_pretrained`` loads it; None where its task has brought no small files.
+
+    Args:
+        plan: The run.
+        report: So far: the model's card has its metrics.
+        signals: Asked several times a second.
+
+    Raises:
+        GaveUp: The export failed; the message has the end of its log.
+        Interrupted: A signal came.
+    """
+    if not knows_model(plan):
+        return None
+    _write(plan, finite(report))
+    folder = plan.run_dir / EXPORT
+    shutil.rmtree(folder, ignore_errors=True)  # of the run before it went on
+    spec = ProcessSpec(
+        name="export",
+        command=daemons.our_command("export", os.fspath(plan.run_dir), "--hf", os.fspath(folder)),
+        environment=daemons.our_environment(plan.redis_url) | one_thread_environment() | daemons.ON_CPU,
+        ends_by_itself=True,
+    )
+    run_to_the_end([spec], plan.run_dir / "logs", signals)
+    return folder
+
+
 def run_to_the_end(specs: Iterable[ProcessSpec], logs: Path, signals: Signals) -> None:
     """Runs processes until all have done their work; the first that dies ends the others.
 
@@ -101,9 +135,13 @@ def keep(plan: LocalPlan, report: Report, *, as_json: bool, text: Callable[[Repo
     """Writes a report to the run directory, and says it: as JSON, or as ``text`` makes it."""
     whole: Report = finite(report)
     try:
-        run_directory.write(plan.run_dir / "report.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
+        _write(plan, whole)
     finally:  # said at least, where it cannot be kept
         print(json.dumps(whole, allow_nan=False) if as_json else text(whole), flush=True)
+
+
+def _write(plan: LocalPlan, report: Report) -> None:
+    run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
 
 
 def _metrics_in(log: Path) -> Metrics:

@@ -36,7 +36,7 @@ from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import find_server, server
 from ops.run import daemons
 from ops.run.display import Display, Rate, progress_of, trained_tokens
-from ops.run.judging import POLL_S, GaveUp, in_short, loss_unit
+from ops.run.judging import POLL_S, GaveUp, export_model, in_short, knows_model, loss_unit
 from ops.run.local_plan import LocalPlan
 from ops.run.report import Metrics, Report, RunFacts, build_report, last_seen
 from ops.story.curve import Point, sentence
@@ -132,6 +132,7 @@ class LocalRun:
     restarts: dict[str, int] = field(default_factory=dict)
     ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
     seen: Status | None = None  #: the last status that there was
+    exported: str = ""  #: the model's directory for other tools
     undone: list[str] = field(default_factory=list)  #: what was asked for beside training and failed
     has_status: bool = True  #: whether there is a Redis
 
@@ -348,6 +349,17 @@ class LocalRun:
                         self.ended_by.setdefault(shards[event.process], event.process)
         return len(self.ended_by) == self.plan.aggregator.shards
 
+    def export_model(self, judged: tuple[Metrics, Metrics], display: Display, signals: Signals) -> None:
+        """Writes the model for other tools, where its task knows how; a failure is said, and costs nothing else."""
+        try:
+            found = export_model(self.plan, self.report(0, judged), signals)
+        except (GaveUp, Unavailable, OSError, Interrupted) as err:
+            run_dir = shlex.quote(os.fspath(self.plan.run_dir))
+            again = self.as_called(f"atoll export {run_dir} --hf DIR")
+            self._not_done(f"the model is not exported (later: {again}): {err}", display)
+        else:
+            self.exported = "" if found is None else os.fspath(found)
+
     def last_stores(self) -> list[Path]:
         """Returns the stores that have the last version of every fragment, one of each shard."""
         led_by: dict[int, str] = {}
@@ -363,6 +375,7 @@ class LocalRun:
             counted = last_seen(self.seen)
         ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
         run_dir = shlex.quote(os.fspath(self.plan.run_dir))
+        hf = " --hf DIR" if knows_model(self.plan) else ""
         how = "up --resume" if self.plan.hub is None else "hub --run-dir"
         facts = RunFacts(
             run_id=self.plan.run_id,
@@ -375,7 +388,8 @@ class LocalRun:
             loss_unit=loss_unit(self.plan),
             # Wrong settings would end it again.
             resume="" if status in (0, 2) else self.as_called(f"atoll {how} {run_dir}"),
-            export="" if self.plan.hub is None else self.as_called(f"atoll export {run_dir}"),
+            export="" if self.plan.hub is None else self.as_called(f"atoll export {run_dir}{hf}"),
+            exported=self.exported,
             as_seen=as_seen,
             undone=self.undone,
         )

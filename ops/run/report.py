@@ -53,6 +53,7 @@ class RunFacts:
         loss_unit: Of the held-out loss; empty for a task of somebody's own.
         resume: The command that goes on with it; empty where there is nothing to go on with.
         export: The command that writes the model; empty where the model was evaluated and written.
+        exported: The model's directory that ``from_pretrained`` loads; empty where there is none.
         as_seen: The aggregator left no counts; those given are :func:`last_seen`.
         undone: What was asked for beside training and not done, each in a sentence.
     """
@@ -67,6 +68,7 @@ class RunFacts:
     loss_unit: str = ""
     resume: str = ""
     export: str = ""
+    exported: str = ""
     as_seen: bool = False
     undone: Sequence[str] = ()
 
@@ -118,7 +120,7 @@ def build_report(
         ``tokens``, ``counted`` (of these tokens: ``all``, ``at least``, or ``unknown``), ``versions``, ``rounds``,
         ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``troubles`` (what
         was wrong at the end, and what was asked for and not done), ``recipe``, ``wall_s``, ``first_step_s``, ``exit``,
-        ``note``, ``resume``, ``export``.
+        ``note``, ``resume``, ``export``, ``exported``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
@@ -154,6 +156,7 @@ def build_report(
         "note": facts.note,
         "resume": facts.resume,
         "export": facts.export,
+        "exported": facts.exported,
     }
 
 
@@ -202,6 +205,8 @@ def render(report: Report) -> str:
     lines += ["", f"everything is in {report['run']['dir']}"]
     if report["export"] and report["versions"]:
         lines.append(f"its model: {report['export']}")
+    if report["exported"]:
+        lines.append(f"its model for other tools: from_pretrained({report['exported']!r})")
     if report["resume"]:
         also = ", and merge what is in flight" if report["tokens"]["in_flight"] else ""
         lines += [f"to go on with it{also}: {report['resume']}"]

@@ -114,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
                 display.note(f"not evaluated: {err}")
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
+        if status == 0:
+            run_.export_model(judged, display, signals)
     with contextlib.suppress(ConfigError, Unavailable):  # of a run that never began, or a disk that is full
         write_report(plan.run_dir, stopped=True)
     keep(plan, run_.report(status, judged), as_json=args.json)

@@ -399,3 +399,20 @@ def test_a_hub_without_the_model_exports_what_its_island_ended_with_bit_for_bit(
     done = ops("snapshots", "export", tmp_path / "hub", "end", "--hf", tmp_path / "snapshot", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert "README.md" not in different(tmp_path / "one", tmp_path / "snapshot")
+
+
+@pytest.mark.full("a whole run of up")
+def test_up_ends_with_a_directory_for_other_tools_and_says_how_to_load_it(tmp_path):
+    small_models.llama(tmp_path / "model")
+    small_models.texts(tmp_path / "texts.jsonl")
+    options = [f"model={tmp_path / 'model'}", f"data={tmp_path / 'texts.jsonl'}", "sequence_length=16", "batch=8"]
+    words = ["up", "--task", "islands.hf:task", "--task-option", *options, "--islands", 1, "--tokens", "4K"]
+    words += ["--run-dir", tmp_path / "run", "--fragments", 2, "--sync-interval", 4]
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = ops(*words, within_s=220, **cache)
+    assert done.returncode == 0, done.stderr
+    assert f"its model for other tools: from_pretrained('{tmp_path / 'run' / 'export'}')" in done.stdout
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export").state_dict()
+    run = open_weights(tmp_path / "run" / "model.safetensors")
+    assert all(as_array(loaded[name]).tobytes() == run[name].tobytes() for name in run)
+    assert "Held-out loss" in (tmp_path / "run" / "export" / "README.md").read_text()

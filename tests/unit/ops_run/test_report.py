@@ -52,6 +52,14 @@ def test_the_report_has_the_keys_that_were_promised():
     assert json.loads(json.dumps(report)) == report
 
 
+def test_where_the_model_is_for_other_tools_is_said():
+    facts = replace(FACTS, exported="/runs/demo/export")
+    report = build_report(COUNTED, facts, before=loss(5.5), after=loss(2.2))
+    assert report["exported"] == "/runs/demo/export"
+    assert "its model for other tools: from_pretrained('/runs/demo/export')" in render(report)
+    assert "from_pretrained" not in render(build_report(COUNTED, FACTS, before={}, after={}))
+
+
 def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
     facts = RunFacts(run_id="demo", run_dir="/r", exit=1, wall_s=3.0, note="broker ended with status 2")
     report = build_report(None, facts, before={}, after={})
