@@ -88,7 +88,7 @@ def knows_model(plan: LocalPlan) -> bool:
 
 
 def export_model(plan: LocalPlan, report: Report, signals: Signals) -> Path | None:
-    """Writes the newest model as ``from_pretrained`` loads it; None where its task has brought no small files.
+    """Writes the newest model as ``from_pretrained`` loads it; None without small files of it.
 
     Args:
         plan: The run.

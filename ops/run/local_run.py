@@ -350,7 +350,7 @@ class LocalRun:
         return len(self.ended_by) == self.plan.aggregator.shards
 
     def export_model(self, judged: tuple[Metrics, Metrics], display: Display, signals: Signals) -> None:
-        """Writes the model for other tools, where its task knows how; a failure is said, and costs nothing else."""
+        """Writes the model for other tools, where its task knows how; a failure is only said."""
         try:
             found = export_model(self.plan, self.report(0, judged), signals)
         except (GaveUp, Unavailable, OSError, Interrupted) as err:

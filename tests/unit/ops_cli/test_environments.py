@@ -17,6 +17,8 @@ from ops import launcher
         (["up", "--task", "examples.equinox_task:task"], False),
         (["up", "--task", "mine:task"], True),
         (["export", "run", "--hf", "out"], True),
+        (["export", "hub", "--hf", "out"], True),
+        (["export", "hub"], False),
         (["island", "--config", "fleet.toml"], True),
         (["status", "redis://nowhere:1", "tcp://a:7001"], False),
     ],
