@@ -33,9 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge", action="store_true", help="with --hf, of a run of adapters: merge them into their base"
     )
-    help_ = (
-        "with --hf: file that names the task, of islands elsewhere (default: config.toml in RUN_DIR, or what they sent)"
-    )
+    help_ = "with --hf: file that names the task, of islands elsewhere (default: that of RUN_DIR, or what they sent)"
     parser.add_argument("--config", type=sources.as_path, metavar="FILE", help=help_)
     parser.add_argument(
         "--base", type=sources.as_path, metavar="DIR", help="with --hf: where the model is here that the run began with"
@@ -116,8 +114,11 @@ def _saver(args: argparse.Namespace, directory: Path, store: Path) -> Callable[[
     options = dict(tables.get("task", {})) | ({} if args.base is None else {"model": str(args.base)})
     name = tables.get("island", {}).get("task", LANGUAGE)
     kept = next((path for path in map(model_path, stores_of(directory)[0]) if path.is_dir()), None)
-    if kept is not None and name == LANGUAGE and not options:  # a hub's own file names no task of islands elsewhere
-        write_model = _of_files(args, kept)
+    if kept is not None and name == LANGUAGE and args.config is None and args.base is None:  # of a hub's islands
+        from islands.tasks.task import named_function
+
+        of_files = named_function("islands.hf.saving:of_files", field="hf", kind="ours")
+        write_model: Save = of_files(kept)
     elif tables:
         write_model = _of_task(args, name, options, store)
     else:
@@ -130,16 +131,6 @@ def _saver(args: argparse.Namespace, directory: Path, store: Path) -> Callable[[
         write_model(model.tensors, folder, args.dtype, args.merge)
 
     return save
-
-
-def _of_files(args: argparse.Namespace, kept: Path) -> Save:
-    """Returns what saves a model by the small files that an island sent."""
-    try:
-        found: Save = importlib.import_module("islands.hf.saving").of_files(kept)
-    except ImportError as err:
-        cure = f"needs {err.name}, which is not installed: install torch, transformers, peft and datasets"
-        raise ConfigError("hf", str(args.hf), cure) from err
-    return found
 
 
 def _of_task(args: argparse.Namespace, name: str, options: Mapping[str, Any], store: Path) -> Save:

@@ -1,6 +1,8 @@
 """The small files of a model go once from the first island to the hub's store, over real sockets."""
 
 import random
+import re
+import sys
 
 import pytest
 
@@ -8,6 +10,7 @@ from aggregator.store.layout import model_path
 from broker.base.errors import ConfigError
 from broker.process import model_folder
 from broker.wire.small_files import PART_BYTES
+from ops import cli
 from tests.hub import Hub
 from tests.local_run import wait_for
 from tests.training_loops import join, params_of
@@ -20,7 +23,7 @@ def kept(hub):
     return hub.core._files._here
 
 
-def test_they_are_kept_once_and_whoever_goes_on_with_the_store_has_them(tmp_path):
+def test_they_are_kept_once_and_whoever_goes_on_with_the_store_has_them(tmp_path, monkeypatch, capsys):
     store, asked = tmp_path / "store", []
     with Hub(store, islands=2) as hub, join(hub, params_of(), files=FILES) as first:
         wait_for(lambda: kept(hub), "files", evidence=lambda: str(hub.core.run.inputs))
@@ -36,6 +39,11 @@ def test_they_are_kept_once_and_whoever_goes_on_with_the_store_has_them(tmp_path
         with join(hub, params_of(), files=FILES):
             assert not asked
     assert (model_path(store) / "config.json").stat().st_ino == before
+    for name in [each for each in sys.modules if each.startswith("islands.hf")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(["export", str(store), "--hf", str(tmp_path / "out")]) == 2
+    assert re.search(r"hf = .*imports \w+, which is not installed: pip install it", capsys.readouterr().err)
 
 
 def test_what_cannot_travel_is_refused_before_the_island_joins(tmp_path):
