@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,7 @@ from islands.arrays import in_place, placement
 from islands.arrays.in_place import is_in_place
 from islands.arrays.placement import Leaf, is_array, is_on_device
 from islands.arrays.regions import Spread
-from islands.arrays.tree import Tree, TreeNames, children_of, form_of, named_leaves, no_array
+from islands.arrays.tree import Tree, TreeNames, children_of, form_of, loaded_jax, named_leaves, no_array
 from islands.interface.arguments import shown
 
 #: Steps after which tied leaves that do not move are left alone: a learning rate begins at zero, some never move.
@@ -197,7 +196,7 @@ def _ways_to(params: Tree, names: Sequence[str]) -> dict[str, Way] | None:
     ``names`` are those of all leaves, in the order of the tree. Following ways takes a tenth of the time of flattening
     the tree.
     """
-    jax = sys.modules.get("jax")
+    jax = loaded_jax()
     if jax is None:
         found = list(_plain_ways(params, ()))
     else:

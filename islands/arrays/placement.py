@@ -8,7 +8,6 @@ and never import JAX.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from islands.arrays import persistence
 from islands.arrays.in_place import InPlacePlacement, is_in_place, region_here
 from islands.arrays.reference import Parts, adopted, wide_dtype
 from islands.arrays.regions import Spread
+from islands.arrays.tree import loaded_jax
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
@@ -65,7 +65,7 @@ def is_array(leaf: Leaf) -> bool:
 
 def is_on_device(leaf: Leaf) -> bool:
     """Whether a leaf is a JAX array; without JAX nothing is."""
-    jax = sys.modules.get("jax")
+    jax = loaded_jax()
     return jax is not None and isinstance(leaf, jax.Array)
 
 

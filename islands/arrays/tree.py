@@ -26,6 +26,12 @@ MIXED = f"a tree has arrays of numpy and JAX, or tensors of torch, not both: {TO
 Tree = Any
 
 
+def loaded_jax() -> Any:
+    """Returns the module jax if the program has imported it; None also while another thread imports it."""
+    jax = sys.modules.get("jax")
+    return None if jax is None or getattr(jax.__spec__, "_initializing", False) else jax
+
+
 class TreeNames:
     """Names of a tree's leaves, taken once, by which trees of the same structure are read and rebuilt.
 
@@ -92,7 +98,7 @@ class TreeNames:
         Raises:
             KeyError: If a name is not of this tree.
         """
-        jax = sys.modules.get("jax")
+        jax = loaded_jax()
         structure, flat = None, []
         if jax is None:
             flat = [leaf for _, leaf in named_leaves(tree)]
@@ -137,7 +143,7 @@ def named_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
     Raises:
         ConfigError: If the keys of a dict have no order.
     """
-    jax = sys.modules.get("jax")
+    jax = loaded_jax()
     if jax is None:
         yield from _plain_leaves(tree, ())
         return
@@ -183,7 +189,7 @@ def form_of(tree: Tree) -> Any:
 
     None: it has no form, and :func:`named_leaves` says why.
     """
-    jax = sys.modules.get("jax")
+    jax = loaded_jax()
     try:
         return _plain_form(tree) if jax is None else jax.tree_util.tree_structure(tree)
     except (TypeError, ValueError):
@@ -197,7 +203,7 @@ def _plain_form(node: Any) -> Any:
 
 def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """Rebuilds ``tree`` with ``function`` applied to the leaves, in the order of :func:`named_leaves`."""
-    jax = sys.modules.get("jax")
+    jax = loaded_jax()
     return _plain_map(function, tree) if jax is None else jax.tree_util.tree_map(function, tree)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from broker.base.errors import ConfigError, Unavailable
 from broker.wire.fragments import TensorSpec
 from islands.arrays.in_place import is_in_place, region_here
 from islands.arrays.regions import HeldTensor
+from islands.arrays.tree import loaded_jax
 from islands.hosts.link import Contact, SpeakerLink, listen
 
 #: Bytes of the broadcast: every host hands over an array of the same length.
@@ -138,7 +138,7 @@ def spread_over(leaves: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> Sev
         here = ((each, region_here(leaves[each.name])) for each in tensors)
         held = tuple(HeldTensor(tensor=each, regions=(region,) if region.size else ()) for each, region in here)
         return SeveralHosts(host=found[0], hosts=found[1], tensors=held, broadcast=found[2])
-    jax = sys.modules.get("jax")
+    jax = loaded_jax()
     return None if jax is None else _spread_over_jax(leaves, tensors)
 
 

@@ -1,5 +1,8 @@
 """Trees as they come: whatever a pytree holds joins and is adopted into as it is, or is refused by name."""
 
+import importlib.machinery
+import sys
+import types
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,9 +20,9 @@ from broker.wire.headers import Limits
 from broker.wire.tensors import decode_tensor
 from islands.arrays.parameters import Parameters
 from islands.arrays.partition import describe_kinds, tensor_specs
-from islands.arrays.placement import Placement, to_host
+from islands.arrays.placement import Placement, is_array, to_host
 from islands.arrays.reference import Reference, encode_seed
-from islands.arrays.tree import _plain_leaves
+from islands.arrays.tree import _plain_leaves, named_leaves
 from islands.between_steps import InitialValues
 from islands.interface import arguments
 from tests.unit.islands_session.test_states_as_they_come import assert_same, bits, sharded
@@ -240,3 +243,14 @@ def test_scalars_of_numpy_are_not_tied_for_being_one_object():
     params = {"a": one, "b": one, "on": np.bool_(True), "off": np.bool_(True)}
     assert [spec.name for spec in tensor_specs(params)] == ["a", "b", "off", "on"]
     assert Parameters(params).tied == ()
+
+
+def test_a_jax_that_another_thread_is_importing_just_now_is_not_asked(monkeypatch):
+    halfway = types.ModuleType("jax")
+    halfway.__spec__ = importlib.machinery.ModuleSpec("jax", None)
+    halfway.__spec__._initializing = True  # as Python has it
+    monkeypatch.setitem(sys.modules, "jax", halfway)
+    tree = {"a": np.zeros(2), "b": [np.ones(3)]}
+    assert [name for name, _ in named_leaves(tree)] == ["a", "b/0"]
+    assert is_array(tree["a"])
+    assert not is_array("text")
