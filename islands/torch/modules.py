@@ -1,8 +1,9 @@
 """A module's parameters and buffers as a tree of leaves, by the names of its ``state_dict``.
 
-The tree is flat: ``{"layers.0.weight": leaf, ...}``. So an exported model loads with ``load_state_dict``, and an island
-of JAX or numpy whose tree is a dict of these names and shapes has the same manifest. A tensor with two names (tied
-weights) is one leaf. Parameters without a gradient are frozen, buffers are local; ``kinds`` overrides both.
+The tree is flat: ``{"layers.0.weight": leaf, ...}``, without the names of wrappers such as ``torch.compile``'s. So an
+exported model loads with ``load_state_dict``, and an island of JAX or numpy whose tree is a dict of these names and
+shapes has the same manifest. A tensor with two names (tied weights) is one leaf. Parameters without a gradient are
+frozen, buffers are local; ``kinds`` overrides both.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from islands.interface import arguments
 from islands.torch.conversion import numpy_dtype
 from islands.torch.shards import is_spread
 from islands.torch.tensors import Copier, TensorLeaf
+
+#: Attributes of wrappers around a layer: of ``torch.compile``, and of what computes its activations anew.
+_WRAPPING = "_orig_mod", "_checkpoint_wrapped_module"
 
 
 class PlacedLeaf(TensorLeaf):
@@ -144,7 +148,7 @@ def unsaid_statistics(model: torch.nn.Module, kinds: Mapping[str, str] | None) -
 def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor, bool]]:
     """Yields (name, module, attribute, tensor, is it a buffer), a tied tensor under each of its names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
-        dot = f"{prefix}." if prefix else ""
+        dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPING)
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 yield dot + attribute, module, attribute, parameter, False

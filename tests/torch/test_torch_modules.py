@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import islands.torch
 from broker.base.errors import ConfigError
@@ -68,6 +69,17 @@ def test_buffers_are_local_and_parameters_without_a_gradient_frozen_unless_kinds
 def test_a_compiled_module_has_the_names_of_the_module_inside():
     model = Tied()
     assert unwrapped(torch.compile(model, backend="eager")) is model
+
+
+def test_names_are_without_those_of_wrappers_around_layers():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 1))
+    names = leaves_of(model).keys()
+    model[0], model[2] = torch.compile(model[0], backend="eager"), checkpoint_wrapper(model[2])
+    model[1].requires_grad_(False)
+    assert any("_orig_mod" in name for name in model.state_dict())
+    assert leaves_of(model).keys() == names
+    kinds = {each.name: str(each.kind) for each in tensor_specs(leaves_of(model), kinds_of(model, None))}
+    assert [name for name, kind in kinds.items() if kind == "frozen"] == ["1.bias", "1.weight"]
 
 
 def test_floating_buffers_that_nothing_was_said_of_are_named():
