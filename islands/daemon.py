@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
+import inspect
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,11 @@ from broker.process.signals import Interrupted, Signals
 from broker.transport.keys import JoinFile, client_keys
 from broker.wire.identity import KeyRole
 from islands.arrays.tree import devices_of
+from islands.interface import arguments
 from islands.interface.config import SETTINGS, IslandConfig, JoinOptions
 from islands.session.pulse import Pulse
-from islands.tasks.task import OptState, Params, Task, endless_batches, load_task
+from islands.tasks.options import check_options
+from islands.tasks.task import OptState, Params, Task, endless_batches, load_task, task_function
 
 log = logs.get(__name__)
 
@@ -66,20 +71,35 @@ def run(args: argparse.Namespace) -> int:
         return 0
     logs.configure(config.island_id or "island")
     tables = sources.read_file(args.config) if args.config is not None else {}
+    options = tables.get("task", {})
     # Each step frees its temporaries and allocates them again. Giving pages back takes milliseconds under the lock of
     # the allocator, which the training thread then waits for in the middle of a boundary: three quarters of one percent
     # of its time instead of one quarter, on two processors shared by four islands.
     limits.keep_freed()
     with Signals() as signals:
         try:
-            task = load_task(config.task, tables.get("task", {}))
-            train(config, task, recipe=tables.get("recipe", {}), check=signals.check)
+            with _ranks(config.task, options) as rank:
+                if rank:  # the first one writes the files, which are the island's
+                    config = replace(config, pulse=None, health=None)
+                    logs.configure(f"{config.island_id or 'island'}.{rank}")
+                train(config, load_task(config.task, options), recipe=tables.get("recipe", {}), check=signals.check)
         except Interrupted as err:
             log.info("island.ended", reason=str(err))
             return 128 + err.number
         except RunEnded as err:
             log.info("island.ended", reason=str(err))
     return 0
+
+
+def _ranks(task: str, options: Mapping[str, Any]) -> contextlib.AbstractContextManager[int]:
+    """Returns a context of this process's rank; of a task with the option ``ranks`` it starts the others."""
+    signature = inspect.signature(task_function(task))
+    if "ranks" not in signature.parameters:
+        return contextlib.nullcontext(0)
+    check_options(task, signature, options)
+    count = arguments.whole("task.ranks", options.get("ranks", 0), "must be a number of processes; 0: one for each GPU")
+    ranks: Any = importlib.import_module("islands.torch.ranks")  # such a task has loaded PyTorch by now
+    return ranks.started(count)  # type: ignore[no-any-return]
 
 
 def _take(args: argparse.Namespace) -> None:

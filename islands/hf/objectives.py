@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, 
 from broker.base.errors import ConfigError
 from islands.hf import examples
 from islands.hf.directory import ModelDirectory
+from islands.torch.ranks import gathered
 
 #: Of masked tokens, by BERT (https://arxiv.org/abs/1810.04805): how many, and of these left as they are or made others.
 _MASKED, _KEPT, _OTHER = 0.15, 0.1, 0.1
@@ -176,7 +177,7 @@ class Contrastive(Objective):
         return batch
 
     def loss(self, module: Any, batch: Batch) -> torch.Tensor:
-        first, second = self._sides(module, batch)
+        first, second = map(gathered, self._sides(module, batch))
         cosines = first @ second.T * _SCALE
         return F.cross_entropy(cosines, torch.arange(len(first), device=cosines.device))
 

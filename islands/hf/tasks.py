@@ -21,6 +21,7 @@ from islands.hf.directory import ModelDirectory
 from islands.hf.objectives import Batch, Causal, Columns, Objective, objective_of
 from islands.tasks.benchmarks import FIELD, Measured
 from islands.tasks.sources import batches
+from islands.torch.ranks import DDP, world
 
 #: Held-out examples that are evaluated, at most.
 MOST_HELD_OUT = 2048
@@ -48,6 +49,8 @@ def task(
     lora_rank: int | None = None,
     lora_targets: str = "",
     local_data: bool = False,
+    ranks: int = 0,
+    spread: str = DDP,
 ) -> Task:
     """Returns a task that goes on training a model.
 
@@ -74,6 +77,10 @@ def task(
         lora_rank: Train adapters of this rank alone (LoRA, https://arxiv.org/abs/2106.09685); they alone travel.
         lora_targets: Modules that get one, with commas (default: as peft chooses for the architecture).
         local_data: Each island has data of its own; else all must have the same.
+        ranks: Processes that train together on an island's machine, each with a GPU and its part of every batch. 0: one
+            for each GPU. ``atoll island`` starts them; under torchrun they are those of the job.
+        spread: ``ddp``: each has all of the model. ``fsdp``: parameters, gradients and the optimizer's state are spread
+            over them, for models that one GPU has no room for.
 
     Raises:
         ConfigError: An option cannot work, or model and data do not fit; names it and the cure.
@@ -87,6 +94,8 @@ def task(
         )
     if batch % accumulation:
         raise ConfigError("accumulation", accumulation, f"must divide batch = {batch}")
+    if batch % (accumulation * world()):
+        raise ConfigError("batch", batch, f"must be a multiple of accumulation x ranks = {accumulation} x {world()}")
     directory = ModelDirectory.find(model)
     learner = objective_of(objective, directory, Columns(text, label, first, second), sequence_length)
     rows, kept = _rows(data, held_out)
@@ -150,6 +159,7 @@ def task(
         tokens_per_step=tokens,
         learning_rate=_rate(learning_rate, warm_up_steps),
         accumulation=accumulation,
+        spread=spread,
         describe=f"{Path(model).name}, {len(train):,} examples, {tokens} tokens per step",
         metrics=learner.metrics,
         inputs=inputs,

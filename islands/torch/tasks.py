@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from broker.base.errors import ConfigError
 from broker.process.demands import has_base
 from broker.wire.fragments import Kind
 from islands.arrays.partition import OF_BASE
@@ -15,18 +18,20 @@ from islands.interface import arguments
 from islands.tasks.task import Batch, DataShare, Schedule, Task
 from islands.torch.modules import PlacedLeaf, kinds_of, leaves_of
 from islands.torch.optimizer_state import OptimizerState
+from islands.torch.ranks import DDP, FSDP, Ranks
 from islands.torch.tensors import loss_leaf
 
 Params = Mapping[str, PlacedLeaf]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Training:
     """One module with its optimizer; its leaves name it as their owner."""
 
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer
     state: OptimizerState
+    replica: DistributedDataParallel | None = None  # that averages the gradients of several ranks, once it trains
 
 
 def task(
@@ -45,10 +50,14 @@ def task(
     metrics: Mapping[str, str] | None = None,
     inputs: Mapping[str, str] | None = None,
     accumulation: int = 1,
+    spread: str = DDP,
     save: Callable[..., None] | None = None,
     benchmarks: Mapping[str, Callable[[str], Callable[[torch.nn.Module], Any]]] | None = None,
 ) -> Task:
     """Returns a task that trains a module.
+
+    In a job of several processes, as torchrun starts them, these train it together, as one island: each computes its
+    part of every batch, of which all have the whole.
 
     Args:
         model: Builds the module; torch's random generators have the run's seed then.
@@ -60,22 +69,33 @@ def task(
         learning_rate: Progress of the whole run -> rate of all groups; None: that of the optimizer stays.
         kinds: As for :func:`islands.torch.join`.
         unit_axes: Likewise.
-        device: Where to train. Empty: the first CUDA device, or the CPU where there is none.
+        device: Where to train. Empty: the CUDA device of this process, or the CPU where there is none.
         describe: One line; empty: the number of parameters.
         metrics: As for :class:`islands.Task`.
         accumulation: Parts that a batch is cut into along its first axis, whose gradients are added up.
+        spread: How several processes train: ``ddp`` has all parameters in each, and ``loss`` must call the module
+            itself; ``fsdp`` spreads parameters, gradients and the optimizer's state over them.
         save: As for :class:`islands.Task`.
         benchmarks: Likewise; their functions take the module, as ``evaluate`` does.
         inputs: Likewise. Parameters without a gradient are of the base where tensors of one are among them.
+
+    Raises:
+        ConfigError: ``spread`` is neither, or this machine has fewer GPUs than processes of the job.
     """
     for name, function in (("model", model), ("loss", loss), ("optimizer", optimizer)):
         arguments.function(name, function, "must be a function: see islands.torch.task")
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if spread not in (DDP, FSDP):
+        raise ConfigError("spread", spread, f"must be {DDP} or {FSDP}")
+    ranks = Ranks.begin(device)
+    where = ranks.device
 
     def build(seed: int) -> _Training:
         with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
             torch.manual_seed(seed)
-            module = model().to(where)
+            module = model()
+            if ranks.count > 1 and spread == FSDP:
+                ranks.shard(module)  # before it is on a GPU, which never has all of it
+            module.to(where)
         made = optimizer(module)
         return _Training(module, made, OptimizerState([made]))
 
@@ -83,7 +103,7 @@ def task(
 
     def init(seed: int) -> tuple[Params, OptimizerState]:
         training = ready.pop(seed, None) or build(seed)
-        return leaves_of(training.module, owner=training), training.state
+        return leaves_of(training.module, together=ranks.count > 1, owner=training), training.state
 
     def train(
         params: Params, state: OptimizerState, batch: Batch, schedule: Schedule
@@ -94,14 +114,17 @@ def task(
                 group["lr"] = learning_rate(schedule)
         training.module.train()
         training.optimizer.zero_grad(set_to_none=True)
-        parts = [_part(batch, i, accumulation) for i in range(accumulation)]
-        values = []
-        for part in parts:
-            value = loss(training.module, _moved(part, where)) / accumulation
-            value.backward()
+        if ranks.count > 1 and spread == DDP and training.replica is None:
+            training.replica = ranks.replicate(training.module)
+        replica, values = training.replica, []
+        for i in range(accumulation):
+            part = _part(batch, i * ranks.count + ranks.rank, accumulation * ranks.count)
+            with replica.no_sync() if replica is not None and i + 1 < accumulation else contextlib.nullcontext():
+                value = loss(replica or training.module, _moved(part, where)) / accumulation
+                value.backward()
             values.append(value.detach())
         training.optimizer.step()
-        return params, state, loss_leaf(torch.stack(values).sum() if accumulation > 1 else values[0])
+        return params, state, loss_leaf(ranks.mean(torch.stack(values).sum() if accumulation > 1 else values[0]))
 
     def judging(judge: Callable[[torch.nn.Module], Any]) -> Callable[[Params], Any]:
         def judged(params: Params) -> Any:
@@ -165,5 +188,7 @@ def _part(batch: Any, number: int, count: int) -> Any:
         return {key: _part(value, number, count) for key, value in batch.items()}
     if type(batch) in (tuple, list):
         return type(batch)(_part(value, number, count) for value in batch)
-    rows = len(batch) // count
+    rows, left = divmod(len(batch), count)
+    if left:
+        raise ConfigError("batch", f"{len(batch)} rows", f"must be a multiple of accumulation and ranks: of {count}")
     return batch[number * rows : (number + 1) * rows]

@@ -28,12 +28,10 @@ def llama(folder, *, seed=0, **changes):
     return tokenizer_in(folder)
 
 
-def bert(folder):
+def bert(folder, **changes):
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, pad_token_id=0
-    )
-    BertForMaskedLM(config).save_pretrained(folder)
+    usual = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+    BertForMaskedLM(BertConfig(**usual | {"num_attention_heads": 2} | changes)).save_pretrained(folder)
     return tokenizer_in(folder)
 
 

@@ -244,6 +244,7 @@ def other_tokenizer(folder):
         (None, {"sequence_length": 4096}, "gives no sequence of sequence_length = 4096"),
         (None, {"batch": 0}, "batch = 0: must be above 0"),
         (None, {"accumulation": 3}, "accumulation = 3: must divide batch = 8"),
+        (None, {"spread": "other"}, "spread = 'other': must be ddp or fsdp"),
         (None, {"objective": "other"}, "objective = 'other': must be one of causal, masked"),
         (None, {"held_out": "2"}, "held_out = '2': must be a share between 0 and 1"),
         (None, {"data": "EMPTY"}, "is empty: give a file with examples in it"),
@@ -259,6 +260,12 @@ def test_wrong_input_is_one_clear_error_before_anything_starts(tmp_path, change,
     options = {name: str(tmp_path / "empty.jsonl") if value == "EMPTY" else value for name, value in options.items()}
     with pytest.raises(ConfigError, match=said):
         task_of(tmp_path, **options)
+
+
+def test_a_batch_that_ranks_cannot_divide_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"batch = 8: must be a multiple of accumulation x ranks = 1 x 3"):
+        task_of(tmp_path)
 
 
 def test_the_example_finds_functions_by_their_docstrings_in_installed_packages(tmp_path, monkeypatch):
