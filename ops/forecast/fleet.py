@@ -107,6 +107,7 @@ class Fleet(Training):
 
     parameters: int  # elements that are synchronised
     tensors: tuple[TensorSpec, ...] = ()  # of the model; empty if only their number is known
+    base_bytes: int = 0  # of tensors that each island holds, and that never travel
     sites: tuple[Site, ...]
     max_message_bytes: int = _USUAL.max_message_bytes  # limit of the run, as are the next three; 0: it follows
     held_bytes: int = _USUAL.held_bytes

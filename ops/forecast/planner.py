@@ -76,7 +76,8 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     """Returns process -> memory in bytes.
 
     The trainer's is of an island's accelerators together, before activations: parameters, gradients and Adam's moments
-    in float32, of which 16-bit parameters and gradients save a quarter. Activations have no bound here.
+    in float32, of which 16-bit parameters and gradients save a quarter; and the base of adapters as it is held.
+    Activations have no bound here.
 
     Raises:
         ConfigError: It does not fit into the memory that there is, with what would.
@@ -96,7 +97,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
             if nbytes > fleet.host_memory_gb * 1e9:
                 cure = f"is too little for the {name}: it takes {at_least(nbytes / 1e9)} GB"
                 raise ConfigError("host_memory_gb", fleet.host_memory_gb, f"{cure}; find that, or a smaller model")
-    trainer = float(TRAINER_BYTES_PER_PARAMETER * sum(wire.elements))
+    trainer = float(TRAINER_BYTES_PER_PARAMETER * sum(wire.elements) + fleet.base_bytes)
     return hosts | {"island_accelerators": Memory(expected=trainer, bound=None)}
 
 

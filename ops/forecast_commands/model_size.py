@@ -1,4 +1,4 @@
-"""The size of a model, from safetensors or from a run's config.toml.
+"""The size of a model or its LoRA adapters, from safetensors, its directory, or a run's config.toml.
 
 Shell: reads files, and for a config.toml builds the task's initial parameters, also in a short child process. Of a
 safetensors file only the header is read; of a model in several of them, named by their index, those of all.
@@ -28,7 +28,7 @@ from broker.base.errors import ConfigError, cure_of
 from broker.base.settings import whole_number
 from broker.gateway.config import BrokerConfig
 from broker.wire.fragments import Kind, TensorSpec
-from islands.arrays.partition import tensor_specs
+from islands.arrays.partition import names_of_base, tensor_specs
 from islands.interface.config import IslandConfig
 from ops.launcher import python_path
 from ops.processes.child_process import tied
@@ -43,6 +43,18 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
 }
 
+#: Files of a directory that say how large its model is, the best first.
+_OF_DIRECTORY = "config.toml", "model.safetensors.index.json", "model.safetensors", "config.json"
+#: Architectures whose shapes follow from config.json alone.
+_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+#: Modules that peft adapts by default -> architectures (peft.utils.constants; a test compares them).
+_LORA_TARGETS = {
+    ("q_proj", "v_proj"): "llama mistral mixtral qwen2 qwen3 gemma gemma2 gemma3_text opt gptj gpt_neo stablelm bart",
+    ("query", "value"): "bert roberta xlm-roberta electra",
+    ("query_key_value",): "bloom gpt_neox falcon",
+    ("c_attn",): "gpt2 gpt_bigcode",
+    ("q", "v"): "t5 mt5",
+}
 #: The name of a part of a model that is too large for one file.
 _PART = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
@@ -54,10 +66,27 @@ class Model:
     parameters: int  # elements that are synchronised
     tensors: tuple[TensorSpec, ...] = ()  # empty if only their number is known
     source: str  # a sentence for the assumptions
+    base_bytes: int = 0  # of tensors that each island holds, and that never travel
     islands: int = 2  # of the run that the file describes, as is the rest
     site: Mapping[str, Any] = field(default_factory=dict)  # by field of ops.forecast.fleet.Site
     training: Mapping[str, Any] = field(default_factory=dict)  # by field of Training there
     limits: Mapping[str, Any] = field(default_factory=dict)  # by field of Fleet there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Adapters of a model, as ``islands.hf:task`` makes them of its options."""
+
+    rank: int
+    targets: tuple[str, ...] = ()  # modules that get one; empty: as peft chooses for the architecture
+    dtype: str = "f32"  # in which islands hold the base: f32 or bf16
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a rank or a number format that cannot be."""
+        if self.rank < 1:
+            raise ConfigError("lora_rank", self.rank, "must be at least 1, such as 8")
+        if self.dtype not in ("f32", "bf16"):
+            raise ConfigError("dtype", self.dtype, "must be f32 or bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +112,39 @@ def parse_parameters(text: str) -> Model:
     return Model(parameters=number, source=f"{number:,} parameters, in fragments of equal size")
 
 
-def read_model(path: Path) -> Model:
-    """Returns the model that a file describes, by the file's ending.
+def read_model(path: Path, lora: Lora | None = None) -> Model:
+    """Returns the model that a file describes, by its ending, or a directory; or its adapters.
 
     Raises:
-        ConfigError: It cannot be read, or describes none.
+        ConfigError: It cannot be read, describes none, or the adapters do not follow from it.
     """
-    readers = {".safetensors": _of_safetensors, ".toml": _of_run, ".json": _of_index}
+    if path.is_dir():
+        path = next((path / name for name in _OF_DIRECTORY if (path / name).is_file()), path)
+    readers = {".safetensors": _of_safetensors, ".json": _of_config if path.name == "config.json" else _of_index}
     reader = readers.get(path.suffix)
-    if reader is None:
-        raise ConfigError("model", str(path), f"must end in one of {', '.join(readers)}")
+    if reader is None and path.suffix != ".toml":
+        known = ", ".join((*readers, ".toml"))
+        raise ConfigError("model", str(path), f"must end in one of {known}, or be a directory with such a file")
     try:
-        return reader(path)
+        if reader is None:
+            if lora is not None:
+                raise ConfigError("lora_rank", lora.rank, f"stands in [task] of {path}, if it has any: leave it out")
+            return _of_run(path)
+        leaves, source = reader(path)
+        return _with_tensors(tensor_specs(leaves), path, source) if lora is None else _adapters(leaves, path, lora)
     except OSError as err:
         raise ConfigError("model", str(path), f"cannot be read ({err.strerror}); {cure_of(err)}") from err
 
 
-def _of_safetensors(path: Path) -> Model:
+def _of_safetensors(path: Path) -> tuple[dict[str, _Leaf], str]:
     if _PART.fullmatch(path.name):
         cure = "is one of several files; give their index, model.safetensors.index.json, which names all of them"
         raise ConfigError("model", str(path), cure)
-    return _with_tensors(tensor_specs(_leaves_of(path)), path, f"header of {path.name}")
+    return _leaves_of(path), f"header of {path.name}"
 
 
-def _of_index(path: Path) -> Model:
-    """Returns the model of an index: it is in several files, which stand beside that."""
+def _of_index(path: Path) -> tuple[dict[str, _Leaf], str]:
+    """Returns the tensors of an index: they are in several files, which stand beside that."""
     try:
         names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
@@ -120,7 +157,74 @@ def _of_index(path: Path) -> Model:
         cure = f"belongs to a model in {len(names)} files, and {', '.join(missing[:3])} is not beside it"
         raise ConfigError("model", str(path), f"{cure}; bring all of them, or give --params")
     leaves = {name: leaf for file in names for name, leaf in _leaves_of(path.with_name(file)).items()}
-    return _with_tensors(tensor_specs(leaves), path, f"headers of {len(names)} files")
+    return leaves, f"headers of {len(names)} files"
+
+
+def _of_config(path: Path) -> tuple[dict[str, _Leaf], str]:
+    """Returns the tensors of a model of Llama's shape by its configuration; weights need not be there."""
+    config = _config(path)
+    kind = config.get("model_type")
+    if kind not in _LIKE_LLAMA:
+        cure = f"gives no shapes for model_type {kind}, as it does for {', '.join(_LIKE_LLAMA)}: bring its weights"
+        raise ConfigError("model", str(path), cure)
+    try:
+        width, inner, rows, layers = (
+            int(config[name]) for name in ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers")
+        )
+        heads = int(config["num_attention_heads"])
+        of_head = config.get("head_dim") or (128 if kind == "qwen3" else width // heads)
+        queries, keys = heads * of_head, (config.get("num_key_value_heads") or heads) * of_head
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as err:
+        raise ConfigError("model", str(path), f"lacks {err}: bring the model's weights, or give --params") from err
+    out = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": width}
+    layer: dict[str, tuple[int, ...]] = {f"self_attn/{name}/weight": (n, width) for name, n in out.items()}
+    layer["self_attn/o_proj/weight"] = (width, queries)
+    biased = out if config.get("attention_bias") else list(out)[:3] if kind == "qwen2" else ()
+    layer |= {f"self_attn/{name}/bias": (out[name],) for name in biased}
+    if kind == "qwen3":
+        layer |= {f"self_attn/{name}/weight": (of_head,) for name in ("q_norm", "k_norm")}
+    layer |= {"mlp/gate_proj/weight": (inner, width), "mlp/up_proj/weight": (inner, width)}
+    layer |= {"mlp/down_proj/weight": (width, inner)}
+    layer |= {f"{name}_layernorm/weight": (width,) for name in ("input", "post_attention")}
+    shapes = {f"model/layers/{k}/{name}": shape for k in range(layers) for name, shape in layer.items()}
+    shapes |= {"model/embed_tokens/weight": (rows, width), "model/norm/weight": (width,)}
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head/weight"] = (rows, width)
+    return {name: _Leaf(shape, _DTYPES["F32"]) for name, shape in shapes.items()}, f"shapes by {path.name}"
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("model", str(path), "is no configuration of a model: name another file, or give --params")
+    return found
+
+
+def _adapters(leaves: Mapping[str, _Leaf], path: Path, lora: Lora) -> Model:
+    """Returns what peft makes for a model: of each adapted matrix (m, n) one of (r, n) and one of (m, r)."""
+    targets, beside = lora.targets, path.with_name("config.json")
+    kind = str(_config(beside).get("model_type")) if not targets and beside.is_file() else "that is not known"
+    targets = targets or next((names for names, kinds in _LORA_TARGETS.items() if kind in kinds.split()), ())
+    matrices = {name.removesuffix("/weight"): each.shape for name, each in leaves.items() if len(each.shape) == 2}
+    ends = tuple("/" + target.replace(".", "/") for target in targets)
+    adapted = {name: shape for name, shape in matrices.items() if f"/{name}".endswith(ends)}
+    if not adapted:
+        known = ", ".join(sorted({name.rpartition("/")[2] for name in matrices}))
+        why = "are in none of its matrices" if targets else f"do not follow from model_type {kind}"
+        raise ConfigError("lora_targets", ",".join(lora.targets), f"{why}: name some of {known}")
+    halves = {f"{name}/lora_A/weight": (lora.rank, shape[1]) for name, shape in adapted.items()}
+    halves |= {f"{name}/lora_B/weight": (shape[0], lora.rank) for name, shape in adapted.items()}
+    base = sum(spec.size for spec in tensor_specs(leaves) if spec.kind is not Kind.LOCAL)
+    nbytes = base * (2 if lora.dtype == "bf16" else 4)
+    what = f"LoRA of rank {lora.rank} on {', '.join(targets)}"
+    held = (
+        f"their base of {base:,} parameters, {nbytes / 1e9:.3g} GB in {lora.dtype}, is on each island and never travels"
+    )
+    specs = tensor_specs({name: _Leaf(shape, _DTYPES["F32"]) for name, shape in halves.items()})
+    return _with_tensors(specs, path, f"{what}; {held}", base_bytes=nbytes)
 
 
 def _leaves_of(path: Path) -> dict[str, _Leaf]:
@@ -174,10 +278,12 @@ def _of_run(path: Path) -> Model:
         "max_staleness": aggregator.max_staleness,
         "max_staleness_s": aggregator.max_staleness_s,
     }
+    specs, base = tensor_specs(params, task.kinds, task.unit_axes), set(names_of_base(params, task.kinds))
     return _with_tensors(
-        tensor_specs(params, task.kinds, task.unit_axes),
+        specs,
         path,
         f"task {island.task} of {path.name}",
+        base_bytes=sum(each.size * np.dtype(each.dtype).itemsize for each in specs if each.name in base),
         islands=aggregator.islands,
         site={"tokens_per_step": task.tokens_per_step},
         training=training,

@@ -15,7 +15,7 @@ from broker.base.settings import from_flag, refuse_unknown, typed
 from ops.forecast.fleet import MOST, Assume, Fleet, Site, Training, check, check_overlap
 from ops.forecast.footprint import is_auto, shards_for
 from ops.forecast.planner import plan
-from ops.forecast_commands.model_size import Model, parse_parameters, read_model
+from ops.forecast_commands.model_size import Lora, Model, parse_parameters, read_model
 from ops.forecast_commands.view import following, plan_as_json, plan_as_tables
 from ops.terminal import Screen
 
@@ -42,8 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll plan``."""
     model = parser.add_argument_group("model, and sites of a file")
     model.add_argument("--params", metavar="N", help="parameters: 5e9, 5B, 125M")
-    about = "safetensors (one file, or the index of several), or a run's config.toml"
-    model.add_argument("--model", type=Path, metavar="FILE", help=about)
+    about = "a model's directory, safetensors (one file, or the index of several), config.json; or a run's config.toml"
+    model.add_argument("--model", type=Path, metavar="PATH", help=about)
+    model.add_argument("--lora-rank", metavar="N", help="train adapters of this rank alone, as islands.hf:task does")
+    model.add_argument("--lora-targets", metavar="A,B", help="modules that get one (default: by the architecture)")
+    model.add_argument(
+        "--dtype", metavar="NAME", help="in which islands hold the base of adapters: f32 (default) | bf16"
+    )
     model.add_argument("--fleet", type=Path, metavar="FILE", help="TOML file of unequal sites, in place of their flags")
     model.add_argument("--sites", metavar="N", help="sites that are alike, each one island (default 2)")
     sources.add_flags(parser, Site, skip={"name"})
@@ -72,11 +77,25 @@ def run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace) -> Model:
     if args.model is not None and args.params is not None:
         raise ConfigError("params", args.params, "is in --model already; give one of them")
+    if args.lora_rank is None:
+        for name in ("lora_targets", "dtype"):
+            if getattr(args, name) is not None:
+                raise ConfigError(name, getattr(args, name), "is about adapters: give --lora-rank 8 as well")
     if args.model is not None:
-        return read_model(args.model)
+        return read_model(args.model, _lora(args))
     if args.params is None:
-        raise ConfigError("params", None, "is needed; give --params 5B, or --model FILE")
+        raise ConfigError("params", None, "is needed; give --params 5B, or --model PATH")
+    if args.lora_rank is not None:
+        cure = "needs the shapes of the model, which --params does not tell: give --model, its directory or config.json"
+        raise ConfigError("lora_rank", args.lora_rank, cure)
     return parse_parameters(args.params)
+
+
+def _lora(args: argparse.Namespace) -> Lora | None:
+    if args.lora_rank is None:
+        return None
+    targets = tuple(filter(None, (args.lora_targets or "").split(",")))
+    return Lora(rank=from_flag("lora_rank", args.lora_rank, int), targets=targets, dtype=args.dtype or "f32")
 
 
 def fleet_of(args: argparse.Namespace, model: Model) -> Fleet:
@@ -96,7 +115,7 @@ def fleet_of(args: argparse.Namespace, model: Model) -> Fleet:
         host_bytes = None if asked.host_memory_gb is None else asked.host_memory_gb * 1e9
         follows["shards"] = shards_for(model.parameters, fragments=fragments, host_bytes=host_bytes)
     described = {"parameters": model.parameters, "tensors": model.tensors, "sites": _sites(args, model), **model.limits}
-    fleet = Fleet(**asdict(asked) | follows | described)
+    fleet = Fleet(**asdict(asked) | follows | described, base_bytes=model.base_bytes)
     if args.overlap is not None:
         check_overlap(fleet)
     return fleet

@@ -13,7 +13,9 @@ pytest.importorskip("peft")
 pytest.importorskip("datasets")
 
 from peft import PeftModel
+from peft.utils import constants
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -35,6 +37,8 @@ from islands.torch.conversion import as_array
 from islands.weights.files import open_weights
 from ops import cli
 from ops.evaluation import harness
+from ops.forecast_commands import model_size
+from ops.forecast_commands.model_size import Lora, read_model
 from tests.local_run import Process, ops, wait_for
 from tests.torch import small_models
 
@@ -423,3 +427,39 @@ def test_up_ends_with_a_directory_for_other_tools_and_says_how_to_load_it(tmp_pa
     run = open_weights(tmp_path / "run" / "model.safetensors")
     assert all(as_array(loaded[name]).tobytes() == run[name].tobytes() for name in run)
     assert "Held-out loss" in (tmp_path / "run" / "export" / "README.md").read_text()
+
+
+def test_plan_counts_the_adapters_that_the_task_makes(tmp_path):
+    run = merged(task := task_of(tmp_path, lora_rank=2, dtype="bf16"), task.init(0)[0])
+    planned = read_model(tmp_path / "model", Lora(rank=2, dtype="bf16"))
+    assert sorted(each.size for each in planned.tensors) == sorted(array.size for array in run.values())
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert planned.base_bytes == 2 * base.num_parameters()
+    several = read_model(tmp_path / "model", Lora(rank=3, targets=("mlp.up_proj", "o_proj")))
+    assert several.parameters == 2 * 3 * (16 + 32 + 16 + 16)
+    file = tmp_path / "config.toml"  # of a run with this task
+    options = f'model = "{tmp_path}/model"\ndata = "{tmp_path}/texts.jsonl"\nlora_rank = 2\ndtype = "bf16"\n'
+    file.write_text(f'[island]\ntask = "islands.hf:task"\n[task]\nsequence_length = 16\n{options}')
+    assert (read_model(file).parameters, read_model(file).base_bytes) == (planned.parameters, planned.base_bytes)
+
+
+@pytest.mark.parametrize("kind", model_size._LIKE_LLAMA)
+def test_the_shapes_of_a_model_follow_from_its_configuration(tmp_path, kind):
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": kind == "llama"}
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(kind, **sizes | heads)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    whole = read_model(tmp_path), read_model(tmp_path, Lora(rank=4))
+    (tmp_path / "model.safetensors").unlink()
+    from_config = read_model(tmp_path), read_model(tmp_path / "config.json", Lora(rank=4))
+    for ours, theirs in zip(from_config, whole, strict=True):
+        assert {(each.name, each.shape) for each in ours.tensors} == {
+            (each.name, each.shape) for each in theirs.tensors
+        }
+        assert ours.base_bytes == theirs.base_bytes
+
+
+def test_plan_knows_the_modules_that_peft_adapts():
+    known = {kind: names for names, kinds in model_size._LORA_TARGETS.items() for kind in kinds.split()}
+    of_peft = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert known == {kind: tuple(of_peft[kind]) for kind in known}

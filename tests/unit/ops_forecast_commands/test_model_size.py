@@ -8,7 +8,7 @@ import pytest
 
 from broker.base.errors import ConfigError
 from ops.forecast.footprint import cut
-from ops.forecast_commands.model_size import parse_parameters, read_model
+from ops.forecast_commands.model_size import Lora, parse_parameters, read_model
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,26 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match="is no safetensors file"):
         read_model(tmp_path / "model.safetensors")
+
+
+def test_adapters_are_two_narrow_matrices_for_each_that_is_adapted(tmp_path):
+    layer = {"q_proj.weight": ("BF16", [48, 64]), "v_proj.weight": ("BF16", [16, 64]), "norm.weight": ("BF16", [64])}
+    tensors = {f"model.layers.{k}.self_attn.{name}": each for k in range(2) for name, each in layer.items()}
+    a_safetensors_file(tmp_path / "model.safetensors", **tensors)
+    with pytest.raises(ConfigError, match=r"lora_targets = '': do not follow from model_type that is not known: name"):
+        read_model(tmp_path, Lora(rank=4))
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    model = read_model(tmp_path, Lora(rank=4))
+    assert model.parameters == 2 * 4 * (48 + 64 + 16 + 64)
+    assert len(model.tensors) == 8
+    assert model.base_bytes == 4 * 2 * (48 * 64 + 16 * 64 + 64)
+    with pytest.raises(
+        ConfigError, match=r"lora_targets = 'o_proj': are in none of its matrices: name some of q_proj, v"
+    ):
+        read_model(tmp_path, Lora(rank=4, targets=("o_proj",)))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ConfigError, match=r"gives no shapes for model_type gpt2.*: bring its weights"):
+        read_model(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("name", ["config.json", "gone.safetensors", "model.pt"])

@@ -71,6 +71,24 @@ def test_the_published_pair_is_printed_with_its_assumptions(atoll, planned):
     assert round(document["alternatives"]["dp"]["bandwidth_gbps"]["up"]) == 198
 
 
+def test_of_adapters_the_wire_and_the_hub_have_no_base_and_the_islands_have(planned, tmp_path):
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}
+    config |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ("--model", tmp_path, "--step-time", 1)
+    whole, adapted = planned(*flags), planned(*flags, "--lora-rank", 16, "--dtype", "bf16")
+    assert whole["settings"]["parameters"] == 8_030_261_248  # as Llama 3 8B says of itself
+    adapters = adapted["settings"]["parameters"]
+    assert adapters == 32 * 16 * (4096 + 4096 + 4096 + 1024)
+    up = adapted["traffic"]["round_up_bytes"]
+    assert up == pytest.approx(2 * adapters / adapted["settings"]["fragments"], rel=0.01)
+    trainer = adapted["memory_bytes"]["island_accelerators"]["expected"]
+    assert trainer == 2 * 8_030_261_248 + 16 * adapters
+    aggregator = [each["memory_bytes"]["aggregator"]["expected"] for each in (whole, adapted)]
+    assert aggregator[1] < 350e6 < 30e9 < aggregator[0]
+    assert any("never travels" in sentence for sentence in adapted["assumptions"])
+
+
 def test_text_ends_with_what_to_try_next(atoll):
     lines = atoll(*PAIR, "--bandwidth", 2)[1].splitlines()
     assert any(line.startswith("For these links: --codec") for line in lines)
@@ -101,6 +119,10 @@ def test_unequal_sites_come_from_a_file(planned, fleet_file):
         ("--step-time 1", "params = None: is needed; give --params 5B"),
         ("--params five --step-time 1", "params = 'five'"),
         ("--params 5B", "step_time = None: is needed"),
+        ("--params 5B --step-time 1 --lora-rank 8", "lora_rank = '8': needs the shapes of the model"),
+        ("--params 5B --step-time 1 --dtype bf16", "dtype = 'bf16': is about adapters: give --lora-rank"),
+        ("--model config.toml --step-time 1 --lora-rank 8", "lora_rank = 8: stands in [task] of config.toml"),
+        ("--model . --step-time 1 --lora-rank 0", "lora_rank = 0: must be at least 1"),
         ("--params 5B --step-time fast", "step_time = 'fast': must be a number"),
         ("--params 5B --step-time 1 --sites 1001", "sites = 1001: must lie between 1 and 1000"),
         (f"--params 5B --step-time 1 --tokens-per-step {10**310}", "tokens_per_step = 1"),
