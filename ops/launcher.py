@@ -140,7 +140,7 @@ def wrong_option(words: Sequence[str]) -> str:
         options = dict(tables.get("task", {})) | dict(each.partition("=")[::2] for each in args.task_option)
     except (argparse.ArgumentError, OSError, ValueError, AttributeError):  # the command says why
         return ""
-    if not path or args.resume or words[0] not in _WITH_TASK:
+    if not path or args.resume or words[0] not in _WITH_TASK or {"-h", "--help", "--help-all"} & {*words}:
         return ""
     options |= {name: given for name in ("model", "data") if (given := getattr(args, name))}
     from broker.base.errors import ConfigError  # both need the standard library alone

@@ -53,6 +53,7 @@ def test_pytorch_is_there_for_a_task_that_imports_it_and_for_a_run_of_such_a_tas
         ("up --task mine:task", ""),
         ("up --task", ""),
         ("up --config gone.toml", ""),
+        ("up --task islands.hf:task --help", ""),
         ("status", ""),
     ],
 )

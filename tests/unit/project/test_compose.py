@@ -106,6 +106,24 @@ def test_what_the_head_of_the_file_says_about_keys_is_a_command_of_ours():
     assert value(services(COMPOSE)[service], "entrypoint") == ["python3", "-m", "ops", "keys"]
     args = parse(["keys", *words])
     assert (args.action, args.role, args.name, str(args.dir)) == ("new", "island", "paris", "/etc/atoll")
+    assert (args.run, args.join) == (parse(arguments_of(COMPOSE, "broker")).run_id, "hub.example.com")
+    assert "working_dir: /etc/atoll\n" in services(COMPOSE)[service]  # where the join file is written
+
+
+@each_file
+def test_islands_start_in_a_folder_of_the_users_with_a_task_its_options_and_an_image_for_it(text):
+    usual = parse(arguments_of(text, "island"))
+    assert (usual.task, str(usual.config)) == (IslandConfig().task, "/dev/null")
+    args = parse(arguments_of(text, "island", ATOLL_TASK="islands.hf:task", ATOLL_CONFIG="fleet.toml"))
+    assert (args.task, str(args.config)) == ("islands.hf:task", "fleet.toml")
+    assert re.search(r"^ +working_dir: /srv/files$", text, re.M)
+    assert re.search(r'"\$\{ATOLL_FILES:-[./a-z]+\}:/srv/files:ro"\]', text)
+    assert "LOCK: ${LOCK:-requirements-runtime.lock}\n" in text
+    for name in ("LOCK", "ATOLL_TASK", "ATOLL_FILES", "ATOLL_CONFIG"):
+        assert name in text[: text.index("\nname: ")]
+    # From any folder, and what the Hugging Face hub gives goes where there is room.
+    for variable in ("PYTHONPATH=/srv/atoll ", "HF_HOME=/var/lib/atoll/"):
+        assert variable in DOCKERFILE
 
 
 @pytest.mark.parametrize(
@@ -229,11 +247,12 @@ def test_the_image_needs_no_special_builder_and_runs_as_nobody_special():
     assert "<<" not in DOCKERFILE
     assert DOCKERFILE.count("FROM ${BASE_IMAGE}") == 2
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.M)
-    assert "--require-hashes -r requirements-runtime.lock" in DOCKERFILE
+    assert re.search(r"^ARG LOCK=requirements-runtime.lock$", DOCKERFILE, re.M)
+    assert "--require-hashes -r ${LOCK}" in DOCKERFILE
+    assert (ROOT / re.search(r"--build-arg LOCK=(\S+)", DOCKERFILE).group(1)).exists()
     assert 'ENTRYPOINT ["python3", "-m", "ops"]' in DOCKERFILE
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
-    locks = ("requirements-runtime.lock", "requirements.lock")  # by the second a checkout is told from a package
-    for copied in (*locks, "pyproject.toml", "broker", "islands", "aggregator", "ops", "examples"):
+    for copied in ("requirements*.lock", "pyproject.toml", "broker", "islands", "aggregator", "ops", "examples"):
         assert f"!{copied}" in ignore
 
 

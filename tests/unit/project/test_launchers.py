@@ -92,6 +92,7 @@ def test_the_chart_agrees_with_compose():
     for service in ("broker", "aggregator", "island"):
         words = value(services(COMPOSE)[service], "command")
         text = TEMPLATES["islands.yaml" if service == "island" else f"{service}.yaml"]
+        text += (CHART / "templates" / "_helpers.tpl").read_text()
         flags = {word for word in words if word.startswith("--")}
         assert flags <= set(re.findall(r"- (--[\w-]+)", text))
     checked = value(services(COMPOSE)["island"], "test")[-1]
@@ -137,6 +138,15 @@ CASES = {
             "podLabels": {"azure.workload.identity/use": "true"},
         },
     },
+    "fine-tuned": {
+        "hub": {"enabled": False, "address": "tcp://hub.example.com:7001"},
+        "keys": {"islandFile": "paris.join"},
+        "config": '[task]\nmodel = "models/base"\n',
+        "islands": {
+            "filesClaim": "models",
+            "groups": [{"name": "paris", "count": 1, "task": "islands.hf:task", "image": "atoll-torch:1"}],
+        },
+    },
     "own-redis": {"redis": {"enabled": False, "url": "redis://here:6379"}, "aggregator": {"standbys": 0}},
 }
 
@@ -171,7 +181,7 @@ def test_what_helm_makes_of_the_chart_runs_commands_of_ours(case):
         args = parse(words)
         assert not hasattr(args, "run_id") or args.run_id == "demo"
     shards = CASES[case].get("aggregator", {}).get("shards", 1)
-    hub = case != "region"
+    hub = CASES[case].get("hub", {}).get("enabled", True)
     assert sum(words[0] == "aggregator" for words in commands) == (shards if hub else 0)
     assert sum(words[0] == "broker" for words in commands) == hub
     try:
@@ -205,6 +215,22 @@ def policies(documents):
             for component in filter(None, named):
                 found.setdefault(component, []).append(each["spec"])
     return found
+
+
+def test_an_island_that_fine_tunes_has_its_files_and_its_join_file():
+    (pod,) = workloads(rendered(CASES["fine-tuned"]))["island"]
+    (island,) = pod["containers"]
+    args = parse(island["args"])
+    assert (args.task, args.key, str(args.config)) == (
+        "islands.hf:task",
+        "/etc/atoll/paris.join",
+        "/etc/atoll-config/config.toml",
+    )
+    assert (island["image"], island["workingDir"]) == ("atoll-torch:1", "/srv/files")
+    assert {"name": "files", "mountPath": "/srv/files", "readOnly": True} in island["volumeMounts"]
+    volumes = {each.pop("name"): each for each in pod["volumes"]}
+    assert volumes["files"] == {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+    assert volumes["keys"]["secret"]["items"] == [{"key": "paris.join", "path": "paris.join"}]
 
 
 def test_metrics_are_off_unless_they_are_asked_for():
@@ -312,6 +338,10 @@ def script_commands(script):
             continue
         command = re.split(r"\)? *(?:&$|> |\|\||\) )", found)[0]
         command = re.sub(r" \$ATOLL_FLAGS\b", "", command)
+        if ' "$@"' in command:  # one of the lines "set -- .." before it
+            for words in re.findall(r"set -- (.*)", text):
+                yield shlex.split(re.sub(r"\$\{?(\w+)\}?", "1", command.replace('"$@"', words)))
+            continue
         yield shlex.split(re.sub(r"\$\{?(\w+)\}?", "1", command).rstrip(")"))
 
 
@@ -319,9 +349,9 @@ def script_commands(script):
     ("script", "commands"),
     [
         (SLURM["hub.sbatch"], ["hub"]),
-        (SLURM["islands.sbatch"], ["island"]),
+        (SLURM["islands.sbatch"], ["island", "island"]),
         (SKY["hub.yaml"]["run"], ["hub"]),
-        (SKY["island.yaml"]["run"], ["island"]),
+        (SKY["island.yaml"]["run"], ["island", "island"]),
     ],
     ids=["slurm hub", "slurm islands", "sky hub", "sky island"],
 )
@@ -353,7 +383,9 @@ def test_a_job_of_slurm_is_queued_again_and_warned_before_its_end(name):
     assert ("array" in options) == (name == "islands.sbatch")
     head = SLURM[name].partition("set -uo")[0]
     used = set(re.findall(r"\$\{?(ATOLL_\w+)", SLURM[name]))
-    assert {each for each in used if each not in head} <= {"ATOLL_PYTHON", "ATOLL_NO_VENV"}
+    assert {each for each in used if each not in head} <= (
+        {"ATOLL_NO_VENV"} if name == "islands.sbatch" else {"ATOLL_PYTHON", "ATOLL_NO_VENV"}
+    )
 
 
 @pytest.mark.parametrize("name", SKY)
