@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +28,7 @@ from broker.base.errors import ConfigError
 from broker.process import model_folder
 from broker.wire.fragments import Kind
 from broker.wire.small_files import pack
+from examples import nnx_llama
 from islands import daemon
 from islands.arrays.partition import tensor_specs
 from islands.hf import saving
@@ -427,6 +429,14 @@ def test_up_ends_with_a_directory_for_other_tools_and_says_how_to_load_it(tmp_pa
     run = open_weights(tmp_path / "run" / "model.safetensors")
     assert all(as_array(loaded[name]).tobytes() == run[name].tobytes() for name in run)
     assert "Held-out loss" in (tmp_path / "run" / "export" / "README.md").read_text()
+
+
+def test_a_model_of_flax_is_filled_from_a_directory_and_computes_the_same(tmp_path):
+    small_models.llama(tmp_path, head_dim=4, num_attention_heads=8, num_key_value_heads=2)
+    ids = torch.arange(8, 24)[None]
+    wanted = AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=ids).logits
+    found = nnx_llama.loaded(tmp_path)(ids.numpy())
+    torch.testing.assert_close(torch.from_numpy(np.asarray(found).copy()), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_plan_counts_the_adapters_that_the_task_makes(tmp_path):
