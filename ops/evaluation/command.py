@@ -17,7 +17,7 @@ from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable
 from broker.base.settings import from_flag
 from broker.gateway.config import DEFAULT_REDIS_URL
-from ops import launcher
+from ops.asked_task import needs_torch
 from ops.evaluation import harness
 from ops.processes.numeric import one_thread_environment
 from ops.story import curve
@@ -111,7 +111,7 @@ def _loaded(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Any,
 
     named = dict.fromkeys(path for path in args.benchmark or () if harness.check(path))
     benchmarks = load_benchmarks(path for path in args.benchmark or () if path not in named)
-    task = None if launcher.needs_torch([os.fspath(args.config)]) else load()
+    task = None if needs_torch([os.fspath(args.config)]) else load()
     makers: dict[str, Callable[[Task], Callable[[Any], Any]]] = {}
     for path in named:
         if not path.startswith(f"{harness.LM_EVAL}:"):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ops import launcher
+from ops import asked_task, launcher
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_pytorch_is_there_for_a_task_that_imports_it_and_for_a_run_of_such_a_tas
     (tmp_path / "run").mkdir()
     for file in (tmp_path / "run" / "config.toml", tmp_path / "fleet.toml"):
         file.write_text('[island]\ntask = "islands.hf:task"\n')
-    assert launcher.needs_torch(words) is needed
+    assert asked_task.needs_torch(words) is needed
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_pytorch_is_there_for_a_task_that_imports_it_and_for_a_run_of_such_a_tas
 def test_a_wrong_option_of_a_task_is_said_before_an_environment_is_built(tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fleet.toml").write_text('[island]\ntask = "islands.hf:task"\n[task]\nmodel = "m"\n')
-    found = launcher.wrong_option(words.split())
+    found = asked_task.wrong_option(words.split())
     assert said in found
     assert bool(found) is bool(said)
 
 
 def test_that_check_needs_the_standard_library_alone():
     """A bare checkout has no more: without site-packages, and before ``.venv`` is there."""
-    code = "from ops.launcher import wrong_option; print(wrong_option(['up', '--task', 'islands.hf:task']))"
+    code = "from ops.asked_task import wrong_option; print(wrong_option(['up', '--task', 'islands.hf:task']))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path = [{os.fspath(launcher.ROOT)!r}, *sys.path]; {code}"],
         capture_output=True,
