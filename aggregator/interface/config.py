@@ -77,6 +77,9 @@ class AggregatorConfig(Recipe):
     init_digest: str = process("", "digest of the model that version 0 must come from (default: any)", flag=None)
 
     max_tokens_per_step: int = changeable(1 << 24, "most tokens that an island may claim for one inner step", flag=None)
+    trust: bool = changeable(
+        True, "weigh islands by how far their directions agree with the others'; --no-trust weighs by tokens alone"
+    )
     quarantine_s: float = changeable(
         30.0, "seconds in quarantine after repeated offences, at first; 0: never", flag=None
     )

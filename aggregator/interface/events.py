@@ -16,6 +16,9 @@ from broker.wire.fragments import FragmentManifest, Region
 from broker.wire.messages import Codec, Encoded, Envelope, Merged, Message, Payload, Reason, Recipe, Refused
 from broker.wire.ranges import StepRange
 
+#: Contributions of one round whose directions are compared, each with each.
+MOST_COMPARED = 16
+
 # --- in -------------------------------------------------------------------------------------------------------
 
 
@@ -55,12 +58,15 @@ class Received:
 class Computed:
     """The parameters of ``fragment_version`` are in memory; ``digest`` names their bytes.
 
+    ``cosines`` are those between any two of the parts that were compared (:attr:`Merge.compared`), row by row.
+
     Reported for the newest order of a fragment only: what an abandoned seed brings is never heard of.
     """
 
     fragment_id: int
     fragment_version: int
     digest: str
+    cosines: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +241,14 @@ class Merge:
     capped: bool = True
     version_codec: Codec = Codec.F32
     given_back: Payload | None = None
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """Returns the places of the parts whose directions are compared: all, or so many, others in each round."""
+        count = len(self.parts)
+        if count <= MOST_COMPARED:
+            return tuple(range(count))
+        return tuple(sorted((self.round_id * MOST_COMPARED + i) % count for i in range(MOST_COMPARED)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

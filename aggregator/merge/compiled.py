@@ -1,4 +1,4 @@
-"""A merge's kernels, compiled by numba: decode, fold, outer step, rounding, by blocks in the cache.
+"""A merge's kernel, compiled by numba: decode, compare, fold, outer step, by blocks in the cache.
 
 Importing this module compiles them or loads them from numba's cache, so it is imported where they are first needed, in
 a worker thread. A kernel works on one piece, a range of a tensor without gaps: whole rows of ``columns`` elements, or
@@ -24,9 +24,9 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
+from aggregator.merge.compiled_rounding import rounded as rounded
 from aggregator.merge.compiling import compile_kernel
-from aggregator.merge.layout import BF16, DELTA, F32, INT4, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
-from broker.wire.blockwise import CLIPPED, ERROR_UNITS
+from aggregator.merge.layout import BF16, DELTA, F32, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
 from broker.wire.lengths import BLOCK_ELEMENTS
 
 #: Elements: 16 KiB of float32: what is decoded and folded stays in the second-level cache. 2^10 and 2^11 were slower.
@@ -70,6 +70,15 @@ def _decoded(source: Any, at: Any, count: Any, scratch: Any) -> Any:
         blocks = (elements + BLOCK_ELEMENTS - 1) // BLOCK_ELEMENTS
         _multiplied(address, address + 4 * blocks, codec, start, count, scratch)
     return scratch
+
+
+@register_jitable
+def _decoded_four(sources: Any, i: Any, first: Any, n: Any, scratch: Any, at: Any) -> Any:
+    """Writes the addresses of four contributions from number ``i`` on, the first again for want of others."""
+    some = min(4, sources.shape[0] - i)
+    for j in range(4):
+        at[j] = _decoded(sources[i + j], first, n, scratch + 4 * j * BLOCK) if j < some else at[0]
+    return some
 
 
 @register_jitable
@@ -186,6 +195,54 @@ def _lengths_of_two(n: Any, a: Any, b: Any, c: Any, d: Any, v: Any, w: Any, foun
 
 
 @register_jitable
+def _products(n: Any, a: Any, b: Any, c: Any, d: Any, out: Any, w: Any, found: Any) -> None:
+    """Writes the scalar products ab, ac, ad, bc, bd, cd; and their sum by ``w``, unless ``out`` is empty."""
+    p, q, r, s, t, u = np.float32(0), np.float32(0), np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+    for j in range(n):
+        if out.size:
+            out[j] = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+        p = _accumulated(p, a[j] * b[j])
+        q = _accumulated(q, a[j] * c[j])
+        r = _accumulated(r, a[j] * d[j])
+        s = _accumulated(s, b[j] * c[j])
+        t = _accumulated(t, b[j] * d[j])
+        u = _accumulated(u, c[j] * d[j])
+    found[0], found[1], found[2], found[3], found[4], found[5] = p, q, r, s, t, u
+
+
+@register_jitable
+def _products_of_one(n: Any, x: Any, a: Any, b: Any, c: Any, d: Any, found: Any) -> None:
+    """Writes the scalar products of one block with four others."""
+    p, q, r, s = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for j in range(n):
+        p = _accumulated(p, x[j] * a[j])
+        q = _accumulated(q, x[j] * b[j])
+        r = _accumulated(r, x[j] * c[j])
+        s = _accumulated(s, x[j] * d[j])
+    found[0], found[1], found[2], found[3] = p, q, r, s
+
+
+@register_jitable
+def _compared(sources: Any, first: Any, n: Any, products: Any, row: Any, chunk: Any, room: Any) -> None:
+    """Adds the scalar products of a block of five or more contributions, decoded one beside the other in ``room``."""
+    k, pair = sources.shape[0], 0
+    at, found = np.zeros(k, np.int64), np.zeros(4, np.float32)
+    for i in range(k):
+        at[i] = _decoded(sources[i], first, n, room + 4 * i * BLOCK)
+    for i in range(k - 1):
+        x = _floats(at[i], n)
+        for j in range(i + 1, k, 4):
+            last = k - 1
+            a, b = _floats(at[j], n), _floats(at[min(j + 1, last)], n)
+            c, d = _floats(at[min(j + 2, last)], n), _floats(at[min(j + 3, last)], n)
+            _products_of_one(n, x, a, b, c, d, found)
+            for some in range(min(4, k - j)):
+                products[pair, row, chunk] += np.float64(found[some])
+                pair += 1
+
+
+@register_jitable
 def _added(out: Any, fresh: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: Any, column: Any, i: Any) -> None:
     """Adds up to four contributions, from number ``i`` on, to a block: one pass over it for four of them."""
     n, last = out.size, i + count - 1
@@ -241,6 +298,7 @@ def _folded(
     places: Any,
     rate: Any,
     sums: Any,
+    products: Any,
     chunk: Any,
     scratch: Any,
 ) -> Any:
@@ -257,8 +315,9 @@ def _folded(
         places: int64 [6] (:mod:`.layout`), where the piece begins in the vectors of the fragment; 0: not there.
         rate: float32 [2]: learning rate and momentum.
         sums: float64 [k + 2, rows, chunks]: squares of each contribution, of what was folded, and beside it.
+        products: float64 [k * (k - 1) / 2, rows, chunks]: scalar products of any two contributions; or [0, 0, 0].
         chunk: Of the row.
-        scratch: Address of float32 [SCRATCH].
+        scratch: Address of float32 [SCRATCH], and with ``products`` of k blocks more.
 
     Returns:
         The largest magnitude of a new parameter, as the bits of a float32.
@@ -266,21 +325,27 @@ def _folded(
     k, folds, largest = sources.shape[0], 1 + (weights.shape[0] > 0), np.int64(0)
     if factors.shape[0] < k:
         folds = 0
-    at, found = np.zeros(4, np.int64), np.zeros(4, np.float32)
+    at, found, six = np.zeros(4, np.int64), np.zeros(4, np.float32), np.zeros(6, np.float32)
     v, w = np.zeros(4, np.float32), np.zeros(4, np.float32)
     for row in range(rows):
         for start in range(0, columns, BLOCK):
             n, here = min(BLOCK, columns - start), row * columns + start
             exact = _floats(scratch + 28 * BLOCK, n)
             done = False
+            if k > 4 and products.shape[0]:
+                _compared(sources, first + here, n, products, row, chunk, scratch + 4 * SCRATCH)
             for i in range(0, k, 4):
-                some = min(4, k - i)
-                for j in range(4):
-                    if j < some:
-                        at[j] = _decoded(sources[i + j], first + here, n, scratch + 4 * j * BLOCK)
-                    else:
-                        at[j] = at[0]
+                some = _decoded_four(sources, i, first + here, n, scratch, at)
                 a, b, c, d = _floats(at[0], n), _floats(at[1], n), _floats(at[2], n), _floats(at[3], n)
+                summed = 0
+                if k <= 4 and products.shape[0]:
+                    if k == 4 and folds == 1:  # what is read once is compared and added
+                        summed = 1
+                        for j in range(4):
+                            v[j] = factors[j, row]
+                    _products(n, a, b, c, d, _floats(scratch + 16 * BLOCK, n * summed), v, six)
+                    for j in range(products.shape[0]):
+                        products[j, row, chunk] += np.float64(six[j if k == 4 else j + j // 2])
                 if folds == 2 and k <= 4:
                     for j in range(k):
                         v[j], w[j] = factors[j, row], weights[j, 0]
@@ -290,7 +355,7 @@ def _folded(
                         sums[k + 1, row, chunk] += np.float64(found[1])
                         done = True
                         continue
-                for f in range(folds):
+                for f in range(summed, folds):
                     out = _floats(scratch + 4 * (4 + f) * BLOCK, n)
                     table, column = (factors, row) if f == 0 else (weights, 0)
                     _added(out, i == 0, some, a, b, c, d, table, column, i)
@@ -319,119 +384,6 @@ def _folded(
     return largest
 
 
-def _rounded(  # noqa: D417  an entry describes two addresses that belong together
-    codec: Any, exact: Any, base: Any, params: Any, scales: Any, codes: Any, count: Any, limits: Any, scratch: Any
-) -> Any:
-    """Rounds a piece's step from ``base`` to ``exact``; writes codes, new parameters and the rest.
-
-    Parameters are ``base`` plus one float32 product, a sum of its own, as islands compute it: nothing may fuse the two.
-
-    Args:
-        codec: Any but f32.
-        exact: Address of the exact parameters; then of what rounding has left out of them.
-        base: Address of the version before; ``params``: of the version to be made; all float32 [count].
-        scales: Address of the scales of the piece, where it has some; ``codes``: of its elements.
-        count: Of elements; the piece begins with a block of those that share a scale.
-        limits: float32 [3]: the largest code, the smallest and the largest scale.
-        scratch: Address of float32 [SCRATCH].
-
-    Returns:
-        The largest magnitude of a parameter, as the bits of a float32.
-    """
-    largest = np.int64(0)
-    for start in range(0, count, BLOCK_ELEMENTS):
-        n = min(BLOCK_ELEMENTS, count - start)
-        x, v, step = _floats(exact + 4 * start, n), _floats(base + 4 * start, n), _floats(scratch, n)
-        for i in range(n):
-            step[i] = x[i] - v[i]
-        if codec == BF16:
-            _to_bf16(scratch, codes + 2 * start, n)
-        else:
-            scale = _to_integers(codec, scratch, codes + (start if codec == INT8 else start // 2), n, limits)
-            _floats(scales + start // BLOCK_ELEMENTS * 4, 1)[0] = scale
-        new = _floats(params + 4 * start, n)
-        for i in range(n):
-            new[i] = v[i] + step[i]
-        for i in range(n):
-            x[i] = x[i] - new[i]
-        largest = max(largest, _largest(params + 4 * start, n))
-    return largest
-
-
-@register_jitable
-def _to_bf16(scratch: Any, codes: Any, n: Any) -> None:
-    """To nearest, ties to even; what is not finite stays so. Leaves what was written in ``scratch``."""
-    words, halves = carray(_pointer(scratch), n, np.uint32), carray(_pointer(codes), n, np.uint16)
-    for i in range(n):
-        word = words[i]
-        upper = np.uint32((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-        if (word & np.uint32(_MAGNITUDE)) > np.uint32(0x7F800000):
-            upper = np.uint32((word >> np.uint32(16)) | np.uint32(0x40))
-        halves[i] = np.uint16(upper)
-        words[i] = np.uint32(upper << np.uint32(16))
-
-
-@register_jitable
-def _to_integers(codec: Any, scratch: Any, codes: Any, n: Any, limits: Any) -> Any:
-    """Writes codes as :func:`broker.wire.blockwise.quantise`; returns the scale, decodes ``scratch``."""
-    step, scale, divisor = _floats(scratch, n), np.float32(0), np.float32(1)
-    bits = _largest(scratch, n)
-    sound = bits < 0x7F800000
-    largest = _as_float(np.int32(bits))
-    if not sound:
-        scale = largest
-        for i in range(n):
-            step[i] = 0
-    elif bits:
-        scale = divisor = min(max(np.float32(largest / limits[0]), limits[1]), limits[2])
-        if codec == INT4 and _loses_less_clipped(step, scale, limits):
-            scale = divisor = np.float32(scale * CLIPPED)
-    for i in range(n):
-        step[i] = min(max(_nearest(step[i] / divisor), -limits[0]), limits[0])
-    if codec == INT8:
-        written = carray(_pointer(codes), n, np.int8)
-        for i in range(n):
-            written[i] = np.int8(np.int32(step[i]))
-    else:
-        octets = _bytes(codes, (n + 1) // 2)
-        for i in range(n // 2):
-            octets[i] = np.uint8((np.int32(step[2 * i]) & 15) | ((np.int32(step[2 * i + 1]) & 15) << 4))
-        if n % 2:
-            octets[n // 2] = np.uint8(np.int32(step[n - 1]) & 15)
-    for i in range(n):
-        step[i] *= scale
-    return scale
-
-
-@register_jitable
-def _loses_less_clipped(step: Any, scale: Any, limits: Any) -> Any:
-    """Returns True if int4 loses less by the smaller scale, as :mod:`broker.wire.blockwise` adds it up."""
-    smaller, top, wide, clipped = np.float32(scale * CLIPPED), limits[0], np.int32(0), np.int32(0)
-    for i in range(step.size):
-        quotient, code = step[i] / scale, min(max(step[i] / smaller, -top), top)
-        exact = np.int32(_nearest(quotient * np.float32(ERROR_UNITS)))
-        lost = np.int32(exact - np.int32(_nearest(quotient)) * np.int32(ERROR_UNITS))
-        cut = np.int32(exact - np.int32(_nearest(code)) * np.int32(ERROR_UNITS * CLIPPED))
-        wide, clipped = np.int32(wide + lost * lost), np.int32(clipped + cut * cut)
-    return smaller >= limits[1] and clipped < wide
-
-
-@register_jitable
-def _nearest(x: Any) -> Any:
-    """Rounds to the nearest integer, ties to even, below 2^22: larger sums have no fraction. Never -0."""
-    return (x + np.float32(12582912)) - np.float32(12582912)
-
-
-@intrinsic
-def _as_float(typing_context: Any, bits: Any) -> Any:
-    """Returns the float32 of some bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], context.get_value_type(types.float32))
-
-    return types.float32(types.int32), generate
-
-
 @register_jitable
 def _largest(address: Any, n: Any) -> Any:
     """Returns the largest magnitude of some float32, as its bits: what is not finite is the largest."""
@@ -445,6 +397,5 @@ _FLOATS = "float32[:,::1]"
 folded = compile_kernel(
     _folded,
     f"int64(int64[:,::1], int64, int64, int64, {_FLOATS}, {_FLOATS}, int64, int64[::1], float32[::1],"
-    " float64[:,:,:], int64, int64)",
+    " float64[:,:,:], float64[:,:,:], int64, int64)",
 )
-rounded = compile_kernel(_rounded, "int64(int64, int64, int64, int64, int64, int64, int64, float32[::1], int64)")

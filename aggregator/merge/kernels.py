@@ -59,15 +59,15 @@ class MergedFragment:
         norm: Of ``delta``.
         mean_norm: Of the plain weighted mean, whatever the kinds.
         norms: Of each contribution, in the order given.
-        cosine: Weighted mean of the cosines between any two contributions; None if fewer than two count.
-            Near 0 islands found different things, near 1 they found the same, below 0 they undo each other.
+        cosines: Between any two of the contributions that were compared: first and second, first and third, .. Near 0
+            islands found different things, near 1 they found the same, below 0 they undo each other.
     """
 
     delta: Vector
     norm: float
     mean_norm: float
     norms: tuple[float, ...]
-    cosine: float | None
+    cosines: tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -86,7 +86,12 @@ class _Sums:
 
 
 def merge_fragment(
-    tensors: Sequence[TensorSpec], parts: Sequence[Part], *, capped: bool = True, resources: Resources = PLAIN
+    tensors: Sequence[TensorSpec],
+    parts: Sequence[Part],
+    *,
+    capped: bool = True,
+    compared: Sequence[int] | None = None,
+    resources: Resources = PLAIN,
 ) -> MergedFragment:
     """Returns the merged pseudo-gradient of one fragment.
 
@@ -95,6 +100,7 @@ def merge_fragment(
         parts: At least one, in the order to fold: payloads of one buffer per tensor, in any codec, with final
             weights.
         capped: Whether the length of an RDA is capped.
+        compared: Places of the contributions to compare with each other; None: all.
         resources: Threads and memory.
 
     Raises:
@@ -102,7 +108,7 @@ def merge_fragment(
             contributions are refused at the door.
     """
     delta = np.empty(sum(tensor.size for tensor in tensors), np.float32)
-    return _merged(tensors, parts, Target(delta=delta), capped, resources.spread)
+    return _merged(tensors, parts, Target(delta=delta), capped, compared, resources.spread)
 
 
 def merge_and_step(
@@ -112,6 +118,7 @@ def merge_and_step(
     outer_step: OuterStep,
     *,
     capped: bool = True,
+    compared: Sequence[int] | None = None,
     kept: bool = False,
     resources: Resources = PLAIN,
 ) -> tuple[FragmentState, MergedFragment, bool]:
@@ -123,6 +130,7 @@ def merge_and_step(
         before: The fragment, with a residual or without; it stays as it is.
         outer_step: What to do with the merged pseudo-gradient.
         capped: As there.
+        compared: As there.
         kept: Whether the merged pseudo-gradient is wanted, too; ``delta`` is empty otherwise.
         resources: Threads and memory.
 
@@ -135,15 +143,23 @@ def merge_and_step(
     size = sum(tensor.size for tensor in tensors)
     delta = np.empty(size, np.float32) if kept else None
     target = outer_step.target(before, size, resources, delta=delta)
-    merged = _merged(tensors, parts, target, capped, resources.spread)
+    merged = _merged(tensors, parts, target, capped, compared, resources.spread)
     return outer_step.after(before, target), merged, target.finite
 
 
 def _merged(
-    tensors: Sequence[TensorSpec], parts: Sequence[Part], target: Target, capped: bool, spread: Spread
+    tensors: Sequence[TensorSpec],
+    parts: Sequence[Part],
+    target: Target,
+    capped: bool,
+    compared: Sequence[int] | None,
+    spread: Spread,
 ) -> MergedFragment:
     """Merges into a target."""
     _check(tensors, parts)
+    compared = range(len(parts)) if compared is None else compared
+    products = np.zeros(len(compared) * (len(compared) - 1) // 2)
+    on_the_way = products if products.size and len(compared) == len(parts) else None
     total = math.fsum(part.token_weight for part in parts)
     shares = np.array([part.token_weight / total if total else 0.0 for part in parts])
     weights = shares * np.array([part.staleness_weight for part in parts])
@@ -153,15 +169,19 @@ def _merged(
         sources = [] if frozen else [Source(part.payload[index]) for part in parts]
         if not tensor.size:
             continue
+        if products.size and on_the_way is None and not frozen:
+            some = [sources[i] for i in compared]
+            fold(some, None, offset, 1, tensor.size, Target(), spread, counted=0, products=products)
         if tensor.kind is Kind.RDA and np.count_nonzero(shares) > 1:
             units, squares = units_of(tensor), [known(part.payload[index]) for part in parts]
             for rows in _strips(units, tensor.size // units):
                 strip = _Strip(sources, squares, offset, rows, tensor.size // units, target, spread)
-                strip.radial_directional(shares, weights, sums, capped=capped)
+                strip.radial_directional(shares, weights, sums, on_the_way, capped=capped)
         else:  # the direction of a single contribution is its own, and its length too: nothing to average
             squares = [known(part.payload[index]) for part in parts]
             by, counted = weights[: len(sources), None], 2 if any(each is None for each in squares) else 1
-            found = fold(sources, by, offset, 1, tensor.size, target, spread, counted=counted)[:, 0]
+            pairs = None if frozen else on_the_way
+            found = fold(sources, by, offset, 1, tensor.size, target, spread, counted=counted, products=pairs)[:, 0]
             if not frozen:
                 lengths = found[:-2] if counted == 2 else np.array([each.sum() for each in squares if each is not None])
                 sums.add(lengths, float(found[-2]), float(found[-2]))
@@ -172,7 +192,7 @@ def _merged(
         norm=math.sqrt(sums.merged),
         mean_norm=math.sqrt(sums.mean),
         norms=tuple(float(n) for n in norms),
-        cosine=_mean_cosine(weights * norms, sums.mean),
+        cosines=_cosines(products, norms[list(compared)]),
     )
 
 
@@ -191,13 +211,16 @@ class _Strip:
     target: Target
     spread: Spread
 
-    def radial_directional(self, shares: Doubles, weights: Doubles, sums: _Sums, *, capped: bool) -> None:
+    def radial_directional(
+        self, shares: Doubles, weights: Doubles, sums: _Sums, products: Doubles | None, *, capped: bool
+    ) -> None:
         """Writes the RDA of each row.
 
         Args:
             shares: ``w / sum(w)``, float64 [k].
             weights: ``w * lambda / sum(w)``, float64 [k].
             sums: Lengths are added to it.
+            products: See :func:`aggregator.merge.passes.fold`.
             capped: Whether lengths are limited where directions oppose each other.
         """
         k = len(self.sources)
@@ -208,7 +231,7 @@ class _Strip:
         # float32's range. unit(0) = 0, and a vector 1e20 times shorter than its peers counts as 0.
         counts = lengths > 1e-20 * radius
         factors = np.divide(weights[:, None] * radius, lengths, out=np.zeros_like(lengths), where=counts)
-        direction, mean = np.sqrt(self._pass(factors, Target(), counted=1, beside=weights)[k:])
+        direction, mean = np.sqrt(self._pass(factors, Target(), counted=1, beside=weights, products=products)[k:])
         cancelled = direction <= CANCELLED * radius * (weights[:, None] * counts).sum(axis=0)
         if capped:
             radius = np.minimum(radius, mean / math.sqrt(math.fsum(shares * shares)))
@@ -240,6 +263,7 @@ class _Strip:
         *,
         counted: int = 2,
         beside: Doubles | None = None,
+        products: Doubles | None = None,
         sources: list[Source] | None = None,
     ) -> Doubles:
         """Makes a pass over the strip: see :func:`aggregator.merge.passes.fold`."""
@@ -253,6 +277,7 @@ class _Strip:
             self.spread,
             counted=counted,
             beside=beside,
+            products=products,
             first_row=self.rows.start,
         )
 
@@ -263,14 +288,12 @@ def _strips(rows: int, columns: int) -> Iterator[slice]:
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
 
 
-def _mean_cosine(lengths: Doubles, square_of_sum: float) -> float | None:
-    """Returns the mean cosine of vectors by their lengths and their sum's, weighted by length products.
-
-    ||sum x||^2 = sum ||x||^2 + sum over pairs ||x|| ||y|| cos(x, y)
-    """
-    squares = float(np.square(lengths).sum())
-    pairs = float(lengths.sum()) ** 2 - squares
-    return (square_of_sum - squares) / pairs if np.count_nonzero(lengths) > 1 and pairs > 0 else None
+def _cosines(products: Doubles, norms: Doubles) -> tuple[float, ...]:
+    """Returns cosines by scalar products and lengths; 0 beside a contribution that is nothing but zeros."""
+    first, second = np.triu_indices(norms.size, 1)
+    lengths = norms[first] * norms[second]
+    found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return tuple(float(each) for each in np.clip(np.nan_to_num(found), -1, 1))
 
 
 def _check(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> None:

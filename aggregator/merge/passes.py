@@ -34,7 +34,7 @@ Doubles = NDArray[np.float64]
 #: Elements of a piece: half a millisecond of work for four contributions, fifty times what calling for it takes.
 PIECE = 1 << 18
 
-_NONE = np.zeros((0, 0), np.float32)
+_NONE, _NO_PAIRS = np.zeros((0, 0), np.float32), np.zeros((0, 0, 0))
 #: The largest float32 that is finite, as its bits: kernels return the largest magnitude that they wrote.
 LARGEST_FINITE = 0x7F7FFFFF
 _loaded: list[ModuleType] = []
@@ -94,6 +94,7 @@ def fold(
     *,
     counted: int = 2,
     beside: Doubles | None = None,
+    products: Doubles | None = None,
     first_row: int = 0,
 ) -> Doubles:
     """Makes one pass over rows of a tensor; returns squared lengths, float64 [k + 2, rows].
@@ -110,12 +111,16 @@ def fold(
         spread: Over threads.
         counted: Which lengths are wanted: 0 none, 1 those of folds, 2 those of contributions, too.
         beside: float64 [k]: of a second fold. Of both nothing but the length is wanted then.
+        products: float64 [k * (k - 1) / 2]: scalar products of any two contributions are added to it.
         first_row: Of the tensor.
     """
     kernel, size = kernels().folded, kernels().SCRATCH
     k = len(sources)
+    if products is not None and k > 4:
+        size += k * kernels().BLOCK
     cut = _pieces(rows, columns)
     sums = np.zeros((k + 2, rows, -(-columns // PIECE)))
+    pairs = _NO_PAIRS if products is None else np.zeros((products.size, *sums.shape[1:]))
     by32 = _NONE if factors is None else np.array(np.broadcast_to(factors, (k, rows)), np.float32)
     beside32 = _NONE if beside is None else beside.astype(np.float32).reshape(k, 1)
     places, rate = target.places(), np.array(target.rate, np.float32)
@@ -127,10 +132,10 @@ def fold(
         of = slice(piece.row, piece.row + piece.rows)
         here = np.where(places, places + 4 * (offset + first), 0)
         by = by32 if by32 is _NONE else np.ascontiguousarray(by32[:, of])
-        into, scratch = sums[:, of], np.empty(size, np.float32)
+        into, compared, scratch = sums[:, of], pairs[:, of], np.empty(size, np.float32)
         at = address_of(scratch)
         found = kernel(
-            lines, first, piece.rows, piece.columns, by, beside32, counted, here, rate, into, piece.chunk, at
+            lines, first, piece.rows, piece.columns, by, beside32, counted, here, rate, into, compared, piece.chunk, at
         )
         del scratch, kept  # until here they were at work
         return int(found)
@@ -139,6 +144,8 @@ def fold(
         largest = one(0)
     else:
         largest = max(spread(one, len(cut)))
+    if products is not None:
+        products += pairs.sum(axis=(1, 2))
     target.finite = target.finite and largest <= LARGEST_FINITE
     return sums.sum(axis=2) if sums.shape[2] > 1 else sums[:, :, 0]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from aggregator.interface.events import Merge, Plant
+from aggregator.interface.events import Computed, Merge, Plant
 from aggregator.merge.fragment_state import FragmentState, Vector, seeded
 from aggregator.merge.kernels import MergedFragment, merge_and_step
 from aggregator.merge.layout import NUMBERS, address_of
@@ -27,6 +27,9 @@ from broker.wire.fragments import TensorSpec
 from broker.wire.lengths import BLOCK_ELEMENTS, SCALE_BYTES, block_count, encoded_bytes
 from broker.wire.messages import Codec, Encoded
 from broker.wire.tensors import encode_vector, fragment_digest
+
+#: Of a cosine, in what is reported: more is noise of sums in float32.
+DIGITS = 6
 
 
 class Rounded(NamedTuple):
@@ -83,12 +86,21 @@ def round_step(
 class Made(NamedTuple):
     """A version that exists in memory only, and the name of its bytes.
 
-    ``difference`` is what is to be added to the version before; None for one that travels whole.
+    ``difference`` is what is to be added to the version before; None for one that travels whole. ``cosines`` are those
+    of the contributions (:class:`aggregator.merge.kernels.MergedFragment`).
     """
 
     state: FragmentState
     digest: str
     difference: tuple[Encoded, ...] | None = None
+    cosines: tuple[float, ...] = ()
+
+    def reported(self, fragment_id: int) -> Computed:
+        """Returns the event that tells the core of it."""
+        cosines = tuple(round(cosine, DIGITS) for cosine in self.cosines)
+        return Computed(
+            fragment_id=fragment_id, fragment_version=self.state.version, digest=self.digest, cosines=cosines
+        )
 
 
 def plant(tensors: Sequence[TensorSpec], action: Plant) -> Made:
@@ -126,7 +138,14 @@ def merge(
             process ends; a standby may have better.
     """
     after, merged, finite = merge_and_step(
-        tensors, action.parts, before, outer_step, capped=action.capped, kept=kept, resources=resources
+        tensors,
+        action.parts,
+        before,
+        outer_step,
+        capped=action.capped,
+        compared=action.compared,
+        kept=kept,
+        resources=resources,
     )
     made = Made(after, "")
     if action.version_codec is not Codec.F32:
@@ -137,7 +156,7 @@ def merge(
     if not finite:
         what = f"version {after.version} of fragment {action.fragment_id}"
         raise LocalProtocolError(f"{what} would hold values that are not finite: nothing is made of them")
-    return made._replace(digest=fragment_digest(made.state.params)), merged
+    return made._replace(digest=fragment_digest(made.state.params), cosines=merged.cosines), merged
 
 
 def payload_of(tensors: Sequence[TensorSpec], state: FragmentState) -> tuple[Encoded, ...]:

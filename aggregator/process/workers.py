@@ -20,7 +20,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from aggregator.interface.events import (
     Commit,
-    Computed,
     Event,
     FilesKept,
     KeepFiles,
@@ -251,7 +250,6 @@ class Workers:
             fragment=action.fragment_id,
             norm=merged.norm,
             mean_norm=merged.mean_norm,
-            cosine=merged.cosine,
             took_s=time.monotonic() - began_s,
         )
         if self._recorder is not None:
@@ -267,7 +265,7 @@ class Workers:
         p = action.fragment_id
         if self._newest_order[p] is action:
             self._pending[p] = made
-            await self._deliver(Computed(fragment_id=p, fragment_version=made.state.version, digest=made.digest))
+            await self._deliver(made.reported(p))
 
     def _packed_now(self) -> bytes:
         folder = self._store.model_folder

@@ -9,12 +9,13 @@ alone: the brokers are asked for the version, whose name proves it, and the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.interface.events import Commit, Computed, MergeFailed, Persist, Persisted, PersistFailed, Received, Send
 from aggregator.rounds.publishing import Publishing
 from aggregator.rules.pacing import Pacer
+from aggregator.rules.trust import Agreement
 from aggregator.state.fragment import Stage
 from aggregator.state.round import Round
 from aggregator.state.run import Run
@@ -91,6 +92,7 @@ class Commits:
             if lasted_s is None:
                 run.interval.merging.done(fragment.closed_at_s, run.now_s)
             self._book(p, round_)
+            self._compare(event, round_)
             round_.release()
         commit = Commit(
             fragment_id=p,
@@ -99,7 +101,12 @@ class Commits:
             digest=event.digest,
             round_id=round_.round_id if round_ is not None else run.seeding_id,
             contributions=round_.merged if round_ is not None else (),
-            ledger={**run.ledger.slice(p), "norms": fragment.norms.record(), "data": run.data.books.slice(p)}
+            ledger={
+                **run.ledger.slice(p),
+                "norms": fragment.norms.record(),
+                "data": run.data.books.slice(p),
+                "trust": run.trust.record(),
+            }
             if p in run.moving
             else {},
         )
@@ -116,6 +123,18 @@ class Commits:
         islands = {m.island_id for m in round_.merged}
         live = run.eligible() | islands
         run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
+
+    def _compare(self, event: Computed, round_: Round) -> None:
+        """Takes what the merge has found of directions; who points against the others for too long is kept out."""
+        run, merge = self._run, self._run.fragments[event.fragment_id].merge
+        if not event.cosines or merge is None:
+            return
+        compared = [(merge.parts[i].island_id, merge.parts[i].steps) for i in merge.compared]
+        found = round_.agreement = run.trust.learn(compared, event.cosines)
+        if found is None or not run.config.trust:
+            return
+        for island_id, share in found.opposed.items():
+            run.opposed(run.members[island_id], share)
 
     def persisted(self, event: Persisted) -> None:
         """Publishes a version whose commit has become durable; version 0 waits until all of it is there."""
@@ -151,6 +170,7 @@ class Commits:
         run = self._run
         islands = {m.island_id for m in commit.contributions}
         live = run.eligible() | islands
+        agreement = round_.agreement
         run.note(
             "version.committed",
             fragment=commit.fragment_id,
@@ -165,7 +185,8 @@ class Commits:
             missing=round_.missing,
             took_s=round(run.now_s - round_.opened_at_s, 4),
             digest=commit.digest,
-            contributions=[_plain(m) for m in commit.contributions],
+            contributions=[_plain(m, agreement, round_.trust) for m in commit.contributions],
+            **({} if agreement is None else {"agreement": round(agreement.level, 4)}),
         )
 
     def persist_failed(self, event: PersistFailed) -> None:
@@ -183,14 +204,19 @@ def _mean_staleness(merged: Sequence[Merged]) -> float:
     return sum(m.staleness * m.steps.steps for m in merged) / sum(m.steps.steps for m in merged)
 
 
-def _plain(m: Merged) -> dict[str, object]:
-    return {
-        "island": m.island_id,
-        "incarnation": m.incarnation,
-        "steps": [m.steps.from_step, m.steps.to_step],
-        "tokens": m.steps.tokens,
-        "staleness": round(m.staleness, 6),
-        "token_weight": m.token_weight,
-        "merge_weight": m.merge_weight,
-        "fresh": m.fresh,
-    }
+def _plain(m: Merged, agreement: Agreement | None, trust: Mapping[str, float]) -> dict[str, object]:
+    compared = {} if agreement is None else {"agreement": round(agreement.islands.get(m.island_id, 0.0), 4)}
+    return (
+        compared
+        | ({"trust": round(trust[m.island_id], 4)} if compared and m.island_id in trust else {})
+        | {
+            "island": m.island_id,
+            "incarnation": m.incarnation,
+            "steps": [m.steps.from_step, m.steps.to_step],
+            "tokens": m.steps.tokens,
+            "staleness": round(m.staleness, 6),
+            "token_weight": m.token_weight,
+            "merge_weight": m.merge_weight,
+            "fresh": m.fresh,
+        }
+    )

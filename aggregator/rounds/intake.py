@@ -162,7 +162,9 @@ class Intake:
         fleet = run.members.responsive(run.now_s) - run.quarantine.out(run.now_s)
         restarts = fragment.norms.restarts
         length = run.length(round_.fragment_id)
-        findings = fragment.norms.judge(samples, fleet, run.config.outlier_factor, length=length)
+        findings = fragment.norms.judge(
+            samples, fleet, run.config.outlier_factor, length=length, levelled=run.config.trust
+        )
         if fragment.norms.restarts > restarts:
             norms = {c.island_id: c.norm for c in young}
             run.note("norms.restarted", fragment=round_.fragment_id, round=round_.round_id, norms=norms)

@@ -179,6 +179,8 @@ class Rounds:
         present = {c.island_id for c in kept}
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
+        if run.config.trust:
+            round_.trust = {island_id: run.trust.factor(island_id, live) for island_id in sorted(present)}
         rates = [run.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
         found = weighed(
             offered,
@@ -186,6 +188,7 @@ class Rounds:
             presence,
             most_tokens_per_step=most_tokens_per_step(rates) if run.config.caps else math.inf,
             capped=run.config.caps,
+            trust=round_.trust,
         )
         # Shortening is one more reason why a step is smaller: all three are one factor of the length.
         round_.merged = tuple(

@@ -28,7 +28,11 @@ of one fragment differ by factors. Only long ones are refused. A short one is ha
   And who sends at most ``ALIKE`` times what the others of its round send is not to blame either: its contribution is
   shortened to the limit.
 
-Norms say nothing about directions: what is within the limit may still be wrong.
+* **As long as the others.** What is let in is made no longer than ``LONGER`` times the median of the *other* islands
+  of its round, at the same steps, so that nobody moves the model by length alone. Where fewer than two others are
+  there, the window's median takes their place, once it is known.
+
+Norms say nothing about directions: what is within the limit may still be wrong (:mod:`aggregator.rules.trust`).
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ COMPARABLE = 1 / 8
 WARM_UP_FACTORS, SPREAD_FACTORS = 10.0, 2.5
 #: Islands of one round that differ by less are alike: twice what was measured in healthy runs.
 ALIKE = 3.0
+#: How much longer than the other islands of its round one may be before it is shortened.
+LONGER = 1.5
 #: Standard deviations, estimated robustly, that are never too much.
 DEVIATIONS = 6 * 1.4826
 
@@ -110,7 +116,13 @@ class FragmentNorms:
         return self._rounds < WARM_UP_ROUNDS or len(self._known) < WARM_UP_CONTRIBUTIONS
 
     def judge(
-        self, samples: Sequence[Sample], fleet: Iterable[str], factor: float, *, length: float = 0.0
+        self,
+        samples: Sequence[Sample],
+        fleet: Iterable[str],
+        factor: float,
+        *,
+        length: float = 0.0,
+        levelled: bool = False,
     ) -> tuple[Finding, ...]:
         """Judges the contributions of a closing round, and learns from those it lets in.
 
@@ -119,6 +131,7 @@ class FragmentNorms:
             fleet: Islands that would have a say: live, responsive and not quarantined. Those of the round have one.
             factor: The multiple of the typical length that is too long; 0 lets everything in.
             length: Of the parameters at version 0, for want of anything better to compare with; 0 if unknown.
+            levelled: Whether nobody may be longer than the others of the round.
 
         Returns:
             A finding for each sample, in the order given.
@@ -126,6 +139,7 @@ class FragmentNorms:
         if not factor:
             return tuple(Finding() for _ in samples)
         limits = self._limits(samples, factor, length)
+        fitting = self._levels(samples) if levelled else limits
         too_long = {
             s.island_id for s, limit in zip(samples, limits, strict=True) if s.norm is not None and s.norm > limit
         }
@@ -133,12 +147,12 @@ class FragmentNorms:
         votes = (self._suspects | too_long) & voters
         if too_long and 2 * len(votes) > len(voters):
             self._restart(samples)
-            return tuple(_shortened(s, limit) for s, limit in zip(samples, limits, strict=True))
+            return tuple(_shortened(s, min(each)) for s, *each in zip(samples, limits, fitting, strict=True))
         known = [(each.island_id, _known(each)) for each in samples if each.norm] if too_long else []
         findings = tuple(
             # The others are not compared with everybody: each would be let in either way.
-            (_shortened if s.island_id not in too_long or _alike(s, known) else _refused)(s, limit)
-            for s, limit in zip(samples, limits, strict=True)
+            _shortened(s, min(limit, fit)) if s.island_id not in too_long or _alike(s, known) else _refused(s, limit)
+            for s, limit, fit in zip(samples, limits, fitting, strict=True)
         )
         self._suspects -= {sample.island_id for sample in samples}
         self._suspects |= too_long
@@ -173,6 +187,21 @@ class FragmentNorms:
             limit = _allowed(slow.log_rate + stretch, usual_steps, sample.steps)
             limits.append(limit if slow.steps >= COMPARABLE * sample.steps else max(limit, by_length))
         return limits
+
+    def _levels(self, samples: Sequence[Sample]) -> list[float]:
+        """Returns the norm that each contribution of a round may have beside the others'; infinite if unknown."""
+        round_ = [(sample.island_id, _known(sample)) for sample in samples if sample.norm]
+        found = []
+        for sample in samples:
+            others = [each for island_id, each in round_ if island_id != sample.island_id]
+            if len({island_id for island_id, _ in round_} - {sample.island_id}) < 2:
+                others = [] if self.warming_up else list(self._known)
+            if not others:
+                found.append(math.inf)
+                continue
+            rate, steps = median(each.log_rate for each in others), median(each.steps for each in others)
+            found.append(_allowed(rate + math.log(LONGER), steps, sample.steps))
+        return found
 
     def _learn(self, samples: Sequence[Sample]) -> None:
         known = [_known(sample) for sample in samples if sample.norm]

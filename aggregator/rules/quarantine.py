@@ -28,6 +28,8 @@ from broker.wire.messages import Reason
 STRIKES = 3
 RELEASE_AFTER = 8
 LONGEST_S = 3600.0
+#: The reason of one that points against the others (:mod:`aggregator.rules.trust`).
+OPPOSED = "opposed"
 
 #: What no accident to its parameters makes an island send.
 _LIES = frozenset({Reason.IMPLAUSIBLE, Reason.OVERLAP, Reason.UNKNOWN_FRAGMENT})
@@ -120,11 +122,23 @@ class Quarantine:
         offender.strikes += 1
         if offender.strikes < STRIKES and not offender.times:
             return False
+        self._keep_out(island_id, offender, now_s)
+        return True
+
+    def opposed(self, island_id: str, now_s: float) -> bool:
+        """Takes note that an island has pointed against the fleet for too long; returns whether it is news."""
+        if not self._first_s or self.holds(island_id, now_s):
+            return False
+        offender = self._offenders.setdefault(island_id, Offender())
+        offender.good, offender.reason = 0, OPPOSED
+        self._keep_out(island_id, offender, now_s)
+        return True
+
+    def _keep_out(self, island_id: str, offender: Offender, now_s: float) -> None:
         offender.until_s = now_s + min(LONGEST_S, self._first_s * 2**offender.times)
         offender.times += 1
         offender.strikes = 0
         self._watcher(island_id)
-        return True
 
     def behaved(self, island_id: str, now_s: float) -> bool:
         """Takes note of a contribution let in; returns whether it ends a probation.

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
+from types import MappingProxyType
 
 from broker.wire.messages import Merged, TrainedOn
 
@@ -77,6 +78,7 @@ def weighed(
     *,
     most_tokens_per_step: float = math.inf,
     capped: bool = True,
+    trust: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Merged, ...]:
     """Returns the contributions of one round with their weights, in the order given.
 
@@ -91,9 +93,12 @@ def weighed(
         presence: From :func:`presence_factor`.
         most_tokens_per_step: From :func:`most_tokens_per_step`; what an island claims beyond it is not weighed.
         capped: Whether none of three or more islands may have more than half of the sum.
+        trust: Of each island, 0 to 1 (:mod:`aggregator.rules.trust`); empty: all are trusted. Where nobody in the round
+            has all of it, the step is shorter, too.
     """
-    token_weights = _token_weights(contributions, most_tokens_per_step, capped=capped)
+    token_weights = _token_weights(contributions, most_tokens_per_step, trust, capped=capped)
     total = math.fsum(token_weights)
+    presence *= max(trust[each.island_id] for each in contributions) if trust else 1.0
     found = []
     for each, token_weight in zip(contributions, token_weights, strict=True):
         discount = staleness_weight(each.staleness, exponent) * presence
@@ -108,8 +113,10 @@ def most_tokens_per_step(rates: Sequence[float]) -> float:
     return RATE_CAP * median_low(known) if known else math.inf
 
 
-def _token_weights(contributions: Sequence[Merged], most_tokens_per_step: float, *, capped: bool) -> list[float]:
-    """Returns ``n * n / s`` per contribution; ``capped`` limits the heaviest of 3 or more islands to half.
+def _token_weights(
+    contributions: Sequence[Merged], most_tokens_per_step: float, trust: Mapping[str, float], *, capped: bool
+) -> list[float]:
+    """Returns ``n * n / s`` times trust per contribution; ``capped`` limits the heaviest of 3 or more islands to half.
 
     The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
     can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.
@@ -117,6 +124,8 @@ def _token_weights(contributions: Sequence[Merged], most_tokens_per_step: float,
     """
     tokens = [min(each.steps.tokens, each.steps.steps * most_tokens_per_step) for each in contributions]
     weights = [n * n / each.steps.steps for n, each in zip(tokens, contributions, strict=True)]
+    if trust:
+        weights = [weight * trust[each.island_id] for weight, each in zip(weights, contributions, strict=True)]
     of_island: defaultdict[str, list[float]] = defaultdict(list)
     for each, weight in zip(contributions, weights, strict=True):
         of_island[each.island_id].append(weight)

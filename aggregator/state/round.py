@@ -14,6 +14,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from aggregator.rules.quorum import Decision, RoundView, Waits, decide, effective_quorum
+from aggregator.rules.trust import Agreement
 from broker.wire.messages import UNASKED, DataRange, Merged, Payload, TrainedOn
 from broker.wire.ranges import StepRange
 
@@ -49,6 +50,8 @@ class Round:
     waiting_bytes: int = 0  #: of the contributions
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
     closed_because: str = ""
+    trust: dict[str, float] = field(default_factory=dict)  #: by which islands were weighed; empty: by tokens alone
+    agreement: Agreement | None = None  #: that of the islands in it, once it is merged
     missing: list[str] = field(default_factory=list)  #: who was waited for when it closed
     _fresh: set[str] = field(default_factory=set)  #: islands with a contribution to this very round
     _held: set[str] = field(default_factory=set)  #: islands with an earlier one alone

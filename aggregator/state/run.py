@@ -20,8 +20,10 @@ from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.interval import Interval, RoundTimes
 from aggregator.rules.pacing import Lockstep, Pacer
-from aggregator.rules.quarantine import Quarantine
+from aggregator.rules.quarantine import OPPOSED, Quarantine
 from aggregator.rules.step_clock import FleetRates, StepClock
+from aggregator.rules.troubles import Troubles
+from aggregator.rules.trust import Trust
 from aggregator.state.founding import Founding
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member, Members, PendingJoins
@@ -54,33 +56,6 @@ STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
 
 #: Contributions of one island that may wait on one fragment.
 MOST_WAITING = 16
-
-
-class Troubles:
-    """Names -> sentences that say what is wrong, since when, and what to do about it."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, tuple[float, str]] = {}
-
-    def begin(self, name: str, sentence: str, now_s: float) -> bool:
-        """Something is wrong, or still is; returns whether that is news."""
-        known = self._since.get(name)
-        self._since[name] = now_s if known is None else known[0], sentence
-        return known is None
-
-    def end(self, name: str, now_s: float) -> float | None:
-        """It is right again; returns for how many seconds it was not, None if nothing was wrong."""
-        known = self._since.pop(name, None)
-        return None if known is None else now_s - known[0]
-
-    def __contains__(self, name: str) -> bool:
-        """Returns True while something of that name is wrong."""
-        return name in self._since
-
-    def sentences(self, now_s: float) -> tuple[str, ...]:
-        """Returns what is wrong now, the oldest first."""
-        ordered = sorted(self._since.values())
-        return tuple(f"for {now_s - since_s:.0f} s: {sentence}" for since_s, sentence in ordered)
 
 
 class Run:
@@ -121,6 +96,7 @@ class Run:
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
         self.quarantine = Quarantine(config.quarantine_s, self.members.changed)
+        self.trust = Trust()
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
@@ -254,10 +230,18 @@ class Run:
             member.island_id, reason, from_step=from_step, at_step=at_step, now_s=self.now_s
         )
         if kept_out:
-            why = self.quarantine.why(member.island_id, self.now_s)
-            for_s = round(self.quarantine.until_s(member.island_id, self.now_s) - self.now_s, 3)
-            self.note("island.quarantined", island=member.island_id, reason=reason, for_s=for_s, detail=why)
-            self.save()  # it must not come back by way of our own restart
+            self._kept_out(member, reason, self.quarantine.why(member.island_id, self.now_s))
+
+    def opposed(self, member: Member, share: float) -> None:
+        """Takes note that an island points against the others, by that share of the agreement expected of it."""
+        if self.quarantine.opposed(member.island_id, self.now_s):
+            detail = f"its pseudo-gradients point against the fleet's: agreement {share:.0%} of the usual"
+            self._kept_out(member, OPPOSED, detail)
+
+    def _kept_out(self, member: Member, reason: str, detail: str) -> None:
+        for_s = round(self.quarantine.until_s(member.island_id, self.now_s) - self.now_s, 3)
+        self.note("island.quarantined", island=member.island_id, reason=reason, for_s=for_s, detail=detail)
+        self.save()  # it must not come back by way of our own restart
 
     def behaved(self, member: Member) -> None:
         """Takes note of a contribution that was let in."""

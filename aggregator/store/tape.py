@@ -171,7 +171,8 @@ def read_start(line: Mapping[str, Any]) -> dict[str, Any]:
             "tape", line["tape"], f"this program reads format {FORMAT}: use the release that wrote the tape"
         )
     commits = {row["fragment_id"]: commit_from_map(row) for row in line["commits"]}
-    config = from_sources(AggregatorConfig, line["config"], where="config of the tape")
+    given = {"trust": False, **line["config"]}  # of a release that knew none of it
+    config = from_sources(AggregatorConfig, given, where="config of the tape")
     epoch = line["epoch"]
     founding = foundings_of({"foundings": [line["founding"]]})[0] if line.get("founding") else None
     return {

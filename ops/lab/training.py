@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.interface.events import Commit, Inspection, Merge, Plant
+from aggregator.interface.events import Commit, Computed, Inspection, Merge, Plant
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.inspection import inspect
@@ -177,18 +177,18 @@ class TrainingAggregator:
         """Returns what a payload holds."""
         return inspect(envelope, self._manifest)
 
-    def plant(self, action: Plant) -> str:
+    def plant(self, action: Plant) -> Computed:
         """Makes version 0."""
         made = versions.plant(self._tensors(action.fragment_id), action)
         self._pending[action.fragment_id] = made
-        return made.digest
+        return made.reported(action.fragment_id)
 
-    def merge(self, action: Merge) -> str:
+    def merge(self, action: Merge) -> Computed:
         """Makes the next version from the newest durable one."""
         p = action.fragment_id
         made, _ = versions.merge(self._tensors(p), action, self._durable[p], self._outer_step)
         self._pending[p] = made
-        return made.digest
+        return made.reported(p)
 
     def persist(self, commit: Commit) -> None:
         """Makes durable what was made last."""

@@ -129,12 +129,12 @@ class SimAggregator:
                     self.simulation.invariants.speaking(self.address, self.station.config.shard, self.core.run.epoch)
                     self.send(action.to, action.message, action.by)
                 case agg.Plant():
-                    self.order(action.fragment_id, 0, self.work.plant(action))
+                    self.order(self.work.plant(action))
                 case agg.Merge():
                     made = action.fragment_id, action.fragment_version
                     self.simulation.network.version_codecs[made] = action.version_codec
                     self.simulation.invariants.merging(action)
-                    self.order(action.fragment_id, action.fragment_version, self.work.merge(action))
+                    self.order(self.work.merge(action))
                 case agg.Persist():
                     self.later(plan.persist_s, partial(self.persist, action.commit), "disk")
                     if self.replication is not None:
@@ -237,19 +237,18 @@ class SimAggregator:
 
         self.simulation.queue.after(delay, when_awake)
 
-    def order(self, fragment_id: int, fragment_version: int, digest: str) -> None:
+    def order(self, done: agg.Computed) -> None:
         """A merge or a seed has begun, and replaces what its fragment was waiting for."""
         self.orders += 1
-        self.ordered[fragment_id] = self.orders
-        plan = self.simulation.plan
-        self.later(plan.merge_s, partial(self.compute, fragment_id, fragment_version, digest, self.orders), "compute")
+        self.ordered[done.fragment_id] = self.orders
+        self.later(self.simulation.plan.merge_s, partial(self.compute, done, self.orders), "compute")
 
-    def compute(self, fragment_id: int, fragment_version: int, digest: str, order: int) -> None:
+    def compute(self, done: agg.Computed, order: int) -> None:
         """A merge or a seed is in memory, if it is still the newest order of its fragment."""
-        if self.ordered[fragment_id] != order:
+        if self.ordered[done.fragment_id] != order:
             return
-        self.computed[fragment_id] = digest
-        self.handle(agg.Computed(fragment_id=fragment_id, fragment_version=fragment_version, digest=digest))
+        self.computed[done.fragment_id] = done.digest
+        self.handle(done)
 
     def persist(self, commit: agg.Commit) -> None:
         """A commit reaches the disk, or does not."""

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.interface.events import Commit, Flaw, Inspection, Merge, Plant
+from aggregator.interface.events import Commit, Computed, Flaw, Inspection, Merge, Plant
 from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Reason, Version
 from broker.wire.ranges import StepRange
@@ -78,11 +78,11 @@ class AggregatorWork(Protocol):
     def inspect(self, envelope: Envelope) -> Inspection:
         """Returns what the payload of a contribution or a seed holds."""
 
-    def plant(self, action: Plant) -> str:
-        """Makes version 0 of a fragment, in memory; returns the digest."""
+    def plant(self, action: Plant) -> Computed:
+        """Makes version 0 of a fragment, in memory; returns what is reported then."""
 
-    def merge(self, action: Merge) -> str:
-        """Makes the next version of a fragment, in memory; returns the digest."""
+    def merge(self, action: Merge) -> Computed:
+        """Makes the next version of a fragment, in memory; returns what is reported then."""
 
     def persist(self, commit: Commit) -> None:
         """Takes the newest version of a fragment as durable."""
@@ -243,14 +243,15 @@ class CountingAggregator:
         payload = getattr(envelope.message, "payload", None)
         return payload.inspection if isinstance(payload, Claim) else Inspection(norm=SEED_NORM)
 
-    def plant(self, action: Plant) -> str:
+    def plant(self, action: Plant) -> Computed:
         """Returns a name."""
-        return f"seed {action.payload}"
+        return Computed(fragment_id=action.fragment_id, fragment_version=0, digest=f"seed {action.payload}")
 
-    def merge(self, action: Merge) -> str:
+    def merge(self, action: Merge) -> Computed:
         """Returns a name."""
+        p, version = action.fragment_id, action.fragment_version
         merged = " ".join(str(part.payload) for part in action.parts)
-        return f"{action.fragment_id}.{action.fragment_version}: {merged}"
+        return Computed(fragment_id=p, fragment_version=version, digest=f"{p}.{version}: {merged}")
 
     def persist(self, commit: Commit) -> None:
         """The simulation's disk keeps the commit, and there is nothing else."""

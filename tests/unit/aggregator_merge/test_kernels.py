@@ -32,7 +32,7 @@ STEP = make_outer_step(0.7, 0.3)
 
 
 def outcome(merged):
-    return merged.delta.tobytes(), merged.norm, merged.mean_norm, merged.norms, merged.cosine
+    return merged.delta.tobytes(), merged.norm, merged.mean_norm, merged.norms, merged.cosines
 
 
 #: Kinds and shapes that are cut in every way: long rows, several strips of rows, many short rows, one element.

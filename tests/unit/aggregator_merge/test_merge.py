@@ -86,7 +86,7 @@ def test_codecs_fold_as_their_decoded_tensors_do_to_the_last_bit_also_mixed(code
     tensors = [spec(shape, kind, unit_axes)]
     merged, expected = merge_fragment(tensors, parts), merge_fragment(tensors, decoded)
     assert merged.delta.tobytes() == expected.delta.tobytes()
-    assert (merged.norm, merged.norms, merged.cosine) == (expected.norm, expected.norms, expected.cosine)
+    assert (merged.norm, merged.norms, merged.cosines) == (expected.norm, expected.norms, expected.cosines)
 
 
 def test_tensors_of_a_fragment_follow_each_other_in_manifest_order_each_by_its_kind():
@@ -131,14 +131,28 @@ def test_the_result_is_never_longer_than_the_cap_nor_than_the_longest_contributi
     assert merged.norm == pytest.approx(np.linalg.norm(merged.delta), rel=1e-5)
 
 
-def test_the_cosine_tells_agreement_from_independence_from_opposition():
+def test_the_cosines_tell_agreement_from_independence_from_opposition():
     a, b = np.zeros(4, np.float32), np.zeros(4, np.float32)
     a[0], b[1] = 1, 2
-    by_kind = [merge_fragment([spec((4,), kind)], [part(a), part(b)]) for kind in (Kind.MEAN, Kind.RDA)]
-    assert [m.cosine for m in by_kind] == pytest.approx([0, 0])
-    assert merge_fragment([spec((4,))], [part(a), part(3 * a), part(a)]).cosine == pytest.approx(1)
-    assert merge_fragment([spec((4,))], [part(a), part(-a)]).cosine == pytest.approx(-1)
-    assert merge_fragment([spec((4,))], [part(a)]).cosine is None
+    for kind in (Kind.MEAN, Kind.RDA):
+        assert merge_fragment([spec((4,), kind)], [part(a), part(b)]).cosines == pytest.approx([0])
+    assert merge_fragment([spec((4,))], [part(a), part(3 * a), part(-a)]).cosines == pytest.approx([1, -1, -1])
+    assert merge_fragment([spec((4,))], [part(a)]).cosines == ()
+    assert merge_fragment([spec((4,))], [part(a), part(0 * a)]).cosines == (0,)
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 9])
+def test_cosines_are_those_of_the_decoded_contributions_over_all_tensors_that_move(codec, count):
+    shapes = {(7, 31): Kind.RDA, (300_000,): Kind.MEAN, (9_000,): Kind.FROZEN, (3, 5_000): Kind.RDA}
+    tensors = [spec(shape, kind) for shape, kind in shapes.items()]
+    parts = [part(*(random(shape, 10 * i + n) for n, shape in enumerate(shapes)), codec=codec) for i in range(count)]
+    flat = [np.concatenate([decode_tensor(p.payload[i]).ravel() for i in (0, 1, 3)]).astype(np.float64) for p in parts]
+    lengths = [np.linalg.norm(each) for each in flat]
+    expected = [flat[i] @ flat[j] / lengths[i] / lengths[j] for i in range(count) for j in range(i + 1, count)]
+    assert merge_fragment(tensors, parts).cosines == pytest.approx(expected, abs=1e-6)
+    two = merge_fragment(tensors, parts, compared=[0, count - 1]).cosines
+    assert two == pytest.approx([expected[count - 2]], abs=1e-6)
 
 
 @pytest.mark.parametrize("codec", Codec)

@@ -1,0 +1,30 @@
+"""Names what is wrong with a run, since when. Pure."""
+
+from __future__ import annotations
+
+
+class Troubles:
+    """Names -> sentences that say what is wrong, since when, and what to do about it."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[float, str]] = {}
+
+    def begin(self, name: str, sentence: str, now_s: float) -> bool:
+        """Something is wrong, or still is; returns whether that is news."""
+        known = self._since.get(name)
+        self._since[name] = now_s if known is None else known[0], sentence
+        return known is None
+
+    def end(self, name: str, now_s: float) -> float | None:
+        """It is right again; returns for how many seconds it was not, None if nothing was wrong."""
+        known = self._since.pop(name, None)
+        return None if known is None else now_s - known[0]
+
+    def __contains__(self, name: str) -> bool:
+        """Returns True while something of that name is wrong."""
+        return name in self._since
+
+    def sentences(self, now_s: float) -> tuple[str, ...]:
+        """Returns what is wrong now, the oldest first."""
+        ordered = sorted(self._since.values())
+        return tuple(f"for {now_s - since_s:.0f} s: {sentence}" for since_s, sentence in ordered)
