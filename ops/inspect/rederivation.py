@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from aggregator.interface.events import Merge, Part
+from aggregator.interface.events import Computed, Merge, Part
 from aggregator.merge import versions
 from aggregator.merge.fragment_state import FragmentState, Vector
 from aggregator.merge.outer_step import OuterStep, make_outer_step
+from aggregator.merge.versions import Made
 from aggregator.rounds.core import Aggregator
 from aggregator.store.recording import RecordedRound, facts_of, read_recording
 from broker.wire.fragments import TensorSpec
@@ -34,6 +35,8 @@ from broker.wire.messages import Codec, Encoded
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor, fragment_digest
 
+#: By which cosines may differ: sums of float32 in another order.
+COSINES = 1e-5
 #: What reading a file that was tampered with can end in.
 _UNUSABLE = (OSError, SafetensorError, KeyError, ValueError, TypeError)
 
@@ -102,8 +105,8 @@ class Rederivation:
         if fragment_id in self._pending:
             self._durable[fragment_id] = self._pending.pop(fragment_id)
 
-    def merged(self, core: Aggregator, action: Merge, digest: str) -> str:
-        """Derives one version; returns what contradicts the tape or the recording, or an empty text."""
+    def merged(self, core: Aggregator, action: Merge, event: Computed) -> str:
+        """Derives one version and the cosines of its contributions; returns what contradicts the tape or the recording, or an empty text."""
         p = action.fragment_id
         self._settle(core)
         self._pending.pop(p, None)
@@ -116,10 +119,11 @@ class Rederivation:
         assert core.run.manifest is not None
         try:
             before = partial(self._before, core, action)
-            made = self._derived(core.run.manifest.fragments[p], action, before, digest, "on the tape")
+            made = self._derived(core.run.manifest.fragments[p], action, before, event.digest, "on the tape")
+            _check_cosines(event, made)
         except _Contradiction as err:
             return str(err)
-        self._pending[p] = made
+        self._pending[p] = made.state
         self.derived += 1
         return ""
 
@@ -130,7 +134,7 @@ class Rederivation:
         before: Callable[[RecordedRound], FragmentState],
         digest: str,
         where: str,
-    ) -> FragmentState:
+    ) -> Made:
         """Returns a version made from a recording; ``before`` tells from that what its round began with.
 
         Raises:
@@ -155,7 +159,7 @@ class Rederivation:
             raise _Contradiction(f"{name} is {digest} {where}, and its recorded contributions give {made.digest}")
         if other:
             raise _Contradiction(f"{path}: {other[0]} is not what its contributions give")
-        return made.state
+        return made
 
     def _path(self, round_id: int) -> Path:
         return self._directory / f"{round_id:010d}.safetensors"
@@ -224,6 +228,13 @@ class Rederivation:
         if version == 0 and (state.momentum.any() or state.residual is not None):
             raise _Contradiction("momentum_before is not zero at version 0, or there is a residual")
         return state
+
+
+def _check_cosines(event: Computed, made: Made) -> None:
+    """Raises :class:`_Contradiction` if trust was learned from other cosines than those of the recorded payloads."""
+    if event.cosines and not np.allclose(event.cosines, made.cosines, rtol=0, atol=COSINES):
+        what = f"version {event.fragment_version} of fragment {event.fragment_id}"
+        raise _Contradiction(f"{what} came with cosines {list(event.cosines)}, recorded are {list(made.cosines)}")
 
 
 def _state_before(recorded: RecordedRound, version: int) -> FragmentState:

@@ -329,7 +329,7 @@ class Replay:
         """Checks that what was completed had been ordered."""
         life = self._now()
         match event:
-            case Computed(fragment_id=p, fragment_version=version, digest=digest):
+            case Computed(fragment_id=p, fragment_version=version):
                 order = life.ordered.pop(p, None)
                 ordered = None if order is None else order.fragment_version if isinstance(order, Merge) else 0
                 if ordered != version:
@@ -337,7 +337,7 @@ class Replay:
                     return self._difference(what)
                 if isinstance(order, Merge):
                     assert life.core is not None
-                    wrong = self._merged(life.core, order, digest)
+                    wrong = self._merged(life.core, order, event)
                     return self._difference(wrong) if wrong else None
                 if self._check is not None:
                     self._check.planted(p)
@@ -352,12 +352,12 @@ class Replay:
                 pass
         return None
 
-    def _merged(self, core: Aggregator, action: Merge, digest: str) -> str:
+    def _merged(self, core: Aggregator, action: Merge, event: Computed) -> str:
         """Returns the flaw in the bytes of a version; empty if they agree or were not recorded."""
         if self._check is None:
             self.missing_recordings += core.run.config.record_payloads
             return ""
-        wrong = self._check.merged(core, action, digest)
+        wrong = self._check.merged(core, action, event)
         self.missing_recordings = self._check.missing
         return wrong
 

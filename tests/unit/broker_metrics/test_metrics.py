@@ -11,10 +11,10 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aggregator.rules.troubles import Troubles
 from aggregator.state import summary
 from aggregator.state.metrics import AggregatorSnapshot, leading_of
 from aggregator.state.metrics import families_of as aggregator_families
-from aggregator.rules.troubles import Troubles
 from broker.base.errors import ConfigError
 from broker.metrics.family import Families
 from broker.metrics.serving import MetricsServer, NoAnswer, served
