@@ -58,7 +58,8 @@ class Received:
 class Computed:
     """The parameters of ``fragment_version`` are in memory; ``digest`` names their bytes.
 
-    ``cosines`` are those between any two of the parts that were compared (:attr:`Merge.compared`), row by row.
+    ``cosines`` are those between any two of the parts that were compared (:attr:`Merge.compared`), row by row,
+    ``momentum_cosine`` that of the merge and the momentum before it, which says how much successive moves agree.
 
     Reported for the newest order of a fragment only: what an abandoned seed brings is never heard of.
     """
@@ -67,6 +68,7 @@ class Computed:
     fragment_version: int
     digest: str
     cosines: tuple[float, ...] = ()
+    momentum_cosine: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

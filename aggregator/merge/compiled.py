@@ -269,8 +269,11 @@ def _added(out: Any, fresh: Any, count: Any, a: Any, b: Any, c: Any, d: Any, w: 
 
 
 @register_jitable
-def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any) -> Any:
-    """Takes the outer step of a block; returns its new parameters' largest magnitude, as a float's bits."""
+def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any, found: Any) -> Any:
+    """Takes the outer step of a block; returns its new parameters' largest magnitude, as a float's bits.
+
+    Writes the scalar product of what was merged and the momentum before, and the latter's square.
+    """
     n = merged.size
     before = _floats(places[PARAMS] + 4 * start, n)
     if places[RESIDUAL]:
@@ -280,10 +283,14 @@ def _stepped(merged: Any, places: Any, start: Any, eta: Any, mu: Any, exact: Any
         before = exact
     momentum = _floats(places[MOMENTUM] + 4 * start, n)
     params, trace = _floats(places[NEW_PARAMS] + 4 * start, n), _floats(places[NEW_MOMENTUM] + 4 * start, n)
+    p, q = np.float32(0), np.float32(0)
     for i in range(n):
+        p = _accumulated(p, merged[i] * momentum[i])
+        q = _accumulated(q, momentum[i] * momentum[i])
         m = merged[i] + mu * momentum[i]
         trace[i] = m
         params[i] = before[i] - eta * (merged[i] + mu * m)
+    found[0], found[1] = p, q
     return _largest(places[NEW_PARAMS] + 4 * start, n)
 
 
@@ -314,7 +321,8 @@ def _folded(
         counted: Which squares are added: 0 none, 1 those of folds, 2 those of contributions, too.
         places: int64 [6] (:mod:`.layout`), where the piece begins in the vectors of the fragment; 0: not there.
         rate: float32 [2]: learning rate and momentum.
-        sums: float64 [k + 2, rows, chunks]: squares of each contribution, of what was folded, and beside it.
+        sums: float64 [k + 4, rows, chunks]: squares of each contribution, of what was folded, and beside it; the
+            product of what was folded and the momentum before the outer step, and the latter's square.
         products: float64 [k * (k - 1) / 2, rows, chunks]: scalar products of any two contributions; or [0, 0, 0].
         chunk: Of the row.
         scratch: Address of float32 [SCRATCH], and with ``products`` of k blocks more.
@@ -380,7 +388,9 @@ def _folded(
                 for j in range(n):
                     delta[j] = out[j]
             if folds and places[NEW_MOMENTUM]:
-                largest = max(largest, _stepped(out, places, here, rate[0], rate[1], exact))
+                largest = max(largest, _stepped(out, places, here, rate[0], rate[1], exact, found))
+                for f in range(2):
+                    sums[k + 2 + f, row, chunk] += np.float64(found[f])
     return largest
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -61,6 +61,8 @@ class MergedFragment:
         norms: Of each contribution, in the order given.
         cosines: Between any two of the contributions that were compared: first and second, first and third, .. Near 0
             islands found different things, near 1 they found the same, below 0 they undo each other.
+        momentum_cosine: Of ``delta`` and the momentum before the outer step: with momentum 0 that is the ``delta``
+            before. None without a step, or if one of the two is zero.
     """
 
     delta: Vector
@@ -68,6 +70,7 @@ class MergedFragment:
     mean_norm: float
     norms: tuple[float, ...]
     cosines: tuple[float, ...]
+    momentum_cosine: float | None
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class _Sums:
     parts: Doubles
     mean: float = 0.0
     merged: float = 0.0
+    of_momentum: Doubles = field(default_factory=lambda: np.zeros(2))  # its product with what was merged, its square
 
     def add(self, parts: Doubles, mean: float, merged: float) -> None:
         """Adds those of one tensor."""
@@ -183,8 +187,9 @@ def _merged(
             pairs = None if frozen else on_the_way
             found = fold(sources, by, offset, 1, tensor.size, target, spread, counted=counted, products=pairs)[:, 0]
             if not frozen:
-                lengths = found[:-2] if counted == 2 else np.array([each.sum() for each in squares if each is not None])
-                sums.add(lengths, float(found[-2]), float(found[-2]))
+                sums.of_momentum += found[-2:]
+                lengths = found[:-4] if counted == 2 else np.array([each.sum() for each in squares if each is not None])
+                sums.add(lengths, float(found[-4]), float(found[-4]))
         offset += tensor.size
     norms = np.sqrt(sums.parts)
     return MergedFragment(
@@ -192,6 +197,7 @@ def _merged(
         norm=math.sqrt(sums.merged),
         mean_norm=math.sqrt(sums.mean),
         norms=tuple(float(n) for n in norms),
+        momentum_cosine=_momentum_cosine(sums),
         cosines=_cosines(products, norms[list(compared)]),
     )
 
@@ -231,14 +237,16 @@ class _Strip:
         # float32's range. unit(0) = 0, and a vector 1e20 times shorter than its peers counts as 0.
         counts = lengths > 1e-20 * radius
         factors = np.divide(weights[:, None] * radius, lengths, out=np.zeros_like(lengths), where=counts)
-        direction, mean = np.sqrt(self._pass(factors, Target(), counted=1, beside=weights, products=products)[k:])
+        direction, mean = np.sqrt(
+            self._pass(factors, Target(), counted=1, beside=weights, products=products)[k : k + 2]
+        )
         cancelled = direction <= CANCELLED * radius * (weights[:, None] * counts).sum(axis=0)
         if capped:
             radius = np.minimum(radius, mean / math.sqrt(math.fsum(shares * shares)))
         factors *= np.divide(radius, direction, out=np.ones_like(direction), where=~cancelled)
         # The remaining direction is noise, the mean is not: equal directions of unequal length leave it behind.
         factors[:, cancelled] = weights[:, None]
-        self._pass(factors, self.target, counted=0)
+        sums.of_momentum += self._pass(factors, self.target, counted=0)[k + 2 :].sum(axis=1)
         sums.add(
             squares.sum(axis=1),
             float(np.square(mean).sum()),
@@ -294,6 +302,12 @@ def _cosines(products: Doubles, norms: Doubles) -> tuple[float, ...]:
     lengths = norms[first] * norms[second]
     found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
     return tuple(float(each) for each in np.clip(np.nan_to_num(found), -1, 1))
+
+
+def _momentum_cosine(sums: _Sums) -> float | None:
+    product, square = sums.of_momentum
+    length = math.sqrt(square * sums.merged)
+    return float(product) / length if length > 0 else None
 
 
 def _check(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> None:

@@ -97,9 +97,10 @@ def fold(
     products: Doubles | None = None,
     first_row: int = 0,
 ) -> Doubles:
-    """Makes one pass over rows of a tensor; returns squared lengths, float64 [k + 2, rows].
+    """Makes one pass over rows of a tensor; returns sums of squares, float64 [k + 4, rows].
 
-    These are of each contribution, of what was folded, and of what was folded ``beside``; 0 if not ``counted``.
+    These are of each contribution, of what was folded, and of what was folded ``beside``; 0 if not ``counted``. Where
+    the pass takes the outer step: the product of what was folded and the momentum before, and the latter's square.
 
     Args:
         sources: The tensor, as each of k contributions has it.
@@ -119,7 +120,7 @@ def fold(
     if products is not None and k > 4:
         size += k * kernels().BLOCK
     cut = _pieces(rows, columns)
-    sums = np.zeros((k + 2, rows, -(-columns // PIECE)))
+    sums = np.zeros((k + 4, rows, -(-columns // PIECE)))
     pairs = _NO_PAIRS if products is None else np.zeros((products.size, *sums.shape[1:]))
     by32 = _NONE if factors is None else np.array(np.broadcast_to(factors, (k, rows)), np.float32)
     beside32 = _NONE if beside is None else beside.astype(np.float32).reshape(k, 1)

@@ -86,20 +86,24 @@ def round_step(
 class Made(NamedTuple):
     """A version that exists in memory only, and the name of its bytes.
 
-    ``difference`` is what is to be added to the version before; None for one that travels whole. ``cosines`` are those
-    of the contributions (:class:`aggregator.merge.kernels.MergedFragment`).
+    ``difference`` is what is to be added to the version before; None for one that travels whole. ``cosines`` and
+    ``momentum_cosine`` are as :class:`aggregator.merge.kernels.MergedFragment` has them.
     """
 
     state: FragmentState
     digest: str
     difference: tuple[Encoded, ...] | None = None
     cosines: tuple[float, ...] = ()
+    momentum_cosine: float | None = None
 
     def reported(self, fragment_id: int) -> Computed:
         """Returns the event that tells the core of it."""
-        cosines = tuple(round(cosine, DIGITS) for cosine in self.cosines)
         return Computed(
-            fragment_id=fragment_id, fragment_version=self.state.version, digest=self.digest, cosines=cosines
+            fragment_id=fragment_id,
+            fragment_version=self.state.version,
+            digest=self.digest,
+            cosines=tuple(round(cosine, DIGITS) for cosine in self.cosines),
+            momentum_cosine=None if self.momentum_cosine is None else round(self.momentum_cosine, DIGITS),
         )
 
 
@@ -156,7 +160,8 @@ def merge(
     if not finite:
         what = f"version {after.version} of fragment {action.fragment_id}"
         raise LocalProtocolError(f"{what} would hold values that are not finite: nothing is made of them")
-    return made._replace(digest=fragment_digest(made.state.params), cosines=merged.cosines), merged
+    digest = fragment_digest(made.state.params)
+    return made._replace(digest=digest, cosines=merged.cosines, momentum_cosine=merged.momentum_cosine), merged
 
 
 def payload_of(tensors: Sequence[TensorSpec], state: FragmentState) -> tuple[Encoded, ...]:

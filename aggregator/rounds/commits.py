@@ -127,7 +127,10 @@ class Commits:
     def _compare(self, event: Computed, round_: Round) -> None:
         """Takes what the merge has found of directions; who points against the others for too long is kept out."""
         run, merge = self._run, self._run.fragments[event.fragment_id].merge
-        if not event.cosines or merge is None:
+        if merge is None:
+            return
+        round_.momentum_cosine = event.momentum_cosine
+        if not event.cosines:
             return
         compared = [(merge.parts[i].island_id, merge.parts[i].steps) for i in merge.compared]
         found = round_.agreement = run.trust.learn(compared, event.cosines)
@@ -187,6 +190,7 @@ class Commits:
             digest=commit.digest,
             contributions=[_plain(m, agreement, round_.trust) for m in commit.contributions],
             **({} if agreement is None else {"agreement": round(agreement.level, 4)}),
+            **({} if round_.momentum_cosine is None else {"momentum_cosine": round_.momentum_cosine}),
         )
 
     def persist_failed(self, event: PersistFailed) -> None:

@@ -51,6 +51,7 @@ class Round:
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
     closed_because: str = ""
     trust: dict[str, float] = field(default_factory=dict)  #: by which islands were weighed; empty: by tokens alone
+    momentum_cosine: float | None = None  #: of the merge and the momentum before it
     agreement: Agreement | None = None  #: that of the islands in it, once it is merged
     missing: list[str] = field(default_factory=list)  #: who was waited for when it closed
     _fresh: set[str] = field(default_factory=set)  #: islands with a contribution to this very round

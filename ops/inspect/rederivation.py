@@ -106,7 +106,7 @@ class Rederivation:
             self._durable[fragment_id] = self._pending.pop(fragment_id)
 
     def merged(self, core: Aggregator, action: Merge, event: Computed) -> str:
-        """Derives one version and the cosines of its contributions; returns what contradicts the tape or the recording, or an empty text."""
+        """Derives a version and its cosines; returns what contradicts the tape or the recording, or an empty text."""
         p = action.fragment_id
         self._settle(core)
         self._pending.pop(p, None)

@@ -199,7 +199,7 @@ class _Outer:
             parts.append(
                 Part(island_id=f"island-{i}", steps=steps, payload=payload, token_weight=1.0, staleness_weight=1.0)
             )
-        merged = merge_fragment(tensors, parts)
+        merged = merge_fragment(tensors, parts, compared=())
         self._state[p] = self._outer_step(self._state[p], merged.delta)
         return payload_bytes(parts[0].payload) + merged.delta.nbytes
 

@@ -32,7 +32,7 @@ STEP = make_outer_step(0.7, 0.3)
 
 
 def outcome(merged):
-    return merged.delta.tobytes(), merged.norm, merged.mean_norm, merged.norms, merged.cosines
+    return merged.delta.tobytes(), merged.norm, merged.mean_norm, merged.norms, merged.cosines, merged.momentum_cosine
 
 
 #: Kinds and shapes that are cut in every way: long rows, several strips of rows, many short rows, one element.
@@ -85,8 +85,16 @@ def test_a_step_on_the_way_of_the_merge_is_the_step_by_its_result_in_whichever_o
         after, found, finite = merge_and_step(FRAGMENT, parts, before, STEP, kept=kept)
         assert finite
         assert found.delta.tobytes() == (merged.delta.tobytes() if kept else b"")
-        assert outcome(replace(found, delta=merged.delta)) == outcome(merged)
+        assert found.momentum_cosine == pytest.approx(_cosine_of_what_moves(merged.delta, before.momentum), abs=1e-6)
+        assert outcome(replace(found, delta=merged.delta, momentum_cosine=None)) == outcome(merged)
         assert (after.params.tobytes(), after.momentum.tobytes()) == (apart.params.tobytes(), apart.momentum.tobytes())
+
+
+def _cosine_of_what_moves(delta, momentum):
+    """Returns the cosine of two vectors of the fragment, without its frozen tensors."""
+    moves = np.concatenate([np.full(s.size, s.kind is not Kind.FROZEN) for s in FRAGMENT])
+    a, b = delta[moves].astype(np.float64), momentum[moves].astype(np.float64)
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
 
 @pytest.mark.parametrize("codec", Codec)

@@ -86,7 +86,11 @@ def test_an_honest_island_that_is_opposed_as_often_as_assumed_raises_no_alarm():
         trust = Trust()
         for round_ in range(1000):
             against = {island_id for island_id in FLEET[:4] if rng.random() < HONEST}
-            found = learn(trust, round_, lambda a, b: -USUAL if {a, b} & against else USUAL, FLEET[:4])
+
+            def cosine(a, b, against=against):
+                return -USUAL if {a, b} & against else USUAL
+
+            found = learn(trust, round_, cosine, FLEET[:4])
             alarms += len(found.opposed)
     assert alarms == 0, f"{80_000 / ALARM:.2f} are to be expected of this many"
 
