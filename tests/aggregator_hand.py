@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -98,6 +98,7 @@ class Desk(Reading):
     Attributes:
         log: Every action since the last :meth:`take`.
         by: Island -> the broker that it speaks through, where that is not the first.
+        cosines: What a merge finds of the directions of its parts.
     """
 
     def __init__(self, *, disk: Disk | None = None, now_s: float = 0.0, **settings: Any) -> None:
@@ -111,6 +112,7 @@ class Desk(Reading):
         self.sequence = self.saved_serial = 0
         self.incarnations: dict[str, int] = {}
         self.by: dict[str, int] = {}
+        self.cosines: Callable[[agg.Merge], tuple[float, ...]] = lambda _: ()
         self.core = Aggregator(self.config, now_s=now_s, record=self.disk.record, commits=self.disk.commits)
         self._perform(self.core.start(now_s))
 
@@ -248,7 +250,8 @@ class Desk(Reading):
         action = self.computing.popleft()
         version = action.fragment_version if isinstance(action, agg.Merge) else 0
         digest = f"{action.fragment_id}.{version}"
-        return self.feed(agg.Computed(fragment_id=action.fragment_id, fragment_version=version, digest=digest))
+        p, cosines = action.fragment_id, self.cosines(action) if version else ()
+        return self.feed(agg.Computed(fragment_id=p, fragment_version=version, digest=digest, cosines=cosines))
 
     def write(self, fails: str = "") -> list[agg.Action]:
         """Completes the oldest write, or lets it fail."""

@@ -2,7 +2,7 @@
 
 from aggregator.interface.events import Publish
 from broker.wire.fragments import shard_of
-from broker.wire.messages import AGGREGATOR, Nothing, Phase, Roster, Rostered, Seed, Welcome
+from broker.wire.messages import AGGREGATOR, Nothing, Phase, Roster, Rostered, Seed, Standings, Welcome
 from tests.aggregator_hand import Desk, beat, of, sent
 
 
@@ -36,13 +36,22 @@ class Shards:
             for n, desk in enumerate(self.desks):
                 actions = desk.take()
                 self.said[n] += actions
-                for message in sent(actions, Roster) + sent(actions, Rostered):
-                    to = message.to_shard if isinstance(message, Roster) else 0
-                    if not self.cut & {n, to}:
-                        self.desks[to].say(AGGREGATOR, message)
-                        under_way = True
+                for message in sent(actions, Roster) + sent(actions, Rostered) + sent(actions, Standings):
+                    for to in self._addressees(n, message):
+                        if not self.cut & {n, to}:
+                            self.desks[to].say(AGGREGATOR, message)
+                            under_way = True
         for welcome in sent(self.said[0], Welcome):
             self.incarnations[welcome.island_id] = welcome.incarnation
+
+    def _addressees(self, n, message):
+        match message:
+            case Roster(to_shard=shard):
+                return [shard]
+            case Rostered():
+                return [0]
+            case _:
+                return [shard for shard in range(len(self.desks)) if shard != n]
 
     def run_to(self, at_s):
         while self.now_s < at_s:

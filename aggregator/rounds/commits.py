@@ -19,7 +19,17 @@ from aggregator.rules.trust import Agreement
 from aggregator.state.fragment import Stage
 from aggregator.state.round import Round
 from aggregator.state.run import Run
-from broker.wire.messages import BROKER, Merged, Pacing, Phase, Version, WantBack
+from broker.wire.messages import (
+    AGGREGATOR,
+    BROKER,
+    Merged,
+    Pacing,
+    Phase,
+    Standings,
+    Trusted,
+    Version,
+    WantBack,
+)
 
 PERSIST_RETRY_S = 1.0
 #: Where the store has lost bytes of a version: a broker sends all of it each time.
@@ -32,6 +42,7 @@ class Commits:
     def __init__(self, run: Run, publishing: Publishing) -> None:
         self._run = run
         self._publishing = publishing
+        self._others_know = False  # other shards, that not all islands are plainly trusted
 
     def deadlines_s(self) -> list[float]:
         """Returns the moments at which :meth:`advance` may have something to do."""
@@ -137,7 +148,23 @@ class Commits:
         if found is None or not run.config.trust:
             return
         for island_id, share in found.opposed.items():
-            run.opposed(run.members[island_id], share)
+            run.opposed(run.members[island_id], f"agreement {share:.0%} of the usual")
+        rows = run.trust.rows() if run.config.shards > 1 else []
+        if rows or self._others_know:
+            self._others_know = bool(rows)
+            islands = tuple(Trusted(island_id=i, weight=weight, alarms=alarms) for i, weight, alarms in rows)
+            run.emit(Send(to=AGGREGATOR, message=Standings(shard=run.config.shard, islands=islands)))
+
+    def told(self, event: Received) -> None:
+        """Takes what another shard has learned of islands: evidence is shared, and one verdict holds for all."""
+        run, said = self._run, event.envelope.message
+        assert isinstance(said, Standings)
+        if said.shard == run.config.shard or not run.config.trust:
+            return
+        known = [each for each in said.islands if run.members.get(each.island_id) is not None]
+        rows = {each.island_id: (each.weight, each.alarms) for each in known}
+        for island_id in run.trust.told(said.shard, rows):
+            run.opposed(run.members[island_id], f"shard {said.shard} has found it")
 
     def persisted(self, event: Persisted) -> None:
         """Publishes a version whose commit has become durable; version 0 waits until all of it is there."""

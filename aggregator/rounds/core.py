@@ -77,6 +77,7 @@ from broker.wire.messages import (
     Roster,
     Rostered,
     Seed,
+    Standings,
     Version,
     WantWhole,
 )
@@ -174,6 +175,7 @@ class Aggregator:
             Attached: self._attached,
             Version: self._commits.given_back,
             WantWhole: self._publishing.want_whole,
+            Standings: self._commits.told,
             (Roster if isinstance(self._roster, Adopter) else Rostered): self._roster.told,
         }
         members: dict[type, Callable[[Member, Any, Received], None]] = {

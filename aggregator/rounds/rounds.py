@@ -180,7 +180,7 @@ class Rounds:
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
         if run.config.trust:
-            round_.trust = {island_id: run.trust.factor(island_id, live) for island_id in sorted(present)}
+            round_.trust = {island_id: run.trust.factor(island_id) for island_id in sorted(present)}
         rates = [run.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
         found = weighed(
             offered,

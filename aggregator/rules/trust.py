@@ -38,11 +38,13 @@ from broker.wire.ranges import StepRange
 #: Islands without which agreement says nothing of one of them.
 FEWEST = 3
 #: Weight of one round in the averages.
-RATE = 0.2
+RATE = 0.25
 #: Shares of the expected agreement: below the first an island has no weight, above the second all of it.
-LOW, HIGH = 0.1, 0.4
+LOW, HIGH = 0.15, 0.4
 #: Of the weight, before anything is known of an island; and the rounds' weight in its averages that make it whole.
-NEWCOMER, KNOWN = 0.5, 0.6
+NEWCOMER, KNOWN = 0.5, 0.65
+#: The ratio to the level that averages begin with: enough for all of the weight, and little to lose.
+BEGINNING = 0.5
 #: An agreement of less than this is noise: nothing is concluded from it.
 NOISE = 0.005
 #: Share of the level by which an island must point against the others to count as opposed.
@@ -61,6 +63,7 @@ class Standing:
         known: Share of these averages that comes from rounds, and not from their beginning.
         suspicion: The statistic R of the sequential test.
         judged_to: Inner step up to which there was evidence for that test.
+        alarms: How often it was found to be opposed, here or in another shard.
     """
 
     agreement: float = 1.0
@@ -68,6 +71,7 @@ class Standing:
     known: float = 0.0
     suspicion: float = 0.0
     judged_to: int = -1
+    alarms: int = 0
 
     @property
     def weight(self) -> float:
@@ -98,20 +102,17 @@ class Trust:
     def __init__(self) -> None:
         self._standings: dict[str, Standing] = {}
         self._rounds = 0
+        self._elsewhere: dict[int, dict[str, float]] = {}  # shard -> weights there
 
-    def factor(self, island_id: str, fleet: Iterable[str]) -> float:
-        """Returns by what an island's weight is multiplied, 0 to 1: what it has earned beside the most trusted.
-
-        Args:
-            island_id: Any.
-            fleet: Islands that count now.
-        """
-        most = max((self._weight(each) for each in fleet), default=0.0)
-        return min(1.0, self._weight(island_id) / most) if most else 1.0
+    def factor(self, island_id: str) -> float:
+        """Returns by what an island's weight is multiplied, 0 to 1: what it has earned beside the most trusted."""
+        most = max((self._weight(each) for each in self._standings), default=NEWCOMER)
+        return min(1.0, self._weight(island_id) / max(NEWCOMER, most))
 
     def _weight(self, island_id: str) -> float:
         standing = self._standings.get(island_id)
-        return NEWCOMER if standing is None else standing.weight
+        own = NEWCOMER if standing is None else standing.weight
+        return min([own, *(weights.get(island_id, own) for weights in self._elsewhere.values())])
 
     def standing(self, island_id: str) -> Standing:
         """Returns what is known of an island."""
@@ -134,7 +135,9 @@ class Trust:
             level = median_high(others)
             if len(others) + 1 < FEWEST or level < NOISE:
                 continue
-            standing = self._standings.setdefault(island_id, Standing(agreement=level, level=level))
+            standing = self._standings.setdefault(island_id, Standing())
+            if not standing.known:
+                standing.agreement, standing.level = BEGINNING * level, level
             standing.agreement += RATE * (agreement - standing.agreement)
             standing.level += RATE * (level - standing.level)
             standing.known += RATE * (1 - standing.known)
@@ -145,9 +148,25 @@ class Trust:
                 likelihood = LIAR / HONEST if against else (1 - LIAR) / (1 - HONEST)
                 standing.suspicion = (1 + standing.suspicion) * likelihood
                 if standing.suspicion > ALARM:
-                    standing.suspicion = 0.0
+                    standing.suspicion, standing.alarms = 0.0, standing.alarms + 1
                     opposed[island_id] = standing.agreement / standing.level
         return Agreement(islands=agreements, level=median(agreements.values()), opposed=opposed)
+
+    def rows(self) -> list[tuple[str, float, int]]:
+        """Returns what other shards need to know: island, weight and alarms; nothing if all are plainly trusted."""
+        rows = [(i, round(s.weight, 3), s.alarms) for i, s in sorted(self._standings.items())]
+        return rows if any(weight < 1 or alarms for _, weight, alarms in rows) else []
+
+    def told(self, shard: int, rows: Mapping[str, tuple[float, int]]) -> list[str]:
+        """Takes what another shard has learned; returns the islands that it has newly found to be opposed."""
+        self._elsewhere[shard] = {island_id: weight for island_id, (weight, _) in rows.items()}
+        found = []
+        for island_id, (_, alarms) in rows.items():
+            standing = self._standings.get(island_id)
+            if alarms > (0 if standing is None else standing.alarms):
+                self._standings.setdefault(island_id, Standing()).alarms = alarms
+                found.append(island_id)
+        return found
 
     def began(self, island_id: str) -> None:
         """A new life of an island begins: its steps count anew, what is known of it stays."""
@@ -159,7 +178,7 @@ class Trust:
     def record(self) -> dict[str, Any]:
         """Returns everything as plain data, for a fragment's commit."""
         rows = {
-            island_id: [s.agreement, s.level, s.known, s.suspicion, s.judged_to]
+            island_id: [s.agreement, s.level, s.known, s.suspicion, s.judged_to, s.alarms]
             for island_id, s in sorted(self._standings.items())
         }
         return {"rounds": self._rounds, "islands": rows}

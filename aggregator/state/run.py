@@ -232,10 +232,10 @@ class Run:
         if kept_out:
             self._kept_out(member, reason, self.quarantine.why(member.island_id, self.now_s))
 
-    def opposed(self, member: Member, share: float) -> None:
-        """Takes note that an island points against the others, by that share of the agreement expected of it."""
+    def opposed(self, member: Member, how: str) -> None:
+        """Takes note that an island points against the others."""
         if self.quarantine.opposed(member.island_id, self.now_s):
-            detail = f"its pseudo-gradients point against the fleet's: agreement {share:.0%} of the usual"
+            detail = f"its pseudo-gradients point against the fleet's: {how}"
             self._kept_out(member, OPPOSED, detail)
 
     def _kept_out(self, member: Member, reason: str, detail: str) -> None:

@@ -28,6 +28,7 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Welcome FleetState Donor
     FetchFiles Refused             aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
     Roster Rostered                shard 0 -> another shard, and back   control   likewise
+    Standings                      a shard -> every other one          control   said again with each merge
     Follow FollowBulk              standby -> here and the leader       both      repeated
     Probe                          anybody -> here: answered            bulk      asked again
     Replica ReplicaRun             leader -> the standby in ``to``      bulk      repeated; dropped if nobody takes it
@@ -279,6 +280,10 @@ class Relay:
                 return None
             case m.Rostered():
                 self._to_shard(0, event)
+                return None
+            case m.Standings(shard=shard):
+                for other in set(range(self._who.shards)) - {shard}:
+                    self._to_shard(other, event)
                 return None
             case m.Welcome(island_id=island_id, incarnation=incarnation):
                 known = self._who.peers.get(island_id)

@@ -45,7 +45,9 @@ def speaks_for(message: m.Message, shards: int) -> int | None:
             return shard_of(p, shards)
         case m.Welcome() | m.Donor() | m.Roster() | m.FetchFiles():
             return 0
-        case m.FleetState(shard=shard) | m.Rostered(shard=shard) | m.Replica(shard=shard) | m.ReplicaRun(shard=shard):
+        case m.FleetState(shard=shard) | m.Rostered(shard=shard) | m.Standings(shard=shard):
+            return shard
+        case m.Replica(shard=shard) | m.ReplicaRun(shard=shard):
             return shard
         case _:
             return None

@@ -64,7 +64,7 @@ from broker.wire.messages.rounds import (
     Resolution,
     Seed,
 )
-from broker.wire.messages.shards import Begin, Enrolled, Reached, Roster, Rostered, Tenure
+from broker.wire.messages.shards import Begin, Enrolled, Reached, Roster, Rostered, Standings, Tenure, Trusted
 from broker.wire.messages.standby import Follow, FollowBulk, Following, Replica, ReplicaRun, Standing, Stored, newness
 from broker.wire.messages.values import (
     AGGREGATOR,
@@ -117,6 +117,7 @@ Message = (
     | WantBack
     | Roster
     | Rostered
+    | Standings
     | Follow
     | FollowBulk
     | Following

@@ -111,3 +111,25 @@ class Rostered:
     flushed: bool
     begins: tuple[Begin, ...]
     reached: tuple[Reached, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trusted:
+    """The weight that an island has earned in one shard, 0 to 1, and how often it was found to oppose the fleet."""
+
+    island_id: str
+    weight: float
+    alarms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standings:
+    """What one shard has learned of islands from their directions, to every other one (:mod:`aggregator.rules.trust`).
+
+    It is said again with each merge as long as it matters, and holds until it is said anew.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    shard: int
+    islands: tuple[Trusted, ...]

@@ -1,0 +1,116 @@
+"""What directions change in a run: weights of later rounds, quarantine, and what a restart and other shards know."""
+
+from itertools import combinations
+
+import pytest
+
+from aggregator.interface.events import Merge
+from aggregator.rules.trust import NEWCOMER
+from broker.wire.messages import Fate, Reason, Standings
+from tests.aggregator_hand import notes, of, sent
+from tests.shard_bench import Shards
+from tests.unit.aggregator_rounds.test_rogues import ISLANDS, desk, merged, play_round, resolutions
+
+
+def pointing(value):
+    """The cosines of a merge whose islands agree by 0.3, all but ``d``, whose cosines are ``value``."""
+
+    def cosines(merge):
+        names = [merge.parts[i].island_id for i in merge.compared]
+        return tuple(value if "d" in pair else 0.3 for pair in combinations(names, 2))
+
+    return cosines
+
+
+def weights(said):
+    """Token weights of the merge among some actions, by island; equal ones are 1."""
+    (merge,) = of(said, Merge)
+    most = max(part.token_weight for part in merge.parts)
+    return {part.island_id: part.token_weight / most for part in merge.parts}
+
+
+def test_an_island_that_points_against_the_others_loses_its_weight_and_then_its_place():
+    made = desk()
+    made.cosines = pointing(-0.3)
+    seen, step = [], 0
+    while not (out := notes(made.take(), "island.quarantined")):
+        seen.append(weights(play_round(made, step)))
+        step += 4
+    assert [each["d"] for each in seen] == pytest.approx([1, 0, 0, 0, 0])
+    assert all(each[island_id] == 1.0 for each in seen for island_id in ISLANDS[:3])
+    (note,) = out
+    assert (note["island"], note["reason"], note["for_s"]) == ("d", "opposed", 30.0)
+    assert note["detail"].startswith("its pseudo-gradients point against the fleet's: agreement -")
+    (resolution,) = resolutions(play_round(made, step), "d")
+    assert (resolution.fate, resolution.reason) == (Fate.REFUSED, Reason.QUARANTINED)
+    assert merged(made) == ["a", "b", "c"]
+    made.check_books()
+
+
+def test_without_trust_it_keeps_both():
+    made = desk(trust=False)
+    made.cosines = pointing(-0.3)
+    for n in range(10):
+        assert set(weights(play_round(made, 4 * n)).values()) == {1.0}
+    assert not notes(made.take(), "island.quarantined")
+
+
+def test_a_commit_says_what_each_island_agreed_by_and_was_trusted_with():
+    made = desk()
+    made.cosines = pointing(0.0)
+    for n in range(8):
+        made.take()
+        play_round(made, 4 * n)
+    (note,) = notes(made.take(), "version.committed")
+    assert note["agreement"] == 0.3
+    assert {each["island"]: (each["agreement"], each["trust"]) for each in note["contributions"]} == {
+        **dict.fromkeys(ISLANDS[:3], (0.3, 1.0)),
+        "d": (0.0, 0.0),
+    }
+    assert {each.island_id: each.merge_weight for each in made.contributions()} == pytest.approx(
+        dict.fromkeys("abc", 1 / 3) | {"d": 0}
+    )
+
+
+def test_a_restart_forgets_nothing_and_a_newcomer_begins_small():
+    made = desk()
+    made.cosines = pointing(0.0)
+    for n in range(8):
+        play_round(made, 4 * n)
+    after = made.restarted()
+    assert after.core.run.trust.record() == made.core.run.trust.record()
+    assert after.core.run.trust.factor("e") == NEWCOMER
+
+
+def test_a_round_of_an_island_without_weight_alone_takes_no_step():
+    made = desk()
+    made.cosines = pointing(0.0)
+    for n in range(8):
+        play_round(made, 4 * n)
+    made.now_s += 2.0
+    round_id = made.open_round("d", step=40)
+    made.offer("d", 32, 40, round_id=round_id)
+    made.run_to(made.now_s + 20.0)
+    assert [each.merge_weight for each in made.contributions()] == [0.0]
+
+
+def test_shards_share_their_verdicts():
+    made = Shards(2)
+    made.gather("a", "b", "c", "d")
+    told = [[], []]
+    for desk_ in made.desks:
+        desk_.cosines = pointing(-0.3) if desk_ is made.desks[1] else pointing(0.3)
+    for n in range(8):
+        made.beat("a", 4 * n + 4)
+        for island_id in ("b", "c", "d"):
+            made.beat(island_id, 4 * n + 4)
+        for p in range(2):
+            for island_id in ("a", "b", "c", "d"):
+                made.offer(island_id, 4 * n, 4 * n + 4, p)
+        made.run_to(made.now_s + 1.0)
+    for shard, desk_ in enumerate(made.desks):
+        told[shard] = notes(made.said[shard], "island.quarantined")
+        assert [each["island"] for each in told[shard]] == ["d"], shard
+        assert desk_.core.run.trust.factor("d") == 0.0
+    assert told[0][0]["detail"].endswith("shard 1 has found it")
+    assert sent(made.said[1], Standings)
