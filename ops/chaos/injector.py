@@ -167,8 +167,8 @@ class Injector:
                 return self._worsen_links(processes, fault.options, fault.for_s)
             case FaultKind.CUT_REDIS:
                 return self._worsen_links([name + TO_REDIS for name in processes], {"partition": True}, fault.for_s)
-            case FaultKind.NAN | FaultKind.SCALE | FaultKind.REPLAY | FaultKind.GARBAGE:
-                return self._start_rogue(processes[0], fault.kind)
+            case _:
+                return self._start_rogue(processes[0], fault.kind, fault.options)
 
     def _stop(self, processes: tuple[str, ...]) -> Callable[[], None]:
         stopped = {name: self._cluster.pid(name) for name in processes}
@@ -223,8 +223,9 @@ class Injector:
             self._links.set(name, LinkCondition.of(**condition), for_s=for_s)
         return _nothing  # the proxy takes it back by itself
 
-    def _start_rogue(self, name: str, manner: FaultKind) -> Callable[[], None]:
+    def _start_rogue(self, name: str, manner: FaultKind, options: Mapping[str, float | bool]) -> Callable[[], None]:
         config = ["--config", os.fspath(self._plan.config_file), "--island-id", name]
+        config += ["--honest-s", str(options.get("honest_s", 0.0))]
         command = [sys.executable, "-P", "-m", "ops.chaos.rogue", "--manner", manner.value, *config]
         if self._plan.up.pace:
             command += ["--pace", str(self._plan.up.pace[0])]

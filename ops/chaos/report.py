@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ops.chaos.recording import Happening, NoteSeen, Recording, Spell
-from ops.faults.kinds import MISBEHAVIORS, FaultKind, Role, role_of
+from ops.faults.kinds import ROGUES, FaultKind, Role, role_of
 from ops.faults.plan import NATURES
 from ops.processes.cluster import Change
 from ops.text import age, finite
@@ -104,7 +104,7 @@ def _detected(happening: Happening, recording: Recording) -> float | None:
 def _shows(note: NoteSeen, happening: Happening) -> bool:
     """Whether a decision of an aggregator shows that it noticed a fault."""
     kind, struck = happening.fault.kind, happening.processes
-    if kind in MISBEHAVIORS:
+    if kind in ROGUES:
         return "refused" in note.name and (note.fields.get("island") in struck or note.fields.get("sender") in struck)
     if kind in _NOTED_BY_KIND:
         return note.name in _NOTED_BY_KIND[kind]
@@ -129,7 +129,7 @@ def _changes(recording: Recording, change: Change, *processes: str) -> Iterator[
 def _healed(happening: Happening, recording: Recording, restarted_s: float | None) -> float | None:
     kind, versions = happening.fault.kind, recording.versions
     over_s = restarted_s if kind in _KILLING else happening.ended_s
-    if over_s is None or kind in MISBEHAVIORS:
+    if over_s is None or kind in ROGUES:
         return None  # a rogue is not to be healed but kept out
     roles = set(map(role_of, happening.processes))
     before = [version for version in versions if version.at_s < happening.at_s]
@@ -170,7 +170,7 @@ def healing(faults: Iterable[Report]) -> dict[str, Report]:
             "count": len(group),
             "detected_s": _spread(each["detected_s"] for each in group),
             "healed_s": _spread(each["healed_s"] for each in group),
-            "not_healed": sum(each["healed_s"] is None and each["kind"] not in MISBEHAVIORS for each in group),
+            "not_healed": sum(each["healed_s"] is None and each["kind"] not in ROGUES for each in group),
         }
         for name, group in sorted(groups.items())
     }

@@ -13,7 +13,10 @@ import asyncio
 import contextlib
 import random
 import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import zmq
 
@@ -22,17 +25,18 @@ from broker.wire.messages import Channel, Contribution, Envelope
 from islands import daemon
 from islands.session import connections as wire
 from islands.session import session
-from ops.faults.kinds import MISBEHAVIORS, FaultKind, Rogue, TamperedTensors
+from islands.tasks.task import Task, load_task
+from ops.faults.kinds import LIES, ROGUES, FaultKind, Rogue, TamperedTensors
 from ops.launcher import find_modules_here
 
 #: More messages than any manner sends in place of one.
 MOST_FOR_ONE = 8
 
 
-def rogue_wire(manner: FaultKind) -> type[wire.Connections]:
-    """Returns the connection of an island, with a rogue between core and socket."""
-    rng = random.Random(0)
-    rogue = Rogue(manner, 1.0, TamperedTensors(), rng)
+def rogue_wire(manner: FaultKind, honest_s: float = 0.0) -> type[wire.Connections]:
+    """Returns the connection of an island, with a rogue between core and socket, honest for ``honest_s``."""
+    rng, honest_until_s = random.Random(0), time.monotonic() + honest_s
+    rogue = Rogue(manner, 1.0, TamperedTensors(), rng, honest=lambda: time.monotonic() < honest_until_s)
 
     class RogueWire(wire.Connections):
         def post(self, envelope: Envelope) -> None:
@@ -54,15 +58,29 @@ def rogue_wire(manner: FaultKind) -> type[wire.Connections]:
     return RogueWire
 
 
+def claiming(times: int) -> Callable[..., Task]:
+    """Returns a loader of tasks whose steps have, as the island says, so many times their tokens."""
+
+    def load(name: str, options: Mapping[str, Any]) -> Task:
+        task = load_task(name, options)
+        return replace(task, tokens_per_step=times * task.tokens_per_step)
+
+    return load
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a rogue until the run ends or a signal comes; exit codes as of ``atoll island``."""
     parser = argparse.ArgumentParser(prog="rogue", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--manner", choices=[str(each) for each in MISBEHAVIORS], required=True, help="what it does")
+    parser.add_argument("--manner", choices=[str(each) for each in ROGUES], required=True, help="what it does")
+    parser.add_argument("--honest-s", type=float, default=0.0, help="seconds in which it is honest (default: 0)")
     daemon.add_arguments(parser)
     args = parser.parse_args(argv)
     try:
+        manner = FaultKind(args.manner)
         # The one place where an island makes its connection.
-        setattr(session, "Connections", rogue_wire(FaultKind(args.manner)))  # noqa: B010 - typed so
+        setattr(session, "Connections", rogue_wire(manner, args.honest_s))  # noqa: B010 - typed so
+        if manner in LIES:
+            setattr(daemon, "load_task", claiming(LIES[manner].tokens))  # noqa: B010 - the one place where it has one
         return daemon.run(args)
     except (ConfigError, Unavailable) as err:
         print(f"rogue: {err}", file=sys.stderr)

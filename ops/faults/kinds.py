@@ -7,15 +7,17 @@ goes on honestly: it trains, answers rounds, and hears what became of each contr
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from broker.wire.messages import Contribution, Encoded, Message, TrainedOn
@@ -41,10 +43,61 @@ class FaultKind(StrEnum):
     SCALE = "scale"  # .. a thousand times too long pseudo-gradients,
     REPLAY = "replay"  # .. everything several times, and old messages again,
     GARBAGE = "garbage"  # .. bytes without meaning
+    SIGN_FLIP = "sign-flip"  # an island more, which sends plausible lies: see LIES
+    SIGN_FLIP_3 = "sign-flip-3"
+    SCALE_8 = "scale-8"
+    CONSTANT = "constant"
+    CONSTANT_3 = "constant-3"
+    CONSTANT_NOISE = "constant-noise"
+    DRIFT = "drift"
+    CLAIMS = "claims"
+    SIGN_FLIP_8_CLAIMS = "sign-flip-8-claims"
+    CONSTANT_3_CLAIMS = "constant-3-claims"
 
 
-#: Manners of an island that misbehaves.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lie:
+    """What a liar sends in place of its pseudo-gradient g, tensor by tensor.
+
+        sent = honest * g + |g| * (constant * d + noise * n)
+
+    d and n are random and as long as 1. d is the same in the whole run and for all liars, so that two of them collude,
+    and orthogonal to g where g is sent too; n is another one each time.
+
+    Attributes:
+        tokens: Multiplies the tokens that it says a step has.
+    """
+
+    honest: float = 0.0
+    constant: float = 0.0
+    noise: float = 0.0
+    tokens: int = 1
+
+    @property
+    def length(self) -> float:
+        """How many times as long as the honest one it is."""
+        return math.hypot(self.honest, self.constant, self.noise)
+
+
+LIES: Mapping[FaultKind, Lie] = MappingProxyType(
+    {
+        FaultKind.SIGN_FLIP: Lie(honest=-1.0),
+        FaultKind.SIGN_FLIP_3: Lie(honest=-3.0),
+        FaultKind.SCALE_8: Lie(honest=8.0),
+        FaultKind.CONSTANT: Lie(constant=1.0),
+        FaultKind.CONSTANT_3: Lie(constant=3.0),
+        FaultKind.CONSTANT_NOISE: Lie(constant=1.0, noise=0.5),  # two of them have a cosine of 0.8
+        FaultKind.DRIFT: Lie(honest=1.0, constant=1.0),
+        FaultKind.CLAIMS: Lie(honest=1.0, tokens=4),
+        FaultKind.SIGN_FLIP_8_CLAIMS: Lie(honest=-8.0, tokens=4),
+        FaultKind.CONSTANT_3_CLAIMS: Lie(constant=3.0, tokens=4),
+    }
+)
+
+#: Manners of an island whose contributions cannot be right.
 MISBEHAVIORS = (FaultKind.NAN, FaultKind.SCALE, FaultKind.REPLAY, FaultKind.GARBAGE)
+#: Manners of every island that tampers.
+ROGUES = (*MISBEHAVIORS, *LIES)
 
 
 class Role(StrEnum):
@@ -100,8 +153,11 @@ class Fault:
 SCALE = 1000.0
 #: Contributions that ``REPLAY`` remembers.
 REMEMBERED = 8
+#: Seed of the direction that liars have in common.
+DIRECTION = 1
 
 Tensors = tuple[Encoded, ...]
+Array = npt.NDArray[np.float32]
 
 
 class Payloads(Protocol):
@@ -119,29 +175,47 @@ class Payloads(Protocol):
     def misshapen(self, payload: Any) -> Any:
         """Returns it with a shape that the fragment has not."""
 
+    def lied(self, payload: Any, lie: Lie, fragment_id: int, rng: random.Random) -> Any:
+        """Returns what the lie makes of it; ``rng`` draws the noise."""
+
 
 class Rogue:
     """Tampers with what one island sends.
 
     Args:
-        manner: How: one of :data:`MISBEHAVIORS`.
+        manner: How: one of :data:`ROGUES`.
         rate: Share of the contributions that are tampered with.
         payloads: What can be done to payloads here.
         rng: Decides which, and how.
+        honest: Whether it is honest for the time being.
+
+    Attributes:
+        tokens: Multiplies the tokens that its steps have, in all that it says: whoever drives its core sees to it.
     """
 
-    def __init__(self, manner: FaultKind, rate: float, payloads: Payloads, rng: random.Random) -> None:
-        assert manner in MISBEHAVIORS, manner
+    def __init__(
+        self,
+        manner: FaultKind,
+        rate: float,
+        payloads: Payloads,
+        rng: random.Random,
+        honest: Callable[[], bool] = lambda: False,
+    ) -> None:
+        assert manner in ROGUES, manner
         self._manner, self._rate = manner, rate
-        self._payloads = payloads
+        self._lie = LIES.get(manner)
+        self.tokens = self._lie.tokens if self._lie else 1
+        self._payloads, self._honest = payloads, honest
         self._rng = rng
         self._sent: deque[Contribution] = deque(maxlen=REMEMBERED)
 
     def outgoing(self, message: Message) -> tuple[Message, ...]:
         """Returns what to send in place of ``message``, in order; its own contribution is always among it."""
-        if not isinstance(message, Contribution) or self._rng.random() >= self._rate:
+        if not isinstance(message, Contribution) or self._honest() or self._rng.random() >= self._rate:
             return (message,)
         payload = message.payload
+        if self._lie is not None:
+            return (replace(message, payload=self._payloads.lied(payload, self._lie, message.fragment_id, self._rng)),)
         match self._manner:
             case FaultKind.NAN:
                 return (replace(message, payload=self._payloads.spoilt(payload)),)
@@ -192,3 +266,30 @@ class TamperedTensors:
     def misshapen(self, payload: Tensors) -> Tensors:
         """One dimension too many."""
         return tuple(replace(each, shape=(1, *each.shape)) for each in payload)
+
+    def lied(self, payload: Tensors, lie: Lie, fragment_id: int, rng: random.Random) -> Tensors:
+        """Returns what the formula of :class:`Lie` makes of each tensor."""
+        lies = []
+        for place, each in enumerate(payload):
+            honest = decode_tensor(each)
+            sent = np.float32(lie.honest) * honest
+            if lie.constant:
+                direction = _random(honest, np.random.default_rng((DIRECTION, fragment_id, place)))
+                if lie.honest and honest.any():
+                    direction -= np.vdot(direction, honest) / np.vdot(honest, honest) * honest
+                sent += _as_long(direction, lie.constant, honest)
+            if lie.noise:
+                sent += _as_long(_random(honest, np.random.default_rng(rng.getrandbits(64))), lie.noise, honest)
+            lies.append(encode_tensor(sent, each.codec))
+        return tuple(lies)
+
+
+def _random(like: Array, generator: np.random.Generator) -> Array:
+    return np.asarray(generator.standard_normal(like.shape, dtype=np.float32))  # of a scalar it returns a float
+
+
+def _as_long(direction: Array, times: float, honest: Array) -> Array:
+    """Returns the direction, ``times`` as long as ``honest``; nothing where it has no length."""
+    length = np.linalg.norm(direction)
+    scale = times * np.linalg.norm(honest) / length if length else 0.0
+    return direction * np.float32(scale)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from broker.base import sources
 from broker.base.errors import ConfigError
 from broker.base.settings import nearest, setting
-from ops.faults.kinds import MISBEHAVIORS, Fault, FaultKind, Role, role_of
+from ops.faults.kinds import LIES, MISBEHAVIORS, ROGUES, Fault, FaultKind, Role, role_of
 
 
 class Needs(StrEnum):
@@ -74,6 +74,7 @@ NATURES: Mapping[FaultKind, Nature] = {
     FaultKind.CORRUPT: _on_link(4.0, corrupt_per_mb=200.0),
     FaultKind.RESET: _on_link(3.0, reset_every_s=0.5),
     **dict.fromkeys(MISBEHAVIORS, Nature(for_s=10.0)),
+    **dict.fromkeys(LIES, Nature(for_s=10.0, options={"honest_s": 0.0})),
 }
 
 LEADER = "leader"
@@ -156,7 +157,7 @@ DRILLS: tuple[tuple[FaultKind, str], ...] = (
     (FaultKind.PARTITION, "any island"),
     (FaultKind.CUT_REDIS, "leader"),
     *((each, "any island") for each in (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.RESET)),
-    *((each, "") for each in MISBEHAVIORS),
+    *((each, "") for each in ROGUES),
 )
 
 
@@ -167,7 +168,9 @@ class ChaosConfig:
     seconds: float = setting(60.0, "how long faults go on, from the moment when every island trains")
     fault_every_s: float = setting(5.0, "seconds from one drawn fault to the next; 0: none but those of the file")
     fault_seed: int = setting(0, "of the drawn faults: the same seed, the same faults")
-    fault_kinds: tuple[str, ...] = setting((), "kinds to draw from (default: all that are possible here)")
+    fault_kinds: tuple[str, ...] = setting(
+        (), f"kinds to draw from (default: all that are possible here but {', '.join(LIES)})"
+    )
     calm_s: float = setting(10.0, "before the first drawn fault: what islands do in it is what they are measured by")
     settle_s: float = setting(15.0, "after the last fault, for everything to heal")
 
@@ -183,7 +186,7 @@ class ChaosConfig:
 
     @property
     def kinds(self) -> frozenset[FaultKind] | None:
-        """The kinds to draw from; None: all that are possible."""
+        """The kinds to draw from; None: all that are possible, without lies."""
         return frozenset(map(FaultKind, self.fault_kinds)) or None
 
 
@@ -290,7 +293,7 @@ def all_faults(config: ChaosConfig, file: FaultFile, possible: Collection[Needs]
         needs = NATURES[kind].needs
         if needs is not None and needs not in possible:
             raise ConfigError("kind", str(kind), needs.value)
-    kinds = able if config.kinds is None else config.kinds
+    kinds = able - LIES.keys() if config.kinds is None else config.kinds
     faults = [*file.faults, *drawn_faults(config, kinds, standbys=standbys)]
     faults.sort(key=lambda each: each.at_s)
     if faults and faults[-1].at_s >= config.seconds:

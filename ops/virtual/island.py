@@ -54,14 +54,19 @@ class SimIsland:
         self.rogue = None
         if plan.manner is not None:
             self.rogue = Rogue(
-                plan.manner, plan.misbehaves, simulation.works.tampered(), random.Random(f"rogue {self.address}")
+                plan.manner,
+                plan.misbehaves,
+                simulation.works.tampered(),
+                random.Random(f"rogue {self.address}"),
+                honest=lambda: simulation.queue.now_s < plan.honest_until_s,
             )
+        self.tokens_per_step = self.work.tokens_per_step * (self.rogue.tokens if self.rogue else 1)
         self.core = isl.Island(
             island_id=plan.island_id,
             hint="",
             nonce=f"{plan.island_id}-{life}",
             tensors=self.work.tensors,
-            tokens_per_step=self.work.tokens_per_step,
+            tokens_per_step=self.tokens_per_step,
             brokers=simulation.plan.brokers,
             paused=paused,
             several_hosts=plan.plans_every > 1,
@@ -271,7 +276,7 @@ class SimIsland:
         self.trained.append((self.step, taken))
         self.stepped_at_s = min(self.stepped_at_s, self.simulation.queue.now_s)
         self.step += 1
-        self.tokens += self.work.tokens_per_step
+        self.tokens += self.tokens_per_step
         self.stopped = self.core.done or self.pausing
         vitals = ie.Vitals(loss=1.0, step_time_s=self.plan.step_time_s, sync_share=0.0, bytes_up=0, bytes_down=0)
         self.core.handle(vitals, self.clock.now_s)

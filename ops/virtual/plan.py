@@ -29,6 +29,7 @@ class IslandPlan:
         link: Its own link; None for that of the plan.
         manner: How it misbehaves; None for not at all.
         misbehaves: Share of its contributions that it tampers with.
+        honest_until_s: It is honest before.
         plans_every: Steps between two boundaries at which its hosts do something together; 1: it has one host.
     """
 
@@ -47,6 +48,7 @@ class IslandPlan:
     link: LinkModel | None = None
     manner: FaultKind | None = None
     misbehaves: float = 1.0
+    honest_until_s: float = 0.0
     plans_every: int = 1
 
     def stepped_at_s(self, now_s: float, step_s: float) -> float:

@@ -21,7 +21,7 @@ from broker.chunks.subflow import STALLED_S
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.protocol.paused import Paused
-from ops.faults.kinds import FaultKind, Role, role_of
+from ops.faults.kinds import LIES, FaultKind, Role, role_of
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.failover import SimLease, Station
@@ -80,8 +80,11 @@ class Simulation(World):
         self._clocks: dict[str, Clock] = {}
         self.passages = Passages(plan.crash_points)
         self.leases = [SimLease(self, shard) for shard in range(plan.config.shards)]
+        rogues = {island.island_id: island.manner for island in plan.islands if island.manner is not None}
         self.invariants = Invariants(
-            rogues=frozenset(i.island_id for i in plan.islands if i.manner is not None), watching=watching
+            rogues=frozenset(rogues),
+            unlike=frozenset(name for name, manner in rogues.items() if manner in LIES and LIES[manner].tokens > 1),
+            watching=watching,
         )
         self.trace: list[tuple[float, str, str, str]] = []
         self.brokers = [SimBroker(self, place) for place in range(plan.brokers)]

@@ -18,7 +18,7 @@ from broker.wire.ranges import StepRange
 from islands.protocol.core import Island
 from islands.protocol.data_shares import DataShare
 from islands.protocol.donation import PART_BYTES
-from ops.faults.kinds import Payloads
+from ops.faults.kinds import Lie, Payloads
 
 
 class IslandWork(Protocol):
@@ -226,6 +226,10 @@ class TamperedClaims:
     def misshapen(self, payload: Claim) -> Claim:
         """See :class:`ops.faults.kinds.Payloads`."""
         return _flawed(payload, Reason.WRONG_SHAPE)
+
+    def lied(self, payload: Claim, lie: Lie, fragment_id: int, rng: random.Random) -> Claim:
+        """See :class:`ops.faults.kinds.Payloads`."""
+        return self.scaled(payload, lie.length)
 
 
 def _flawed(claim: Claim, reason: Reason) -> Claim:

@@ -1,6 +1,7 @@
 """The plan of faults: the same from the same seed, every kind in turn, and nothing wrong gets past the file."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from broker.base.errors import ConfigError
 from broker.base.sources import from_sources
 from ops import cli
-from ops.faults.kinds import Fault, Role, role_of
+from ops.faults.kinds import LIES, Fault, Role, role_of
 from ops.faults.plan import (
     DRILLS,
     NATURES,
@@ -137,7 +138,10 @@ def test_a_wrong_file_is_refused_with_the_field_and_the_cure(text, field, cure):
 def test_a_kind_that_is_not_possible_here_is_refused_where_it_was_asked_for_and_left_out_where_not():
     config = ChaosConfig(seconds=100.0, fault_every_s=1.0)
     drawn = all_faults(config, FaultFile(), set(), standbys=False)
-    assert {each.kind for each in drawn} == {kind for kind, nature in NATURES.items() if nature.needs is None}
+    without_needs = {kind for kind, nature in NATURES.items() if nature.needs is None}
+    assert {each.kind for each in drawn} == without_needs - LIES.keys()  # lies are drawn where they are asked for
+    lies = all_faults(replace(config, fault_kinds=("drift", "claims")), FaultFile(), set(), standbys=False)
+    assert {each.kind for each in lies} == {FaultKind.DRIFT, FaultKind.CLAIMS}
     named = FaultFile(faults=(fault(FaultKind.PARTITION, 3.0),))
     with pytest.raises(ConfigError, match="needs the link proxy"):
         all_faults(config, named, set(), standbys=False)
