@@ -61,7 +61,9 @@ def data_checks(tapes: Files, rows: Iterable[Line]) -> list[Check]:
         tapes: Of all aggregators: what was given to whom.
         rows: Of the ledger, one for each version that was not given up.
     """
-    blocks = any(line.get("note") == "block.given" for lines in tapes.values() for line in lines)
+    given = (line["fields"] for lines in tapes.values() for line in lines if line.get("note") == "block.given")
+    sizes = {each["block"]: each["batch_tokens"] for each in given}
+    usual = next(iter(sizes.values()), 1)  # of a block that a dropped segment told of
     once = Check(2, "each batch is merged at most once into a fragment")
     ranges, own, furthest, merged = MergedRanges(), 0, 0, set[tuple[int, int]]()
     for row in rows:
@@ -69,14 +71,17 @@ def data_checks(tapes: Files, rows: Iterable[Line]) -> list[Check]:
         for each in row["contributions"]:
             for d in each.get("data", ()):
                 a, b = d["from_batch"], d["to_batch"]
-                place = (p, 0) if blocks and a < OWN_PASS else (p, d["share"])
-                once.fact(ranges.merge(place, a, b), f"fragment {p}, version {row['fragment_version']}")
+                shared = bool(sizes) and a < OWN_PASS
+                # Batches of islands may differ in size: places in the data that they share are tokens, where known.
+                size = max(1, sizes.get(d["share"], usual)) if shared else 1
+                found = ranges.merge((p, 0) if shared else (p, d["share"]), size * a, size * b)
+                once.fact(found, f"fragment {p}, version {row['fragment_version']}")
                 if a >= OWN_PASS:
                     own += 1
                 else:
                     furthest = max(furthest, b)
                     merged.add((a, b))
-    if not blocks:
+    if not sizes:
         return [once]
     order = Check(2, f"data go out in order, merged up to batch {furthest:,}; {own} ranges are of other passes")
     for name, lines in tapes.items():

@@ -6,9 +6,10 @@ What is asked of files too is in :mod:`ops.faults.invariants`; the rest can only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import ge
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aggregator.interface.events import Commit, Merge, Publish
@@ -64,14 +65,18 @@ class Invariants:
 
     Args:
         rogues: Islands that misbehave: what they claim of themselves is not checked.
-        unlike: Those whose batches, they say, have another size: their numbers are not those of the others' batches.
+        sizes: Of the batches of those islands that say they have larger ones, in batches of the others.
         watching: Whether the books and the islands are looked at after every event, which costs more than the event.
     """
 
     def __init__(
-        self, *, rogues: frozenset[str] = frozenset(), unlike: frozenset[str] = frozenset(), watching: bool = True
+        self,
+        *,
+        rogues: frozenset[str] = frozenset(),
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        watching: bool = True,
     ) -> None:
-        self._rogues, self._unlike = rogues, unlike
+        self._rogues, self._sizes = rogues, sizes
         self._watching = watching
         self._durable: dict[tuple[int, int], Commit] = {}
         self._contents = Contents()  # of what was published
@@ -137,7 +142,7 @@ class Invariants:
             hold(2, self._merged.merge(life, steps.from_step, steps.to_step))
             require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {steps}")
             for d in merged.data:
-                hold(2, self._merged_data.merge(self._place(p, d), d.from_batch, d.to_batch))
+                hold(2, self._merged_data.merge(*self._place(p, d)))
                 hold(2, self.dealing.merged(d))
             self.merged_tokens[p] += steps.tokens
         hold(2, weights_fit(key, [merged.merge_weight for merged in commit.contributions]))
@@ -262,7 +267,7 @@ class Invariants:
         """Checks what must hold when a run has ended and everybody is calm."""
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
-        if not self._unlike:
+        if not self._sizes:  # between unlike batches a part of one may be left out
             hold(2, self.dealing.passed_over(simulation.aggregator.core.run.data))
 
     def _at_end(self, simulation: World, core: Aggregator) -> None:
@@ -324,12 +329,15 @@ class Invariants:
             self._merged.take_back((merged.island_id, merged.incarnation, p), steps.from_step, steps.to_step)
             self.merged_tokens[p] -= steps.tokens
             for d in merged.data:
-                self._merged_data.take_back(self._place(p, d), d.from_batch, d.to_batch)
+                self._merged_data.take_back(*self._place(p, d))
 
-    def _place(self, p: int, d: DataRange) -> tuple[int, int]:
-        """Returns where batches are merged: in the data that all share, or in a pass or a block of one's own."""
+    def _place(self, p: int, d: DataRange) -> tuple[tuple[int, int], int, int]:
+        """Returns where batches are merged, in the data that all share or in a pass of one's own, and from where to."""
+        if d.from_batch >= OWN_PASS:
+            return (p, d.share), d.from_batch, d.to_batch
         owner, _ = self.dealing.blocks.get(d.share, ("", None))
-        return (p, d.share) if d.from_batch >= OWN_PASS or owner in self._unlike else (p, 0)
+        size = self._sizes.get(owner, 1)
+        return (p, 0), size * d.from_batch, size * d.to_batch
 
 
 def _newest_on(station: Station, fragment_id: int) -> int:

@@ -81,11 +81,9 @@ class Simulation(World):
         self.passages = Passages(plan.crash_points)
         self.leases = [SimLease(self, shard) for shard in range(plan.config.shards)]
         rogues = {island.island_id: island.manner for island in plan.islands if island.manner is not None}
-        self.invariants = Invariants(
-            rogues=frozenset(rogues),
-            unlike=frozenset(name for name, manner in rogues.items() if manner in LIES and LIES[manner].tokens > 1),
-            watching=watching,
-        )
+        claims = {name: LIES[manner].tokens for name, manner in rogues.items() if manner in LIES}
+        sizes = {name: times for name, times in claims.items() if times > 1}
+        self.invariants = Invariants(rogues=frozenset(rogues), sizes=sizes, watching=watching)
         self.trace: list[tuple[float, str, str, str]] = []
         self.brokers = [SimBroker(self, place) for place in range(plan.brokers)]
         self.islands: dict[str, SimIsland] = {}

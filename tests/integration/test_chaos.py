@@ -5,6 +5,8 @@ One run serves all tests. It is ended by Ctrl-C as soon as it has healed, which 
 
 import json
 import signal
+from collections import defaultdict
+from statistics import median
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.local_run import Process, RunFiles, descendants, is_alive, wait_for
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.full("a whole run of its own")]
 
+LIAR = "rogue-sign-flip-8-claims"
 FAULTS = """
 [chaos]
 seconds = 10.0
@@ -77,6 +80,11 @@ at_s = 9.0
 kind = "kill"
 target = "links"
 
+[[fault]]
+at_s = 9.2
+kind = "sign-flip-8-claims"
+for_s = 600.0
+
 # The last one: what the second aggregator publishes shows that all are over.
 [[fault]]
 at_s = 9.5
@@ -105,10 +113,22 @@ class Run:
         self.faults = {" ".join([each["kind"], *each["processes"]]): each for each in self.report["chaos"]["faults"]}
 
     def healed(self):
-        """Whether the second aggregator has published all, with a second life of an island, and a rogue was refused."""
+        """Whether the second aggregator has published all, a new life of an island too, and both rogues lied."""
         rows = [row for row in self.files.ledger() if row["epoch"] == 2]
         lives = {each["incarnation"] for row in rows for each in row["contributions"]}
-        return {row["fragment_id"] for row in rows} == {0, 1, 2, 3} and 2 in lives and self.refused()
+        return (
+            {row["fragment_id"] for row in rows} == {0, 1, 2, 3} and 2 in lives and self.refused() and self.sent()[LIAR]
+        )
+
+    def sent(self):
+        """Returns tokens and length of a step in each contribution, by sender."""
+        found = defaultdict(list)
+        for each in self.files.tape():
+            if each.get("kind") == "contribution" and each["norm"] is not None:
+                steps = each["body"]["steps"]
+                num = steps["to_step"] - steps["from_step"]
+                found[each["sender"]].append(((steps["to_tokens"] - steps["from_tokens"]) / num, each["norm"] / num))
+        return found
 
     def refused(self):
         return {(each["island"], each["reason"]) for each in self.files.notes("contribution.refused")}
@@ -123,10 +143,11 @@ def test_every_fault_is_done_and_heals(run):
     assert not run.report["chaos"]["skipped"]
     assert {name for name in run.faults if " island" not in name} == {
         *("wipe redis", "stop aggregator", "disk-full aggregator", "clock aggregator", "kill aggregator"),
-        *("cut-redis aggregator broker", "kill broker", "kill links", "nan rogue-nan"),
+        *("cut-redis aggregator broker", "kill broker", "kill links", "nan rogue-nan", f"sign-flip-8-claims {LIAR}"),
     }
-    assert len(run.faults) == 11
-    healed = [each["healed_s"] is not None for name, each in run.faults.items() if not name.endswith(("links", "nan"))]
+    assert len(run.faults) == 12
+    never = ("links", "nan", LIAR)
+    healed = [each["healed_s"] is not None for name, each in run.faults.items() if not name.endswith(never)]
     assert all(healed), run.err
     died = {name: each for name, each in run.faults.items() if name.startswith(("kill", "wipe"))}
     assert all(each["restarted_s"] is not None for each in died.values())
@@ -138,10 +159,16 @@ def test_every_fault_is_done_and_heals(run):
 def test_a_rogue_is_refused_and_a_cut_or_broken_link_costs_no_step(run):
     assert ("rogue-nan", "not_finite") in run.refused()
     merged = {each["island_id"] for row in run.files.ledger() for each in row["contributions"]}
-    assert merged == {"island-0", "island-1", "island-2"}
+    assert merged - {LIAR} == {"island-0", "island-1", "island-2"}
     log = (run.dir / "logs" / "links.log").read_text()
     assert "link.changed link=island-" in log
     assert "Traceback" not in log
+
+
+def test_a_liar_sends_what_its_manner_says_and_claims_tokens_that_it_never_trained(run):
+    honest, lies = run.sent()["island-0"], run.sent()[LIAR]
+    assert ({tokens for tokens, _ in honest}, {tokens for tokens, _ in lies}) == ({64}, {256})
+    assert median(length for _, length in lies) > 3 * median(length for _, length in honest)
 
 
 def test_an_interrupted_run_ends_every_process_and_reports_what_it_saw(run):

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from broker.wire.messages import Reason
-from ops.faults.kinds import FaultKind
+from ops.faults.kinds import LIES, FaultKind
 from ops.virtual.simulation import Simulation
 from tests.run_reading import Reading
 from tests.sim.test_simulation import participation, run, steady, tokens, told, with_one
@@ -80,3 +80,11 @@ def test_a_quarantined_rogue_holds_nobody_up() -> None:
 def test_an_island_that_errs_now_and_then_comes_back_and_is_merged_again() -> None:
     books = tokens(with_rogue(FaultKind.NAN, 0.05), "island-3")
     assert books["merged"] > 0.3 * books["trained"], books
+
+
+@pytest.mark.parametrize("manner", LIES)
+def test_a_lie_within_the_bounds_of_plausibility_breaks_no_invariant_and_accuses_nobody(manner: FaultKind) -> None:
+    simulation = with_rogue(manner)
+    check_the_honest(simulation)
+    trained, honest = (tokens(simulation, name)["trained"] for name in ("island-3", "island-0"))
+    assert trained / honest == pytest.approx(LIES[manner].tokens, rel=0.1)

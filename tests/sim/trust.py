@@ -39,6 +39,13 @@ HONEST = 4
 #: Of each island: 400,000 tokens of four honest islands and a liar.
 STEPS = 1250
 RECIPE = {"mode": "decoupled", "fragments": 8, "sync_interval": 24, "codec": "bf16", "jitter": 0.1}
+#: Heartbeats and blocks of data are rare: they would take longer than the steps, which are short.
+CALM: dict[str, Any] = {
+    "heartbeat_interval_s": 4.0,
+    "suspect_after_s": 16.0,
+    "dead_after_s": 48.0,
+    "data_ahead_s": 60.0,
+}
 #: More than there are islands: each has batches of its own, which no other island and no other seed has.
 STREAMS = 64
 
@@ -78,7 +85,7 @@ HONEST_FLEETS: Mapping[str, Fleet] = {
     "eight": Fleet(honest=8),
     "journeys": Fleet(cell={"delays_s": (0.5, 1.0, 2.0, 4.0)}),
     "one-slow": Fleet(cell={"step_times_s": (1.0, 1.0, 1.0, 4.0)}),
-    "joiner": Fleet(cell={"joins": ((3, STEPS / 2, 1e6),)}),
+    "joiner": Fleet(cell={"joins": ((3, 250.0, 1e6),)}),
     "one-other-language": Fleet(others=1),
     "two-other-language": Fleet(others=2),
 }
@@ -180,10 +187,7 @@ def run(name: str, seed: int, steps: int = STEPS, *, trust: bool = True, alone: 
     )
     total_tokens = steps * islands * per_step
     plan = plan_of(cell, seed, total_tokens, per_step)
-    # The task's steps are short: heartbeats would take as long.
-    changed: dict[str, Any] = {"heartbeat_interval_s": 2.0, "suspect_after_s": 8.0, "dead_after_s": 24.0}
-    if has_trust():
-        changed["trust"] = trust
+    changed = CALM | ({"trust": trust} if has_trust() else {})
     planned = [
         replace(each, manner=liars[i - fleet.honest], honest_until_s=fleet.honest_share * steps)
         if i >= fleet.honest
@@ -244,15 +248,15 @@ def has_trust() -> bool:
 Pair = tuple[Result, Result]
 
 
-def pair(name: str, seed: int, without: Result | None = None) -> Pair:
+def pair(name: str, seed: int, without: Result | None = None, steps: int = STEPS) -> Pair:
     """Returns a run with liars and one ``without``, made here if none serves; or honest islands with trust, and off."""
     if name in HONEST_FLEETS:
-        return run(name, seed), run(name, seed, trust=False)
-    ours = run(name, seed)
+        return run(name, seed, steps), run(name, seed, steps, trust=False)
+    ours = run(name, seed, steps)
     # Where a liar's tokens do not count, the honest train more in the same run.
     trained = round(ours.honest_tokens / HONEST / languages(1)[0].tokens_per_step)
-    if without is None or trained > 1.02 * STEPS:
-        without = run(name, seed, max(STEPS, trained), alone=True)
+    if without is None or trained > 1.02 * steps:
+        without = run(name, seed, max(steps, trained), alone=True)
     return ours, without
 
 

@@ -8,7 +8,7 @@ import pytest
 from broker.base.errors import Unavailable
 from ops.chaos import verify
 from ops.chaos.verify import as_json, books_agree, render
-from ops.faults.checks import MOST_QUOTED
+from ops.faults.checks import MOST_QUOTED, data_checks
 
 
 def contribution(island="island-0", incarnation=1, steps=(0, 10), weight=0.5):
@@ -256,3 +256,18 @@ def test_only_the_first_violations_are_quoted_and_all_are_counted(run):
     run.check()
     check = next(each for each in verify.verify(run.directory) if each.name == CONTENT)
     assert (check.violations, len(check.examples)) == (20, MOST_QUOTED)
+
+
+@pytest.mark.parametrize(("from_batch", "holds"), [(4, True), (3, False)])
+def test_batches_of_unlike_sizes_are_merged_once_where_their_tokens_are(from_batch, holds):
+    """Batches 0 to 15 of 64 tokens are as many tokens as batches 0 to 3 of 256."""
+    given = [note("block.given", block=n, from_batch=a, to_batch=b, batch_tokens=t) for n, a, b, t in BLOCKS]
+    first, second = contribution(), contribution("island-1")
+    first["data"] = [{"share": 1, "from_batch": 0, "to_batch": 16}]
+    second["data"] = [{"share": 2, "from_batch": from_batch, "to_batch": 8}]
+    once, _ = data_checks({"tape": given}, [row(0, 1, contributions=[first, second])])
+    assert once.holds is holds
+
+
+#: Number, batches and tokens of a batch.
+BLOCKS = [(1, 0, 16, 64), (2, 4, 8, 256)]
