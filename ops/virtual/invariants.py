@@ -332,7 +332,7 @@ class Invariants:
                 self._merged_data.take_back(*self._place(p, d))
 
     def _place(self, p: int, d: DataRange) -> tuple[tuple[int, int], int, int]:
-        """Returns where batches are merged, in the data that all share or in a pass of one's own, and from where to."""
+        """Returns the place of batches, in the data of all or in a pass of one's own, and their range."""
         if d.from_batch >= OWN_PASS:
             return (p, d.share), d.from_batch, d.to_batch
         owner, _ = self.dealing.blocks.get(d.share, ("", None))
