@@ -5,6 +5,8 @@
 
 Both runs of a pair have the same seed, parameters, batches of each island, and delays. With a liar the other run is the
 honest islands alone, which train as many steps: what is missing is the liar's tokens. The task is the example in numpy.
+The column "weight" has the liars' mean merge weight beside that of the others; of fleets without a liar the least share
+that any island has in the merges of any seed, beside its share without trust.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Merge
 from aggregator.merge.outer_step import make_outer_step
 from islands.tasks.task import DataShare, Task, load_task
@@ -99,6 +102,7 @@ class Result:
         loss: Held out, of the languages that there are.
         honest_tokens: That the honest islands trained.
         weight: Mean merge weight of a liar, or of an island with another language, beside that of another island.
+        shares: Of each island in all merge weights.
         refusals: Of contributions of liars.
         accused: Contributions of honest islands that were refused, and honest islands that were quarantined.
         quarantined: Share of the run after which the first liar was quarantined; None if none was.
@@ -107,6 +111,7 @@ class Result:
     loss: float
     honest_tokens: int
     weight: float
+    shares: Mapping[str, float]
     refusals: int
     accused: int
     quarantined: float | None
@@ -156,7 +161,7 @@ class Works(Training):
         def weighed(action: Merge) -> str:
             total = sum(part.token_weight for part in action.parts)
             for part in action.parts:
-                self.weights[part.island_id] += part.token_weight / total if total else 0.0
+                self.weights[part.island_id] += part.token_weight * part.staleness_weight / total if total else 0.0
             return merge(action)
 
         made.merge = weighed  # type: ignore[method-assign]
@@ -232,6 +237,7 @@ def _result(
         loss=fmean(task.evaluate(params) for task in tasks),
         honest_tokens=sum(island.tokens for name, island in simulation.islands.items() if name not in lying),
         weight=fmean(works.weights[name] for name in odd) / fmean(usual) if odd else 1.0,
+        shares={name: weight / sum(works.weights.values()) for name, weight in works.weights.items()},
         refusals=sum(refused[name] for name in lying),
         accused=sum(n for name, n in refused.items() if name not in lying) + len(kept_out) - len(caught),
         quarantined=caught[0] / simulation.queue.now_s if caught else None,
@@ -240,8 +246,6 @@ def _result(
 
 def has_trust() -> bool:
     """Whether this code has the setting."""
-    from aggregator.interface.config import AggregatorConfig
-
     return "trust" in {each.name for each in dataclasses.fields(AggregatorConfig)}
 
 
@@ -266,13 +270,16 @@ def row(name: str, pairs: Sequence[Pair]) -> str:
     ratio = interval([100 * (a.loss / b.loss - 1) for a, b in pairs])
     early = interval([100 * (1 - a.honest_tokens / b.honest_tokens) for a, b in pairs])
     caught = [100 * each.quarantined for each in ours if each.quarantined is not None]
+    weight = fmean(each.weight for each in ours)
+    if name in HONEST_FLEETS:
+        weight = min(a.shares[island] / share for a, b in pairs for island, share in b.shares.items() if share)
     cells = (
         name,
         f"{fmean(b.loss for _, b in pairs):.4f}",
         f"{fmean(each.loss for each in ours):.4f}",
         f"{ratio.mean:+.2f} %",
         f"{ratio.low:+.2f} to {ratio.high:+.2f} %",
-        f"{100 * fmean(each.weight for each in ours):.0f} %",
+        f"{100 * weight:.0f} %",
         f"{fmean(each.refusals for each in ours):.1f}",
         f"{len(caught)} of {len(ours)}, at {fmean(caught):.0f} %" if caught else "no",
         f"{early.mean:+.1f} %",
