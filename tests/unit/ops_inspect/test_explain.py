@@ -12,6 +12,7 @@ from broker.wire import messages as m
 from broker.wire.records import KeptVersion
 from ops import cli
 from ops.inspect import explain
+from ops.inspect.explanation import render
 from ops.story.absence import AbsenceReason, Storyteller, Target
 from tests.aggregator_hand import beat
 from tests.taped import STEPS_PER_ROUND, Taped
@@ -341,8 +342,8 @@ def test_redis_tells_who_is_in_a_version_and_who_was_waited_for_in_vain():
     assert (found.fragment, found.version, found.epoch, found.from_redis) == (0, 1, 1, True)
     assert [each.island for each in found.contributors] == ["a", "b"]
     assert [(each.island, each.why) for each in found.absent] == [("c", AbsenceReason.SILENT)]
-    assert "why somebody is not in it says the event tape" in explain.render(found)
-    assert "every island that was known is in it" not in explain.render(found)
+    assert "why somebody is not in it says the event tape" in render(found)
+    assert "every island that was known is in it" not in render(found)
 
 
 def test_of_a_large_fleet_the_heaviest_contributions_are_kept_in_their_order(monkeypatch):
@@ -353,7 +354,7 @@ def test_of_a_large_fleet_the_heaviest_contributions_are_kept_in_their_order(mon
         each["merge_weight"] = weight
     kept = kept_version(taped)
     assert [each["merge_weight"] for each in kept["contributions"]] == [0.2, 0.7]
-    assert "1 lighter contributions are not listed" in explain.render(explained(kept, Target(fragment=0)))
+    assert "1 lighter contributions are not listed" in render(explained(kept, Target(fragment=0)))
 
 
 def test_what_redis_has_not_or_not_any_more_or_holds_of_others_is_said():
