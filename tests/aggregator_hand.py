@@ -99,6 +99,7 @@ class Desk(Reading):
         log: Every action since the last :meth:`take`.
         by: Island -> the broker that it speaks through, where that is not the first.
         cosines: What a merge finds of the directions of its parts.
+        momentum_cosine: What each merge finds of its own and the momentum's.
     """
 
     def __init__(self, *, disk: Disk | None = None, now_s: float = 0.0, **settings: Any) -> None:
@@ -113,6 +114,7 @@ class Desk(Reading):
         self.incarnations: dict[str, int] = {}
         self.by: dict[str, int] = {}
         self.cosines: Callable[[agg.Merge], tuple[float, ...]] = lambda _: ()
+        self.momentum_cosine: float | None = None
         self.core = Aggregator(self.config, now_s=now_s, record=self.disk.record, commits=self.disk.commits)
         self._perform(self.core.start(now_s))
 
@@ -251,7 +253,12 @@ class Desk(Reading):
         version = action.fragment_version if isinstance(action, agg.Merge) else 0
         digest = f"{action.fragment_id}.{version}"
         p, cosines = action.fragment_id, self.cosines(action) if version else ()
-        return self.feed(agg.Computed(fragment_id=p, fragment_version=version, digest=digest, cosines=cosines))
+        momentum = self.momentum_cosine if version else None
+        return self.feed(
+            agg.Computed(
+                fragment_id=p, fragment_version=version, digest=digest, cosines=cosines, momentum_cosine=momentum
+            )
+        )
 
     def write(self, fails: str = "") -> list[agg.Action]:
         """Completes the oldest write, or lets it fail."""

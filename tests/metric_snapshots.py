@@ -61,6 +61,8 @@ def aggregator_snapshot():
         model_version=7,
         rounds={1: 2, 2: 5},
         participation=0.9,
+        agreement=0.3,
+        momentum_cosine=0.4,
         books={
             "trained": 3000,
             "merged": 2100,
@@ -90,6 +92,8 @@ def aggregator_snapshot():
             tokens=500,
             incarnation=1,
             beat=beat(5, loss=2.5, step_time_s=0.25, sync_share=0.01, bytes_up=10, bytes_down=20),
+            agreement=0.1,
+            trust=0.8,
         ),
         "island-1": IslandFigures(state=Liveness.DEAD, heard_ago_s=60.0, inner_steps=5, tokens=500, incarnation=2),
     }
@@ -106,6 +110,7 @@ def aggregator_snapshot():
         open_rounds=1,
         waiting_bytes=64,
         store_broken=False,
+        diverging=False,
         standbys={"hub-2": True, "hub-3": False},
     )
     return AggregatorSnapshot(

@@ -38,6 +38,7 @@ _WARNINGS = frozenset(
         "contribution.retry",
         "files.not_given",
         "files.not_kept",
+        "fleet.diverging",
         "fleet.too_many_heartbeats",
         "island.corrupted",
         "island.quarantined",

@@ -10,7 +10,7 @@ alone: the brokers are asked for the version, whose name proves it, and the same
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from aggregator.interface.events import Commit, Computed, MergeFailed, Persist, Persisted, PersistFailed, Received, Send
 from aggregator.rounds.publishing import Publishing
@@ -117,6 +117,7 @@ class Commits:
                 "norms": fragment.norms.record(),
                 "data": run.data.books.slice(p),
                 "trust": run.trust.record(),
+                "course": asdict(run.course),
             }
             if p in run.moving
             else {},
@@ -141,11 +142,16 @@ class Commits:
         if merge is None:
             return
         round_.momentum_cosine = event.momentum_cosine
+        if event.momentum_cosine is not None:
+            run.course.moved(event.momentum_cosine, len(run.moving))
         if not event.cosines:
             return
-        compared = [(merge.parts[i].island_id, merge.parts[i].steps) for i in merge.compared]
+        compared = [merge.parts[i].island_id for i in merge.compared]
         found = round_.agreement = run.trust.learn(compared, event.cosines)
-        if found is None or not run.config.trust:
+        if found is None:
+            return
+        self._judge_course(found.level)
+        if not run.config.trust:
             return
         for island_id, share in found.opposed.items():
             run.opposed(run.members[island_id], f"agreement {share:.0%} of the usual")
@@ -154,6 +160,22 @@ class Commits:
             self._others_know = bool(rows)
             islands = tuple(Trusted(island_id=i, weight=weight, alarms=alarms) for i, weight, alarms in rows)
             run.emit(Send(to=AGGREGATOR, message=Standings(shard=run.config.shard, islands=islands)))
+
+    def _judge_course(self, level: float) -> None:
+        """Says when the islands' directions come apart, which they do before the loss rises."""
+        run, course = self._run, self._run.course
+        course.learn(level, len(run.moving))
+        figures = {"agreement": round(course.present, 4), "usual": round(course.usual, 4)}
+        if course.fallen:
+            sentence = (
+                f"the islands' directions agree by {course.present:.2f}, by {course.usual:.2f} until lately: training "
+                "begins to diverge; look at the losses of the islands, restart with a lower outer_learning_rate, or "
+                "with a lower learning rate of the task, or go back: `snapshots restore`"
+            )
+            if run.troubles.begin("divergence", sentence, run.now_s):
+                run.note("fleet.diverging", **figures)
+        elif (lasted_s := run.troubles.end("divergence", run.now_s)) is not None:
+            run.note("fleet.agrees", **figures, after_s=round(lasted_s, 3))
 
     def told(self, event: Received) -> None:
         """Takes what another shard has learned of islands: evidence is shared, and one verdict holds for all."""
@@ -236,10 +258,10 @@ def _mean_staleness(merged: Sequence[Merged]) -> float:
 
 
 def _plain(m: Merged, agreement: Agreement | None, trust: Mapping[str, float]) -> dict[str, object]:
-    compared = {} if agreement is None else {"agreement": round(agreement.islands.get(m.island_id, 0.0), 4)}
+    found = {} if agreement is None else agreement.islands
     return (
-        compared
-        | ({"trust": round(trust[m.island_id], 4)} if compared and m.island_id in trust else {})
+        ({"agreement": round(found[m.island_id], 4)} if m.island_id in found else {})
+        | ({"trust": round(trust[m.island_id], 4)} if found and m.island_id in trust else {})
         | {
             "island": m.island_id,
             "incarnation": m.incarnation,

@@ -141,7 +141,6 @@ class Membership:
         """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
         self.replaced(member)
         self._run.quarantine.joined(member.island_id)
-        self._run.trust.began(member.island_id)
 
     def replaced(self, member: Member) -> None:
         """Excuses a new process of an island from what the one before was asked for; it may answer."""

@@ -8,16 +8,16 @@ follows from it, for the rounds after that one.
 * **Agreement** of an island in a round is the upper median of its cosines with the other islands: what fewer than half
   of them say, alone or together, does not move it. The **level** that is expected of it is the median of the others'
   agreements: where islands hardly agree, because batches are small or their data differ, little is expected.
-* **Weight.** Both are averaged over rounds of all fragments. An island that agrees less than ``HIGH`` times the level
-  loses weight, and has none below ``LOW`` times; between, it falls in proportion. Islands with other data agree less,
-  and stay above (docs/security.md has what was measured).
+* **Weight.** Both are averaged over rounds of all fragments, the more of them the larger the noise: islands' deviations
+  from the level, by their median, say how large it is, and the rate of the averages is such that the noise of their
+  ratio stays near ``PRECISION``. An island that agrees less than ``HIGH`` times the level loses weight, and has none
+  below ``LOW`` times; between, it falls in proportion. docs/security.md has what islands with other data came to.
 * **Earned.** A newcomer begins with ``NEWCOMER`` of its weight, and has all of it after a few rounds of agreement.
   At the beginning of a run all are newcomers, which changes nothing: only the ratio of weights counts.
-* **Quarantine.** A round in which an island points *against* the others by more than ``OPPOSED`` of the level is
-  evidence, by the statistic of Shiryaev and Roberts, R <- (1 + R) * likelihood ratio, of an island that does so in
-  ``LIAR`` of its rounds against one that does so in ``HONEST``. It goes beyond ``ALARM`` at most once in as many
-  rounds, in the mean, of an honest island: that is the rate of false alarms. One interval of steps is one piece of
-  evidence, in however many fragments it was handed over. What is merely orthogonal loses its weight, and stays.
+* **Quarantine.** Pointing *against* the others is judged by the statistic of Shiryaev and Roberts,
+  R <- (1 + R) * likelihood ratio, between a mean agreement of ``TOLERATED`` and one of ``OPPOSED`` times the level, both
+  with the noise as measured. Of an island that is tolerated R goes beyond ``ALARM`` at most once in as many rounds, in
+  the mean: that is the rate of false alarms. What is merely orthogonal, or has other data, loses its weight and stays.
 * **The way back.** What quarantine ends with is an island without weight whose averages go on: some rounds of
   agreement give it back.
 
@@ -33,24 +33,26 @@ from dataclasses import dataclass
 from statistics import median, median_high
 from typing import Any
 
-from broker.wire.ranges import StepRange
-
 #: Islands without which agreement says nothing of one of them.
 FEWEST = 3
-#: Weight of one round in the averages.
-RATE = 0.25
+#: Weight of one round in the averages, at most; the noise of an average ratio that decides how much less it is.
+RATE, PRECISION = 0.25, 0.1
 #: Shares of the expected agreement: below the first an island has no weight, above the second all of it.
-LOW, HIGH = 0.15, 0.4
+LOW, HIGH = 0.25, 0.5
 #: Of the weight, before anything is known of an island; and the rounds' weight in its averages that make it whole.
 NEWCOMER, KNOWN = 0.5, 0.65
 #: The ratio to the level that averages begin with: enough for all of the weight, and little to lose.
-BEGINNING = 0.5
-#: An agreement of less than this is noise: nothing is concluded from it.
-NOISE = 0.005
-#: Share of the level by which an island must point against the others to count as opposed.
-OPPOSED = 0.1
-#: How often an honest island is opposed at most, how often one that lies is at least, and the bound of the statistic.
-HONEST, LIAR, ALARM = 0.05, 0.8, 1e6
+BEGINNING = 0.6
+#: Multiples of the level: what is never held against an island, in the mean, and what an island that lies is at.
+TOLERATED, OPPOSED = -0.35, -0.85
+#: Bound of the statistic; and the most, as a logarithm, that one round may say.
+ALARM, MOST_OF_ONE = 1e6, 2.0
+#: Variance of agreements before it is measured, and the rate at which it is.
+VARIANCE, VARIANCE_RATE = 0.01, 0.05
+#: It is taken as at least this: cosines have so many digits.
+LEAST_VARIANCE = 1e-8
+#: Of normal deviations, from the median of their squares to their mean.
+FROM_MEDIAN = 1 / 0.4549
 
 
 @dataclass(slots=True)
@@ -62,7 +64,6 @@ class Standing:
         level: Of what was expected, likewise.
         known: Share of these averages that comes from rounds, and not from their beginning.
         suspicion: The statistic R of the sequential test.
-        judged_to: Inner step up to which there was evidence for that test.
         alarms: How often it was found to be opposed, here or in another shard.
     """
 
@@ -70,7 +71,6 @@ class Standing:
     level: float = 1.0
     known: float = 0.0
     suspicion: float = 0.0
-    judged_to: int = -1
     alarms: int = 0
 
     @property
@@ -102,12 +102,17 @@ class Trust:
     def __init__(self) -> None:
         self._standings: dict[str, Standing] = {}
         self._rounds = 0
+        self._variance = VARIANCE  # of an honest island's agreement around the level
         self._elsewhere: dict[int, dict[str, float]] = {}  # shard -> weights there
 
     def factor(self, island_id: str) -> float:
         """Returns by what an island's weight is multiplied, 0 to 1: what it has earned beside the most trusted."""
+        return self.factors([island_id])[island_id]
+
+    def factors(self, island_ids: Iterable[str]) -> dict[str, float]:
+        """Returns the same of several islands."""
         most = max((self._weight(each) for each in self._standings), default=NEWCOMER)
-        return min(1.0, self._weight(island_id) / max(NEWCOMER, most))
+        return {each: min(1.0, self._weight(each) / max(NEWCOMER, most)) for each in island_ids}
 
     def _weight(self, island_id: str) -> float:
         standing = self._standings.get(island_id)
@@ -118,39 +123,64 @@ class Trust:
         """Returns what is known of an island."""
         return self._standings.get(island_id, Standing())
 
-    def learn(self, contributions: Sequence[tuple[str, StepRange]], cosines: Sequence[float]) -> Agreement | None:
+    def shown(self, island_ids: Iterable[str], *, weighed: bool) -> dict[str, dict[str, Any]]:
+        """Returns what there is to tell of each island: see :attr:`broker.wire.records.RunTotals.trust`.
+
+        Args:
+            island_ids: Those to tell of.
+            weighed: Whether trust is asked when islands are weighed; all have all of their weight if not.
+        """
+        shares, found = self.factors(island_ids), {}
+        for island_id, share in shares.items():
+            standing = self.standing(island_id)
+            known = standing.known > 0
+            found[island_id] = {
+                "trust": share if weighed else 1.0,
+                "agreement": standing.agreement if known else None,
+                "usual": standing.level if known else None,
+                "new": standing.known < KNOWN,
+            }
+        return found
+
+    def learn(self, islands: Sequence[str], cosines: Sequence[float]) -> Agreement | None:
         """Takes what a merge has found; returns what it says, None if fewer than two islands were compared.
 
         Args:
-            contributions: Those that were compared, in order: island and steps; an island may have sent several.
+            islands: Of the contributions that were compared, in order; one may have sent several.
             cosines: Of any two of them: first and second, first and third, ..
         """
-        agreements = agreements_of([island_id for island_id, _ in contributions], cosines)
+        agreements = agreements_of(islands, cosines)
         if not agreements:
             return None
         self._rounds += 1
         opposed = {}
-        for island_id, agreement in agreements.items():
-            others = [each for other, each in agreements.items() if other != island_id]
-            level = median_high(others)
-            if len(others) + 1 < FEWEST or level < NOISE:
-                continue
-            standing = self._standings.setdefault(island_id, Standing())
-            if not standing.known:
-                standing.agreement, standing.level = BEGINNING * level, level
-            standing.agreement += RATE * (agreement - standing.agreement)
-            standing.level += RATE * (level - standing.level)
-            standing.known += RATE * (1 - standing.known)
-            steps = [each for sender, each in contributions if sender == island_id]
-            if min(each.from_step for each in steps) >= standing.judged_to:
-                standing.judged_to = max(each.to_step for each in steps)
-                against = agreement < -OPPOSED * level
-                likelihood = LIAR / HONEST if against else (1 - LIAR) / (1 - HONEST)
-                standing.suspicion = (1 + standing.suspicion) * likelihood
-                if standing.suspicion > ALARM:
-                    standing.suspicion, standing.alarms = 0.0, standing.alarms + 1
+        if len(agreements) >= FEWEST:
+            levels = {i: median_high([a for other, a in agreements.items() if other != i]) for i in agreements}
+            squares = median((agreement - levels[i]) ** 2 for i, agreement in agreements.items())
+            self._variance += VARIANCE_RATE * (FROM_MEDIAN * squares - self._variance)
+            for island_id, level in levels.items():
+                if level > 0 and self._judge(island_id, agreements[island_id], level):
+                    standing = self._standings[island_id]
                     opposed[island_id] = standing.agreement / standing.level
         return Agreement(islands=agreements, level=median(agreements.values()), opposed=opposed)
+
+    def _judge(self, island_id: str, agreement: float, level: float) -> bool:
+        """Averages an island's agreement, and tests it; returns whether the island was found to be opposed."""
+        standing = self._standings.setdefault(island_id, Standing())
+        if not standing.known:
+            standing.agreement, standing.level = BEGINNING * level, level
+        evidence = standing.level**2 / max(self._variance, LEAST_VARIANCE)
+        rate = min(RATE, 2 * PRECISION**2 * evidence)
+        standing.agreement += rate * (agreement - standing.agreement)
+        standing.level += rate * (level - standing.level)
+        standing.known += rate * (1 - standing.known)
+        share = agreement / standing.level
+        says = ((share - TOLERATED) ** 2 - (share - OPPOSED) ** 2) / 2 * evidence
+        standing.suspicion = (1 + standing.suspicion) * math.exp(max(-MOST_OF_ONE, min(MOST_OF_ONE, says)))
+        if standing.suspicion <= ALARM:
+            return False
+        standing.suspicion, standing.alarms = 0.0, standing.alarms + 1
+        return True
 
     def rows(self) -> list[tuple[str, float, int]]:
         """Returns what other shards need to know: island, weight and alarms; nothing if all are plainly trusted."""
@@ -168,26 +198,21 @@ class Trust:
                 found.append(island_id)
         return found
 
-    def began(self, island_id: str) -> None:
-        """A new life of an island begins: its steps count anew, what is known of it stays."""
-        if island_id in self._standings:
-            self._standings[island_id].judged_to = -1
-
     # --- durability -------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
         """Returns everything as plain data, for a fragment's commit."""
         rows = {
-            island_id: [s.agreement, s.level, s.known, s.suspicion, s.judged_to, s.alarms]
+            island_id: [s.agreement, s.level, s.known, s.suspicion, s.alarms]
             for island_id, s in sorted(self._standings.items())
         }
-        return {"rounds": self._rounds, "islands": rows}
+        return {"rounds": self._rounds, "variance": self._variance, "islands": rows}
 
     def restore(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Goes on from the newest of some records."""
         newest = max(records, key=lambda record: record["rounds"], default=None)
         if newest is not None:
-            self._rounds = newest["rounds"]
+            self._rounds, self._variance = newest["rounds"], newest["variance"]
             self._standings = {island_id: Standing(*row) for island_id, row in newest["islands"].items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aggregator.state.members import Member
 from aggregator.state.run import Run
@@ -28,6 +29,8 @@ class IslandFigures:
     incarnation: int
     beat: Heartbeat | None = None
     corruptions: int = 0
+    agreement: float | None = None
+    trust: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class Leading:
         open_rounds: How many there are.
         waiting_bytes: Of contributions that wait in rounds, or are held.
         store_broken: The store could not be written last time.
+        diverging: The fleet's agreement has fallen.
         standbys: Name -> whether it has every published version; None without failover.
     """
 
@@ -62,6 +66,7 @@ class Leading:
     open_rounds: int
     waiting_bytes: int
     store_broken: bool
+    diverging: bool
     standbys: Mapping[str, bool] | None = None
 
 
@@ -106,24 +111,26 @@ def leading_of(
         now_s: By the clock of the core.
     """
     interval_s = run.interval.steps * run.median_step_s
+    known = run.standings()
     return Leading(
         epoch=run.epoch,
         fragments=fragments,
         totals=totals,
         staleness_sum=run.ledger.participation().staleness_sum,
         refusals=refusals,
-        islands={member.island_id: _figures(run, member, now_s) for member in run.members},
+        islands={m.island_id: _figures(run, m, known.get(m.island_id, {}), now_s) for m in run.members},
         round_s=run.round_times.journey_s,
         sync_s=run.round_times.sync_s,
         round_interval_s=max(interval_s, run.round_times.journey_s or 0.0),
         open_rounds=len(run.open_rounds),
         waiting_bytes=run.waiting_bytes(),
         store_broken="store" in run.troubles,
+        diverging=run.course.fallen,
         standbys=standbys,
     )
 
 
-def _figures(run: Run, member: Member, now_s: float) -> IslandFigures:
+def _figures(run: Run, member: Member, standing: Mapping[str, Any], now_s: float) -> IslandFigures:
     inner_steps, tokens = run.ledger.trained(member.island_id)
     beat = member.heartbeat
     unheard = member.presumed and beat is None and run.members.lives(member.island_id, now_s)
@@ -135,6 +142,8 @@ def _figures(run: Run, member: Member, now_s: float) -> IslandFigures:
         incarnation=member.incarnation,
         beat=beat,
         corruptions=member.corruptions,
+        agreement=standing.get("agreement"),
+        trust=standing.get("trust"),
     )
 
 
@@ -193,6 +202,11 @@ def _rounds(own: Families, now: Leading, wall_s: float) -> None:
     own.counter("contributors", "Islands in versions, summed over all versions.", contributors)
     own.counter("staleness_versions", "Mean staleness of each version's contributions, summed.", now.staleness_sum)
     own.gauge("participation_ratio", "Mean share of the live islands in a version.", totals.participation)
+    own.gauge("fleet_agreement", "Cosine by which islands agree, mean over the last versions.", totals.agreement)
+    own.gauge(
+        "momentum_cosine", "Cosine of a merge with the momentum before it, mean likewise.", totals.momentum_cosine
+    )
+    own.gauge("diverging", "1 if the agreement has suddenly fallen below half of its usual mean.", now.diverging)
     own.gauge("round_seconds", "Moving average from opening a round to its durable version.", now.round_s)
     own.gauge("round_sync_seconds", "Moving average from closing a round to its durable version.", now.sync_s)
     own.gauge(
@@ -248,5 +262,8 @@ def _islands(own: Families, now: Leading, wall_s: float) -> None:
     own.counter(
         "island_received_bytes", "Bytes received by this life of the island.", told(lambda b: b.bytes_down), "island"
     )
+    agreements, trust = each(lambda i: i.agreement), each(lambda i: i.trust)
+    own.gauge("island_agreement", "Cosine of the island with the others, moving average.", agreements, "island")
+    own.gauge("island_trust", "Share of its tokens' weight that the island has, 0 to 1.", trust, "island")
     quarantined = {name: float(why["for_s"]) for name, why in now.totals.quarantined.items()}
     own.gauge("island_quarantine_seconds", "For how much longer the island is kept out.", quarantined, "island")

@@ -61,6 +61,7 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
                 if "norms" in commit.ledger:
                     fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
         run.trust.restore(commit.ledger["trust"] for commit in commits.values() if "trust" in commit.ledger)
+        run.course.restore(commit.ledger["course"] for commit in commits.values() if "course" in commit.ledger)
         assert run.pacer is not None
         run.pacer.resume({p: commit.round_id for p, commit in commits.items()})
         run.ledger.recall(record.get("lives", {}))

@@ -18,6 +18,7 @@ from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
+from aggregator.rules.divergence import Course
 from aggregator.rules.interval import Interval, RoundTimes
 from aggregator.rules.pacing import Lockstep, Pacer
 from aggregator.rules.quarantine import OPPOSED, Quarantine
@@ -97,6 +98,7 @@ class Run:
         self.refusals: Counter[str] = Counter()
         self.quarantine = Quarantine(config.quarantine_s, self.members.changed)
         self.trust = Trust()
+        self.course = Course()
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
@@ -410,6 +412,10 @@ class Run:
         """Returns a round id that was never used before."""
         self.last_round_id += 1
         return self.last_round_id
+
+    def standings(self) -> dict[str, dict[str, Any]]:
+        """Returns what each live island weighs and how far it agrees."""
+        return self.trust.shown(sorted(self.members.live_ids(self.now_s)), weighed=self.config.trust)
 
     # --- beginning --------------------------------------------------------------------------------------------
 

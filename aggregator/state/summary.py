@@ -44,6 +44,8 @@ def report(run: Run, traffic: Traffic) -> dict[str, Any]:
         "rounds": {str(n): count for n, count in sorted(run.ledger.participation().rounds.items())},
         "participation": run.ledger.participation().participation,
         "staleness_mean": run.ledger.participation().staleness,
+        "agreement": run.course.agreement,
+        "momentum_cosine": run.course.momentum_cosine,
         "islands": {island_id: _island(run, traffic, island_id) for island_id in sorted(run.ledger.lives())},
         "phase": str(run.phase),
         "recipe": run.recipe_table(),
@@ -85,6 +87,9 @@ def totals(run: Run, now_s: float) -> RunTotals:
         rounds=dict(sorted(run.ledger.participation().rounds.items())),
         participation=run.ledger.participation().participation,
         staleness_mean=run.ledger.participation().staleness,
+        agreement=run.course.agreement,
+        momentum_cosine=run.course.momentum_cosine,
+        trust={name: each for name, each in run.standings().items() if each["trust"] < 1},
         interval={"steps": run.interval.steps, "because": run.interval.because} if run.interval.because else {},
         quarantined={
             island_id: {"for_s": round(each.until_s - now_s, 1), "reason": each.reason, "times": each.times}

@@ -66,6 +66,10 @@ class RunTotals:
         progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
         participation: Mean share of the live islands in a version, None before the first.
         staleness_mean: Mean staleness of what was merged, in versions, None before the first.
+        agreement: Cosine by which islands agree, a mean over the last versions; None before two were merged together.
+        momentum_cosine: Cosine of a merge with the momentum before it, likewise.
+        trust: Island that has not all of its weight -> ``trust``, the share that it has, its own ``agreement``, the
+            ``usual`` one that is expected of it (both None before it was compared), and whether it is ``new``.
         interval: Where rounds are farther apart than the recipe's sync_interval: by how many inner ``steps``, and
             ``because`` of what; empty elsewhere.
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
@@ -86,6 +90,9 @@ class RunTotals:
     rounds: Mapping[int, int] = field(default_factory=dict)
     participation: float | None = None
     staleness_mean: float | None = None
+    agreement: float | None = None
+    momentum_cosine: float | None = None
+    trust: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     interval: Mapping[str, Any] = field(default_factory=dict)
     quarantined: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     troubles: tuple[str, ...] = ()

@@ -5,7 +5,9 @@ from itertools import combinations
 import pytest
 
 from aggregator.interface.events import Merge
+from aggregator.rules.divergence import SHORT, TIMES
 from aggregator.rules.trust import NEWCOMER
+from aggregator.state.summary import Traffic, report, totals
 from broker.wire.messages import Fate, Reason, Standings
 from tests.aggregator_hand import notes, of, sent
 from tests.shard_bench import Shards
@@ -20,6 +22,11 @@ def pointing(value):
         return tuple(value if "d" in pair else 0.3 for pair in combinations(names, 2))
 
     return cosines
+
+
+def agreeing(value):
+    """The cosines of a merge whose islands all agree by the same."""
+    return lambda merge: tuple(value for _ in combinations(merge.compared, 2))
 
 
 def weights(said):
@@ -92,6 +99,56 @@ def test_a_round_of_an_island_without_weight_alone_takes_no_step():
     made.offer("d", 32, 40, round_id=round_id)
     made.run_to(made.now_s + 20.0)
     assert [each.merge_weight for each in made.contributions()] == [0.0]
+
+
+def troubles(made):
+    return [each.partition(" s: ")[2] for each in made.core.run.troubles.sentences(made.now_s)]
+
+
+def test_a_sudden_fall_of_agreement_is_a_trouble_until_it_is_over_over_a_restart_too():
+    made, step = desk(), 0
+    for n in range(TIMES * SHORT):
+        made.cosines = agreeing(0.4 - 0.001 * n)  # this slow one is none
+        play_round(made, step := 4 * n)
+    assert not troubles(made)
+    made.take()
+    made.cosines = agreeing(0.02)
+    while not (found := notes(made.take(), "fleet.diverging")) and step < 4000:
+        play_round(made, step := step + 4)
+    assert found == [{"agreement": pytest.approx(0.13, abs=0.03), "usual": pytest.approx(0.31, abs=0.03)}]
+    (sentence,) = troubles(made)
+    assert sentence.startswith("the islands' directions agree by 0.1")
+    assert "begins to diverge" in sentence
+    assert "outer_learning_rate" in sentence
+    assert made.core.run.course.fallen == made.restarted().core.run.course.fallen
+    made.cosines = agreeing(0.4)
+    while not (found := notes(made.take(), "fleet.agrees")) and step < 8000:
+        play_round(made, step := step + 4)
+    assert found[0]["after_s"] > 0
+    assert not troubles(made)
+
+
+def test_status_has_how_far_islands_agree_and_who_has_not_all_of_its_weight():
+    made = desk()
+    made.cosines, made.momentum_cosine = pointing(0.0), 0.5
+    before = totals(made.core.run, made.now_s)
+    assert (before.agreement, before.momentum_cosine, before.trust) == (None, None, {})
+    for n in range(12):
+        play_round(made, 4 * n)
+    made.join("e")
+    found = totals(made.core.run, made.now_s)
+    assert (found.agreement, found.momentum_cosine) == (pytest.approx(0.3), pytest.approx(0.5))
+    assert found.trust == {
+        "d": {"trust": 0.0, "agreement": pytest.approx(0.0, abs=0.01), "usual": pytest.approx(0.3), "new": False},
+        "e": {"trust": NEWCOMER, "agreement": None, "usual": None, "new": True},
+    }
+    counted = report(made.core.run, Traffic())
+    assert (counted["agreement"], counted["momentum_cosine"]) == (found.agreement, found.momentum_cosine)
+    untrusting = desk(trust=False)
+    untrusting.cosines = pointing(0.0)
+    for n in range(12):
+        play_round(untrusting, 4 * n)
+    assert totals(untrusting.core.run, untrusting.now_s).trust == {}
 
 
 def test_shards_share_their_verdicts():

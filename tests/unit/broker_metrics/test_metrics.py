@@ -154,6 +154,25 @@ def test_the_figures_of_a_leader_come_from_its_core(desk):
     assert set_in(found, "atoll_aggregator_island_state") == {("a", "dead"), ("b", "dead")}
 
 
+def test_the_directions_of_a_fleet_are_told_once_they_were_compared(desk):
+    names = ("fleet_agreement", "momentum_cosine", "diverging", "island_agreement", "island_trust")
+
+    def told():
+        found = figures_of(desk, {}, now_s=desk.now_s)
+        return [samples(found, f"atoll_aggregator_{name}") for name in names]
+
+    assert told() == [{}, {}, {"": 0.0}, {}, {"a": 1.0, "b": 1.0}]
+    desk.join("c")
+    desk.beat("c", 0)
+    desk.cosines, desk.momentum_cosine = lambda merge: (0.3, 0.3, 0.3), 0.5
+    desk.open_round("a", "b", "c", step=8)
+    for island_id in "abc":
+        desk.offer(island_id, 4 if island_id != "c" else 0, 8)
+    fleet, momentum, _, islands, trust = told()
+    assert (fleet, momentum, set(trust.values())) == ({"": 0.3}, {"": 0.5}, {1.0})
+    assert islands == dict.fromkeys("abc", pytest.approx(0.19, abs=0.01))
+
+
 def test_counters_do_not_go_back_with_a_restart_but_wait_for_the_islands_and_versions_are_as_old_as_it(desk):
     desk.beat("a", 9)  # which no commit has
     tokens = "atoll_aggregator_island_tokens_total"
