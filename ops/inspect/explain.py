@@ -238,6 +238,8 @@ def _fits(row: Mapping[str, Any], target: Target) -> bool:
 
 def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanation:
     """Returns what the line of a ledger says, and the story that a tape tells of its round, if any does."""
+    noted = {} if story is None else story.committed
+    of_island = {(each["island"], each["steps"][0]): each for each in noted.get("contributions", ())}
     contributors = tuple(
         Contributor(
             island=each["island_id"],
@@ -248,9 +250,12 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
             token_weight=each["token_weight"],
             staleness=each["staleness"],
             fresh=each["fresh"],
-            codec="" if story is None else story.codecs.get((each["island_id"], each["steps"]["from_step"]), ""),
+            codec="" if story is None else story.codecs.get(key, ""),
+            agreement=of_island.get(key, {}).get("agreement"),
+            trust=of_island.get(key, {}).get("trust"),
         )
         for each in row["contributions"]
+        for key in [(each["island_id"], each["steps"]["from_step"])]
     )
     return Explanation(
         fragment=row["fragment_id"],
@@ -263,6 +268,8 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
         took_s=None if story is None else story.took_s,
         contributors=contributors,
         absent=None if story is None else tuple(story.absences()),
+        agreement=noted.get("agreement"),
+        momentum_cosine=noted.get("momentum_cosine"),
     )
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from aggregator.rounds.recovery import Lineage
 from ops.story.absence import Absence
+from ops.story.directions import fleet_line, weight_line
 from ops.text import PLAIN_WIDTH
 
 
@@ -25,6 +26,8 @@ class Contributor:
         staleness: In versions.
         fresh: It answered this very round; otherwise it had come too late for an earlier one, and was held.
         codec: Its number format on the wire; empty if the tape does not tell.
+        agreement: Its upper median cosine with the other islands in the version; None if nobody has noted it.
+        trust: What its weight was multiplied by, 0 to 1; None likewise.
     """
 
     island: str
@@ -36,6 +39,8 @@ class Contributor:
     staleness: float
     fresh: bool
     codec: str = ""
+    agreement: float | None = None
+    trust: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,8 @@ class Explanation:
         counted_as: With a lineage: the cause under which the books have what was merged into versions given up.
         left_out: Contributions that are not listed, the lightest of a large fleet; only Redis leaves out any.
         from_redis: Neither ledger nor tape was read: of ``absent`` only those are known who were waited for in vain.
+        agreement: Median over islands of their agreements; None if nobody has noted it.
+        momentum_cosine: Cosine of the merge with the momentum before it; None likewise.
         gone: What of the tape is gone and would have told more, in words; empty: nothing.
     """
 
@@ -68,10 +75,12 @@ class Explanation:
     counted_as: str = ""
     left_out: int = 0
     from_redis: bool = False
+    agreement: float | None = None
+    momentum_cosine: float | None = None
     gone: str = ""
 
 
-_COLUMNS = ("in it", "steps", "tokens", "weight", "staleness", "sent as", "")
+_COLUMNS = ("in it", "steps", "tokens", "weight", "staleness", "sent as", "agrees", "")
 
 
 def render(found: Explanation) -> str:
@@ -86,6 +95,8 @@ def render(found: Explanation) -> str:
         lines.append(
             f"round {found.round_id}{', the flush at the end,' if found.flush else ''} closed{took}: {found.closed}"
         )
+    if directions := fleet_line({"agreement": found.agreement, "momentum_cosine": found.momentum_cosine}):
+        lines.append(f"directions: {directions}")
     if found.contributors:
         rows = [
             (
@@ -95,11 +106,12 @@ def render(found: Explanation) -> str:
                 f"{each.share:.1%}",
                 f"{each.staleness:.2f}",
                 each.codec or "-",
-                "fresh" if each.fresh else "held: it came too late for an earlier round",
+                "-" if each.agreement is None else f"{each.agreement:.2f}",
+                _remarks(each, found.agreement),
             )
             for each in sorted(found.contributors, key=lambda each: (each.island, each.steps))
         ]
-        lines += ["", _table(_COLUMNS, rows, numbers=(1, 2, 3, 4))]
+        lines += ["", _table(_COLUMNS, rows, numbers=(1, 2, 3, 4, 6))]
     if found.absent:
         lines += ["", _table(("not in it", "why", ""), [(each.island, each.why, each.detail) for each in found.absent])]
     elif found.absent is not None and not found.from_redis:
@@ -115,6 +127,13 @@ def render(found: Explanation) -> str:
         partly = "; islands that it had not heard since then are not listed" if found.absent is not None else ""
         lines += ["", f"{found.gone}{partly}"]
     return "\n".join(lines)
+
+
+def _remarks(each: Contributor, usual: float | None) -> str:
+    when = "fresh" if each.fresh else "held: it came too late for an earlier round"
+    if each.trust is None or each.trust == 1:
+        return when
+    return f"{when}; {weight_line(each.agreement, usual, each.trust)}"
 
 
 def _headline(found: Explanation) -> str:

@@ -13,6 +13,7 @@ from broker.routing.liveness import Liveness
 from broker.wire.messages import recipe_line
 from broker.wire.records import LEADER_WITHIN_S
 from ops.story.curve import sentence
+from ops.story.directions import fleet_line, weight_line
 from ops.story.run_status import IslandStatus, Status
 from ops.terminal import Column, Fitted
 from ops.text import age, finite, ordinal, size
@@ -58,6 +59,10 @@ def render(status: Status) -> RenderableType:
         what = f"{name} is quarantined for {age(each['for_s'])} more, after {each['reason']}"
         again = f", for the {ordinal(each['times'])} time in a row" if each["times"] > 1 else ""
         parts += [Text(), Text(f"{what}{again}: its contributions are refused, rounds do not wait for it.", "yellow")]
+    for name, each in status.totals.get("trust", {}).items():
+        new = ", for now: it is new" if each["new"] else ""
+        line = weight_line(each["agreement"], each["usual"], each["trust"])
+        parts += [Text(), Text(f"{name} {line}{new}.", "yellow")]
     for trouble in status.totals.get("troubles", ()):
         parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
     for shard, each in status.shards.items():
@@ -95,6 +100,8 @@ def headline(status: Status) -> str:
         ]
         if totals["loss"] is not None:
             words.append(f"loss {totals['loss']:.4f}")
+        if fleet_line(totals):
+            words.append(fleet_line(totals))
     if totals["refusals"]:
         words.append("refused " + _counts(totals["refusals"]))
     return "; ".join(words)

@@ -15,6 +15,7 @@ from islands.tasks.task import LOSS
 from ops.faults.invariants import balanced
 from ops.story import curve
 from ops.story.curve import Point, figure
+from ops.story.directions import fleet_line
 from ops.story.run_status import Status
 from ops.text import age, size
 
@@ -30,6 +31,8 @@ _NOTHING: Mapping[str, Any] = {
     "rounds": {},
     "participation": None,
     "staleness_mean": None,
+    "agreement": None,
+    "momentum_cosine": None,
     "islands": {},
     "phase": "unknown",
     "refusals": {},
@@ -79,6 +82,7 @@ def last_seen(status: Status) -> dict[str, Any] | None:
     if "trained_tokens" not in totals:
         return None
     same = ("rounds", "participation", "staleness_mean", "phase", "refusals", "troubles", "recipe")
+    new = ("agreement", "momentum_cosine")  # no aggregator of an earlier release has written them
     islands = {
         name: {
             "inner_steps": each.inner_step,
@@ -95,6 +99,7 @@ def last_seen(status: Status) -> dict[str, Any] | None:
         "versions": {p: each.version for p, each in status.fragments.items()},
         "islands": islands,
         **{name: totals[name] for name in same},
+        **{name: totals.get(name) for name in new},
     }
 
 
@@ -118,9 +123,15 @@ def build_report(
     Returns:
         ``run``, ``loss``, ``metrics`` (the loss among them), ``evaluations`` (:func:`ops.story.curve.summary`),
         ``tokens``, ``counted`` (of these tokens: ``all``, ``at least``, or ``unknown``), ``versions``, ``rounds``,
+    <<<<<<< HEAD
         ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``troubles`` (what
         was wrong at the end, and what was asked for and not done), ``recipe``, ``wall_s``, ``first_step_s``, ``exit``,
         ``note``, ``resume``, ``export``, ``exported``.
+    =======
+        ``participation``, ``staleness_mean``, ``agreement``, ``momentum_cosine``, ``islands``, ``refusals``,
+        ``restarts``, ``phase``, ``troubles`` (what was wrong at the end, and what was asked for and not done),
+        ``recipe``, ``wall_s``, ``first_step_s``, ``exit``, ``note``, ``resume``, ``export``.
+    >>>>>>> 5f1c8cea (Agreement and trust in status, explain, report, page and log)
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
@@ -144,6 +155,8 @@ def build_report(
         "rounds": _by_number(source["rounds"]),
         "participation": source["participation"],
         "staleness_mean": source["staleness_mean"],
+        "agreement": source["agreement"],
+        "momentum_cosine": source["momentum_cosine"],
         "islands": islands,
         "refusals": dict(sorted(source["refusals"].items())),
         "restarts": {name: n for name, n in sorted(facts.restarts.items()) if name not in islands},
@@ -234,6 +247,8 @@ def _summary(report: Report) -> list[tuple[str, str]]:
         stale = report["staleness_mean"]
         tail = "" if stale is None else f"; mean staleness {stale:.2f} versions"
         rows.append(("participation", f"{report['participation']:.0%} of the live islands in a version{tail}"))
+    if fleet_line(report):
+        rows.append(("directions", fleet_line(report)))
     for label in ("refusals", "restarts"):
         present = ", ".join(f"{name} {count}" for name, count in report[label].items() if count)
         if present:

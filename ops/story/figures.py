@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from broker.routing.liveness import Liveness
@@ -51,6 +52,7 @@ class Figures:
         self._refusals: Counter[str] = Counter()
         self._contributions = self._live = 0  # of the versions since the last sample
         self._staleness = 0.0  # their sum over contributions
+        self._directions: dict[str, list[float]] = {}  # agreement and momentum_cosine of these versions
 
     def take(self, line: Line) -> Sample | None:
         """Reads a line of a tape; returns a sample if one is due."""
@@ -78,7 +80,7 @@ class Figures:
         values = self._fleet(tokens, passed_s) | self._islands(passed_s)
         self._sampled_at_s, self._sampled_tokens = history.now_s, tokens
         self._of_islands = {name: each.tokens for name, each in history.islands.items()}
-        self._contributions, self._live, self._staleness = 0, 0, 0.0
+        self._contributions, self._live, self._staleness, self._directions = 0, 0, 0.0, {}
         return Sample(run_s=history.now_s, tokens=tokens, values=values)
 
     def _note(self, name: str, fields: Line) -> None:
@@ -86,6 +88,9 @@ class Figures:
             self._contributions += fields["islands"]
             self._live += fields["live"]
             self._staleness += fields["islands"] * fields.get("staleness_mean", 0.0)
+            for figure in ("agreement", "momentum_cosine"):
+                if figure in fields:
+                    self._directions.setdefault(figure, []).append(fields[figure])
         elif name in _REFUSALS:
             self._refusals[str(fields["reason"])] += 1
 
@@ -105,6 +110,7 @@ class Figures:
             "fleet/participation": _ratio(self._contributions, self._live),
             "fleet/refusals": self._refusals.total(),
         }
+        values |= {f"fleet/{name}": fmean(found) for name, found in self._directions.items()}
         return values | {f"fleet/refusals/{reason}": count for reason, count in sorted(self._refusals.items())}
 
     def _islands(self, passed_s: float) -> dict[str, float | None]:
@@ -120,6 +126,8 @@ class Figures:
                 f"islands/{name}/step_time_s": each.step_time_s,
                 f"islands/{name}/sync_share": each.sync_share,
                 f"islands/{name}/staleness": each.staleness,
+                f"islands/{name}/agreement": each.agreement,
+                f"islands/{name}/trust": each.trust,
                 f"islands/{name}/refusals": sum(each.refusals.values()),
             }
         return values

@@ -20,6 +20,8 @@ Line = Mapping[str, Any]
 
 #: How much of each a page gets.
 MAX_POINTS, MAX_ROUNDS, MAX_MARKS = 600, 3000, 500
+#: Versions over which the fleet's agreement is averaged.
+RECENT_VERSIONS = 16
 #: Two lives of a run that are farther apart are shown as if they were not.
 LONGEST_PAUSE_S = 30.0
 #: Of a heartbeat, besides the step.
@@ -48,6 +50,8 @@ _MARKED = {
     "join.refused": "refusal",
     "round.cancelled": "round",
     "interval.changed": "round",
+    "fleet.diverging": "fault",
+    "fleet.agrees": "round",
     "norms.restarted": "round",
     "standby.came": "leader",
     "standby.lost": "leader",
@@ -68,6 +72,8 @@ class IslandHistory:
         versions_in: Versions that have something of it.
         versions_of: Versions made since it joined.
         staleness: Of its newest contribution, in versions.
+        agreement: Of the newest of it that was compared: its upper median cosine with the other islands.
+        trust: What the weight of its newest contribution was multiplied by.
         refusals: Reason -> how many of its contributions and messages.
         last_refusal: What was said last.
     """
@@ -86,6 +92,8 @@ class IslandHistory:
     versions_in: int = 0
     versions_of: int = 0
     staleness: float | None = None
+    agreement: float | None = None
+    trust: float | None = None
     refusals: dict[str, int] = field(default_factory=dict)
     last_refusal: str = ""
 
@@ -139,7 +147,8 @@ class History:
         self.islands: dict[str, IslandHistory] = {}
         self._rounds: dict[tuple[int, int], RoundHistory] = {}  # by fragment and number: shards count by themselves
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
-        self._points: list[tuple[float, float | None, int, int]] = []  # time, loss, tokens, live islands
+        self._points: list[tuple[float, float | None, int, int, float | None]] = []  # the last: how far islands agree
+        self._agreements: deque[float] = deque(maxlen=RECENT_VERSIONS)
         self._point_every_s, self._point_at_s = 1.0, -1.0
         self._offset_s: float | None = None
         self._told: dict[str, tuple[str, int]] = {}  # island -> the last coming or going that was marked, and its life
@@ -291,13 +300,18 @@ class History:
         here.closed_s = self.now_s if here.closed_s is None else here.closed_s
         here.committed_s, here.version, here.changed = self.now_s, fields["version"], self._change()
         here.islands, here.live = fields["islands"], fields["live"]
+        if "agreement" in fields:
+            self._agreements.append(fields["agreement"])
         contributions = fields.get("contributions")
         if contributions is None:
             return
         for island in self.islands.values():
             island.versions_of += island.state is not Liveness.LEFT
         for each in contributions:
-            self._island(each["island"]).staleness = each["staleness"]
+            island = self._island(each["island"])
+            island.staleness = each["staleness"]
+            island.agreement = each.get("agreement", island.agreement)
+            island.trust = each.get("trust", island.trust)
         for name in {each["island"] for each in contributions}:
             self._island(name).versions_in += 1
 
@@ -331,7 +345,9 @@ class History:
         living = [each for each in self.islands.values() if each.state is Liveness.ALIVE]
         losses = [each.loss for each in living if each.loss is not None]
         loss = sum(losses) / len(losses) if losses else None
-        self._points.append((self.now_s, loss, sum(each.tokens for each in self.islands.values()), len(living)))
+        tokens, agreements = sum(each.tokens for each in self.islands.values()), self._agreements
+        agreement = sum(agreements) / len(agreements) if agreements else None
+        self._points.append((self.now_s, loss, tokens, len(living), agreement))
         self._change()
         if len(self._points) >= MAX_POINTS:
             self._points, self._point_every_s = self._points[1::2], 2 * self._point_every_s
@@ -343,7 +359,7 @@ class History:
 
         Of a run that is ``stopped``, with no process left, nobody is alive; one that has ended stays as it is.
         Rounds are rows of number, fragment, times of opening, closing and commit, version, contributors, living
-        islands, and whether it was cancelled.
+        islands, and whether it was cancelled. The curve has columns of time, loss, tokens, living islands, agreement.
         """
         stopped = stopped and self.phase != "ended"
         frame = {
@@ -354,7 +370,7 @@ class History:
             "tokens": sum(each.tokens for each in self.islands.values()),
             "fragments": [self.fragments[p] for p in sorted(self.fragments)],
             "islands": {name: _fields(each, stopped) for name, each in sorted(self.islands.items())},
-            "curve": [list(column) for column in zip(*self._points, strict=True)] or [[], [], [], []],
+            "curve": [list(column) for column in zip(*self._points, strict=True)] or [[]] * 5,
             "rounds": [_row(each) for each in self._rounds.values() if each.changed > since],
             "marks": [asdict(each) for each in self._marks if each.changed > since],
         }

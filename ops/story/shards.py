@@ -19,7 +19,7 @@ from aggregator.ledger.balance import Books
 from broker.wire.messages import Phase, Reason
 
 #: Averages over versions.
-_AVERAGES = ("participation", "staleness_mean")
+_AVERAGES = ("participation", "staleness_mean", "agreement", "momentum_cosine")
 #: Of an island: they only grow.
 _COUNTERS = ("inner_steps", "tokens")
 
@@ -57,9 +57,16 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "model_version": sum(each["model_version"] for each in totals),
         "interval": max((each.get("interval", {}) for each in totals), key=lambda each: each.get("steps", 0)),
         "quarantined": {name: how for each in reversed(totals) for name, how in each["quarantined"].items()},
+        "trust": _least_trusted(totals),
         "troubles": _troubles(totals),
         **_over_versions(totals),
     }
+
+
+def _least_trusted(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns each island that has not all of its weight as the shard knows it that trusts it least."""
+    rows = [row for each in totals for row in each.get("trust", {}).items()]
+    return dict(sorted(rows, key=lambda row: row[1]["trust"], reverse=True))
 
 
 def _islands(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -89,7 +96,7 @@ def _over_versions(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     versions = [sum(each["rounds"].values()) for each in parts]
 
     def average(name: str) -> float | None:
-        known = [(each[name], n) for each, n in zip(parts, versions, strict=True) if each[name] is not None]
+        known = [(each[name], n) for each, n in zip(parts, versions, strict=True) if each.get(name) is not None]
         number = sum(n for _, n in known)
         return sum(value * n for value, n in known) / number if number else None
 

@@ -52,16 +52,18 @@ function markLines(chart) {
   }
 }
 
-function chartOf(id, stroke) {
+function chartOf(id, stroke, cosines = false) {
   const axis = { stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false } };
   const place = $(id);
   return new uPlot({
     width: place.clientWidth, height: place.clientHeight, legend: { show: false }, cursor: { y: false },
     scales: { x: { time: false } },
-    axes: [{ ...axis, values: (_, all) => all.map(clock) }, { ...axis, size: 56, values: (_, all) => all.map((x) => figure(x)) }],
-    series: [{}, { stroke: () => color(stroke), width: 1.5, spanGaps: true }],
+    axes: [{ ...axis, values: (_, all) => all.map(clock) }, { ...axis, size: 56, values: (_, all) => all.map((x) => figure(x)) },
+      ...(cosines ? [{ ...axis, scale: "cosine", side: 1, size: 40, grid: { show: false } }] : [])],
+    series: [{}, { stroke: () => color(stroke), width: 1.5, spanGaps: true },
+      ...(cosines ? [{ scale: "cosine", stroke: () => color("--soft"), width: 1, spanGaps: true }] : [])],
     hooks: { draw: [markLines] },
-  }, [[], []], place);
+  }, cosines ? [[], [], []] : [[], []], place);
 }
 
 function speeds(times, tokens) {
@@ -73,10 +75,10 @@ function speeds(times, tokens) {
   });
 }
 
-function showCurves([times, losses, tokens]) {
-  charts.loss ||= chartOf("loss", "--merge");
+function showCurves([times, losses, tokens, , agreements]) {
+  charts.loss ||= chartOf("loss", "--merge", true);
   charts.speed ||= chartOf("speed", "--good");
-  charts.loss.setData([times, losses]);
+  charts.loss.setData([times, losses, agreements]);
   const found = speeds(times, tokens);
   charts.speed.setData([times, found]);
   return found.at(-1);
@@ -139,7 +141,7 @@ function sentence([number, fragment, opened, closed, , version, islands, live, c
 function cellsOf(name, each) {
   return [
     name, each.state, figure(each.step, 8), figure(each.loss), each.step_time_s === null ? "-" : `${figure(each.step_time_s, 2)} s`,
-    figure(each.staleness, 1), share(each.versions_in, each.versions_of), `${size(each.bytes_up)} / ${size(each.bytes_down)}`,
+    figure(each.staleness, 1), figure(each.agreement, 1), each.trust === null ? "-" : share(each.trust, 1), share(each.versions_in, each.versions_of), `${size(each.bytes_up)} / ${size(each.bytes_down)}`,
     each.sync_share === null ? "-" : `${(100 * each.sync_share).toFixed(2)} %`, each.lives, each.last_refusal || "-",
   ];
 }
@@ -153,7 +155,7 @@ function showIslands() {
     if (!row) {
       row = body.insertRow();
       row.tabIndex = 0;
-      for (let n = 0; n < 11; n++) row.insertCell();
+      for (let n = 0; n < 13; n++) row.insertCell();
     }
     row.dataset.island = name;
     cellsOf(name, state.islands[name]).forEach((text, n) => {
@@ -161,7 +163,7 @@ function showIslands() {
       if (cell.textContent !== String(text)) cell.textContent = text;
     });
     row.cells[1].className = state.islands[name].state;
-    row.cells[10].title = state.islands[name].last_refusal;
+    row.cells[12].title = state.islands[name].last_refusal;
   });
   while (body.rows.length > names.length) body.deleteRow(-1);
 }
@@ -205,8 +207,8 @@ async function openVersion(row) {
   if (!answer.ok) return open(sentence(row), [element("p", found.error)]);
   const parts = [element("p", `${found.closed} Digest ${found.digest}, epoch ${found.epoch}.`)];
   parts.push(tableOf(
-    ["island", "life", "steps", "tokens", "share", "staleness", "in time"],
-    found.contributors.map((c) => [c.island, c.incarnation, c.steps.join(" - "), figure(c.tokens, 8), `${(100 * c.share).toFixed(1)} %`, figure(c.staleness, 2), c.fresh ? "yes" : "held from an earlier round"]),
+    ["island", "life", "steps", "tokens", "share", "staleness", "agrees", "trust", "in time"],
+    found.contributors.map((c) => [c.island, c.incarnation, c.steps.join(" - "), figure(c.tokens, 8), `${(100 * c.share).toFixed(1)} %`, figure(c.staleness, 2), figure(c.agreement, 1), c.trust === null ? "-" : share(c.trust, 1), c.fresh ? "yes" : "held from an earlier round"]),
   ));
   if (found.absent && found.absent.length) {
     parts.push(element("h3", "Not in it"), tableOf(["island", "why"], found.absent.map((a) => [a.island, a.detail ? `${a.why}: ${a.detail}` : a.why])));
@@ -257,7 +259,7 @@ function showFacts(frame, speed) {
   const stopped = frame.phase === "stopped";
   const facts = [
     ["phase", frame.phase], ["islands", stopped ? `${all.length}` : `${alive} of ${all.length}`], ["tokens", figure(frame.tokens, 12)], ["tokens/s", figure(speed)],
-    ["loss", figure(frame.curve[1].at(-1))],
+    ["loss", figure(frame.curve[1].at(-1))], ["agreement", figure(frame.curve[4].at(-1), 1)],
     ["versions", frame.fragments.length ? `${Math.min(...frame.fragments)} to ${Math.max(...frame.fragments)}` : "-"], ["time", clock(frame.now_s)],
   ];
   const leaders = Object.values(frame.present?.leaders ?? {});

@@ -246,7 +246,7 @@ def test_the_command_shows_weights_and_staleness_as_text_and_as_json(run_dir, ca
     assert "version 1 of fragment 0: 2 islands, 80 tokens" in said
     assert "closed" in said
     assert [line.split() for line in said.splitlines() if line.startswith(("a ", "b "))] == [
-        [island, "0-4", "40", "50.0%", "0.00", "f32", "fresh"] for island in "ab"
+        [island, "0-4", "40", "50.0%", "0.00", "f32", "-", "fresh"] for island in "ab"
     ]
     assert "every island that was known is in it" in said
     found = json.loads(explained_by(capsys, "0:1", run_dir, "--json"))
@@ -344,6 +344,22 @@ def test_redis_tells_who_is_in_a_version_and_who_was_waited_for_in_vain():
     assert [(each.island, each.why) for each in found.absent] == [("c", AbsenceReason.SILENT)]
     assert "why somebody is not in it says the event tape" in render(found)
     assert "every island that was known is in it" not in render(found)
+
+
+def test_what_an_island_agrees_by_and_weighs_is_told_from_redis_and_from_a_tape(tmp_path, capsys):
+    taped = fleet("a", "b", "c")
+    taped.momentum_cosine = 0.4
+    taped.cosines = lambda merge: (0.3, 0.01, 0.02) if len(merge.compared) == 3 else ()
+    for number in range(1, 7):
+        taped.round(number, "a", "b", "c")
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in taped.tape))
+    for said in (render(explained(kept_version(taped), Target(fragment=0))), explained_by(capsys, "0:6", tmp_path)):
+        assert "directions: agreement 0.30, 0.40 with the momentum" in said
+        cells = {line.split()[0]: line.split(maxsplit=7) for line in said.splitlines() if "fresh" in line}
+        assert cells["a"][6:] == ["0.30", "fresh"]
+        assert cells["c"][6] == "0.02"
+        assert cells["c"][7].startswith("fresh; agrees 0.02 of 0.30 usual; weighs ")
+        assert cells["c"][7].endswith("% of its tokens' worth")
 
 
 def test_of_a_large_fleet_the_heaviest_contributions_are_kept_in_their_order(monkeypatch):

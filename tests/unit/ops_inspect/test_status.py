@@ -103,7 +103,7 @@ def test_json_has_the_documented_keys_and_is_strict():
 
 EVERYTHING = """\
 run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; trained 20,480 = merged 16,384 + wasted 96 \
-+ in flight 4,000; loss 3.2500; refused malformed 7, queue_full 3, stale 1
++ in flight 4,000; loss 3.2500; agreement 0.31, 0.42 with the momentum; refused malformed 7, queue_full 3, stale 1
 H is 60 for now: merging takes 0.3 s a round.
 evaluated at 12,000 tokens: loss 1.500, accuracy 0.750
 
@@ -126,6 +126,10 @@ two alive 0.2 s 1
 b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row: its contributions are refused, rounds \
 do not wait for it.
 
+c agrees 0.05 of 0.30 usual; weighs 20% of its tokens' worth.
+
+e weighs 50% of its tokens' worth, for now: it is new.
+
 The aggregator (hub:7) last renewed its lease 14.0 s ago: it has ended or lost Redis."""
 
 
@@ -134,13 +138,18 @@ def test_the_text_has_all_that_there_is_to_say_and_of_a_plain_run_no_more():
     point = {"tokens": 12_000, "versions": [3, 4], "model": "ab12", "at": 1_800_000_000.0, "seconds": 0.25, **metrics}
     interval = {"steps": 60, "because": "merging takes 0.3 s a round"}
     kept_out = {"b": {"for_s": 72.0, "reason": "outlier", "times": 3}}
+    directions = {"agreement": 0.31, "momentum_cosine": 0.42}
+    directions["trust"] = {
+        "c": {"trust": 0.2, "agreement": 0.05, "usual": 0.3, "new": False},
+        "e": {"trust": 0.5, "agreement": None, "usual": None, "new": True},
+    }
     brokers = {"one": LIMITS | {"written_at": NOW_S - 7.5}, "two": LIMITS | {"written_at": NOW_S - 0.2}}
     of_one = {"a": member(broker="one"), "c": member(broker="one", revoked=True)}  # c is dead
     found = status_of(
         snapshot(
             brokers=brokers,
             members=of_one | {"b": member(broker="two", loss=None), "d": member(left=True)},
-            totals=[TOTALS | {"interval": interval, "quarantined": kept_out}],
+            totals=[TOTALS | {"interval": interval, "quarantined": kept_out} | directions],
             evaluation=point,
             **leases(14.0),
         ),
@@ -150,10 +159,13 @@ def test_the_text_has_all_that_there_is_to_say_and_of_a_plain_run_no_more():
     assert (found.broker_is_silent, found.broker_age_s) == (False, pytest.approx(0.2))
     document = to_json(found)
     assert (document["totals"]["interval"], document["totals"]["quarantined"]) == (interval, kept_out)
+    assert {name: document["totals"][name] for name in directions} == directions
     assert (document["evaluation"], document["brokers"]["one"]["silent"]) == (point, True)
     plain = shown(status_of(snapshot(totals=[TOTALS | {"interval": {}}], **leases(0.4)), NOW_S))
     assert not [
-        word for word in ("for now", "evaluated", "quarantined", "silent", "last renewed", "\x1b") if word in plain
+        word
+        for word in ("for now", "evaluated", "quarantined", "agree", "silent", "last renewed", "\x1b")
+        if word in plain
     ]
 
 

@@ -86,6 +86,11 @@ def test_the_counts_of_an_aggregator_that_left_none_are_those_that_redis_had_las
     facts = replace(FACTS, exit=1, as_seen=True, undone=("log-1 has not written the last figures",))
     report = build_report(last_seen(seen), facts, before={}, after={})
     assert (report["counted"], report["tokens"]["trained"], report["versions"]) == ("at least", 32_768, {"0": 3})
+    assert report["agreement"] is None
+    assert "directions" not in render(report)
+    known = replace(seen, totals=totals | {"agreement": 0.31, "momentum_cosine": 0.42})
+    directions = "  directions    agreement 0.31, 0.42 with the momentum\n"
+    assert directions in render(build_report(last_seen(known), facts, before={}, after={}))
     text = render(report)
     assert (
         "  tokens        at least 32,768 trained = 32,609 merged (99.5%) + 159 wasted (stale 159) + 0 in flight" in text

@@ -70,6 +70,17 @@ def test_a_tape_comes_to_samples_of_loss_speed_versions_staleness_participation_
     assert last.values["fleet/refusals"] == 1  # counted from the beginning
 
 
+def test_how_far_islands_agree_is_a_mean_over_the_versions_of_a_sample():
+    versions = [committed(102.1, n, 1, 2, 0.0) for n in (3, 4)]
+    versions[0]["fields"] |= {"agreement": 0.3, "momentum_cosine": 0.5}
+    versions[1]["fields"] |= {"agreement": 0.1}
+    versions[1]["fields"]["contributions"][0] |= {"agreement": 0.2, "trust": 0.5}
+    found = samples_of([*TAPE[:8], *versions, *TAPE[8:]])[0].values
+    assert (found["fleet/agreement"], found["fleet/momentum_cosine"]) == (pytest.approx(0.2), 0.5)
+    assert (found["islands/a/agreement"], found["islands/a/trust"]) == (0.2, 0.5)
+    assert "fleet/agreement" not in samples_of(TAPE)[0].values
+
+
 def test_an_island_that_falls_silent_has_a_gap_and_the_fleet_goes_on_without_it():
     silent = [beat(105.2 + t, "b", 130 + 10 * t, 1.0) for t in range(20)]
     last = samples_of([*TAPE[:-3], *silent])[-1]

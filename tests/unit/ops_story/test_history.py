@@ -5,6 +5,8 @@ import json
 import os
 import re
 
+import pytest
+
 from broker.routing.liveness import Liveness
 from ops.dashboard.followed_tape import CHUNK_BYTES, FollowedTape, FollowedTapes
 from ops.dashboard.plot import report_page, write_report
@@ -168,13 +170,28 @@ def test_a_long_run_has_a_coarser_curve_and_forgets_its_oldest_rounds():
     for second in range(5 * MAX_POINTS):
         history.take(beat(float(second), "a", second, loss=float(second)))
         history.take(note(float(second), "round.opened", round=second, fragment=0))
-    times, losses, tokens, living = history.frame()["curve"]
+    times, losses, tokens, living, agreements = history.frame()["curve"]
     assert MAX_POINTS / 2 <= len(times) <= MAX_POINTS
     assert times[0] < 20 < 5 * MAX_POINTS - 20 < times[-1]
     assert losses == times
     assert tokens == [10 * time for time in times]
     assert set(living) == {1}
+    assert set(agreements) == {None}
     assert len(history.frame()["rounds"]) == min(MAX_ROUNDS, 5 * MAX_POINTS)
+
+
+def test_agreement_is_in_the_curve_and_in_each_island_and_a_fall_is_marked():
+    history = history_of(start(0.0))
+    for n in range(3):
+        row = {"island": "a", "staleness": 0.0, "agreement": 0.1 * n, "trust": 1.0 - 0.25 * n}
+        fields = {"fragment": 0, "version": n + 1, "round": n, "islands": 1, "live": 1, "agreement": 0.3 + 0.1 * n}
+        history.take(note(2.0 * n, "version.committed", **fields, contributions=[row]))
+        history.take(beat(2.0 * n, "a", n))
+    history.take(note(7.0, "fleet.diverging", agreement=0.1, usual=0.3))
+    frame = history.frame()
+    assert frame["curve"][4] == pytest.approx([0.3, 0.35, 0.4])
+    assert (frame["islands"]["a"]["agreement"], frame["islands"]["a"]["trust"]) == (pytest.approx(0.2), 0.5)
+    assert frame["marks"][-1]["text"] == "fleet diverging: agreement 0.1, usual 0.3"
 
 
 def test_what_is_not_finite_is_no_number_for_a_page():

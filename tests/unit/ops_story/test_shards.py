@@ -72,11 +72,16 @@ def test_an_island_that_only_shard_0_has_heard_of_is_in_the_report():
     assert set(one_report([report(10, 0, phase="seeding"), second])["islands"]) == {"a"}
 
 
-def test_totals_name_the_shard_whose_trouble_it_is_and_the_longest_interval():
+def test_totals_name_the_shard_whose_trouble_it_is_and_the_longest_interval_and_the_least_trust():
     counted = {"merged_tokens": 100, "in_flight_tokens": 0, "trained_tokens": 100, "wasted_tokens": {}}
     total = report(100, 100) | counted | {"model_version": 4, "quarantined": {}, "troubles": []}
     one = one_total([total, total | {"troubles": ["its disk is full"]}])
     assert one["troubles"] == ["shard 1: its disk is full"]
     assert (one["model_version"], one["trained_tokens"], one["interval"]) == (8, 100, {})
+    rows = [{"a": {"trust": 0.2}}, {"a": {"trust": 0.1}, "b": {"trust": 0.5}}, {"a": {"trust": 0.3}}]
+    shards = [total | {"trust": each, "agreement": 0.2 * n} for n, each in enumerate(rows)]
+    one = one_total([*shards, total])
+    assert (one["trust"], one["agreement"]) == ({"a": {"trust": 0.1}, "b": {"trust": 0.5}}, pytest.approx(0.2))
+    assert one["momentum_cosine"] is None
     intervals = [{}, {"steps": 30, "because": "of this"}, {"steps": 60, "because": "of that"}]
     assert one_total([total | {"interval": each} for each in intervals])["interval"] == intervals[-1]
