@@ -15,9 +15,10 @@ follows from it, for the rounds after that one.
 * **Earned.** A newcomer begins with ``NEWCOMER`` of its weight, and has all of it after a few rounds of agreement.
   At the beginning of a run all are newcomers, which changes nothing: only the ratio of weights counts.
 * **Quarantine.** Pointing *against* the others is judged by the statistic of Shiryaev and Roberts,
-  R <- (1 + R) * likelihood ratio, between a mean agreement of ``TOLERATED`` and one of ``OPPOSED`` times the level, both
-  with the noise as measured. Of an island that is tolerated R goes beyond ``ALARM`` at most once in as many rounds, in
-  the mean: that is the rate of false alarms. What is merely orthogonal, or has other data, loses its weight and stays.
+  R <- (1 + R) * likelihood ratio, between a mean agreement of ``TOLERATED`` and one of ``OPPOSED`` times the level,
+  both with the noise as measured. Of an island that is tolerated R goes beyond ``ALARM`` at most once in as many
+  rounds, in the mean: that is the rate of false alarms. What is merely orthogonal, or has other data, loses its weight
+  and stays.
 * **The way back.** What quarantine ends with is an island without weight whose averages go on: some rounds of
   agreement give it back.
 
