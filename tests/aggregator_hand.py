@@ -181,9 +181,8 @@ class Desk(Reading):
             island_id=island_id,
             hint=hint,
             tensors=model or tensors(self.config.fragments),
-            tokens_per_step=TOKENS_PER_STEP,
             resumes=resumes,
-            **asks,
+            **{"tokens_per_step": TOKENS_PER_STEP, **asks},
         )
         said = self.say(m.joining(nonce), join, incarnation=0)
         for welcome in sent(said, m.Welcome):

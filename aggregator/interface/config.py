@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,12 @@ class AggregatorConfig(Recipe):
     max_tokens_per_step: int = changeable(1 << 24, "most tokens that an island may claim for one inner step", flag=None)
     trust: bool = changeable(
         True, "weigh islands by how far their directions agree with the others'; --no-trust weighs by tokens alone"
+    )
+    trusted_tokens: Mapping[str, int] | None = changeable(
+        None, "tokens per step to believe of islands that have more than twice the fleet's, as ISLAND=N"
+    )
+    pace_spread: float = changeable(
+        100.0, "times the fleet's median of tokens per second up to which an island's are believed", flag=None
     )
     quarantine_s: float = changeable(
         30.0, "seconds in quarantine after repeated offences, at first; 0: never", flag=None
@@ -176,7 +183,18 @@ class AggregatorConfig(Recipe):
             raise ConfigError("lease_s", self.lease_s, "must be at least 0.2, or a busy processor costs the lease")
         if self.standby_lag_s <= 0:
             raise ConfigError("standby_lag_s", self.standby_lag_s, "must be above 0, 1 is usual")
+        self._check_claims()
         _ = self.liveness, self.brokers  # these check what concerns them
+
+    def _check_claims(self) -> None:
+        """Checks what is believed of islands."""
+        for island_id, tokens in (self.trusted_tokens or {}).items():
+            check_name("trusted_tokens", island_id)
+            if not 1 <= tokens <= self.max_tokens_per_step:
+                cure = f"must lie between 1 and max_tokens_per_step = {self.max_tokens_per_step}"
+                raise ConfigError(f"trusted_tokens.{island_id}", tokens, cure)
+        if self.pace_spread < 1:
+            raise ConfigError("pace_spread", self.pace_spread, "must be at least 1, 100 is usual")
 
     @property
     def ledger_segment_bytes(self) -> int:

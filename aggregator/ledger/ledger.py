@@ -35,7 +35,7 @@ def tokens_trained(kept: Mapping[str, Any]) -> int:
     """Returns the tokens all islands had reported by a commit, from its ledger slice; 0 if it has none."""
     folded = sum(row[2] for row, *_ in kept.get("past", {}).values())
     lives = (each["life"] for by_life in kept.get("accounts", {}).values() for each in by_life.values())
-    return int(folded + sum(last - start for _, start, _, last, _ in lives))
+    return int(folded + sum(last - start for _, start, _, last, *_ in lives))
 
 
 def merged_by_island(kept: Mapping[str, Any]) -> Counter[str]:
@@ -106,6 +106,7 @@ class Ledger:
         self._past: dict[str, Past] = {}
         self._participation = {p: Participation() for p in self._weights}
         self._trained_tokens: int | None = 0  # of all lives; None: to be counted anew
+        self._doubted_tokens = 0  # of these, those that do not count towards the end
         self._rows: dict[str, dict[str, list[Any]]] = {}  # of :meth:`counters`, as they were made last
         self._unrecorded: set[str] = set()  # islands of which something has changed since
         self._tally: Tally | None = Tally(self._kept, self._weights)  # of all that is in lives; None: likewise
@@ -139,6 +140,15 @@ class Ledger:
             self._unrecorded.add(island_id)
         if self._trained_tokens is not None:
             self._trained_tokens += life.trained_tokens - before
+
+    def doubt(self, island_id: str, incarnation: int, tokens: int) -> None:
+        """Sets how many of a life's tokens do not count towards the end; the books have them as they are."""
+        life = self._lives[island_id][incarnation]
+        tokens = min(tokens, life.trained_tokens)
+        if tokens != life.doubted_tokens:
+            self._doubted_tokens += tokens - life.doubted_tokens
+            life.doubted_tokens = tokens
+            self._unrecorded.add(island_id)
 
     def wait(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
         """Takes in a contribution that arrived."""
@@ -244,6 +254,10 @@ class Ledger:
             self._trained_tokens = sum(self.trained(island_id)[1] for island_id in self._lives)
         return self._trained_tokens
 
+    def counted_tokens(self) -> int:
+        """Those of them that count towards the end of the run, and for schedules."""
+        return self.trained_tokens() - self._doubted_tokens
+
     def books(self, island_id: str | None = None) -> Books:
         """Returns the balance of one island, or of all."""
         if island_id is not None or not self._weights:
@@ -285,6 +299,9 @@ class Ledger:
                     )
         trained = sum(self.trained(island_id)[1] for island_id in self._lives)
         assert self.trained_tokens() == trained, f"{self.trained_tokens()} tokens trained, all islands {trained}"
+        doubted = sum(past.doubted_tokens for past in self._past.values())
+        doubted += sum(life.doubted_tokens for lives in self._lives.values() for life in lives.values())
+        assert self._doubted_tokens == doubted, f"{self._doubted_tokens} tokens doubted, of all islands {doubted}"
         assert self.books() == self._books(self._lives), "the sums that were kept are not those of the accounts"
 
     # --- durability ------------------------------------------------------------------------------------------
@@ -331,10 +348,13 @@ class Ledger:
         self._unrecorded.add(island_id)
         past = self._past.setdefault(island_id, Past())
         lives = self._lives.setdefault(island_id, {})
-        upto, steps, tokens, at_step, at_tokens = row
+        upto, steps, tokens, at_step, at_tokens, *doubted = row
         if upto > past.upto:
             past.upto, past.steps, past.tokens, past.handed_over = upto, steps, tokens, (at_step, at_tokens)
+            self._doubted_tokens += sum(doubted) - past.doubted_tokens
+            past.doubted_tokens = sum(doubted)
             for incarnation in [i for i in lives if i <= upto]:
+                self._doubted_tokens -= lives[incarnation].doubted_tokens
                 past.take(lives.pop(incarnation))
         return past
 
@@ -352,6 +372,7 @@ class Ledger:
             past.upto = incarnation
             past.steps += life.last_step - life.start_step
             past.tokens += life.trained_tokens
+            past.doubted_tokens += life.doubted_tokens
             past.take(lives.pop(incarnation))
             for p in life.accounts:
                 self._written(island_id, incarnation, p)
@@ -359,7 +380,7 @@ class Ledger:
     def _recall(self, island_id: str, incarnation: int, row: list[Any]) -> Life:
         self._trained_tokens = self._tally = None
         self._unrecorded.add(island_id)
-        start_step, start_tokens, last_step, last_tokens, ended = row
+        start_step, start_tokens, last_step, last_tokens, ended, *doubted = row
         lives = self._lives.setdefault(island_id, {})
         life = lives.get(incarnation)
         if life is None:
@@ -368,6 +389,7 @@ class Ledger:
         if last_step > life.last_step:
             life.last_step, life.last_tokens = last_step, last_tokens
         life.ended = life.ended or ended
+        self.doubt(island_id, incarnation, max(life.doubted_tokens, *doubted, 0))
         return life
 
     def restore(self, fragment_id: int, kept: Mapping[str, Any]) -> None:

@@ -117,6 +117,9 @@ class Life:
     last_tokens: int
     accounts: dict[int, Account]
     ended: bool = False
+    doubted_tokens: int = (
+        0  #: of those it reported, which do not count towards the end (:mod:`aggregator.rules.claims`)
+    )
 
     @property
     def trained_tokens(self) -> int:
@@ -135,7 +138,8 @@ class Life:
     @property
     def row(self) -> list[Any]:
         """Its counters, and whether it has ended, as plain data."""
-        return [self.start_step, self.start_tokens, self.last_step, self.last_tokens, self.ended]
+        row = [self.start_step, self.start_tokens, self.last_step, self.last_tokens, self.ended]
+        return [*row, self.doubted_tokens] if self.doubted_tokens else row
 
 
 @dataclass(slots=True)
@@ -146,6 +150,7 @@ class Past:
         upto: Incarnation of the last one.
         steps: Inner steps that they reported.
         tokens: Tokens likewise.
+        doubted_tokens: Of these, those that do not count towards the end.
         handed_over: The furthest step that arrived of them for good, and the token counter there.
         merged_tokens: By fragment.
         wasted_tokens: Likewise, by cause.
@@ -154,6 +159,7 @@ class Past:
     upto: int = 0
     steps: int = 0
     tokens: int = 0
+    doubted_tokens: int = 0
     handed_over: tuple[int, int] = (0, 0)
     merged_tokens: Counter[int] = field(default_factory=Counter)
     wasted_tokens: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -161,7 +167,8 @@ class Past:
     @property
     def row(self) -> list[int]:
         """Returns the part that concerns all fragments, as plain data."""
-        return [self.upto, self.steps, self.tokens, *self.handed_over]
+        row = [self.upto, self.steps, self.tokens, *self.handed_over]
+        return [*row, self.doubted_tokens] if self.doubted_tokens else row
 
     def take(self, life: Life) -> None:
         """Adds what became of a life's tokens."""

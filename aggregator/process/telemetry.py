@@ -41,6 +41,7 @@ _WARNINGS = frozenset(
         "fleet.diverging",
         "fleet.too_many_heartbeats",
         "island.corrupted",
+        "island.doubted",
         "island.quarantined",
         "join.refused",
         "message.refused",

@@ -183,7 +183,7 @@ class Aggregator:
             Nothing: self._intake.nothing,
             Leave: self._membership.leave,
             Seed: self._seeding.seed,
-            Contribution: self._intake.contribution,
+            Contribution: self._contribution,
             HostPart: lambda *_: None,  # part of what is assembled first
             AskDonor: self._donations.ask,
             FilesPart: self._files.part,
@@ -271,6 +271,11 @@ class Aggregator:
         self._donations.heard(member, beat)
         self._files.heard(member)
         self._ending.heard(member, beat, event)
+
+    def _contribution(self, member: Member, contribution: Contribution, event: Received) -> None:
+        """Takes an island's contribution in, or refuses it; its counters are the newest ones of that island."""
+        self._intake.contribution(member, contribution, event)
+        self._membership.believe(member)
 
     def _run_saved(self, event: RunSaved) -> None:
         self.run.record_written(event.serial)

@@ -125,7 +125,7 @@ class Ending:
         run, target = self._run, self._run.config.total_tokens
         if run.config.shard:
             return "shard 0 says so" if run.told_phase in (Phase.FLUSHING, Phase.ENDED) else ""
-        if target and run.ledger.trained_tokens() >= target:
+        if target and run.ledger.counted_tokens() >= target:
             return "its tokens are trained"
         if run.members.all_closed and len(run.members) >= run.config.islands:
             return ALL_CLOSED

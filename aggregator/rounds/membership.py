@@ -157,7 +157,7 @@ class Membership:
         known = run.ledger.resume_point(member.island_id)
         start_step, start_tokens = max(known, run.begins.get(member.island_id, known))
         member.begin(start_step, start_tokens)
-        run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
+        self.begin_books(member, start_step, start_tokens)
         if run.phase is Phase.ENDED:
             run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
         dealt = run.data.join(member.island_id, member.tokens_per_step)
@@ -170,6 +170,12 @@ class Membership:
             islands=len(run.members.live(run.now_s)),
         )
         self._sharing.note(dealt)
+
+    def begin_books(self, member: Member, step: int, tokens: int) -> None:
+        """Opens the books of an island's life, at this step and token counter."""
+        run = self._run
+        run.ledger.begin(member.island_id, member.incarnation, step, tokens)
+        run.claims.begin(member.island_id, step, tokens, member.tokens_per_step, run.now_s)
 
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable: welcomes islands that waited."""
@@ -235,7 +241,7 @@ class Membership:
             run.note("recipe.settled", digest=recipe_digest(table), inner_optimizer=join.inner_optimizer, **table)
             for member in run.members:  # they had joined with other tensors
                 member.supersede()
-                run.ledger.begin(member.island_id, member.incarnation, 0, 0)
+                self.begin_books(member, 0, 0)
                 run.ledger.end(member.island_id)
         difference = self._differs(join)
         return (Reason.MANIFEST, difference) if difference else None
@@ -311,6 +317,7 @@ class Membership:
             self._look_at_corruption(member, beat)
             member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
         run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
+        self.believe(member)  # before anybody asks whether the run is at its end
         run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
         if beat.stopped:
             first = member.stopped_sequence
@@ -339,6 +346,21 @@ class Membership:
                 how = f"corrupt in its memory {member.corruptions} times, last at step {beat.inner_step}"
                 cure = "it adopts what is corrupt anew, and its log has the tensors: replace the machine"
                 run.troubles.begin(name, f"{member.island_id} was {how}: {cure}", run.now_s)
+
+    def believe(self, member: Member) -> None:
+        """Counts an island's newest tokens as far as its claims are believed, and says so where they are not."""
+        run, island_id = self._run, member.island_id
+        life, beat = run.ledger.life(island_id, member.incarnation), member.heartbeat
+        step_time_s = None if beat is None else beat.step_time_s
+        doubted = run.claims.report(island_id, life.last_step, life.last_tokens, step_time_s, run.now_s)
+        if member.left:
+            run.claims.leave(island_id)
+        run.ledger.doubt(island_id, member.incarnation, doubted)
+        name, sentence = f"claims of {island_id}", "" if member.left else run.claims.doubts(island_id)
+        if sentence and run.troubles.begin(name, sentence, run.now_s):
+            run.note("island.doubted", island=island_id, detail=sentence)
+        elif not sentence and run.troubles.end(name, run.now_s) is not None and not member.left:
+            run.note("island.believed", island=island_id)
 
     def _look_at_steps(self, member: Member) -> None:
         """Notes whether an island makes steps; rounds do not wait for one that makes none.
@@ -389,6 +411,7 @@ class Membership:
             self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
         else:
             run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
+        self.believe(member)
         if not member.paused:
             run.ledger.end(member.island_id)
         run.clock.forget(member.island_id)

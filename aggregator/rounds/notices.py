@@ -110,7 +110,7 @@ class Notices:
             versions=run.versions,
             resolutions=tuple(newest.values()),
             seed=self._seed_wanted(member),
-            trained_tokens=run.ledger.trained_tokens(),
+            trained_tokens=run.ledger.counted_tokens(),
             fleet_ratio=run.rates.ratio(member.island_id, run.now_s),
             blocks=run.data.told(member.island_id),
             shard=run.config.shard,

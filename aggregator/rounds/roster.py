@@ -219,10 +219,11 @@ class Adopter:
             return
         if told.begun and not member.begun:
             member.begin(told.start_step, told.start_tokens)
-            run.ledger.begin(member.island_id, member.incarnation, *member.start)
+            self._membership.begin_books(member, *member.start)
             if run.phase is Phase.ENDED:
                 run.ledger.end(member.island_id)
         if told.left and not member.left:
             member.leave()
             run.ledger.end(member.island_id)
             run.clock.forget(member.island_id)
+            run.claims.leave(member.island_id)

@@ -15,7 +15,7 @@ from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
 from aggregator.rules.quorum import Verdict, Waits
-from aggregator.rules.staleness import mean_staleness, most_tokens_per_step, presence_factor, weighed
+from aggregator.rules.staleness import mean_staleness, presence_factor, weighed
 from aggregator.state.fragment import Fragment
 from aggregator.state.round import Round
 from aggregator.state.run import Run
@@ -181,12 +181,13 @@ class Rounds:
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
         if run.config.trust:
             round_.trust = {island_id: run.trust.factor(island_id) for island_id in sorted(present)}
-        rates = [run.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
+        most, paces = run.claims.bounds(present) if run.config.caps else (None, None)
         found = weighed(
             offered,
             run.config.staleness_exponent,
             presence,
-            most_tokens_per_step=most_tokens_per_step(rates) if run.config.caps else math.inf,
+            most_tokens_per_step=most,
+            paces=paces,
             capped=run.config.caps,
             trust=round_.trust,
         )

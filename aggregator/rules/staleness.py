@@ -9,10 +9,9 @@ algorithm 2, line 7: amount times rate). Four rules are ours:
 * *Staleness is a mean over steps*, so a range that straddles an adoption is a little stale, not a whole version.
   Taking the oldest step instead shrinks every step of a healthy fleet.
 * *No island outweighs all others together*: with three or more islands, none has more than half of the sum.
-* *No island outweighs the fleet by its word alone*: tokens per step beyond ``RATE_CAP`` times the fleet's lower
-  median are not weighed. With two islands, where there is no half to be cut to, a claim of a million tokens per step
-  would leave the other one nothing. An island whose batches truly are larger still weighs up to ``RATE_CAP ** 2``
-  times as much as one of the same steps: no less than its tokens are worth, up to batches 16 times as large.
+* *No island outweighs the fleet by its word alone*: what it is not believed (:mod:`aggregator.rules.claims`) does not
+  weigh. With two islands, where there is no half to be cut to, a claim of a million tokens per step would leave the
+  other one nothing.
 
 Pure functions of numbers; sums are exact (``math.fsum``), so weights do not depend on the order of contributions.
 """
@@ -23,7 +22,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median_low
 from types import MappingProxyType
 
 from broker.wire.messages import Merged, TrainedOn
@@ -31,9 +29,6 @@ from broker.wire.messages import Merged, TrainedOn
 #: From this many islands on, none of them may have more than half of the sum of token weights. Two islands of very
 #: unequal speed are left alone: there, a cap at half would be plain averaging, whatever each of them trained.
 ISLANDS_TO_CAP = 3
-
-#: Multiple of the fleet's lower median of tokens per step beyond which an island's tokens weigh nothing.
-RATE_CAP = 4
 
 
 def staleness_weight(staleness: float, exponent: float) -> float:
@@ -76,7 +71,8 @@ def weighed(
     exponent: float,
     presence: float = 1.0,
     *,
-    most_tokens_per_step: float = math.inf,
+    most_tokens_per_step: Mapping[str, float] | None = None,
+    paces: Mapping[str, float] | None = None,
     capped: bool = True,
     trust: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Merged, ...]:
@@ -91,12 +87,16 @@ def weighed(
         contributions: At least one, each of at least one step; their weights are not known yet.
         exponent: Of :func:`staleness_weight`.
         presence: From :func:`presence_factor`.
-        most_tokens_per_step: From :func:`most_tokens_per_step`; what an island claims beyond it is not weighed.
+        most_tokens_per_step: By island; what one claims beyond it is not weighed. None: all is.
+        paces: By island, the part of its steps that is believed. None: all are.
         capped: Whether none of three or more islands may have more than half of the sum.
         trust: Of each island, 0 to 1 (:mod:`aggregator.rules.trust`); empty: all are trusted. Where nobody in the round
             has all of it, the step is shorter, too.
     """
-    token_weights = _token_weights(contributions, most_tokens_per_step, trust, capped=capped)
+    islands = {each.island_id for each in contributions}
+    paces = paces or {}
+    shares = {island_id: paces.get(island_id, 1.0) * trust.get(island_id, 1.0) for island_id in islands}
+    token_weights = _token_weights(contributions, most_tokens_per_step or {}, shares, capped=capped)
     total = math.fsum(token_weights)
     presence *= max(trust[each.island_id] for each in contributions) if trust else 1.0
     found = []
@@ -107,25 +107,20 @@ def weighed(
     return tuple(found)
 
 
-def most_tokens_per_step(rates: Sequence[float]) -> float:
-    """Returns ``RATE_CAP`` times the lower median of the islands' tokens per step; infinite without any."""
-    known = [rate for rate in rates if rate > 0]
-    return RATE_CAP * median_low(known) if known else math.inf
-
-
 def _token_weights(
-    contributions: Sequence[Merged], most_tokens_per_step: float, trust: Mapping[str, float], *, capped: bool
+    contributions: Sequence[Merged], most: Mapping[str, float], shares: Mapping[str, float], *, capped: bool
 ) -> list[float]:
-    """Returns ``n * n / s`` times trust per contribution; ``capped`` limits the heaviest of 3 or more islands to half.
+    """Returns ``n * n / s`` times its island's share for each; ``capped`` limits the heaviest of 3 or more islands to half.
 
     The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
     can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.
     An island with several ranges in the round is cut as a whole, each range in proportion.
     """
-    tokens = [min(each.steps.tokens, each.steps.steps * most_tokens_per_step) for each in contributions]
-    weights = [n * n / each.steps.steps for n, each in zip(tokens, contributions, strict=True)]
-    if trust:
-        weights = [weight * trust[each.island_id] for weight, each in zip(weights, contributions, strict=True)]
+    weights = []
+    for each in contributions:
+        tokens = min(each.steps.tokens, each.steps.steps * most.get(each.island_id, math.inf))
+        # Of the pace in the share: steps that were not run are taken from n and from s.
+        weights.append(tokens * tokens / each.steps.steps * shares[each.island_id])
     of_island: defaultdict[str, list[float]] = defaultdict(list)
     for each, weight in zip(contributions, weights, strict=True):
         of_island[each.island_id].append(weight)

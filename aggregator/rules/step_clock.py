@@ -218,11 +218,15 @@ class FleetRates:
     Args:
         clock: Says which they are, and how long a step takes.
         tokens_per_step: Of an island, as known now.
+        counted: The part of an island's tokens that counts (:mod:`aggregator.rules.claims`).
     """
 
-    def __init__(self, clock: StepClock, tokens_per_step: Callable[[str], float]) -> None:
+    def __init__(
+        self, clock: StepClock, tokens_per_step: Callable[[str], float], counted: Callable[[str], float] = lambda _: 1.0
+    ) -> None:
         self._clock = clock
         self._tokens_per_step = tokens_per_step
+        self._counted = counted
         self._news = clock.follow()
         self._rates = Ranked()
         self._sum = 0  # of all of them, in parts
@@ -232,7 +236,7 @@ class FleetRates:
         self._news.add(island_id)
 
     def ratio(self, island_id: str, now_s: float) -> float:
-        """Returns the tokens that the fleet trains per token of an island, by rates within :data:`SPREAD`."""
+        """Returns the tokens of the fleet that count per token of an island, by rates within :data:`SPREAD`."""
         self._look(now_s)
         rates = self._rates
         own = rates.get(island_id)
@@ -244,7 +248,7 @@ class FleetRates:
         total = self._sum - sum(_parts(rate) for rate, _ in rates.between(0, slow))
         total -= sum(_parts(rate) for rate, _ in rates.between(len(rates) - fast, len(rates)))
         total += slow * _parts(least) + fast * _parts(most)
-        own = min(max(own, least), most)
+        own = min(max(own, least), most) / self._counted(island_id)
         return total / _parts(own) if _parts(own) else float(len(rates))
 
     def _look(self, now_s: float) -> None:
@@ -255,7 +259,7 @@ class FleetRates:
             if line is None:
                 self._rates.drop(island_id)
                 continue
-            rate = self._tokens_per_step(island_id) / line[2]
+            rate = self._tokens_per_step(island_id) * self._counted(island_id) / line[2]
             self._rates.put(island_id, rate)
             self._sum += _parts(rate)
         self._news.clear()

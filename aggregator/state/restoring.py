@@ -12,6 +12,7 @@ from aggregator.interface.events import Commit
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.rules.recipes import settle
 from aggregator.state.founding import foundings_of
+from aggregator.state.members import Member
 from aggregator.state.records import manifest_from_rows
 from aggregator.state.run import Run
 from broker.wire.messages import Phase, recipe_of
@@ -67,13 +68,22 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
         run.ledger.recall(record.get("lives", {}))
         run.phase = Phase.RUNNING
         target = run.config.total_tokens
-        if record.get("ended") and target and run.ledger.trained_tokens() >= target:
+        if record.get("ended") and target and run.ledger.counted_tokens() >= target:
             run.phase = Phase.ENDED  # which an operator takes back with a higher target
     for member in run.members:
         if member.begun and not run.ledger.knows(member.island_id, member.incarnation):
             run.ledger.begin(member.island_id, member.incarnation, *member.start)
         if member.left:
             run.ledger.end(member.island_id)
+        elif member.begun:
+            _recall_claims(run, member)
+
+
+def _recall_claims(run: Run, member: Member) -> None:
+    """Has the counters of an island that is in the run believed as they were."""
+    life = run.ledger.life(member.island_id, member.incarnation)
+    amount, counters = run.tokens_per_step(member), (life.last_step, life.last_tokens)
+    run.claims.recall(member.island_id, *counters, amount, life.doubted_tokens, run.now_s)
 
 
 def _restore_seeds(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:

@@ -18,6 +18,7 @@ from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
+from aggregator.rules.claims import Claims
 from aggregator.rules.divergence import Course
 from aggregator.rules.interval import Interval, RoundTimes
 from aggregator.rules.pacing import Lockstep, Pacer
@@ -54,7 +55,6 @@ from broker.wire.schema import MAX_DATA_RANGES
 #: could end a run or overflow a sum.
 STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
 
-
 #: Contributions of one island that may wait on one fragment.
 MOST_WAITING = 16
 
@@ -89,7 +89,8 @@ class Run:
         self.routes = Routes()
         self.clock = StepClock(config.heartbeat_interval_s, self.counts, self._counts_until_s)
         self.members.watch(self.clock.look_at)
-        self.rates = FleetRates(self.clock, lambda island_id: self.tokens_per_step(self.members[island_id]))
+        self.claims = Claims(config.trusted_tokens or {}, config.pace_spread)
+        self.rates = FleetRates(self.clock, lambda name: self.tokens_per_step(self.members[name]), self.claims.counted)
         self.members.watch(self.rates.look_at)  # what it has trained counts, where it declares nothing
         self.pacer: Pacer | Lockstep | None = None
         self.interval = Interval(config.sync_interval)

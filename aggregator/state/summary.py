@@ -81,7 +81,7 @@ def totals(run: Run, now_s: float) -> RunTotals:
         in_flight_tokens=tokens["in_flight"],
         wasted_tokens=tokens["wasted"],
         target_tokens=target,
-        progress=min(1.0, tokens["trained"] / target) if target else 0.0,
+        progress=min(1.0, run.ledger.counted_tokens() / target) if target else 0.0,
         loss=_mean(losses),
         model_version=sum(max(0, version) for version in run.versions),
         rounds=dict(sorted(run.ledger.participation().rounds.items())),

@@ -42,6 +42,8 @@ _MARKED = {
     "island.resumed": "island",
     "island.left": "island",
     "island.quarantined": "refusal",
+    "island.doubted": "refusal",
+    "island.believed": "island",
     "island.released": "island",
     "island.standing": "fault",
     "island.corrupted": "fault",

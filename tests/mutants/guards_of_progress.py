@@ -5,6 +5,32 @@ from tests.mutants.mutant import Mutant
 PROGRESS = (
     Mutant(
         6,
+        "a claim of tokens beyond what is believed ends a run early",
+        "aggregator/rounds/ending.py::Ending._why_now",
+        "if target and run.ledger.counted_tokens() >= target:",
+        "if target and run.ledger.trained_tokens() >= target:",
+        "unit/aggregator_rounds/test_claims.py::test_a_run_ends_by_what_counts_and_the_schedules_of_islands_follow_that",
+        "unit/aggregator_rounds/test_claims.py::test_steps_that_no_time_supports_are_told_weigh_less_and_end_no_run",
+    ),
+    Mutant(
+        6,
+        "steps that no time supports count",
+        "aggregator/rules/claims.py::Claims._steps_ahead",
+        "return min(claimed, max(0, claimed - int(supported))) if caught else 0",
+        "return 0",
+        "unit/aggregator_rules/test_claims.py::test_steps_that_grow_faster_than_they_take_count_as_often_as_the_time_supports",
+        "unit/aggregator_rounds/test_claims.py::test_steps_that_no_time_supports_are_told_weigh_less_and_end_no_run",
+    ),
+    Mutant(
+        6,
+        "counters of a heartbeat end a run before they are held against anything",
+        "aggregator/rounds/membership.py::Membership.heartbeat",
+        "        self.believe(member)  # before anybody asks whether the run is at its end\n",
+        "",
+        "unit/aggregator_rounds/test_claims.py::test_steps_that_no_time_supports_are_told_weigh_less_and_end_no_run",
+    ),
+    Mutant(
+        6,
         "a join of a process that was replaced, late or repeated on its way, throws its successor out",
         "aggregator/rounds/membership.py::Membership._refusal",
         "if member is not None:  # admitted, it would fence the process that is there",

@@ -190,8 +190,8 @@ class FleetState:
         versions: The newest published version per fragment, -1 for none and for those of other shards.
         resolutions: One for each outstanding contribution that the heartbeat named, or that was just resolved.
         seed: Fragments of version 0 that this island is asked to supply.
-        trained_tokens: Tokens trained by the fleet as last reported.
-        fleet_ratio: Tokens the fleet trains while this island trains one.
+        trained_tokens: Tokens of the fleet that count, as last reported: of what islands claim, what is believed.
+        fleet_ratio: Tokens of the fleet that count while this island trains one.
         blocks: Of the data: what is not listed any more is not this island's. ``share`` is all of the data.
         shard: Whose fragments this is about, of ``shards``.
     """

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.rules import staleness as rules
-from aggregator.rules.staleness import mean_staleness, most_tokens_per_step, weighed
+from aggregator.rules.staleness import mean_staleness, weighed
 from broker.wire.messages import TrainedOn
 from tests.aggregator_hand import trained
 
@@ -73,10 +73,11 @@ def test_the_cap_equals_the_obvious_iteration(offered):
         assert own == pytest.approx(capped[island], rel=1e-9)
 
 
-def test_tokens_per_step_far_beyond_the_fleets_are_not_weighed():
+def test_tokens_beyond_what_is_believed_and_steps_that_were_not_run_do_not_weigh():
     """Two islands: there is no half to be cut to, and a claim alone would leave the other one nothing."""
     honest, liar = trained("a", 2400, 24), trained("b", 24_000_000, 24)
-    most = most_tokens_per_step([100.0, 1_000_000.0])
-    assert most == 400.0
-    shares = [w.merge_weight for w in weighed([honest, liar], 0.5, most_tokens_per_step=most)]
-    assert shares == pytest.approx([1 / 17, 16 / 17])
+    shares = [w.merge_weight for w in weighed([honest, liar], 0.5, most_tokens_per_step={"a": 400.0, "b": 200.0})]
+    assert shares == pytest.approx([1 / 5, 4 / 5])
+    fast = trained("b", 4 * 2400, 4 * 24)
+    shares = [w.merge_weight for w in weighed([honest, fast], 0.5, paces={"b": 0.25})]
+    assert shares == pytest.approx([1 / 2, 1 / 2])

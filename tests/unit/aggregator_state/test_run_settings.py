@@ -26,9 +26,9 @@ def record(config=FOUNDED, **changed):
 
 #: Of settings that are no numbers: a value that they do not have by default.
 OTHERS = {"pacing": Pacing.FIXED, "profile": Profile.PAPER, "merge": MergeRule.MEAN}
-OTHERS |= dict.fromkeys(("codec", "version_codec"), Codec.F32)
+OTHERS |= {"codec": Codec.F32, "version_codec": Codec.F32, "trusted_tokens": {"paris": 4096}}
 #: Of those that are open: what they may be given.
-GIVEN = {"merge": MergeRule.RDA, "version_codec": Codec.BF16}
+GIVEN = {"merge": MergeRule.RDA, "version_codec": Codec.BF16, "trusted_tokens": {"paris": 8192}}
 
 
 def with_scope(scope):

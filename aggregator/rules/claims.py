@@ -1,0 +1,292 @@
+"""Decides for how much an island's claims of tokens and steps are believed. Pure.
+
+That tokens were really trained cannot be checked. What is claimed can be held against two things:
+
+* *The fleet.* Tokens per step above ``AMOUNT_SPREAD`` times the fleet's lower median are not believed, nor are tokens
+  per second above ``pace_spread`` times it: without the operator's word they weigh as that bound, and count towards the
+  end of the run as the median itself. So a claim beyond the bound gains nothing, and one within it at most the bound. A
+  claim of n times the tokens weighs n * n times as much (``w = n * n / s``), so that the bound on it is low.
+* *The time.* Steps take their step time. Those that no time since the island joined supports do not count, and weigh
+  less. Whoever is late, pauses, or brings what it trained while it was cut off has had the time. ``GRACE_S`` and
+  ``GRACE_STEPS`` bear a clock of ours that is wrong and a step time that lags behind; an island that needs more than
+  that has no grace, until it needs none.
+
+Where all are honest nothing is doubted, and every figure is what it would be without this module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median_high
+
+from aggregator.rules.ranked import Ranked
+
+#: Times the fleet's lower median of tokens per step up to which an island's are believed.
+AMOUNT_SPREAD = 2.0
+#: Times that median beyond which no contribution is weighed: steps of one island may differ from its average.
+RATE_CAP = 4.0
+#: Steps over which an island's tokens per step are averaged.
+MEMORY_STEPS = 32.0
+#: What a step time that is an average over ten steps may lag behind, after a first one of a thousand times that.
+GRACE_STEPS = 64
+#: By how much our clock may be behind.
+GRACE_S = 10.0
+#: By how much a fleet of two may be ahead of the end: half of 4 %.
+PACE_MARGIN = 1.04
+
+
+@dataclass(slots=True)
+class Claimed:
+    """What one life of an island has claimed, and what the time supports.
+
+    Attributes:
+        step: Inner step up to which it has claimed.
+        tokens: Token counter there.
+        at_s: When that was looked at.
+        amount: Tokens per step, averaged; 0 if nothing is known of them.
+        before: Step from which on time is counted.
+        doubted: Tokens that will never count.
+        gap: Steps that it had trained while no aggregator was there.
+        present_s: Time since it was at ``before``.
+        supported: Steps that this time supports.
+        step_time_s: As reported last.
+        least_s: The shortest that was ever reported.
+        caught: It needed more than the grace.
+        pending: Tokens of steps that are not supported yet, ``ahead`` of them.
+    """
+
+    step: int
+    tokens: int
+    at_s: float
+    amount: float
+    before: int
+    doubted: int = 0
+    gap: int = 0
+    present_s: float = 0.0
+    supported: float = 0.0
+    step_time_s: float | None = None
+    least_s: float = math.inf
+    caught: bool = False
+    pending: int = 0
+    ahead: int = 0
+
+
+class Claims:
+    """The claims of all islands that are in a run, and have not left.
+
+    Args:
+        trusted: Island -> tokens per step that the operator vouches for.
+        pace_spread: Times the fleet's lower median of tokens per second up to which an island's are believed.
+    """
+
+    def __init__(self, trusted: Mapping[str, int], pace_spread: float) -> None:
+        self._trusted = dict(trusted)
+        self._pace_spread = pace_spread
+        self._claimed: dict[str, Claimed] = {}
+        self._amounts = Ranked()  # tokens per step
+        self._rates = Ranked()  # tokens per second
+        self._unheard: dict[str, float] = {}  # recalled and not heard since -> when it was recalled
+        self._gaps_s: dict[str, float] = {}  # of those heard since
+        self._away_s = 0.0  # for how long no aggregator was there, as most of them say
+
+    # --- writing ----------------------------------------------------------------------------------------------
+
+    def begin(self, island_id: str, step: int, tokens: int, declared: int, now_s: float) -> None:
+        """A life of an island begins here; ``declared`` are its tokens per step, 0 if it leaves them open."""
+        owes_s = self._owed_s(island_id, now_s)
+        self.leave(island_id)
+        self._claimed[island_id] = c = Claimed(step, tokens, now_s, float(declared), step, present_s=-owes_s)
+        c.supported = 0.0 if not owes_s else -math.inf  # until the new life has a step time
+        self._rank(island_id)
+
+    def recall(self, island_id: str, step: int, tokens: int, amount: float, doubted: int, now_s: float) -> None:
+        """A life of an island goes on that an earlier process knew, with these counters."""
+        self._claimed[island_id] = Claimed(step, tokens, now_s, amount, step, doubted)
+        self._unheard[island_id] = now_s
+        self._rank(island_id)
+
+    def leave(self, island_id: str) -> None:
+        """An island has left: the fleet is the others."""
+        self._unheard.pop(island_id, None)
+        self._amounts.drop(island_id)
+        self._rates.drop(island_id)
+
+    def report(self, island_id: str, step: int, tokens: int, step_time_s: float | None, now_s: float) -> int:
+        """Takes an island's counters in; returns how many of its life's tokens do not count.
+
+        Args:
+            island_id: It has begun, or was recalled.
+            step: Its newest inner step; older news changes nothing.
+            tokens: Its token counter there.
+            step_time_s: Seconds per inner step, if it says so now; else the last ones hold.
+            now_s: Seconds of this process's clock; where that goes back no time has passed.
+        """
+        c = self._claimed[island_id]
+        steps, trained = max(0, step - c.step), max(0, tokens - c.tokens)
+        self._pass_time(c, step_time_s, now_s)
+        if steps:
+            c.step, c.tokens = step, c.tokens + trained
+            c.amount = c.amount or self._middle_amount or trained / steps
+            c.amount += min(1.0, steps / MEMORY_STEPS) * (trained / steps - c.amount)
+        self._rank(island_id)
+        if not steps and not c.ahead:
+            return c.doubted
+        believed = trained
+        if self._beyond(island_id):
+            believed = min(trained, int(steps * self._counting_amount(island_id)))
+        c.doubted += trained - believed
+        self._settle(island_id, c, steps, believed, now_s)
+        return c.doubted + c.pending
+
+    def _owed_s(self, island_id: str, now_s: float) -> float:
+        """Returns the seconds of grace that the life before has used: the new one has them no more."""
+        before = self._claimed.get(island_id)
+        if before is None or not before.step_time_s:
+            return 0.0
+        supported = max(before.supported, before.present_s / before.step_time_s)
+        used = before.step - before.before - before.ahead - before.gap - supported
+        return max(0.0, used * before.step_time_s - max(0.0, now_s - before.at_s))
+
+    def _pass_time(self, c: Claimed, step_time_s: float | None, now_s: float) -> None:
+        """Counts the steps that the time since the last report supports, by the shorter step time at its ends."""
+        elapsed_s, c.at_s = max(0.0, now_s - c.at_s), now_s
+        c.present_s += elapsed_s
+        known = [each for each in (c.step_time_s, step_time_s) if each]
+        if step_time_s:
+            c.step_time_s, c.least_s = step_time_s, min(step_time_s, c.least_s)
+        if known:  # nobody knows how fast it was in a long silence
+            c.supported += elapsed_s / (min(known) if elapsed_s < GRACE_S else c.least_s)
+        if step_time_s:
+            c.supported = max(c.supported, c.present_s / step_time_s)  # so does the time before, of a first report
+
+    def _settle(self, island_id: str, c: Claimed, steps: int, believed: int, now_s: float) -> None:
+        """Sets the newest tokens aside whose steps no time supports yet; others may count now."""
+        c.ahead, c.pending = c.ahead + steps, c.pending + believed
+        ahead = self._steps_ahead(island_id, c, steps, now_s)
+        if not ahead:
+            c.ahead = c.pending = 0
+        elif ahead <= c.ahead:
+            c.ahead, c.pending = ahead, -(-c.pending * ahead // c.ahead)
+        else:  # no grace any more: what counted by it does not
+            more = min(c.amount, self._counting_amount(island_id)) if self._beyond(island_id) else c.amount
+            c.ahead, c.pending = ahead, c.pending + int((ahead - c.ahead) * more)
+
+    def _steps_ahead(self, island_id: str, c: Claimed, steps: int, now_s: float) -> int:
+        """Returns by how many steps a life is ahead of what its time supports."""
+        step_time_s = self._step_time_s(c)
+        if step_time_s is None:
+            return 0
+        if island_id in self._unheard:  # its first word since: it may have trained while nobody was here
+            del self._unheard[island_id]
+            c.gap, self._gaps_s[island_id] = steps, steps * step_time_s
+            self._look_at_gaps(now_s)
+        elif c.gap and self._unheard:
+            self._look_at_gaps(now_s)
+        supported = max(c.supported, c.present_s / step_time_s) * self._slowdown(island_id)
+        supported += min(c.gap, self._away_s / step_time_s) if c.gap else 0.0
+        claimed = c.step - c.before
+        grace = GRACE_STEPS + GRACE_S / step_time_s * self._slowdown(island_id)
+        caught = claimed > supported if c.caught else claimed > supported * PACE_MARGIN + grace
+        c.caught = caught and self._settled
+        return min(claimed, max(0, claimed - int(supported))) if caught else 0
+
+    @property
+    def _settled(self) -> bool:
+        """Whether most have been heard since a restart; else what they bring is kept back, and nobody accused."""
+        return len(self._unheard) < max(1, len(self._gaps_s))
+
+    def _step_time_s(self, c: Claimed) -> float | None:
+        """Returns what a life has reported; of one that reports none, that of the fleet's lower median."""
+        if c.step_time_s:
+            return c.step_time_s
+        middle = _lower_median(self._rates)
+        return c.amount / middle if c.amount and middle else None
+
+    def _look_at_gaps(self, now_s: float) -> None:
+        """Finds for how long no aggregator was there; who has not been heard yet says that it was no time."""
+        for island_id, at_s in list(self._unheard.items()):
+            if now_s > at_s + GRACE_S:
+                del self._unheard[island_id]  # it is gone
+        self._away_s = PACE_MARGIN * median_high([*self._gaps_s.values(), *(0.0 for _ in self._unheard)])
+
+    def _rank(self, island_id: str) -> None:
+        c = self._claimed[island_id]
+        if c.amount > 0:
+            self._amounts.put(island_id, c.amount)
+            if c.step_time_s:
+                amount = self._counting_amount(island_id) if self._beyond(island_id) else c.amount
+                self._rates.put(island_id, amount / c.step_time_s)
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def _middle_amount(self) -> float:
+        return _lower_median(self._amounts)
+
+    def _most_amount(self, island_id: str) -> float:
+        return max(AMOUNT_SPREAD * self._middle_amount, self._trusted.get(island_id, 0))
+
+    def _counting_amount(self, island_id: str) -> float:
+        """Returns the tokens per step that count of an island which claims more than it is believed."""
+        return max(self._middle_amount, self._trusted.get(island_id, 0))
+
+    def _beyond(self, island_id: str) -> bool:
+        """Whether an island claims more tokens per step than it is believed."""
+        claimed = self._amounts.get(island_id)
+        return claimed is not None and claimed > self._most_amount(island_id)
+
+    def _slowdown(self, island_id: str) -> float:
+        """Returns by what an island's pace is multiplied: 1, unless nobody could be so fast."""
+        rate, middle = self._rates.get(island_id), _lower_median(self._rates)
+        return middle / rate if rate and rate > self._pace_spread * middle else 1.0
+
+    def bounds(self, island_ids: Iterable[str]) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns by island the most tokens per step that weigh, and the part of its steps that does."""
+        names = list(island_ids)
+        return {name: self._most_weighed(name) for name in names}, {name: self.pace(name) for name in names}
+
+    def pace(self, island_id: str) -> float:
+        """Returns the part of an island's steps that its time supports: 1 of an honest one."""
+        c = self._claimed.get(island_id)
+        return 1.0 - c.ahead / (c.step - c.before) if c is not None and c.caught else 1.0
+
+    def _most_weighed(self, island_id: str) -> float:
+        if self._beyond(island_id):
+            return self._most_amount(island_id)
+        return max(RATE_CAP * self._middle_amount, self._trusted.get(island_id, 0)) or math.inf
+
+    def counted(self, island_id: str) -> float:
+        """Returns the part of an island's rate of tokens that counts: 1 of an honest one."""
+        amount = self._amounts.get(island_id)
+        share = self._counting_amount(island_id) / amount if amount and self._beyond(island_id) else 1.0
+        return share * self._slowdown(island_id)
+
+    def doubts(self, island_id: str) -> str:
+        """Says what of an island's claims is not believed, and what to do if it is true; empty if all is."""
+        c, middle = self._claimed[island_id], self._middle_amount
+        if self._beyond(island_id):
+            most, counts = self._most_amount(island_id), self._counting_amount(island_id)
+            return (
+                f"{island_id} claims {c.amount:,.0f} tokens a step, {c.amount / middle:.1f} times the fleet's "
+                f"{middle:,.0f}: weighs as {most:,.0f}, and counts as {counts:,.0f} towards the end of the run; "
+                f"if it is true, allow it with --trusted-tokens {island_id}={math.ceil(c.amount)}"
+            )
+        if self._slowdown(island_id) < 1.0:
+            rate, fleet = self._rates.get(island_id) or 0.0, _lower_median(self._rates)
+            return (
+                f"{island_id} claims {rate:,.0f} tokens a second, {rate / fleet:.0f} times the fleet's {fleet:,.0f}: "
+                f"counts as {fleet:,.0f}; if it is true, give the aggregator a larger pace_spread"
+            )
+        if c.caught:
+            steps, step_time_s = c.step - c.before, self._step_time_s(c)
+            return (
+                f"{island_id} claims {steps:,} steps, {c.ahead:,} more than fit into its time at {step_time_s:.3g} s "
+                f"each: they do not count, and its tokens weigh {self.pace(island_id):.0%}"
+            )
+        return ""
+
+
+def _lower_median(ranked: Ranked) -> float:
+    return ranked[(len(ranked) - 1) // 2][0] if len(ranked) else 0.0
