@@ -253,6 +253,7 @@ def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanatio
             codec="" if story is None else story.codecs.get(key, ""),
             agreement=of_island.get(key, {}).get("agreement"),
             trust=of_island.get(key, {}).get("trust"),
+            doubted="" if story is None else story.doubted.get(each["island_id"], ""),
         )
         for each in row["contributions"]
         for key in [(each["island_id"], each["steps"]["from_step"])]

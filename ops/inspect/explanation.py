@@ -26,6 +26,7 @@ class Contributor:
         staleness: In versions.
         fresh: It answered this very round; otherwise it had come too late for an earlier one, and was held.
         codec: Its number format on the wire; empty if the tape does not tell.
+        doubted: Why its tokens weighed less than claimed; empty: they did not, or the tape does not tell.
         agreement: Its upper median cosine with the other islands in the version; None if nobody has noted it.
         trust: What its weight was multiplied by, 0 to 1; None likewise.
     """
@@ -39,6 +40,7 @@ class Contributor:
     staleness: float
     fresh: bool
     codec: str = ""
+    doubted: str = ""
     agreement: float | None = None
     trust: float | None = None
 
@@ -112,6 +114,7 @@ def render(found: Explanation) -> str:
             for each in sorted(found.contributors, key=lambda each: (each.island, each.steps))
         ]
         lines += ["", _table(_COLUMNS, rows, numbers=(1, 2, 3, 4, 6))]
+        lines += sorted({each.doubted for each in found.contributors if each.doubted})
     if found.absent:
         lines += ["", _table(("not in it", "why", ""), [(each.island, each.why, each.detail) for each in found.absent])]
     elif found.absent is not None and not found.from_redis:

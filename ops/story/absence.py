@@ -68,6 +68,7 @@ class Known:
     link: Line = field(default_factory=dict)  #: as its last heartbeat says
     standing: bool = False  #: it makes no steps
     corrupted: str = ""  #: what it found corrupt, until it holds every fragment again
+    doubted: str = ""  #: what of its claims is not believed
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class RoundStory:
         standing: Islands that made no steps when it closed.
         nothing: Islands that answered "nothing", and why, as far as it is known.
         codecs: Island and first step of contributions to the fragment that came lately -> their number format.
+        doubted: Island -> what of its claims was not believed when the round closed.
     """
 
     round_id: int
@@ -103,6 +105,7 @@ class RoundStory:
     joined: dict[str, float] = field(default_factory=dict)
     gone: dict[str, Why] = field(default_factory=dict)
     standing: set[str] = field(default_factory=set)
+    doubted: Mapping[str, str] = field(default_factory=dict)
     version: int | None = None
     committed: Mapping[str, Any] = field(default_factory=dict)  #: the note of its version
     late: dict[str, float] = field(default_factory=dict)
@@ -248,6 +251,10 @@ class Storyteller:
                     for story in self._rounds.values():
                         if story.fragment == fields["fragment"]:
                             story.nothing[fields["island"]] = known.corrupted
+            case "island.doubted" | "island.believed":
+                known = self._known.get(fields["island"])
+                if known is not None:
+                    known.doubted = fields.get("detail", "")
             case "broker.back":  # nobody could be heard while it was away: who lived then counts as just heard
                 for known in self._known.values():
                     known.heard_at_s = now_s
@@ -266,7 +273,8 @@ class Storyteller:
 
     def _joined(self, island: str, incarnation: int, now_s: float) -> None:
         before, begun = self._known.get(island), Known(heard_at_s=now_s, incarnation=incarnation)
-        if before is not None:  # a new life does not end a quarantine
+        if before is not None:  # a new life ends neither a quarantine nor a doubt
+            begun.doubted = before.doubted
             begun.quarantined, begun.quarantined_until_s = before.quarantined, before.quarantined_until_s
         self._known[island] = begun
         for story in self._rounds.values():
@@ -337,6 +345,7 @@ class Storyteller:
             return
         story.closed_at_s, story.reason = now_s, fields["reason"]
         story.missing = frozenset(fields.get("missing", ()))
+        story.doubted = {name: known.doubted for name, known in self._known.items() if known.doubted}
         for island in story.asked:
             known = self._known.get(island)
             why = self._unfit(known, now_s) if known is not None else None

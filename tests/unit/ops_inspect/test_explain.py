@@ -148,6 +148,18 @@ def test_another_shard_knows_islands_by_the_roster_alone():
     assert why(tape) == {"b": AbsenceReason.SILENT, "c": AbsenceReason.LEFT}
 
 
+def test_why_an_islands_tokens_weigh_less_is_said_beside_its_weight():
+    said = "b claims 40 tokens a step, 4.0 times the fleet's 10: weighs as 20"
+    before = kept_out(10.0)
+    at = next(n for n, line in enumerate(before) if line.get("note") == "round.opened")
+    for more, doubted in ([], said), ([note(16.0, "island.believed", island="b")], ""):
+        tape = [*before[:at], note(15.0, "island.doubted", island="b", detail=said), *more, *before[at:]]
+        teller = Storyteller(Target(fragment=0))
+        for line in tape:
+            teller.take(line)
+        assert teller.found.doubted.get("b", "") == doubted
+
+
 def test_a_refusal_at_the_closing_of_another_round_is_not_of_this_one():
     came = {"sender": "b", "incarnation": 1, "kind": "contribution", "body": {"round_id": 5, "fragment_id": 0}}
     tape = [
