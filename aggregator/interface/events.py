@@ -246,7 +246,7 @@ class Merge:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """Returns the places of the parts whose directions are compared: all, or so many, others in each round."""
+        """Returns the places of the parts to compare: all, or so many, others in each round."""
         count = len(self.parts)
         if count <= MOST_COMPARED:
             return tuple(range(count))

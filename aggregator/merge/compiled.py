@@ -24,7 +24,6 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-from aggregator.merge.compiled_rounding import rounded as rounded
 from aggregator.merge.compiling import compile_kernel
 from aggregator.merge.layout import BF16, DELTA, F32, INT8, MOMENTUM, NEW_MOMENTUM, NEW_PARAMS, PARAMS, RESIDUAL
 from broker.wire.lengths import BLOCK_ELEMENTS
@@ -225,7 +224,7 @@ def _products_of_one(n: Any, x: Any, a: Any, b: Any, c: Any, d: Any, found: Any)
 
 @register_jitable
 def _compared(sources: Any, first: Any, n: Any, products: Any, row: Any, chunk: Any, room: Any) -> None:
-    """Adds the scalar products of a block of five or more contributions, decoded one beside the other in ``room``."""
+    """Adds the scalar products of a block of five or more contributions, all decoded into ``room``."""
     k, pair = sources.shape[0], 0
     at, found = np.zeros(k, np.int64), np.zeros(4, np.float32)
     for i in range(k):

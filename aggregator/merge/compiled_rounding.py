@@ -1,6 +1,7 @@
-"""The kernel that rounds a version's step for the wire, compiled by numba: see :mod:`aggregator.merge.compiled`.
+"""The kernel that rounds a version's step for the wire, compiled by numba.
 
-Self-contained, though a few functions stand in both: numba's cache knows a kernel by its file (:mod:`.compiling`).
+What stands in :mod:`aggregator.merge.compiled` of kernels holds here, too. A few functions stand in both files: numba's
+cache knows a kernel by the file that it is written in (:mod:`.compiling`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ depend on the number of threads. :mod:`aggregator.merge.compiled` does the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +36,16 @@ PIECE = 1 << 18
 _NONE, _NO_PAIRS = np.zeros((0, 0), np.float32), np.zeros((0, 0, 0))
 #: The largest float32 that is finite, as its bits: kernels return the largest magnitude that they wrote.
 LARGEST_FINITE = 0x7F7FFFFF
-_loaded: list[ModuleType] = []
+_loaded: list[Kernels] = []
+
+
+class Kernels(NamedTuple):
+    """The compiled kernels, and the elements of their scratch memory and of a block."""
+
+    folded: Callable[..., int]
+    rounded: Callable[..., int]
+    scratch: int
+    block: int
 
 
 @dataclass(slots=True)
@@ -115,10 +123,10 @@ def fold(
         products: float64 [k * (k - 1) / 2]: scalar products of any two contributions are added to it.
         first_row: Of the tensor.
     """
-    kernel, size = kernels().folded, kernels().SCRATCH
+    kernel, size = kernels().folded, kernels().scratch
     k = len(sources)
     if products is not None and k > 4:
-        size += k * kernels().BLOCK
+        size += k * kernels().block
     cut = _pieces(rows, columns)
     sums = np.zeros((k + 4, rows, -(-columns // PIECE)))
     pairs = _NO_PAIRS if products is None else np.zeros((products.size, *sums.shape[1:]))
@@ -161,12 +169,12 @@ def is_warm() -> bool:
     return bool(_loaded)
 
 
-def kernels() -> ModuleType:
+def kernels() -> Kernels:
     """Returns the compiled kernels, imported here: it takes seconds, and only an aggregator merges."""
     if not _loaded:
-        from aggregator.merge import compiled
+        from aggregator.merge import compiled, compiled_rounding
 
-        _loaded.append(compiled)
+        _loaded.append(Kernels(compiled.folded, compiled_rounding.rounded, compiled.SCRATCH, compiled.BLOCK))
     return _loaded[0]
 
 

@@ -55,7 +55,7 @@ def round_step(
     """
     params, offset, largest, encoded = resources.empty(exact.size), 0, 0, []
     limits = np.array(scale_limits(codec) if codec.blockwise else [], np.float32)
-    base, kernel, number, room = np.ascontiguousarray(base), kernels().rounded, NUMBERS[codec], kernels().SCRATCH
+    base, kernel, number, room = np.ascontiguousarray(base), kernels().rounded, NUMBERS[codec], kernels().scratch
     starts = [address_of(vector) for vector in (exact, base, params)]
     for tensor in tensors:
         data = np.empty(encoded_bytes(codec, tensor.size), np.uint8)

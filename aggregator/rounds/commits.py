@@ -116,8 +116,8 @@ class Commits:
                 **run.ledger.slice(p),
                 "norms": fragment.norms.record(),
                 "data": run.data.books.slice(p),
-                "trust": run.trust.record(),
-                "course": asdict(run.course),
+                # What directions have shown, once there is any: tapes of earlier releases have none.
+                **({"trust": run.trust.record(), "course": asdict(run.course)} if run.trust.rounds else {}),
             }
             if p in run.moving
             else {},
@@ -137,7 +137,7 @@ class Commits:
         run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
 
     def _compare(self, event: Computed, round_: Round) -> None:
-        """Takes what the merge has found of directions; who points against the others for too long is kept out."""
+        """Learns from the directions in a merge; an island that points against the others is kept out."""
         run, merge = self._run, self._run.fragments[event.fragment_id].merge
         if merge is None:
             return

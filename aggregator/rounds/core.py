@@ -5,6 +5,7 @@ After an event each part that has something to do does it, in a fixed order. The
 :class:`aggregator.state.run.Run`:
 
 * :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells;
+* :mod:`aggregator.rounds.doubts`: claims that are not believed, memory that is corrupt;
 * :mod:`aggregator.state.sharing`: whose data move;
 * :mod:`aggregator.rounds.notices`: what islands are told;
 * :mod:`aggregator.rounds.seeding`: version 0, and the small files of its model;
@@ -48,6 +49,7 @@ from aggregator.interface.events import (
 )
 from aggregator.rounds.commits import Commits
 from aggregator.rounds.donation import Donations
+from aggregator.rounds.doubts import Doubts
 from aggregator.rounds.ending import Ending
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.membership import Membership
@@ -130,7 +132,8 @@ class Aggregator:
             self.run.foundings = (*self.run.foundings, founding)[-MAX_FOUNDINGS:]
         notices = Notices(self.run)
         self._sharing = Sharing(self.run)
-        self._membership = Membership(self.run, notices, self._sharing)
+        self._doubts = Doubts(self.run)
+        self._membership = Membership(self.run, notices, self._sharing, self._doubts)
         keeps = Adopter if config.shard else Keeper
         self._roster: Keeper | Adopter = keeps(self.run, self._membership)
         self._donations = Donations(self.run)
@@ -275,7 +278,7 @@ class Aggregator:
     def _contribution(self, member: Member, contribution: Contribution, event: Received) -> None:
         """Takes an island's contribution in, or refuses it; its counters are the newest ones of that island."""
         self._intake.contribution(member, contribution, event)
-        self._membership.believe(member)
+        self._doubts.believe(member)
 
     def _run_saved(self, event: RunSaved) -> None:
         self.run.record_written(event.serial)

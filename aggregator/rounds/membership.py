@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aggregator.interface.events import Received, Send
+from aggregator.rounds.doubts import Doubts
 from aggregator.rounds.notices import Notices
 from aggregator.rules.recipes import settle
 from aggregator.state.members import Member
@@ -35,17 +36,16 @@ from broker.wire.messages import (
 
 #: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
 MOST_MEMBERS = 10_000
-#: So often in one life an island may find its memory corrupt before status says that its machine is to be replaced.
-CORRUPTIONS = 3
 
 
 class Membership:
     """Lets islands in and out, and believes their counters or not."""
 
-    def __init__(self, run: Run, notices: Notices, sharing: Sharing) -> None:
+    def __init__(self, run: Run, notices: Notices, sharing: Sharing, doubts: Doubts) -> None:
         self._run = run
         self._notices = notices
         self._sharing = sharing
+        self._doubts = doubts
         unbegun = [] if run.config.shard else [member for member in run.members if not member.begun]
         run.pending_joins.beginning = [(1, member.island_id) for member in unbegun]
 
@@ -314,10 +314,10 @@ class Membership:
             return None
         overtaken = event.envelope.sequence < member.beat_sequence  # by another way: it says what was, not what is
         if not overtaken:
-            self._look_at_corruption(member, beat)
+            self._doubts.corruption(member, beat)
             member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
         run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
-        self.believe(member)  # before anybody asks whether the run is at its end
+        self._doubts.believe(member)  # before anybody asks whether the run is at its end
         run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
         if beat.stopped:
             first = member.stopped_sequence
@@ -330,37 +330,6 @@ class Membership:
         asked = [self._resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         member.resolutions += asked
         return asked
-
-    def _look_at_corruption(self, member: Member, beat: Heartbeat) -> None:
-        """Notes fragments that an island held and holds no more: it has found them corrupt."""
-        run, last, name = self._run, member.heartbeat, f"corrupted {member.island_id}"
-        if last is None:
-            run.troubles.end(name, run.now_s)  # a new life, perhaps on another machine
-        elif -1 in beat.versions:
-            for p, (had, has) in enumerate(zip(last.versions, beat.versions, strict=True)):
-                if had >= 0 > has and run.owns(p):
-                    member.corruptions += 1
-                    facts = {"fragment": p, "version": had, "times": member.corruptions}
-                    run.note("island.corrupted", island=member.island_id, **facts)
-            if member.corruptions >= CORRUPTIONS:
-                how = f"corrupt in its memory {member.corruptions} times, last at step {beat.inner_step}"
-                cure = "it adopts what is corrupt anew, and its log has the tensors: replace the machine"
-                run.troubles.begin(name, f"{member.island_id} was {how}: {cure}", run.now_s)
-
-    def believe(self, member: Member) -> None:
-        """Counts an island's newest tokens as far as its claims are believed, and says so where they are not."""
-        run, island_id = self._run, member.island_id
-        life, beat = run.ledger.life(island_id, member.incarnation), member.heartbeat
-        step_time_s = None if beat is None else beat.step_time_s
-        doubted = run.claims.report(island_id, life.last_step, life.last_tokens, step_time_s, run.now_s)
-        if member.left:
-            run.claims.leave(island_id)
-        run.ledger.doubt(island_id, member.incarnation, doubted)
-        name, sentence = f"claims of {island_id}", "" if member.left else run.claims.doubts(island_id)
-        if sentence and run.troubles.begin(name, sentence, run.now_s):
-            run.note("island.doubted", island=island_id, detail=sentence)
-        elif not sentence and run.troubles.end(name, run.now_s) is not None and not member.left:
-            run.note("island.believed", island=island_id)
 
     def _look_at_steps(self, member: Member) -> None:
         """Notes whether an island makes steps; rounds do not wait for one that makes none.
@@ -411,7 +380,7 @@ class Membership:
             self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
         else:
             run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
-        self.believe(member)
+        self._doubts.believe(member)
         if not member.paused:
             run.ledger.end(member.island_id)
         run.clock.forget(member.island_id)

@@ -110,7 +110,9 @@ def weighed(
 def _token_weights(
     contributions: Sequence[Merged], most: Mapping[str, float], shares: Mapping[str, float], *, capped: bool
 ) -> list[float]:
-    """Returns ``n * n / s`` times its island's share for each; ``capped`` limits the heaviest of 3 or more islands to half.
+    """Returns ``n * n / s`` times its island's share of each.
+
+    ``capped`` limits one of three or more islands to half of the sum.
 
     The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
     can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.

@@ -98,16 +98,20 @@ class Agreement:
 
 
 class Trust:
-    """The standings of all islands of a run."""
+    """The standings of all islands of a run.
+
+    Attributes:
+        rounds: That were compared.
+    """
 
     def __init__(self) -> None:
         self._standings: dict[str, Standing] = {}
-        self._rounds = 0
+        self.rounds = 0
         self._variance = VARIANCE  # of an honest island's agreement around the level
         self._elsewhere: dict[int, dict[str, float]] = {}  # shard -> weights there
 
     def factor(self, island_id: str) -> float:
-        """Returns by what an island's weight is multiplied, 0 to 1: what it has earned beside the most trusted."""
+        """Returns the factor of an island's weight, 0 to 1: what it has earned beside the most trusted."""
         return self.factors([island_id])[island_id]
 
     def factors(self, island_ids: Iterable[str]) -> dict[str, float]:
@@ -153,7 +157,7 @@ class Trust:
         agreements = agreements_of(islands, cosines)
         if not agreements:
             return None
-        self._rounds += 1
+        self.rounds += 1
         opposed = {}
         if len(agreements) >= FEWEST:
             levels = {i: median_high([a for other, a in agreements.items() if other != i]) for i in agreements}
@@ -184,7 +188,7 @@ class Trust:
         return True
 
     def rows(self) -> list[tuple[str, float, int]]:
-        """Returns what other shards need to know: island, weight and alarms; nothing if all are plainly trusted."""
+        """Returns island, weight and alarms, for other shards; nothing if all are plainly trusted."""
         rows = [(i, round(s.weight, 3), s.alarms) for i, s in sorted(self._standings.items())]
         return rows if any(weight < 1 or alarms for _, weight, alarms in rows) else []
 
@@ -207,13 +211,13 @@ class Trust:
             island_id: [s.agreement, s.level, s.known, s.suspicion, s.alarms]
             for island_id, s in sorted(self._standings.items())
         }
-        return {"rounds": self._rounds, "variance": self._variance, "islands": rows}
+        return {"rounds": self.rounds, "variance": self._variance, "islands": rows}
 
     def restore(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Goes on from the newest of some records."""
         newest = max(records, key=lambda record: record["rounds"], default=None)
         if newest is not None:
-            self._rounds, self._variance = newest["rounds"], newest["variance"]
+            self.rounds, self._variance = newest["rounds"], newest["variance"]
             self._standings = {island_id: Standing(*row) for island_id, row in newest["islands"].items()}
 
 

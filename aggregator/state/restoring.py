@@ -53,16 +53,7 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
     if run.config.shard and not run.began:
         _restore_seeds(run, record, commits)
     elif every and run.began:
-        for p, commit in commits.items():
-            fragment = run.fragments[p]
-            fragment.version, fragment.digest = commit.fragment_version, commit.digest
-            fragment.contributions = commit.contributions
-            if p in run.moving:
-                run.ledger.restore(p, commit.ledger)
-                if "norms" in commit.ledger:
-                    fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
-        run.trust.restore(commit.ledger["trust"] for commit in commits.values() if "trust" in commit.ledger)
-        run.course.restore(commit.ledger["course"] for commit in commits.values() if "course" in commit.ledger)
+        _restore_versions(run, commits)
         assert run.pacer is not None
         run.pacer.resume({p: commit.round_id for p, commit in commits.items()})
         run.ledger.recall(record.get("lives", {}))
@@ -77,6 +68,20 @@ def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) 
             run.ledger.end(member.island_id)
         elif member.begun:
             _recall_claims(run, member)
+
+
+def _restore_versions(run: Run, commits: Mapping[int, Commit]) -> None:
+    """Restores each fragment's newest version and books, and what directions have shown."""
+    for p, commit in commits.items():
+        fragment = run.fragments[p]
+        fragment.version, fragment.digest = commit.fragment_version, commit.digest
+        fragment.contributions = commit.contributions
+        if p in run.moving:
+            run.ledger.restore(p, commit.ledger)
+            if "norms" in commit.ledger:
+                fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
+    run.trust.restore(commit.ledger["trust"] for commit in commits.values() if "trust" in commit.ledger)
+    run.course.restore(commit.ledger["course"] for commit in commits.values() if "course" in commit.ledger)
 
 
 def _recall_claims(run: Run, member: Member) -> None:

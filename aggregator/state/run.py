@@ -98,8 +98,7 @@ class Run:
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
         self.quarantine = Quarantine(config.quarantine_s, self.members.changed)
-        self.trust = Trust()
-        self.course = Course()
+        self.trust, self.course = Trust(), Course()
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it

@@ -1,4 +1,4 @@
-"""An explanation: who is in a version and why others are not, as a value and as text. Pure but for the terminal."""
+"""An explanation, as a value and as text: who is in a version, and why others are not."""
 
 from __future__ import annotations
 

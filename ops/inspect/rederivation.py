@@ -106,7 +106,7 @@ class Rederivation:
             self._durable[fragment_id] = self._pending.pop(fragment_id)
 
     def merged(self, core: Aggregator, action: Merge, event: Computed) -> str:
-        """Derives a version and its cosines; returns what contradicts the tape or the recording, or an empty text."""
+        """Derives a version and its cosines; returns what contradicts the tape or the recording."""
         p = action.fragment_id
         self._settle(core)
         self._pending.pop(p, None)
@@ -231,7 +231,7 @@ class Rederivation:
 
 
 def _check_cosines(event: Computed, made: Made) -> None:
-    """Raises :class:`_Contradiction` if trust was learned from other cosines than those of the recorded payloads."""
+    """Raises :class:`_Contradiction` if trust was learned from other cosines than recorded ones."""
     if event.cosines and not np.allclose(event.cosines, made.cosines, rtol=0, atol=COSINES):
         what = f"version {event.fragment_version} of fragment {event.fragment_id}"
         raise _Contradiction(f"{what} came with cosines {list(event.cosines)}, recorded are {list(made.cosines)}")

@@ -115,7 +115,7 @@ class Rostered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trusted:
-    """The weight that an island has earned in one shard, 0 to 1, and how often it was found to oppose the fleet."""
+    """The weight, 0 to 1, that an island has earned in one shard, and its alarms there."""
 
     island_id: str
     weight: float
@@ -124,9 +124,9 @@ class Trusted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standings:
-    """What one shard has learned of islands from their directions, to every other one (:mod:`aggregator.rules.trust`).
+    """What a shard has learned of islands from their directions, for the other shards.
 
-    It is said again with each merge as long as it matters, and holds until it is said anew.
+    See :mod:`aggregator.rules.trust`. Said with each merge as long as it matters; it holds until it is said anew.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL

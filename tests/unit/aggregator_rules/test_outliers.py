@@ -161,3 +161,20 @@ def test_nor_does_it_beside_what_is_known_of_one_other_range():
     assert_let_in(norms.judge([late, Sample(island_id="early", norm=0.35, steps=23)], fleet, 10.0, length=8.7))
     liar = Sample(island_id="early", norm=350.0, steps=23)
     assert norms.judge([liar], [*fleet, "third"], 10.0, length=8.7)[0].refused
+
+
+def test_nobody_is_longer_than_the_others_of_its_round():
+    """By the other islands of the round, at the same steps; by the window where fewer than two others are there."""
+    norms = FragmentNorms()
+    samples = [
+        Sample(island_id=name, norm=norm, steps=24) for name, norm in zip("abcd", (1.0, 2.0, 3.0, 8.0), strict=True)
+    ]
+    findings = norms.judge(samples, "abcd", 10.0, length=1.0, levelled=True)
+    assert [finding.scale for finding in findings] == pytest.approx([1, 1, 1, 1.5 * 2 / 8])
+    assert not any(finding.refused for finding in findings)
+    assert {f.scale for f in FragmentNorms().judge(samples, "abcd", 10.0, length=1.0)} == {1.0}
+    two = [Sample(island_id="a", norm=1.0, steps=24), Sample(island_id="d", norm=8.0, steps=24)]
+    assert {f.scale for f in FragmentNorms().judge(two, "ad", 10.0, length=1.0, levelled=True)} == {1.0}
+    for _ in range(8):
+        norms.judge(samples[:3], "abc", 10.0, levelled=True)
+    assert norms.judge(two, "ad", 10.0, levelled=True)[1].scale == pytest.approx(1.5 * 2 / 8)
