@@ -123,15 +123,10 @@ def build_report(
     Returns:
         ``run``, ``loss``, ``metrics`` (the loss among them), ``evaluations`` (:func:`ops.story.curve.summary`),
         ``tokens``, ``counted`` (of these tokens: ``all``, ``at least``, or ``unknown``), ``versions``, ``rounds``,
-    <<<<<<< HEAD
-        ``participation``, ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``troubles`` (what
-        was wrong at the end, and what was asked for and not done), ``recipe``, ``wall_s``, ``first_step_s``, ``exit``,
-        ``note``, ``resume``, ``export``, ``exported``.
-    =======
         ``participation``, ``staleness_mean``, ``agreement``, ``momentum_cosine``, ``islands``, ``refusals``,
         ``restarts``, ``phase``, ``troubles`` (what was wrong at the end, and what was asked for and not done),
-        ``recipe``, ``wall_s``, ``first_step_s``, ``exit``, ``note``, ``resume``, ``export``.
-    >>>>>>> 5f1c8cea (Agreement and trust in status, explain, report, page and log)
+        ``recipe``, ``wall_s``, ``first_step_s``, ``exit``, ``note``, ``resume``, ``export``,
+        ``exported``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
