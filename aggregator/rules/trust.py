@@ -10,8 +10,8 @@ follows from it, for the rounds after that one.
   agreements: where islands hardly agree, because batches are small or their data differ, little is expected.
 * **Weight.** Both are averaged over rounds of all fragments, the more of them the larger the noise: islands' deviations
   from the level, by their median, say how large it is, and the rate of the averages is such that the noise of their
-  ratio stays near ``PRECISION``. An island that agrees less than ``HIGH`` times the level loses weight, and has none
-  below ``LOW`` times; between, it falls in proportion. docs/security.md has what islands with other data came to.
+  ratio stays near ``PRECISION``. Below a fiftieth of the level an island has no weight, from an eighth on all of it,
+  more where noise is large (``LOW``, ``RISE``, ``LIFTED``). Islands with other data: docs/security.md.
 * **Earned.** A newcomer begins with ``NEWCOMER`` of its weight, and has all of it after a few rounds of agreement.
   At the beginning of a run all are newcomers, which changes nothing: only the ratio of weights counts.
 * **Quarantine.** Pointing *against* the others is judged by the statistic of Shiryaev and Roberts,
@@ -38,12 +38,13 @@ from typing import Any
 FEWEST = 3
 #: Weight of one round in the averages, at most; the noise of an average ratio that decides how much less it is.
 RATE, PRECISION = 0.25, 0.1
-#: Shares of the expected agreement: below the first an island has no weight, above the second all of it.
-LOW, HIGH = 0.25, 0.5
+#: Shares of the level: below ``LOW`` an island has no weight, from ``RISE`` more on all of it. Noise lifts the upper
+#: median of cosines that are zero, so ``LOW`` is higher by ``LIFTED`` times the noise, as a share of the level.
+LOW, RISE, LIFTED = 0.02, 0.1, 0.3
 #: Of the weight, before anything is known of an island; and the rounds' weight in its averages that make it whole.
 NEWCOMER, KNOWN = 0.5, 0.65
-#: The ratio to the level that averages begin with: enough for all of the weight, and little to lose.
-BEGINNING = 0.6
+#: The ratio to the level that averages begin with: enough for most of the weight, and little to lose.
+BEGINNING = 0.4
 #: Multiples of the level: what is never held against an island, in the mean, and what an island that lies is at.
 TOLERATED, OPPOSED = -0.35, -0.85
 #: Bound of the statistic; and the most, as a logarithm, that one round may say.
@@ -74,11 +75,10 @@ class Standing:
     suspicion: float = 0.0
     alarms: int = 0
 
-    @property
-    def weight(self) -> float:
-        """The share of its weight that the island has earned, 0 to 1."""
-        ratio = self.agreement / self.level
-        agrees = min(1.0, max(0.0, (ratio - LOW) / (HIGH - LOW)))
+    def weight(self, noise: float) -> float:
+        """Returns the share of its weight that the island has earned, 0 to 1, at a noise of agreements."""
+        low = LOW + LIFTED * min(1.0, noise / self.level)
+        agrees = min(1.0, max(0.0, (self.agreement / self.level - low) / RISE))
         return agrees * (NEWCOMER + (1 - NEWCOMER) * min(1.0, self.known / KNOWN))
 
 
@@ -121,7 +121,7 @@ class Trust:
 
     def _weight(self, island_id: str) -> float:
         standing = self._standings.get(island_id)
-        own = NEWCOMER if standing is None else standing.weight
+        own = NEWCOMER if standing is None else standing.weight(math.sqrt(self._variance))
         return min([own, *(weights.get(island_id, own) for weights in self._elsewhere.values())])
 
     def standing(self, island_id: str) -> Standing:
@@ -189,7 +189,8 @@ class Trust:
 
     def rows(self) -> list[tuple[str, float, int]]:
         """Returns island, weight and alarms, for other shards; nothing if all are plainly trusted."""
-        rows = [(i, round(s.weight, 3), s.alarms) for i, s in sorted(self._standings.items())]
+        noise = math.sqrt(self._variance)
+        rows = [(i, round(s.weight(noise), 3), s.alarms) for i, s in sorted(self._standings.items())]
         return rows if any(weight < 1 or alarms for _, weight, alarms in rows) else []
 
     def told(self, shard: int, rows: Mapping[str, tuple[float, int]]) -> list[str]:
