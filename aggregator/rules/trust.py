@@ -43,8 +43,8 @@ RATE, PRECISION = 0.25, 0.1
 LOW, RISE, LIFTED = 0.02, 0.1, 0.3
 #: Of the weight, before anything is known of an island; and the rounds' weight in its averages that make it whole.
 NEWCOMER, KNOWN = 0.5, 0.65
-#: The ratio to the level that averages begin with: enough for most of the weight, and little to lose.
-BEGINNING = 0.4
+#: The ratio to the level that averages begin with: enough for all of the weight at any noise, and little to lose.
+BEGINNING = 0.45
 #: Multiples of the level: what is never held against an island, in the mean, and what an island that lies is at.
 TOLERATED, OPPOSED = -0.35, -0.85
 #: Bound of the statistic; and the most, as a logarithm, that one round may say.
