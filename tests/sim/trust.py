@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import multiprocessing
 import os
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ import numpy as np
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Merge
 from aggregator.merge.outer_step import make_outer_step
+from aggregator.rules.quarantine import OFFENCES
+from broker.wire.messages import Reason
 from islands.tasks.task import DataShare, Task, load_task
 from ops.faults.kinds import LIES, FaultKind
 from ops.lab.decoupled import global_params, plan_of
@@ -49,6 +52,8 @@ CALM: dict[str, Any] = {
     "dead_after_s": 48.0,
     "data_ahead_s": 60.0,
 }
+#: Reasons that say something of an island itself; quarantine begins with them.
+BLAMED = OFFENCES | {Reason.QUARANTINED}
 #: More than there are islands: each has batches of its own, which no other island and no other seed has.
 STREAMS = 64
 
@@ -62,6 +67,7 @@ class Fleet:
         liars: The manner of each other one.
         honest_share: Share of the run in which the liars are honest.
         others: How many of the honest islands, the last ones, have another language.
+        faults: Whether islands differ in pace and distance, are cut off, leave and join, by the seed.
         cell: Settings of the laboratory that differ.
     """
 
@@ -69,6 +75,7 @@ class Fleet:
     liars: tuple[FaultKind, ...] = ()
     honest_share: float = 0.0
     others: int = 0
+    faults: bool = False
     cell: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -91,7 +98,24 @@ HONEST_FLEETS: Mapping[str, Fleet] = {
     "joiner": Fleet(cell={"joins": ((3, 250.0, 1e6),)}),
     "one-other-language": Fleet(others=1),
     "two-other-language": Fleet(others=2),
+    "faults": Fleet(honest=6, faults=True),
 }
+
+
+def faults_of(fleet: Fleet, seed: int, steps: int) -> dict[str, Any]:
+    """Returns settings of the laboratory: paces of 1 to 4, delays, absences, islands that come late or leave."""
+    rng, islands = random.Random(seed), range(fleet.honest)
+    late, leaves = rng.sample(islands, 2)
+    return {
+        "step_times_s": tuple(rng.choice((1.0, 1.0, 1.5, 4.0)) for _ in islands),
+        "delays_s": tuple(rng.choice((0.002, 0.5, 4.0)) for _ in islands),
+        "outages": tuple((float(i), rng.uniform(0.1, 0.8) * steps, rng.uniform(5, 100)) for i in islands),
+        "joins": (
+            (float(late), rng.uniform(0.1, 0.5) * steps, 1e6),
+            (float(leaves), 0.0, rng.uniform(0.3, 0.9) * steps),
+        ),
+        "jitter": 0.3,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +127,8 @@ class Result:
         honest_tokens: That the honest islands trained.
         weight: Mean merge weight of a liar, or of an island with another language, beside that of another island.
         shares: Of each island in all merge weights.
-        refusals: Of contributions of liars.
-        accused: Contributions of honest islands that were refused, and honest islands that were quarantined.
+        refusals: Of contributions of liars, for a reason that an honest island gives no cause for.
+        accused: The same of honest islands, and those of them that were quarantined.
         quarantined: Share of the run after which the first liar was quarantined; None if none was.
     """
 
@@ -189,6 +213,7 @@ def run(name: str, seed: int, steps: int = STEPS, *, trust: bool = True, alone: 
     per_step = tasks[0].tokens_per_step
     cell = cell_settings(
         {**RECIPE, "task": "examples.numpy_task:task", "islands": islands, "steps": steps, **fleet.cell}
+        | (faults_of(fleet, seed, steps) if fleet.faults else {})
     )
     total_tokens = steps * islands * per_step
     plan = plan_of(cell, seed, total_tokens, per_step)
@@ -230,7 +255,7 @@ def _result(
     odd = lying or others
     usual = [works.weights[each.island_id] for each in planned if each.island_id not in odd]
     members = simulation.aggregator.core.run.members
-    refused = {member.island_id: sum(member.refusals.values()) for member in members}
+    refused = {m.island_id: sum(n for reason, n in m.refusals.items() if reason in BLAMED) for m in members}
     params = global_params(tasks[0].init(seed)[0], simulation.disk.manifest, works.durable)
     caught = [at_s for at_s, who in kept_out if who in lying]
     return Result(
