@@ -40,7 +40,8 @@ FEWEST = 3
 RATE, PRECISION = 0.25, 0.1
 #: Shares of the level: below ``LOW`` an island has no weight, from ``RISE`` more on all of it. Noise lifts the upper
 #: median of cosines that are zero, so ``LOW`` is higher by ``LIFTED`` times the noise, as a share of the level.
-LOW, RISE, LIFTED = 0.02, 0.1, 0.3
+#: More noise than ``MOST_NOISE`` counts as that much.
+LOW, RISE, LIFTED, MOST_NOISE = 0.02, 0.1, 0.6, 0.5
 #: Of the weight, before anything is known of an island; and the rounds' weight in its averages that make it whole.
 NEWCOMER, KNOWN = 0.5, 0.65
 #: The ratio to the level that averages begin with: enough for all of the weight at any noise, and little to lose.
@@ -77,7 +78,7 @@ class Standing:
 
     def weight(self, noise: float) -> float:
         """Returns the share of its weight that the island has earned, 0 to 1, at a noise of agreements."""
-        low = LOW + LIFTED * min(1.0, noise / self.level)
+        low = LOW + LIFTED * min(MOST_NOISE, noise / self.level)
         agrees = min(1.0, max(0.0, (self.agreement / self.level - low) / RISE))
         return agrees * (NEWCOMER + (1 - NEWCOMER) * min(1.0, self.known / KNOWN))
 

@@ -43,7 +43,7 @@ def test_an_island_that_points_against_the_others_loses_its_weight_and_then_its_
     while not (out := notes(made.take(), "island.quarantined")):
         seen.append(weights(play_round(made, step)))
         step += 4
-    assert [each["d"] for each in seen] == pytest.approx([1, 0.58, 0, 0, 0, 0, 0], abs=0.01)
+    assert [each["d"] for each in seen] == pytest.approx([1, 0, 0, 0, 0, 0, 0])
     assert all(each[island_id] == 1.0 for each in seen for island_id in ISLANDS[:3])
     (note,) = out
     assert (note["island"], note["reason"], note["for_s"]) == ("d", "opposed", 30.0)
