@@ -3,9 +3,9 @@
 That tokens were really trained cannot be checked. What is claimed can be held against two things:
 
 * *The fleet.* Tokens per step above ``AMOUNT_SPREAD`` times the fleet's lower median are not believed, nor are tokens
-  per second above ``pace_spread`` times it: without the operator's word they weigh as that bound, and count towards the
-  end of the run as the median itself. So a claim beyond the bound gains nothing, and one within it at most the bound. A
-  claim of n times the tokens weighs n * n times as much (``w = n * n / s``), so that the bound on it is low.
+  per second above ``pace_spread`` times it: without the operator's word they weigh, and count towards the end of the
+  run, as the median itself. So a claim beyond the bound gains nothing, and one within it at most the bound: between
+  median and bound a weight grows with the tokens, and not with their square as below (``w = n * n / s``).
 * *The time.* Steps take their step time. Those that no time since the island joined supports do not count, and weigh
   less. Whoever is late, pauses, or brings what it trained while it was cut off has had the time. ``GRACE_S`` and
   ``GRACE_STEPS`` bear a clock of ours that is wrong and a step time that lags behind; an island that needs more than
@@ -253,9 +253,12 @@ class Claims:
         return 1.0 - c.ahead / (c.step - c.before) if c is not None and c.caught else 1.0
 
     def _most_weighed(self, island_id: str) -> float:
+        amount, middle = self._amounts.get(island_id) or 0.0, self._middle_amount
         if self._beyond(island_id):
-            return self._most_amount(island_id)
-        return max(RATE_CAP * self._middle_amount, self._trusted.get(island_id, 0)) or math.inf
+            return self._counting_amount(island_id)
+        if amount > middle and island_id not in self._trusted:
+            return math.sqrt(amount * middle)  # squared, that is their product
+        return max(RATE_CAP * middle, self._trusted.get(island_id, 0)) or math.inf
 
     def counted(self, island_id: str) -> float:
         """Returns the part of an island's rate of tokens that counts: 1 of an honest one."""
@@ -267,10 +270,9 @@ class Claims:
         """Says what of an island's claims is not believed, and what to do if it is true; empty if all is."""
         c, middle = self._claimed[island_id], self._middle_amount
         if self._beyond(island_id):
-            most, counts = self._most_amount(island_id), self._counting_amount(island_id)
             return (
                 f"{island_id} claims {c.amount:,.0f} tokens a step, {c.amount / middle:.1f} times the fleet's "
-                f"{middle:,.0f}: weighs as {most:,.0f}, and counts as {counts:,.0f} towards the end of the run; "
+                f"{middle:,.0f}: weighs and counts as {self._counting_amount(island_id):,.0f}; "
                 f"if it is true, allow it with --trusted-tokens {island_id}={math.ceil(c.amount)}"
             )
         if self._slowdown(island_id) < 1.0:

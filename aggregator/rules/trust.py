@@ -37,7 +37,7 @@ from typing import Any
 #: Islands without which agreement says nothing of one of them.
 FEWEST = 3
 #: Weight of one round in the averages, at most; the noise of an average ratio that decides how much less it is.
-RATE, PRECISION = 0.25, 0.1
+RATE, PRECISION = 0.25, 0.07
 #: Shares of the level: below ``LOW`` an island has no weight, from ``RISE`` more on all of it. Noise lifts the upper
 #: median of cosines that are zero, so ``LOW`` is higher by ``LIFTED`` times the noise, as a share of the level.
 #: More noise than ``MOST_NOISE`` counts as that much.

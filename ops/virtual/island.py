@@ -60,7 +60,6 @@ class SimIsland:
                 random.Random(f"rogue {self.address}"),
                 honest=lambda: simulation.queue.now_s < plan.honest_until_s,
             )
-        self.tokens_per_step = self.work.tokens_per_step * (self.rogue.tokens if self.rogue else 1)
         self.core = isl.Island(
             island_id=plan.island_id,
             hint="",
@@ -86,6 +85,11 @@ class SimIsland:
         self.connection += 1
         self.connected = self.deaf = False
         self.reach(self.connection)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """What it says that one inner step has, now."""
+        return self.work.tokens_per_step * (self.rogue.tokens if self.rogue else 1)
 
     @property
     def bulk_number(self) -> int:

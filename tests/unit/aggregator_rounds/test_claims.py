@@ -8,7 +8,7 @@ from tests.aggregator_hand import Desk, desk, notes, sent, steps
 
 LIE = 40  # tokens in a step, where the others have ten
 SENTENCE = (
-    "d claims 40 tokens a step, 4.0 times the fleet's 10: weighs as 20, and counts as 10 towards the end of the run; "
+    "d claims 40 tokens a step, 4.0 times the fleet's 10: weighs and counts as 10; "
     "if it is true, allow it with --trusted-tokens d=40"
 )
 
@@ -33,18 +33,18 @@ def play(made, first, *, claims=LIE):
     return said + made.offer("d", first, first + 4, steps_=steps(first, first + 4, claims))
 
 
-def test_a_claim_beyond_the_fleets_is_told_as_it_joins_and_weighs_no_more_than_twice_the_tokens():
+def test_a_claim_beyond_the_fleets_is_told_as_it_joins_and_weighs_no_more_than_the_others():
     made = liars_desk()
     assert notes(made.log, "island.doubted") == [{"island": "d", "detail": SENTENCE}]
     assert made.troubles == (f"for 0 s: {SENTENCE}",)
     play(made, 0)
-    assert [m.token_weight for m in made.contributions()] == [400.0, 400.0, 400.0, 1200.0]  # half of all, at most
+    assert [m.token_weight for m in made.contributions()] == [400.0] * 4
     assert made.tokens("d")["trained"] == 4 * LIE, "the books have what it says"
     made.say("d", Leave(inner_step=4, tokens=4 * LIE, reason="bye"))
     assert made.troubles == ()
 
 
-def test_beside_one_island_alone_it_weighs_four_times_as_much_as_that():
+def test_beside_one_island_alone_it_weighs_as_much_as_that():
     made = desk("a", islands=2, quorum=2)
     made.join("d", tokens_per_step=1000)
     made.beat("d", 0)
@@ -52,7 +52,7 @@ def test_beside_one_island_alone_it_weighs_four_times_as_much_as_that():
     made.beat("d", 4, tokens=4000)
     made.offer("a", 0, 4)
     made.offer("d", 0, 4, steps_=steps(0, 4, 1000))
-    assert [m.token_weight for m in made.contributions()] == [400.0, 1600.0]
+    assert [m.token_weight for m in made.contributions()] == [400.0, 400.0]
 
 
 def test_a_run_ends_by_what_counts_and_the_schedules_of_islands_follow_that():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rules.claims import AMOUNT_SPREAD, GRACE_S, GRACE_STEPS, PACE_MARGIN, Claims
+from aggregator.rules.claims import GRACE_S, GRACE_STEPS, PACE_MARGIN, Claims
 from islands.session.training_state import step_time_s
 
 N = 100  # tokens in a step
@@ -86,7 +86,8 @@ def test_batches_of_up_to_twice_the_fleets_are_believed_and_so_is_a_pace_of_thir
     for name in "bc":
         beats(claims, name, to_s=5.0)
     assert beats(claims, "a", to_s=20.0, amount=2 * N, pace_s=0.1 / 15, says_s=0.1 / 15) == 0
-    assert claims.bounds("a") == ({"a": 4.0 * N}, {"a": 1.0})
+    assert claims.bounds("a") == ({"a": pytest.approx(2**0.5 * N)}, {"a": 1.0})  # twice the weight, not four times
+    assert claims.bounds("b") == ({"b": 4.0 * N}, {"b": 1.0})
     assert claims.counted("a") == 1.0
 
 
@@ -107,17 +108,17 @@ def test_steps_that_no_step_time_is_known_of_are_believed_while_nothing_is_known
 # --- liars --------------------------------------------------------------------------------------------------------
 
 
-def test_tokens_of_more_than_twice_the_fleets_weigh_as_that_and_count_as_the_fleets():
+def test_tokens_of_more_than_twice_the_fleets_weigh_and_count_as_the_fleets():
     claims = fleet("a", "b", "c", "d")
     for name in "bcd":
         beats(claims, name, to_s=5.0)
     claims.begin("a", 0, 0, 4 * N, 0.0)
     assert beats(claims, "a", to_s=5.0, amount=4 * N) == 50 * 3 * N
-    assert claims.bounds("a")[0] == {"a": AMOUNT_SPREAD * N}
+    assert claims.bounds("a")[0] == {"a": N}
     assert claims.counted("a") == 0.25
     assert claims.doubts("a") == (
-        "a claims 400 tokens a step, 4.0 times the fleet's 100: weighs as 200, and counts as 100 towards the end of "
-        "the run; if it is true, allow it with --trusted-tokens a=400"
+        "a claims 400 tokens a step, 4.0 times the fleet's 100: weighs and counts as 100; if it is true, allow it with "
+        "--trusted-tokens a=400"
     )
 
 
