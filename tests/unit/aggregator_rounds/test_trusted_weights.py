@@ -43,7 +43,9 @@ def test_an_island_that_points_against_the_others_loses_its_weight_and_then_its_
     while not (out := notes(made.take(), "island.quarantined")):
         seen.append(weights(play_round(made, step)))
         step += 4
-    assert [each["d"] for each in seen] == pytest.approx([1, 0, 0, 0, 0, 0, 0])
+    weights_of_d = [each["d"] for each in seen]
+    assert weights_of_d == sorted(weights_of_d, reverse=True)
+    assert (weights_of_d[0], set(weights_of_d[3:])) == (1.0, {0.0})
     assert all(each[island_id] == 1.0 for each in seen for island_id in ISLANDS[:3])
     (note,) = out
     assert (note["island"], note["reason"], note["for_s"]) == ("d", "opposed", 30.0)
@@ -65,7 +67,7 @@ def test_without_trust_it_keeps_both():
 def test_a_commit_says_what_each_island_agreed_by_and_was_trusted_with():
     made = desk()
     made.cosines = pointing(0.0)
-    for n in range(8):
+    for n in range(20):
         made.take()
         play_round(made, 4 * n)
     (note,) = notes(made.take(), "version.committed")
@@ -82,7 +84,7 @@ def test_a_commit_says_what_each_island_agreed_by_and_was_trusted_with():
 def test_a_restart_forgets_nothing_and_a_newcomer_begins_small():
     made = desk()
     made.cosines = pointing(0.0)
-    for n in range(8):
+    for n in range(20):
         play_round(made, 4 * n)
     after = made.restarted()
     assert after.core.run.trust.record() == made.core.run.trust.record()
@@ -92,11 +94,11 @@ def test_a_restart_forgets_nothing_and_a_newcomer_begins_small():
 def test_a_round_of_an_island_without_weight_alone_takes_no_step():
     made = desk()
     made.cosines = pointing(0.0)
-    for n in range(8):
+    for n in range(20):
         play_round(made, 4 * n)
     made.now_s += 2.0
-    round_id = made.open_round("d", step=40)
-    made.offer("d", 32, 40, round_id=round_id)
+    round_id = made.open_round("d", step=88)
+    made.offer("d", 80, 88, round_id=round_id)
     made.run_to(made.now_s + 20.0)
     assert [each.merge_weight for each in made.contributions()] == [0.0]
 
@@ -139,7 +141,7 @@ def test_status_has_how_far_islands_agree_and_who_has_not_all_of_its_weight():
     found = totals(made.core.run, made.now_s)
     assert (found.agreement, found.momentum_cosine) == (pytest.approx(0.3), pytest.approx(0.5))
     assert found.trust == {
-        "d": {"trust": 0.0, "agreement": pytest.approx(0.0, abs=0.01), "usual": pytest.approx(0.3), "new": False},
+        "d": {"trust": 0.0, "agreement": pytest.approx(0.0, abs=0.05), "usual": pytest.approx(0.3), "new": False},
         "e": {"trust": NEWCOMER, "agreement": None, "usual": None, "new": True},
     }
     counted = report(made.core.run, Traffic())
@@ -157,7 +159,7 @@ def test_shards_share_their_verdicts():
     told = [[], []]
     for desk_ in made.desks:
         desk_.cosines = pointing(-0.3) if desk_ is made.desks[1] else pointing(0.3)
-    for n in range(8):
+    for n in range(20):
         made.beat("a", 4 * n + 4)
         for island_id in ("b", "c", "d"):
             made.beat(island_id, 4 * n + 4)
