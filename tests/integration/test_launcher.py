@@ -54,7 +54,7 @@ class Checkout:
         self.wheels = root / "wheels"
         self.wheels.mkdir()
         (self.root / "ops").mkdir(parents=True)
-        for name in ("__init__.py", "__main__.py", "launcher.py"):
+        for name in ("__init__.py", "__main__.py", "launcher.py", "asked_task.py"):
             shutil.copy(ROOT / "ops" / name, self.root / "ops" / name)
         (self.root / "ops" / "cli.py").write_text(CLI)
         self.environment = self.root / ".venv"

@@ -285,9 +285,11 @@ def test_a_whole_run_is_seen_and_explained_through_its_broker_alone(watched):
         assert before["islands"][name]["tokens"] <= island["tokens"] <= after["islands"][name]["tokens"]
 
     version, here = watched.seen["explained"], watched.seen["explained_here"]
-    for each in here["contributors"]:
+    for each, told in zip(here["contributors"], version["contributors"], strict=True):
         each["staleness"] = round(each["staleness"], 6)  # as on the tape
-        del each["codec"]  # the tape tells, as soon as its line is written
+        for name in ("agreement", "trust"):  # the tape tells, as soon as its line is written
+            assert each.pop(name) in (None, told.pop(name)), name
+        del each["codec"]  # likewise
     assert {each.pop("codec") for each in version["contributors"]} == {""}, "Redis does not"
     for field in ("fragment", "version", "round_id", "epoch", "digest", "contributors"):
         assert version[field] == here[field]

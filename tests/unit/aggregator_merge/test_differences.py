@@ -69,9 +69,9 @@ def test_receivers_agree_bit_for_bit_and_stay_as_close_to_the_exact_parameters_a
     rounded, exact, receiver = begun, begun, begun.params
     for number in range(1, 31):
         action = merge_of(number, codec, drawn(rng))
-        (rounded, digest, step, _), _ = versions.merge(TENSORS, action, rounded, outer_step)
+        (rounded, digest, step, *_), _ = versions.merge(TENSORS, action, rounded, outer_step)
         whole = dataclasses.replace(action, version_codec=Codec.F32)
-        (exact, _, none, _), _ = versions.merge(TENSORS, whole, exact, outer_step)
+        (exact, _, none, *_), _ = versions.merge(TENSORS, whole, exact, outer_step)
         assert none is None
         receiver = added(receiver, step)
         assert np.array_equal(receiver, rounded.params)
@@ -91,7 +91,7 @@ def test_a_run_that_goes_back_to_whole_versions_gets_the_residual_in_the_next_on
     (rounded, *_), _ = versions.merge(TENSORS, merge_of(1, Codec.INT4, drawn(rng)), begun, outer_step)
     assert np.any(rounded.residual)
     action = merge_of(2, Codec.F32, drawn(rng))
-    (after, _, step, _), _ = versions.merge(TENSORS, action, rounded, outer_step)
+    (after, _, step, *_), _ = versions.merge(TENSORS, action, rounded, outer_step)
     assert step is None
     assert after.residual is None
     np.testing.assert_allclose(after.params, rounded.exact - versions.vector(action.parts[0].payload), rtol=1e-6)
