@@ -100,3 +100,14 @@ def test_one_changed_element_of_a_recorded_contribution_is_noticed(copied):
     arrays["delta.0"][5] += 0.01
     save_file(arrays, path, metadata={"round": facts})
     assert "its recorded contributions give" in replayed(copied)[0].difference.what
+
+
+def test_a_cosine_that_the_recorded_contributions_do_not_give_is_noticed(copied):
+    tape = copied / "events.jsonl"
+    lines = tape.read_text().splitlines(keepends=True)
+    last = max(n for n, line in enumerate(lines) if '"event":"computed"' in line and '"cosines":[]' not in line)
+    changed = json.loads(lines[last])
+    changed["cosines"][0] = round(changed["cosines"][0] - 0.001, 6)
+    lines[last] = json.dumps(changed, separators=(",", ":")) + "\n"
+    tape.write_text("".join(lines))
+    assert f"came with cosines {changed['cosines']}" in replayed(copied)[0].difference.what
