@@ -2,6 +2,7 @@
 
     python -m tests.sim.trust --seeds 20 [--liar NAME ..] [--jobs 2]      # each liar beside four honest islands
     python -m tests.sim.trust --seeds 20 --honest [NAME ..] [--jobs 2]    # fleets without a liar, trust on against off
+    python -m tests.sim.trust --seeds 5 --rule weiszfeld [--liar NAME ..]  # another rule in the place of trust
 
 Both runs of a pair have the same seed, parameters, batches of each island, and delays. With a liar the other run is the
 honest islands alone, which train as many steps: what is missing is the liar's tokens. The task is the example in numpy.
@@ -18,7 +19,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -30,8 +31,10 @@ import numpy as np
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Merge
 from aggregator.merge.outer_step import make_outer_step
+from aggregator.merge.pieces import vector
 from aggregator.rules.quarantine import OFFENCES
-from broker.wire.messages import Reason
+from broker.wire.messages import Codec, Reason
+from broker.wire.tensors import encode_vector
 from islands.tasks.task import DataShare, Task, load_task
 from ops.faults.kinds import LIES, FaultKind
 from ops.lab.decoupled import global_params, plan_of
@@ -52,6 +55,8 @@ CALM: dict[str, Any] = {
     "dead_after_s": 48.0,
     "data_ahead_s": 60.0,
 }
+#: float [contributions, elements], or [elements].
+Vectors = Any
 #: Reasons that say something of an island itself; quarantine begins with them.
 BLAMED = OFFENCES | {Reason.QUARANTINED}
 #: More than there are islands: each has batches of its own, which no other island and no other seed has.
@@ -165,10 +170,41 @@ def _moved(task: Task, by: float) -> Task:
     return replace(task, train=train, evaluate=evaluate) if by else task
 
 
+def weiszfeld(vectors: Vectors) -> Vectors:
+    """Returns the geometric median, eight steps of Weiszfeld from the mean (https://arxiv.org/abs/1912.13445)."""
+    median = vectors.mean(axis=0)
+    for _ in range(8):
+        near = 1 / np.maximum(np.linalg.norm(vectors - median, axis=1), 1e-12)
+        median = (near[:, None] * vectors).sum(axis=0) / near.sum()
+    return median
+
+
+def trimmed(vectors: Vectors) -> Vectors:
+    """Returns the mean of each element without its smallest and largest fifth, one at least."""
+    cut = max(1, len(vectors) // 5)
+    return np.sort(vectors, axis=0)[cut:-cut].mean(axis=0) if len(vectors) > 2 * cut else vectors.mean(axis=0)
+
+
+#: Rules of others, which know nothing of who is who; at the length of an RDA, as ours: the mean of the lengths.
+RULES: Mapping[str, Callable[[Vectors], Vectors]] = {"weiszfeld": weiszfeld, "trimmed": trimmed}
+
+
+def merged_by(rule: Callable[[Vectors], Vectors], action: Merge) -> Merge:
+    """Returns an order to merge the one vector that a rule makes of all contributions."""
+    vectors = np.stack([vector(part.payload) for part in action.parts])
+    found = rule(vectors)
+    found *= np.linalg.norm(vectors, axis=1).mean() / max(float(np.linalg.norm(found)), 1e-30)
+    shapes = [tensor.shape for tensor in action.parts[0].payload]
+    payload = encode_vector(found.astype(np.float32), shapes, Codec.F32)
+    total = sum(part.token_weight for part in action.parts)
+    return replace(action, parts=(replace(action.parts[0], payload=payload, token_weight=total),))
+
+
 class Works(Training):
     """Gives each island batches of its own, and sums up the weights of merges."""
 
-    def __init__(self, tasks: Mapping[str, Task], rule: Rule) -> None:
+    def __init__(self, tasks: Mapping[str, Task], rule: Rule, instead: str = "") -> None:
+        self._instead = RULES.get(instead)
         super().__init__(next(iter(tasks.values())), rule, make_outer_step(1.0, 0.0))
         self._tasks = tasks
         self.weights: defaultdict[str, float] = defaultdict(float)
@@ -186,7 +222,7 @@ class Works(Training):
             total = sum(part.token_weight for part in action.parts)
             for part in action.parts:
                 self.weights[part.island_id] += part.token_weight * part.staleness_weight / total if total else 0.0
-            return merge(action)
+            return merge(action if self._instead is None else merged_by(self._instead, action))
 
         made.merge = weighed  # type: ignore[method-assign]
         return made
@@ -204,7 +240,9 @@ def with_stream(task: Task, stream: int) -> Task:
     return replace(task, data=data)
 
 
-def run(name: str, seed: int, steps: int = STEPS, *, trust: bool = True, alone: bool = False) -> Result:
+def run(
+    name: str, seed: int, steps: int = STEPS, *, trust: bool = True, alone: bool = False, instead: str = ""
+) -> Result:
     """Returns what came out of a fleet's run of that many steps of each island; ``alone``: without its liars."""
     fleet = {**LIARS, **HONEST_FLEETS}[name]
     liars = () if alone else fleet.liars
@@ -229,7 +267,9 @@ def run(name: str, seed: int, steps: int = STEPS, *, trust: bool = True, alone: 
         each.island_id: with_stream(tasks[each.island_id in others], seed * STREAMS + i)
         for i, each in enumerate(planned)
     }
-    works = Works(own, Rule(feedback=True, seed=seed, fleet_tokens=islands * per_step, total_tokens=total_tokens))
+    works = Works(
+        own, Rule(feedback=True, seed=seed, fleet_tokens=islands * per_step, total_tokens=total_tokens), instead
+    )
     kept_out: list[tuple[float, str]] = []
 
     def note(now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
@@ -277,11 +317,11 @@ def has_trust() -> bool:
 Pair = tuple[Result, Result]
 
 
-def pair(name: str, seed: int, without: Result | None = None, steps: int = STEPS) -> Pair:
+def pair(name: str, seed: int, without: Result | None = None, steps: int = STEPS, instead: str = "") -> Pair:
     """Returns a run with liars and one ``without``, made here if none serves; or honest islands with trust, and off."""
     if name in HONEST_FLEETS:
-        return run(name, seed, steps), run(name, seed, steps, trust=False)
-    ours = run(name, seed, steps)
+        return run(name, seed, steps, trust=not instead, instead=instead), run(name, seed, steps, trust=False)
+    ours = run(name, seed, steps, trust=not instead, instead=instead)
     # Where a liar's tokens do not count, the honest train more in the same run.
     trained = round(ours.honest_tokens / HONEST / languages(1)[0].tokens_per_step)
     if without is None or trained > 1.02 * steps:
@@ -325,6 +365,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--liar", nargs="+", choices=list(LIARS), help="only these (default: all)")
     parser.add_argument("--honest", nargs="*", choices=list(HONEST_FLEETS), help="fleets without a liar instead")
+    parser.add_argument("--rule", choices=list(RULES), default="", help="in the place of trust")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     args = parser.parse_args()
     names = args.liar or list(LIARS)
@@ -340,7 +381,7 @@ def main() -> int:
         without: Sequence[Result | None] = [None] * args.seeds
         if args.honest is None:
             without = list(pool.map(partial(run, names[0], alone=True), seeds))
-        for row_of in [(name, pool.map(partial(pair, name), seeds, without)) for name in names]:
+        for row_of in [(name, pool.map(partial(pair, name, instead=args.rule), seeds, without)) for name in names]:
             print(row(row_of[0], list(row_of[1])), flush=True)
     return 0
 
