@@ -2,7 +2,7 @@
 
 *x memory*: bytes per second as a share of what as many threads read from memory by themselves, in turn with it. Bytes
 are those that no merge can do without: each contribution once, as encoded, and parameters and momentum read and
-written. ``on arrival`` folds contributions one by one instead.
+written. ``on arrival`` folds contributions one by one instead; ``not compared`` does without their cosines.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def at_memory_speed(deltas: list[Vector], repetitions: int, threads: int) -> dic
                     for part in used:
                         measure_lengths(tensor, part.payload[0])
                 variants[f"{kind} {codec} + step"] = _merging(tensor, used, state, step, resources)
+                variants[f"{kind} {codec} not compared + step"] = _merging(tensor, used, state, step, resources, ())
             variants[f"mean {codec} on arrival + step"] = partial(on_arrival, parts)
             for name in variants:
                 counted.setdefault(name, 16.0 * size + sum(payload_bytes(part.payload) for part in parts))
@@ -124,9 +125,14 @@ def at_memory_speed(deltas: list[Vector], repetitions: int, threads: int) -> dic
 
 
 def _merging(
-    tensor: TensorSpec, parts: list[Part], state: FragmentState, step: OuterStep, resources: Resources
+    tensor: TensorSpec,
+    parts: list[Part],
+    state: FragmentState,
+    step: OuterStep,
+    resources: Resources,
+    compared: Any = None,
 ) -> Callable[[], object]:
-    return lambda: merge_and_step((tensor,), parts, state, step, resources=resources)
+    return lambda: merge_and_step((tensor,), parts, state, step, compared=compared, resources=resources)
 
 
 def _four(words: list[Any]) -> list[Any]:
