@@ -178,7 +178,7 @@ class Commits:
             run.note("fleet.agrees", **figures, after_s=round(lasted_s, 3))
 
     def told(self, event: Received) -> None:
-        """Takes what another shard has learned of islands: evidence is shared, and one verdict holds for all."""
+        """Takes another shard's weights and alarms of islands; quarantines those that it has quarantined."""
         run, said = self._run, event.envelope.message
         assert isinstance(said, Standings)
         if said.shard == run.config.shard or not run.config.trust:

@@ -180,7 +180,7 @@ class Rounds:
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
         if run.config.trust:
-            round_.trust = {island_id: run.trust.factor(island_id) for island_id in sorted(present)}
+            round_.trust = run.trust.factors(sorted(present))
         most, paces = run.claims.bounds(present) if run.config.caps else (None, None)
         found = weighed(
             offered,

@@ -39,7 +39,7 @@ PACE_MARGIN = 1.04
 
 @dataclass(slots=True)
 class Claimed:
-    """What one life of an island has claimed, and what the time supports.
+    """Steps and tokens that one life of an island has claimed, and the steps that its time supports.
 
     Attributes:
         step: Inner step up to which it has claimed.
@@ -194,7 +194,7 @@ class Claims:
 
     @property
     def _settled(self) -> bool:
-        """Whether most have been heard since a restart; else what they bring is kept back, and nobody accused."""
+        """Returns True once most islands were heard after a restart: until then no claim is judged."""
         return len(self._unheard) < max(1, len(self._gaps_s))
 
     def _step_time_s(self, c: Claimed) -> float | None:
@@ -233,7 +233,7 @@ class Claims:
         return max(self._middle_amount, self._trusted.get(island_id, 0))
 
     def _beyond(self, island_id: str) -> bool:
-        """Whether an island claims more tokens per step than it is believed."""
+        """Returns True if an island claims more tokens per step than fleet and operator support."""
         claimed = self._amounts.get(island_id)
         return claimed is not None and claimed > self._most_amount(island_id)
 
@@ -267,7 +267,7 @@ class Claims:
         return share * self._slowdown(island_id)
 
     def doubts(self, island_id: str) -> str:
-        """Says what of an island's claims is not believed, and what to do if it is true; empty if all is."""
+        """Returns a sentence with the cure for claims that are doubted; empty if none is."""
         c, middle = self._claimed[island_id], self._middle_amount
         if self._beyond(island_id):
             return (

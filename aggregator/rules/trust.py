@@ -60,7 +60,7 @@ FROM_MEDIAN = 1 / 0.4549
 
 @dataclass(slots=True)
 class Standing:
-    """What is known of one island.
+    """Averages of one island's agreement, and its test statistic.
 
     Attributes:
         agreement: Moving average.
@@ -85,7 +85,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What one round has shown.
+    """Agreements of the islands in one round.
 
     Attributes:
         islands: The agreement of each.
@@ -126,7 +126,7 @@ class Trust:
         return min([own, *(weights.get(island_id, own) for weights in self._elsewhere.values())])
 
     def standing(self, island_id: str) -> Standing:
-        """Returns what is known of an island."""
+        """Returns the standing of an island; that of a newcomer if it is unknown."""
         return self._standings.get(island_id, Standing())
 
     def shown(self, island_ids: Iterable[str], *, weighed: bool) -> dict[str, dict[str, Any]]:
@@ -149,7 +149,9 @@ class Trust:
         return found
 
     def learn(self, islands: Sequence[str], cosines: Sequence[float]) -> Agreement | None:
-        """Takes what a merge has found; returns what it says, None if fewer than two islands were compared.
+        """Updates all standings by the cosines of one merge; returns the round's agreement.
+
+        None if fewer than two islands were compared.
 
         Args:
             islands: Of the contributions that were compared, in order; one may have sent several.
