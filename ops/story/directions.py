@@ -10,7 +10,7 @@ def fleet_line(figures: Mapping[str, Any]) -> str:
     """Returns the ``agreement`` and ``momentum_cosine`` among some figures; empty if neither is known."""
     agreement, momentum = figures.get("agreement"), figures.get("momentum_cosine")
     words = [] if agreement is None else [f"agreement {agreement:.2f}"]
-    words += [] if momentum is None else [f"{momentum:.2f} with the momentum"]
+    words += [] if momentum is None else [f"{momentum:.2f} of successive moves"]
     return ", ".join(words)
 
 

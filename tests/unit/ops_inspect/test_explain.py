@@ -366,7 +366,7 @@ def test_what_an_island_agrees_by_and_weighs_is_told_from_redis_and_from_a_tape(
         taped.round(number, "a", "b", "c")
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in taped.tape))
     for said in (render(explained(kept_version(taped), Target(fragment=0))), explained_by(capsys, "0:6", tmp_path)):
-        assert "directions: agreement 0.30, 0.40 with the momentum" in said
+        assert "directions: agreement 0.30, 0.40 of successive moves" in said
         cells = {line.split()[0]: line.split(maxsplit=7) for line in said.splitlines() if "fresh" in line}
         assert cells["a"][6:] == ["0.30", "fresh"]
         assert cells["c"][6] == "0.02"

@@ -103,7 +103,7 @@ def test_json_has_the_documented_keys_and_is_strict():
 
 EVERYTHING = """\
 run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; trained 20,480 = merged 16,384 + wasted 96 \
-+ in flight 4,000; loss 3.2500; agreement 0.31, 0.42 with the momentum; refused malformed 7, queue_full 3, stale 1
++ in flight 4,000; loss 3.2500; agreement 0.31, 0.42 of successive moves; refused malformed 7, queue_full 3, stale 1
 H is 60 for now: merging takes 0.3 s a round.
 evaluated at 12,000 tokens: loss 1.500, accuracy 0.750
 

@@ -89,7 +89,7 @@ def test_the_counts_of_an_aggregator_that_left_none_are_those_that_redis_had_las
     assert report["agreement"] is None
     assert "directions" not in render(report)
     known = replace(seen, totals=totals | {"agreement": 0.31, "momentum_cosine": 0.42})
-    directions = "  directions    agreement 0.31, 0.42 with the momentum\n"
+    directions = "  directions    agreement 0.31, 0.42 of successive moves\n"
     assert directions in render(build_report(last_seen(known), facts, before={}, after={}))
     text = render(report)
     assert (
