@@ -174,5 +174,7 @@ def _card(model: GlobalModel, directory: Path, options: Mapping[str, Any]) -> st
         lines.append(f"* Recipe: {recipe_line(recipe)}")
         lines += [f"* {name}: `{value}`" for name, value in recipe.get("inputs", {}).items()]
     for name, each in report.get("metrics", {}).items():
-        lines.append(f"* Held-out {name}: {each['before']:.4f} before, {each['after']:.4f} after")
+        # One that only later evaluations have, as of a harness beside the run, has no value before.
+        known = [f"{each[when]:.4f} {when}" for when in ("before", "after") if each[when] is not None]
+        lines += [f"* Held-out {name}: {', '.join(known)}"] if known else []
     return "\n".join(lines) + "\n"
