@@ -428,9 +428,10 @@ class Island:
         if self.joined and self.done:
             self._receiver.end("the run ends", actions)
         self._member.advance(now_s, actions)
-        if self.joined and self._fleet.ended and training.stopped and not self._adoption.lacking:
+        if self.joined and self._fleet.ended and training.stopped:
             deserted = self._fleet.deserted
-            self.finished = all(
+            # Not for good: what was adopted last may be found corrupt, and is adopted anew.
+            self.finished = not self._adoption.lacking and all(
                 f.stage is Stage.IDLE and (deserted or not f.outstanding) for f in training.fragments.values()
             )
 

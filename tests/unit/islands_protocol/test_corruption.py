@@ -82,6 +82,19 @@ def test_one_incident_is_told_once_and_a_machine_that_never_gets_it_right_is_giv
     assert "replace the machine" in fail.cure
 
 
+def test_what_was_adopted_last_is_adopted_anew_before_the_island_ends(hand):
+    hand.state(phase=m.Phase.ENDED, versions=(1,))
+    hand.boundary(1, stopped=True)
+    hand.version(1)
+    hand.boundary(installed=(0,))
+    assert hand.core.finished
+    hand.feed(Corrupted(fragment_id=0, flaw=FLAW))
+    assert not hand.core.finished
+    hand.version(1)
+    hand.boundary(installed=(0,))
+    assert hand.core.finished
+
+
 def _without_prepared(hand, event):
     said = hand.core.handle(event, hand.now_s)
     hand.log += said
