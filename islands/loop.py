@@ -1,4 +1,4 @@
-"""The interface of a training loop: join, then one call per inner step (design, section 13).
+"""The interface of a training loop: join, then one call per inner step (reference.md, section 13).
 
     island, params, opt_state = islands.begin("paris.join", params, opt_state, tokens_per_step=4096)
     for batch in islands.batches(source, island, batch=32):

@@ -1,4 +1,4 @@
-"""Admission: accepts or refuses a contribution, with the reason its sender gets (design, section 9)."""
+"""Admission: accepts or refuses a contribution, with a reason (reference.md, section 9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intake of answers to a round: admitted, held, refused, or asked for again (design, 4.3, 9).
+"""Intake of answers to a round: admits, holds, refuses or asks again (reference.md, sections 4.3, 9).
 
 There are two gates. As a contribution arrives it is checked by itself (:mod:`aggregator.ledger.admission`), and goes
 into the open round of its fragment, or is held for the next one. As its round closes it may have become too old by

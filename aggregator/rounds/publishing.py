@@ -1,4 +1,4 @@
-"""Publishes versions to brokers, again to those that lack one; names the leader (design, 4.7)."""
+"""Publishes versions to brokers, again where one is lacking (reference.md, section 4.7)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Detects a store that is older than what its peers hold, and begins a new lineage on request. Pure.
 
 Brokers and islands hold versions. A store that has less, because it was lost, emptied or restored from an old copy,
-must not go on as if nothing had happened: it would make other bytes under names that are taken (design, section 8). So
-the aggregator compares what it hears with what it has, and if it is *behind* it publishes and answers nothing, says so,
+must not go on as if nothing had happened: it would make other bytes under taken names (reference.md, section 8).
+So the aggregator compares what it hears with what it has. If it is *behind* it publishes and answers nothing, says so,
 and waits; islands train on and keep their bytes. Then there are three ways out:
 
 * restore the store from a copy that is not behind, such as that of a standby that was in sync;

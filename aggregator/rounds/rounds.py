@@ -1,4 +1,4 @@
-"""Opens and closes rounds, and weighs their contributions (design, sections 4.1, 4.4 and 4.5).
+"""Opens and closes rounds, and weighs their contributions (reference.md, sections 4.1, 4.4 and 4.5).
 
 The stages of a fragment are a table (:data:`aggregator.state.fragment.STAGES`). Contributions are admitted at any time
 (:mod:`aggregator.rounds.intake`): into the open round, or held for the next one. What follows the order to merge is in

@@ -1,4 +1,4 @@
-"""Pacing: says by the clock of inner steps which fragment is due (design, section 4.1).
+"""Pacing: says by the clock of inner steps which fragment is due (reference.md, section 4.1).
 
 The step of each island is known to :mod:`aggregator.rules.step_clock`. A fragment is due when the *lower median* of the
 recently advancing islands has run H inner steps since the fragment's last round: one very fast or very slow island does

@@ -1,4 +1,4 @@
-"""Quorum: closes a round or waits, and gives the reason (design, section 4.5)."""
+"""Quorum: closes a round or waits, and gives the reason (reference.md, section 4.5)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """State machines as tables: from which stage which event leads to which. Pure.
 
 A table is the one place that says what may follow what. An event that it does not know is a bug of ours: it raises with
-the story of the item, and leaves the stage as it was. The diagrams in docs/design.md are drawn from the tables.
+the story of the item, and leaves the stage as it was. The diagrams in docs/reference.md are drawn from the tables.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _SECTION = re.compile(r"#(0|[1-9][0-9]*)of([1-9][0-9]*)\Z")
 
 
 class Kind(StrEnum):
-    """The way in which a tensor is merged, or that it is not (design: weigh)."""
+    """The way in which a tensor is merged, or that it is not (reference.md, section 4.4)."""
 
     RDA = "rda"  # radial-directional averaging, unit by unit; the mean where the run's recipe says so
     MEAN = "mean"  # plain weighted mean: embeddings, heads, routers, small or one-dimensional tensors

@@ -1,8 +1,8 @@
 """Hands over contributions to rounds, and version 0 on request. Pure.
 
 Every trained step of a fragment is handed over at most once: ``handed`` only grows, and a capture takes the range
-from there to the boundary of its copy (design, section 4.2). A contribution's bytes are kept until its fate is known:
-what the aggregator lacks is sent again, after pauses that follow the link; what its predecessor had, at once.
+from there to the boundary of its copy (reference.md, section 4.2). A contribution's bytes are kept until its fate is
+known: what the aggregator lacks is sent again, after pauses that follow the link; what its predecessor had, at once.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ One inner step, with gradient g, inner-optimizer transform T and rate r:
 
 The rate does not live in the optimizer: it follows the progress of the whole run
 (:class:`islands.tasks.task.Schedule`), while the optimizer's own step count serves bias correction and the ramp of a
-fresh optimizer. Reference: DiLoCo, https://arxiv.org/abs/2311.08105, section 3 (AdamW inside), and design.md 4.7.
+fresh optimizer. Reference: DiLoCo, https://arxiv.org/abs/2311.08105, section 3 (AdamW inside);
+reference.md, section 4.7.
 """
 
 from __future__ import annotations

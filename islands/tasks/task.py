@@ -41,7 +41,7 @@ Batch = Any
 
 
 class Schedule(NamedTuple):
-    """The whole run's progress in steps of this island; learning rates follow it (design: publish).
+    """The run's progress in steps of this island, for learning rates (reference.md, section 4.7).
 
     Attributes:
         step: The tokens of the whole fleet over those of one step of each expected island, had all this one's

@@ -1,4 +1,4 @@
-"""The check of a run's invariants (design, section 10) from files: ``atoll chaos --check RUN_DIR``.
+"""The check of a run's invariants (reference.md, 10) from files: ``atoll chaos --check RUN_DIR``.
 
 It reads the ledgers, stores and tapes of a run, of ``chaos`` or ``up``, during it or after it, and the aggregator's
 report. What must hold is in :mod:`ops.faults.invariants`; what can only be seen while a run goes on is checked in

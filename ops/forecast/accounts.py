@@ -10,7 +10,7 @@ Staleness: each fragment is merged once per sync interval of the fleet's clock, 
 islands that are not down. An island that trains at that moment hands over its training since the last hand-over; one
 that pauses misses the round and hands over more at the next. It adopts the new version ``overlap`` steps later.
 Staleness is the mean over the steps of a contribution of (version it is merged into - version the step was trained on),
-as the aggregator computes it (design, section 4.4). One with a step older than ``max_staleness`` is refused.
+as the aggregator computes it (reference.md, section 4.4). One with a step older than ``max_staleness`` is refused.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def check_overlap(fleet: Fleet) -> None:
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """Returns the lower median, the pace of decoupled rounds (design, section 4.1); larger is faster."""
+    """Returns the lower median, the pace of decoupled rounds (reference.md, section 4.1)."""
     return sorted(values)[(len(values) - 1) // 2]
 
 

@@ -174,8 +174,8 @@ def _stretched(
     """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
 
     A step is trained on the newest version but for the time between the capture and the adoption of the one it went
-    into: journey / H of all steps are one version behind, boundaries of steps included (design, section 4.4). A median
-    link that is too narrow stretches H by what goes up; of what comes down versions are skipped instead.
+    into: journey / H of all steps are one version behind, boundaries of steps included (reference.md, section 4.4). A
+    median link that is too narrow stretches H by what goes up; of what comes down versions are skipped instead.
     """
     least_steps = max(load.sync_interval_steps, merging_steps(fleet))
     behind_steps = fmean(journeys) / load.step_s + BOUNDARY_STEPS

@@ -4,7 +4,7 @@
 version; a tape of days is as good as one of minutes. It stops at the first difference: what follows from it would only
 be noise.
 
-What must agree (design, section 10, point 10):
+What must agree (reference.md, section 10, point 10):
 
 * every note of the core, word for word, number for number;
 * every completion with an order: nothing is computed or durable that the core did not ask for;

@@ -1,4 +1,4 @@
-"""The data dealt in a simulated run: invariant 2 (design, section 10).
+"""The data dealt in a simulated run: invariant 2 (reference.md, section 10).
 
 An observer, like :mod:`ops.virtual.invariants`: of what aggregators give, what islands are told, and what they train.
 All islands of a simulated run have batches of the same size, so a place in the data is the number of a batch.

@@ -1,4 +1,4 @@
-"""The invariants of a simulated run (design, section 10): an observer that sees every process at once.
+"""The invariants of a simulated run (reference.md, section 10): an observer of every process.
 
 What is asked of files too is in :mod:`ops.faults.invariants`; the rest can only be seen while a run goes on.
 """

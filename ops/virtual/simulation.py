@@ -2,8 +2,8 @@
 
 One process, one seeded event queue, no sockets, no clock: the same seed and configuration give the same run, byte for
 byte. What the processes do with parameters is plugged in (:mod:`ops.virtual.work`): steps are only counted, so that a
-fleet costs microseconds per step, or the laboratory really trains. Invariants (design, section 10) are checked after
-every event by :class:`ops.virtual.invariants.Invariants`, which sees everything. The processes themselves are in
+fleet costs microseconds per step, or the laboratory really trains. Invariants (reference.md, section 10) are checked
+after every event by :class:`ops.virtual.invariants.Invariants`, which sees everything. The processes themselves are in
 :mod:`ops.virtual.island`, :mod:`ops.virtual.aggregator`, :mod:`ops.virtual.failover` and :mod:`ops.virtual.broker`,
 what lies between them in :mod:`ops.virtual.network`, and what befalls them is a :mod:`ops.virtual.plan`.
 """

@@ -17,7 +17,7 @@ class Mutant:
     """A guard of an invariant, and the same place without it.
 
     Attributes:
-        invariant: The number of the invariant in docs/design.md, section 10, that the guard is for.
+        invariant: The number of the invariant in reference.md, section 10, that the guard is for.
         what: What the code does then, as a sentence without an end.
         file: Path from the root of the repository.
         name: Qualified name of the function, method or assigned value that holds the guard.

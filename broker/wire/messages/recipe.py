@@ -20,7 +20,7 @@ from broker.wire.messages.values import Codec
 
 
 class MergeRule(StrEnum):
-    """The average of the pseudo-gradients of matrices (design, section 4.4)."""
+    """The average of the pseudo-gradients of matrices (reference.md, section 4.4)."""
 
     RDA = "rda"  # length and direction apart
     MEAN = "mean"  # the plain weighted mean
@@ -37,7 +37,7 @@ class Profile(StrEnum):
 
 
 class Pacing(StrEnum):
-    """The rule by which fragments fall due and versions are adopted (design, section 4.1)."""
+    """The rule by which fragments fall due and versions are adopted (reference.md, section 4.1)."""
 
     ADAPTIVE = "adaptive"  # due by the lower median of the islands, adopted as soon as may be
     LOCKSTEP = "lockstep"  # at the same step of every island, which waits for the version tau steps later

@@ -1,4 +1,4 @@
-"""State machines as tables: illegal transitions, and the diagrams in docs/design.md."""
+"""State machines as tables: illegal transitions, and the diagrams in docs/reference.md."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +13,7 @@ from islands.agreement import gate_rules, speaker_rules
 from islands.protocol import donation
 from islands.protocol import fragment as islands_fragment
 
-DESIGN = Path(__file__).parents[3] / "docs" / "design.md"
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference.md"
 CORES = islands_fragment, aggregators_fragment, members, candidate, donation, speaker_rules, gate_rules
 TABLES = [each.STAGES for each in CORES]
 
@@ -36,9 +36,9 @@ def test_an_illegal_transition_raises_with_the_story_and_changes_nothing():
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_every_stage_of_a_table_can_be_reached_and_its_diagram_is_that_in_the_design(table):
+def test_every_stage_of_a_table_can_be_reached_and_its_diagram_is_that_in_the_reference(table):
     stages, reached = set(type(table.start)), {table.start}
     for _ in stages:
         reached |= {target for stage in reached for target in table.edges.get(stage, {}).values()}
     assert reached == stages
-    assert f"```mermaid\n{table.diagram()}\n```" in DESIGN.read_text(), f"put this there:\n{table.diagram()}"
+    assert f"```mermaid\n{table.diagram()}\n```" in REFERENCE.read_text(), f"put this there:\n{table.diagram()}"

@@ -57,8 +57,8 @@ def test_the_readme_can_be_read_in_one_sitting():
     assert [cell for cell in cells if len(cell.split()) > 12] == []
 
 
-def test_each_hop_of_a_pseudo_gradient_is_where_the_design_says():
-    text = (ROOT / "docs" / "design.md").read_text().partition("## 15.")[2]
+def test_each_hop_of_a_pseudo_gradient_is_where_the_reference_says():
+    text = (ROOT / "docs" / "reference.md").read_text().partition("## 15.")[2]
     hops = re.findall(r"\| `(\w+)\.(\w+)` \| `([\w/]+\.py)` \|$", text, re.MULTILINE)
     assert len(hops) == 11
     for owner, function, path in hops:
