@@ -1,4 +1,4 @@
-"""Blocks of data: their owners, their sizes, and the fate of those that were lost (section 8).
+"""Blocks of data: owners, sizes, and the fate of lost ones (reference.md, section 8.7).
 
 The whole data is one sequence of batches, pass after pass, in an order that all islands share. It goes out in *blocks*
 of some seconds of training each, as islands ask for them: who is twice as fast is given twice the data, and who joins

@@ -20,7 +20,7 @@ After an event each part that has something to do does it, in a fixed order. The
 
 The order contract of the actions is *persist before anyone hears of it*: a version is sent only after its commit is
 reported durable, a join is answered only after the incarnation it gives away is, and nothing is said under an epoch
-that is not. Design: sections 3, 4, 8 and 9.
+that is not. See docs/reference.md, sections 3, 4, 8 and 9.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Picks the donor of optimizer state for a rejoining island (reference.md, section 8).
+"""Picks the donor of optimizer state for a rejoining island (reference.md, section 8.6).
 
 An island that finds no checkpoint of its own asks for a donor, again and again until it is answered. A donor is an
 island that lives, answers its rounds, and has trained a whole sync interval in this life, so that its optimizer knows

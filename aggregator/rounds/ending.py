@@ -1,6 +1,6 @@
 """Ends a run: islands stop, every fragment is flushed, and the rest is counted as wasted.
 
-Design: section 4.9.
+See docs/reference.md, section 4.9.
 """
 
 from __future__ import annotations

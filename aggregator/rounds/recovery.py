@@ -1,7 +1,7 @@
 """Detects a store that is older than what its peers hold, and begins a new lineage on request. Pure.
 
 Brokers and islands hold versions. A store that has less, because it was lost, emptied or restored from an old copy,
-must not go on as if nothing had happened: it would make other bytes under taken names (reference.md, section 8).
+must not go on as if nothing had happened: it would make other bytes under taken names (reference.md, section 8.2).
 So the aggregator compares what it hears with what it has. If it is *behind* it publishes and answers nothing, says so,
 and waits; islands train on and keep their bytes. Then there are three ways out:
 

@@ -1,4 +1,4 @@
-"""The roster: decisions of shard 0 that other shards need on disk (reference.md, section 5). Pure.
+"""The roster: decisions of shard 0 that other shards need on disk (reference.md, section 5.8). Pure.
 
 A run may be cut into several aggregator shards. Each owns its fragments whole: rounds, weights, books, store, lease and
 standbys. What concerns an island or the run as a whole is decided in one place, shard 0: who joins and under which

@@ -1,6 +1,6 @@
 """The sync interval: the recipe's H, or longer for a slower aggregator; and the times of rounds.
 
-Design: sections 4.1 and 4.5.
+See docs/reference.md, sections 4.1 and 4.5.
 
 Versions of one aggregator are merged one after the other, and so they are made durable. If a stage takes longer for one
 than rounds are apart, those that close wait before it, each longer than the last: what they merge is stale when its

@@ -12,7 +12,7 @@ of one fragment differ by factors. Only long ones are refused. A short one is ha
   rate than a long one, at most by that factor (measured: 2.8 at 2 steps beside 24). It lets no contribution be
   longer than what the fleet's usual ones may be.
 * **Why a healthy island is not refused.** In healthy runs, with speeds 1 : 20, deaths, newcomers and int4, no
-  contribution exceeded 1.5 times what is typical in this sense (reference.md, section 9); the default factor is 10.
+  contribution exceeded 1.5 times what is typical in this sense (reference.md, section 9.1); the default factor is 10.
   The window moves with the fleet: norms that fall during training, or grow tenfold during a learning rate's warm-up,
   move it within a few rounds.
 * **Warm-up.** Until ``WARM_UP_ROUNDS`` versions hold ``WARM_UP_CONTRIBUTIONS`` contributions, norms grow with the

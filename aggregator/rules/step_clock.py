@@ -1,7 +1,7 @@
 """The step clock: estimates each island's inner step from its reports, and the fleet's rates. Pure.
 
-Design: section 4.1. An island's step counter is reported once per heartbeat and with each contribution; in between it
-is extrapolated at the island's own pace, for a bounded time. One that has not advanced for longer does not count, nor
+See docs/reference.md, section 4.1. Heartbeats and contributions report an island's step counter; in between it is
+extrapolated at the island's own pace, for a bounded time. One that has not advanced for longer does not count, nor
 does one that is dead or in quarantine, whatever pace it had claimed.
 """
 

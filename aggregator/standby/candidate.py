@@ -7,7 +7,7 @@
         '------------------------- refused ---------------------------------'
 
 While TAKING it stops storing what the leader sends, and so acknowledging it: from the moment at which it may lead,
-nothing that it does not have can be published (reference.md, section 8).
+nothing that it does not have can be published (reference.md, section 5.6).
 
 What speaks against leading:
 

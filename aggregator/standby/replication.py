@@ -1,6 +1,6 @@
 """Replication: sends standbys what they lack, and tells when a commit is durable at all of them. Pure.
 
-A version is published once durable in this store *and* at all standbys in the in-sync set (reference.md, section 8).
+A version is published once durable in this store *and* at all standbys in the in-sync set (reference.md, section 5.6).
 That set is what the lease says: only its members may take over, so whatever was published is with whoever leads next.
 
 Two orders keep it so. A standby that has caught up is waited for **before** the lease names it, since from then on it

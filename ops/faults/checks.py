@@ -27,7 +27,7 @@ class Check:
     """One invariant, and what does not hold of it.
 
     Attributes:
-        invariant: Its number in section 10.
+        invariant: Its number in reference.md, section 10.
         name: What should hold.
         looked_at: Facts that were checked.
         violations: How many of them do not fit.

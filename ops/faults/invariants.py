@@ -1,4 +1,4 @@
-"""The invariants of the design (section 10): predicates over versions, ranges, books and epochs. Pure.
+"""The invariants (reference.md, section 10): predicates over versions, ranges, books and epochs. Pure.
 
 :mod:`ops.chaos.verify` applies them to the files of a run, :mod:`ops.virtual.invariants` to the live objects of a
 simulated one. A predicate returns in words what does not hold, and an empty text where all is well.

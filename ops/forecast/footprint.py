@@ -1,12 +1,12 @@
 """Bytes on the wire and in memory, and how many aggregators share a model. Pure.
 
 The wire. A round moves one fragment: up from each island as a contribution in ``codec``, down to each island as a
-version in ``version_codec``. Besides the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
+version in ``version_codec``. Beside the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
 270 bytes a message, 75 a tensor, and in a version 200 for what it has of the island itself, as measured by
 ``benchmarks/wire_bytes.py``. Heartbeats and announcements are not in it: a few kB/s for each island.
 
-Memory. *Bound* is what the design promises (section 10, invariant 9), with pools of one message for each island and ten
-in sockets; *expected* is what was measured (``benchmarks/README.md``), or for the island follows from what it keeps.
+Memory. *Bound* is invariant 9 (reference.md, section 10), with pools of one message for each island and ten in sockets.
+*Expected* was measured (``benchmarks/README.md``); that of an island follows from what it keeps.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ FORGETFUL = (FaultKind.WIPE, FaultKind.STALE)
 
 
 class InvariantViolation(AssertionError):
-    """An invariant of the design does not hold; the message names it."""
+    """An invariant (reference.md, section 10) does not hold; the message names it."""
 
 
 def hold(invariant: int, wrong: str) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs in virtual time; the design's invariants hold after every event.
+"""Whole runs in virtual time; the invariants (reference.md, section 10) hold after every event.
 
 Random troubles of all kinds are in :mod:`tests.sim.test_combinations`.
 """

@@ -44,7 +44,7 @@ def twin_mean(deltas, w, lam):
 
 
 def twin_rda(deltas, w, lam):
-    """The formula of the design, for one unit; plain, in float64, on whole stacks."""
+    """The formula of reference.md, section 4.4, for one unit; plain, in float64, on whole stacks."""
     w, lam = np.asarray(w, np.float64), np.asarray(lam, np.float64)
     rows = [d.astype(np.float64).ravel() for d in deltas]
     lengths = np.array([np.linalg.norm(row) for row in rows])
