@@ -1,9 +1,8 @@
 """The profiles side by side: one task, data, seed and tokens by ``up``, one island five times slower.
 
-Each row is a whole run of real processes, one after the other: ours, the published algorithm, its ancestors, and
-data-parallel training by JAX collectives. *Waiting* is the part of an island's time in which it could not train; bytes
-are those of one island in the mean, up and down. For data-parallel training they are those of a ring in float32.
-Seconds are counted from the first step.
+Each row is a whole run of real processes, one after the other: ours, the published algorithm, and its ancestors.
+*Waiting* is the part of an island's time in which it could not train; bytes are those of one island in the mean, up and
+down. Seconds are counted from the first step.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def measured(profile: Profile, args: argparse.Namespace, directory: Path) -> dic
 def measure(args: argparse.Namespace) -> int:
     """Runs every profile and prints the table."""
     printer = Printer(COLUMNS, as_json=args.json)
-    profiles = [Profile.DECOUPLED, Profile.DATA_PARALLEL] if args.quick else list(Profile)
+    profiles = [Profile.DECOUPLED, Profile.DILOCO] if args.quick else list(Profile)
     base: float | None = None
     with tempfile.TemporaryDirectory(prefix="atoll-profiles-", dir=args.dir) as directory:
         for profile in profiles:

@@ -57,7 +57,6 @@ _ANCESTOR: Final[dict[str, Any]] = {
 #: DiLoCo (https://arxiv.org/abs/2604.21428); rate and momentum, which it does not print, are DiLoCo's.
 PROFILES: Final[Mapping[Profile, Mapping[str, Any]]] = {
     Profile.DECOUPLED: {},
-    Profile.DATA_PARALLEL: {},  # merges nothing
     Profile.PAPER: {
         "merge": MergeRule.RDA,
         "outer_learning_rate": 0.7,

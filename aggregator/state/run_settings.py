@@ -25,7 +25,7 @@ from aggregator.state.records import manifest_from_rows
 from broker.base.errors import ConfigError
 from broker.base.settings import Scope, Setting, build, settings_of, typed
 from broker.wire.fragments import Kind
-from broker.wire.messages import RECIPE, MergeRule, Profile
+from broker.wire.messages import RECIPE, MergeRule
 
 #: Their key in the run record.
 SETTINGS = "settings"
@@ -63,10 +63,7 @@ def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> Aggre
         if _OF_RUN[name].scope is Scope.FIXED and given.get(name, had) != had:
             cure = f"the run has {_plain(had)}, from its beginning to its end: leave it out, or start another run"
             raise ConfigError(name, _plain(given[name]), f"{cure} (another --run, and another --store)")
-    config = build(AggregatorConfig, begun_with({**known, **given}))
-    if config.profile is Profile.DATA_PARALLEL:
-        raise ConfigError("profile", str(config.profile), "merges nothing, and has no aggregator: it is for `up`")
-    return config
+    return build(AggregatorConfig, begun_with({**known, **given}))
 
 
 def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> AggregatorConfig:

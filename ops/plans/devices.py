@@ -98,24 +98,6 @@ def placements(found: Found, *, islands: int, devices_per_island: int) -> tuple[
     return tuple(_sharing(found.devices[i % total], sharers) for i in range(islands))
 
 
-def together(found: Found, *, islands: int) -> tuple[Placement, ...]:
-    """Returns the devices of data-parallel training: one process, with as many as divide its batch.
-
-    Args:
-        found: The devices of this machine.
-        islands: How many batches a step joins.
-
-    Returns:
-        Nothing for the CPU, where each batch has a process of its own.
-    """
-    if found.platform is Platform.CPU:
-        return ()
-    count = max(n for n in range(1, len(found.devices) + 1) if islands % n == 0)
-    if found.platform is Platform.TPU and count not in TPU_BOUNDS:
-        count = max(n for n in TPU_BOUNDS if n <= count and islands % n == 0)
-    return (_alone(found, found.devices[:count]),)
-
-
 def _on_cpu(count: int) -> Placement:
     environment = {"JAX_PLATFORMS": "cpu"}
     if count > 1:

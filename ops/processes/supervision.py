@@ -39,7 +39,7 @@ class RestartPolicy:
     young_deaths: int = 5
 
 
-#: The first death of a process ends everything: of a synchronous job, or of a measurement, nothing is healed.
+#: The first death of a process ends everything: of a measurement nothing is healed.
 ONE_LIFE = RestartPolicy(young_deaths=1, settled_after_s=math.inf)
 
 

@@ -304,8 +304,6 @@ def resolve(
     )
     if hub is None:
         _check_islands(plan)
-    elif plan.aggregator.profile is Profile.DATA_PARALLEL:
-        raise ConfigError("profile", Profile.DATA_PARALLEL, "has no hub: it is for `atoll up`, on one machine")
     for target in up.log_to:
         check_installed(target_of(target))
     return plan
@@ -325,29 +323,11 @@ def _check_islands(plan: LocalPlan) -> None:
         cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
         raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
     _check_task(plan.island.task, plan.task)
-    if plan.aggregator.profile is Profile.DATA_PARALLEL:
-        _check_data_parallel(up)
     for benchmark in up.benchmark:
         if harness.check(benchmark):
             cure = f"is for evaluate, beside the run: evaluate --follow {plan.run_dir} --benchmark {benchmark}"
             raise ConfigError("benchmark", benchmark, cure)
         signature_in_source(benchmark, search=[*sys.path, os.getcwd()], field="benchmark")
-
-
-def _check_data_parallel(up: UpConfig) -> None:
-    """Checks settings of ``up`` beside the profile data-parallel, without versions or an aggregator.
-
-    Raises:
-        ConfigError: Something does not go with it.
-    """
-    for name, value, wanted, why in (
-        ("evaluate_every", up.evaluate_every, up.evaluate_every > 0, "keeps no versions of a global model"),
-        ("log_to", ",".join(up.log_to), up.log_to != (), "has no event tape of an aggregator"),
-        ("devices_per_island", up.devices_per_island, up.devices_per_island > 1, "divides its batch over all devices"),
-        ("metrics", up.metrics, up.metrics > 0, "has none of the processes that serve metrics"),
-    ):
-        if wanted:
-            raise ConfigError(name, value, f"does not go with --profile data-parallel, which {why}: leave it out")
 
 
 def _check_task(path: str, options: Mapping[str, Any]) -> None:

@@ -27,7 +27,6 @@ from broker.process.limits import memory_bytes
 from broker.process.release import install
 from broker.registry import redis_address
 from broker.registry.registry import Registry
-from broker.wire.messages import Profile
 from ops import run_directory
 from ops.forecast.footprint import is_auto, shards_here
 from ops.forecast_commands.model_size import parameters_of
@@ -215,8 +214,6 @@ def _wait_for_ports(ports: range) -> None:
 
 def _shards(plan: LocalPlan) -> int:
     """Returns how many aggregators share the model of a plan on this machine."""
-    if plan.aggregator.profile is Profile.DATA_PARALLEL:
-        return 1  # it has none
     return shards_here(
         parameters_of(local_plan.config_toml(plan)),
         fragments=plan.aggregator.fragments,
@@ -244,8 +241,6 @@ def _check_metrics_ports(plan: LocalPlan) -> None:
 def _with_devices(plan: LocalPlan) -> LocalPlan:
     """Looks for devices, and divides them among the islands."""
     found = find_devices(plan.up.platform)
-    if plan.aggregator.profile is Profile.DATA_PARALLEL:
-        return replace(plan, devices=devices.together(found, islands=plan.aggregator.islands), devices_note=found.note)
     each = plan.up.devices_per_island
     places = devices.placements(found, islands=plan.aggregator.islands, devices_per_island=each)
     return replace(plan, devices=places, devices_note=found.note)

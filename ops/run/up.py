@@ -15,10 +15,8 @@ from pathlib import Path
 
 from broker.base.errors import ConfigError, Unavailable
 from broker.process.signals import Interrupted, Signals
-from broker.wire.messages import Profile
 from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import write_report
-from ops.data_parallel import launching
 from ops.evaluation.curve_file import read_points
 from ops.forecast.footprint import is_auto
 from ops.models.global_model import Which, export
@@ -88,11 +86,6 @@ def run(args: argparse.Namespace) -> int:
         check_packages("dashboard", args.dashboard)
         listen(HOST, args.dashboard).close()  # else it is taken: said before anything is started
     plan = prepare(args)
-    if plan.aggregator.profile is Profile.DATA_PARALLEL:
-        if args.resume is not None:
-            cure = "is a data-parallel run, which keeps nothing to go on from: start another one"
-            raise ConfigError("resume", str(args.resume), cure)
-        return launching.run(plan, started_s, as_json=args.json)
     run_ = LocalRun(
         plan=plan,
         started_s=started_s,

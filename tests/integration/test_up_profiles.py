@@ -1,7 +1,6 @@
 """``up --profile``: the ancestors through the same processes and sockets; one island is five times slower."""
 
 import pytest
-from safetensors.numpy import load_file
 
 from tests.local_run import Up, check_invariants, check_report
 
@@ -22,14 +21,3 @@ def test_a_profile_in_lockstep_trains_to_the_end_and_its_fast_islands_wait(tmp_p
     assert max(steps) - min(steps) <= report["recipe"]["sync_interval"]
     merged = [{c["steps"]["to_step"] for c in line["contributions"]} for line in up.ledger() if line["contributions"]]
     assert sum(len(each) == 1 for each in merged) >= len(merged) - 2 * 4  # but for the last rounds
-
-
-def test_data_parallel_processes_train_one_model(tmp_path):
-    flags = ("--profile", "data-parallel", "--islands", 2, "--model", "tiny", "--tokens", 10_240, "--json")
-    with Up(tmp_path / "run", *flags, "--task-option", "held_out_tokens=2048", task=None) as up:
-        assert up.wait(within_s=80.0) == 0, up.err
-    report = up.report()
-    assert report["tokens"]["trained"] == 10_240
-    assert [each["inner_steps"] for each in report["islands"].values()] == [10, 10]
-    assert report["loss"]["after"] < report["loss"]["before"]
-    assert "embed" in load_file(up.run_dir / "model.safetensors")

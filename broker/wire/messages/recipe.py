@@ -32,7 +32,6 @@ class Profile(StrEnum):
     DECOUPLED = "decoupled"  # ours
     PAPER = "paper"  # Decoupled DiLoCo as published, arXiv 2604.21428
     DILOCO = "diloco"  # everybody waits at a barrier, arXiv 2311.08105
-    DATA_PARALLEL = "data-parallel"  # gradients averaged at every step by JAX collectives; for `up` alone
     STREAMING = "streaming"  # fragment by fragment at fixed steps, with overlap and mixing, arXiv 2501.18512
 
 

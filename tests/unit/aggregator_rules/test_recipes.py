@@ -206,8 +206,6 @@ def test_what_is_given_wins_over_the_profile_and_the_profile_over_defaults():
     config = settled({"run_id": "demo", "profile": Profile.PAPER, "keep": 0.5}, None)
     assert (config.keep, config.sync_interval, config.pacing) == (0.5, 24, m.Pacing.FIXED)
     assert recipe_of(settled({"run_id": "demo"}, None)) == Recipe()
-    with pytest.raises(ConfigError, match="has no aggregator: it is for `up`"):
-        settled({"run_id": "demo", "profile": Profile.DATA_PARALLEL}, None)
 
 
 @pytest.mark.parametrize("profile", Profile)

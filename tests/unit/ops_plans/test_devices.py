@@ -6,7 +6,7 @@ import pytest
 
 from broker.base.errors import ConfigError
 from ops.plans import devices
-from ops.plans.devices import Found, Placement, Platform, placements, together
+from ops.plans.devices import Found, Placement, Platform, placements
 from ops.run import prepare
 
 CPU = Found(platform=Platform.CPU)
@@ -25,23 +25,6 @@ def test_on_the_cpu_each_island_has_one_device_or_is_made_to_have_more(each, fla
     for place in placements(CPU, islands=2, devices_per_island=each):
         assert place.environment == {"JAX_PLATFORMS": "cpu"} | flags
         assert place.count == (each or 1)
-
-
-@pytest.mark.parametrize(
-    ("found", "islands", "devices"),
-    [
-        (CPU, 4, None),
-        (gpus(1), 4, "0"),
-        (gpus(8), 4, "0,1,2,3"),
-        (gpus(3), 4, "0,1"),
-        (gpus(2), 3, "0"),
-        (chips(8), 6, "0,1"),
-    ],
-)
-def test_data_parallel_training_has_all_devices_that_divide_its_batch_in_one_process(found, islands, devices):
-    places = together(found, islands=islands)
-    assert [",".join(place.devices) for place in places] == ([] if devices is None else [devices])
-    assert all(place.sharers == 1 for place in places)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,6 @@ def test_keys_that_were_brought_are_used_and_revoked_ones_stay_out():
         (("--run-dir", "strange"), "has notes.txt in it, and no run of a hub"),
         (("--run-dir", "strange/notes.txt"), "is a file"),
         (("--run", "x", "--shards", "auto"), "shards = 'auto': must be a number here"),
-        (("--run", "x", "--profile", "data-parallel"), "has no hub"),
         (("--run", "x", "--store", "s3://bucket/x"), "--copy-to s3://bucket/x"),
         (("--run", "x", "--key-dir", "k", "--no-keys"), "contradicts --no-keys"),
         (("--run", "x", "--address", "hub"), "address = 'hub': must be tcp://HOST:PORT"),

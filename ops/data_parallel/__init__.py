@@ -1,1 +1,0 @@
-"""The synchronous baseline: ``up --profile data-parallel``."""
