@@ -219,7 +219,7 @@ class Drill:
         """Trains through the three phases, and ends everything; raises Unavailable if a process dies."""
         args = self._args
         with self._hub as hub:
-            self._link.wiring_file.write_text(self._link.started(time.monotonic()).wiring.dump(), encoding="utf-8")
+            self._link.wiring_file.write_text(self._link.wiring.dump(), encoding="utf-8")
             hub.start([self._link.process(our_command("links"), hub.numeric_environment())])
             hub.cluster.wait_for_port(placing.PROCESS_NAME, self._link.wiring.wires[self.narrow].doors[-1].listen)
             hub.start(self._link.reroute(self._islands()))

@@ -147,7 +147,7 @@ def _possible(args: argparse.Namespace) -> set[Needs]:
         possible.add(Needs.OWN_REDIS)
     if args.link is not None:
         possible.add(Needs.LINKS)
-        if any(glob.endswith(TO_REDIS) for glob, _ in placing.read(Path(args.link)).tables):
+        if any(glob.endswith(TO_REDIS) for glob, _ in placing.read(Path(args.link))):
             possible.add(Needs.REDIS_LINKS)
     return possible
 

@@ -5,7 +5,7 @@ Requests, with what is answered beside ``"ok": true``:
 * ``{"do": "list"}``: ``links``, by name: ``condition`` (a table, see :mod:`ops.links.condition`), ``up_bytes``,
   ``down_bytes``, ``connections``
 * ``{"do": "set", "link": GLOB, "condition": TABLE, "for_s": SECONDS or null}``: ``links``, the names that it applied to
-* ``{"do": "clear", "link": GLOB}``: the plan of the run counts again; ``links`` likewise; without a link, of all
+* ``{"do": "clear", "link": GLOB}``: the region file counts again; ``links`` likewise; without a link, of all
 
 What cannot be done is answered with ``{"ok": false, "field": .., "value": .., "cure": ..}``, and changes nothing.
 """
@@ -72,7 +72,7 @@ class LinkControl:
         return self._names({"do": "set", "link": link, "condition": condition.table(), "for_s": for_s})
 
     def clear(self, link: str | None = None) -> tuple[str, ...]:
-        """Puts links back to what the run's plan says, all of them if none is named; returns their names.
+        """Puts links back to what the region file says, all of them if none is named; returns their names.
 
         Raises as :meth:`set`.
         """

@@ -50,10 +50,6 @@ class Links:
         """The socket at which it takes orders."""
         return self.run_dir / SOCKET_NAME
 
-    def started(self, now_s: float) -> Links:
-        """Returns the links of a run that begins now: events count from here."""
-        return replace(self, wiring=replace(self.wiring, began_s=now_s))
-
     def process(self, command: Sequence[str], environment: Mapping[str, str]) -> ProcessSpec:
         """Returns the process that carries the links: ``command`` is this program with the word ``links``."""
         arguments = ["--plan", os.fspath(self.wiring_file), "--control", os.fspath(self.control)]
@@ -78,7 +74,7 @@ class Links:
         return replace(spec, environment=environment)
 
 
-def read(path: Path) -> region.Region:
+def read(path: Path) -> region.Tables:
     """Returns a region file.
 
     Raises:
@@ -111,7 +107,7 @@ def ways(
 
 
 def place(
-    described: region.Region,
+    tables: region.Tables,
     ways: Mapping[str, Sequence[tuple[str, int]]],
     *,
     find_ports: Callable[[int], int],
@@ -120,7 +116,7 @@ def place(
     """Returns the links of a run, with a port for each of their doors.
 
     Args:
-        described: The region file.
+        tables: Of the region file.
         ways: Of :func:`ways`.
         find_ports: Returns the first of so many adjacent free ports.
         run_dir: Of the run.
@@ -128,10 +124,10 @@ def place(
     Raises:
         ConfigError: A glob means no link.
     """
-    plans = described.plans(list(ways))
-    ports = count(find_ports(sum(len(ways[name]) for name in plans)))
-    wires = {
-        name: Wire(doors=tuple(Door(listen=next(ports), host=host, port=port) for host, port in ways[name]), plan=plan)
-        for name, plan in plans.items()
-    }
+    conditions = region.conditions(tables, list(ways))
+    ports = count(find_ports(sum(len(ways[name]) for name in conditions)))
+    wires = {}
+    for name, condition in conditions.items():
+        doors = tuple(Door(listen=next(ports), host=host, port=port) for host, port in ways[name])
+        wires[name] = Wire(doors=doors, condition=condition)
     return Links(wiring=Wiring(wires=wires), run_dir=run_dir)

@@ -74,9 +74,7 @@ class Proxy:
         loop = asyncio.get_running_loop()
         try:
             for name, wire in self._wiring.wires.items():
-                source = random.Random(name)
-                now_s = loop.time()
-                link = Link(wire.plan, began_s=self._wiring.began_s, random_source=source, now_s=now_s)
+                link = Link(wire.condition, random_source=random.Random(name), now_s=loop.time())
                 carrier = self.carriers[name] = Carrier(name, link, loop)
                 for door in wire.doors:
                     sock = _bound(door.listen)

@@ -181,7 +181,7 @@ class LocalRun:
             display.note(devices.sentence(plan.island_ids, plan.devices))
         self._start_redis(cluster, display)
         if plan.links is not None:
-            run_directory.write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
+            run_directory.write(plan.links.wiring_file, plan.links.wiring.dump())
         environment = daemons.our_environment(plan.redis_url)
         numeric = one_thread_environment() | compilation_cache()
         for spec in daemons.processes(plan, environment=environment, island_environment=numeric):

@@ -22,7 +22,6 @@ from ops.findings import broker_findings
 from ops.findings.finding import failure
 from ops.link_proxy.proxy import Proxy
 from ops.links.condition import LinkCondition
-from ops.links.link import LinkPlan
 from ops.links.wiring import Door, Wire, Wiring
 from ops.processes import redis_server
 from ops.processes.child_process import tied
@@ -124,9 +123,7 @@ def test_the_measured_way_is_the_one_there_is(plain):
     base = LinkCondition.of(up_delay_ms=30, down_delay_ms=20, up_mbit=20, down_mbit=60)
 
     async def scenario():
-        wiring = Wiring(
-            wires={"way": Wire(doors=doors, plan=LinkPlan(base=base))}, began_s=asyncio.get_running_loop().time()
-        )
+        wiring = Wiring(wires={"way": Wire(doors=doors, condition=base)})
         async with asyncio.timeout(WAIT_S), Proxy(wiring):
             with zmq.Context() as context:
                 look = functools.partial(broker_probe.look_at, keys=None, run="", context=context)

@@ -14,7 +14,6 @@ from ops.link_proxy.control_server import answer, listening
 from ops.link_proxy.proxy import Proxy
 from ops.links.condition import LinkCondition
 from ops.links.lane import MAX_WINDOW_BYTES
-from ops.links.link import LinkPlan
 from ops.links.wiring import Door, Wire, Wiring
 from ops.processes.cluster import free_ports
 from tests.coroutines import in_a_loop
@@ -52,14 +51,13 @@ async def place(handler=None, **base):
     server = await asyncio.start_server(handler or echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     first = free_ports(2)
-    plan = LinkPlan(base=LinkCondition.of(**base))
+    condition = LinkCondition.of(**base)
     wires = {
-        name: Wire(doors=(Door(listen=first + i, host="127.0.0.1", port=port),), plan=plan)
+        name: Wire(doors=(Door(listen=first + i, host="127.0.0.1", port=port),), condition=condition)
         for i, name in enumerate(("near", "far"))
     }
-    began_s = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(50), Proxy(Wiring(wires=wires, began_s=began_s)) as proxy:
+        async with asyncio.timeout(50), Proxy(Wiring(wires=wires)) as proxy:
             made = Place(proxy, {"near": first, "far": first + 1})
             yield made
             for writer in made.writers:

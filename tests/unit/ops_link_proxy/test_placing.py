@@ -39,7 +39,7 @@ def test_a_link_to_redis_has_one_door_and_is_meant_by_its_own_name_alone():
     known = ways(["broker-9"], ["tcp://127.0.0.1:7001"], redis_clients=["broker"], redis_url="redis://me:pw@host:99/3")
     assert known["broker.redis"] == [("host", 99)]
     links = place(described, known, find_ports={3: 9000}.get, run_dir=Path("/run"))
-    cut = {name: wire.plan.base.partitioned for name, wire in links.wiring.wires.items()}
+    cut = {name: wire.condition.partitioned for name, wire in links.wiring.wires.items()}
     assert cut == {"broker-9": False, "broker.redis": True}
     environment = {"REDIS_URL": "redis://me:pw@host:99/3"}
     specs = [ProcessSpec(name=name, command=["x"], environment=environment) for name in ("broker", "broker-9")]
@@ -63,7 +63,7 @@ def test_a_redis_that_no_proxy_can_stand_in_for_has_no_links(url):
     known = ways(CLIENTS, ["tcp://127.0.0.1:7001"], redis_clients=["broker"], redis_url=url)
     assert set(known) == set(CLIENTS)
     with pytest.raises(ConfigError, match="means no link of this run"):
-        region.parse('[link."*.redis"]\n', source="x").plans(list(known))
+        region.conditions(region.parse('[link."*.redis"]\n', source="x"), list(known))
 
 
 def test_the_links_process_finds_its_files_in_the_run_directory():
@@ -71,4 +71,3 @@ def test_the_links_process_finds_its_files_in_the_run_directory():
     spec = links.process(["python", "links"], {})
     assert spec.command == ["python", "links", "--plan", "/run/links.json", "--control", "/run/links.sock"]
     assert spec.stop_order == 1  # after its clients
-    assert links.started(3.0).wiring.began_s == 3.0

@@ -11,7 +11,7 @@ from broker.base.errors import ConfigError
 from ops.link_proxy.placing import read
 from ops.links import region, wiring
 from ops.links.condition import FAULTLESS, KEYS, Direction, LinkCondition
-from ops.links.link import PARTITION_BREAKS_AFTER_S, Link, LinkEvent, LinkPlan
+from ops.links.link import PARTITION_BREAKS_AFTER_S, Link
 from ops.links.wiring import Door, Wire, Wiring
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "links"
@@ -75,32 +75,8 @@ def test_a_condition_that_cannot_be_is_refused(keys, words):
         LinkCondition.of(**keys)
 
 
-def link(base=FAULTLESS, *events, now_s=100.0, began_s=100.0):
-    return Link(LinkPlan(base=base, events=events), began_s=began_s, random_source=random.Random(1), now_s=now_s)
-
-
-def partition(at_s, for_s):
-    return LinkEvent(at_s=at_s, for_s=for_s, changes={"partition": True})
-
-
-def test_events_change_a_link_when_they_are_due_and_leave_it_as_it_was():
-    slower = LinkEvent(at_s=12.0, changes={"up_delay_ms": 80})
-    way = link(LinkCondition.of(delay_ms=40), partition(10.0, 5.0), slower)
-    seen = []
-    while (at_s := way.next_s()) is not None:
-        seen.append((at_s, way.advance(at_s), way.condition.table()))
-    assert seen == [
-        (110.0, False, {"delay_ms": 40, "partition": True}),
-        (112.0, False, {"up_delay_ms": 80, "down_delay_ms": 40, "partition": True}),
-        (115.0, False, {"up_delay_ms": 80, "down_delay_ms": 40}),
-    ]
-
-
-def test_a_link_that_starts_anew_in_the_middle_of_an_event_takes_it_up_there():
-    way = link(FAULTLESS, partition(10.0, 5.0), now_s=112.0)
-    assert way.condition.partitioned
-    assert not way.advance(112.0)
-    assert way.next_s() == 115.0
+def link(usual=FAULTLESS):
+    return Link(usual, random_source=random.Random(1), now_s=100.0)
 
 
 def test_of_the_orders_in_force_the_last_one_counts_and_then_the_plan_again():
@@ -149,23 +125,15 @@ def test_a_long_partition_breaks_connections_as_the_kernels_at_the_ends_would_an
 CLIENTS = ("aggregator", "island-0", "island-1")
 
 
-def plans(text, clients=CLIENTS):
-    return region.parse(text, source="region.toml").plans(clients)
+def conditions(text, clients=CLIENTS):
+    return region.conditions(region.parse(text, source="region.toml"), clients)
 
 
 def test_tables_apply_in_order_to_the_clients_that_they_mean():
-    found = plans(
-        '[link."island-*"]\ndelay_ms = 40\nup_mbit = 10\n[link."island-1"]\nup_mbit = 5\n'
-        '[[event]]\nat_s = 3\nfor_s = 2.5\nlink = "*-1"\npartition = true\n'
-    )
+    found = conditions('[link."island-*"]\ndelay_ms = 40\nup_mbit = 10\n[link."island-1"]\nup_mbit = 5\n')
     assert list(found) == ["island-0", "island-1"]
-    assert found["island-0"] == LinkPlan(base=LinkCondition.of(delay_ms=40, up_mbit=10))
-    assert found["island-1"].base == LinkCondition.of(delay_ms=40, up_mbit=5)
-    assert found["island-1"].events == (partition(3.0, 2.5),)
-
-
-LINK = '[link."*"]\ndelay_ms = 4\n'
-EVENT = LINK + "[[event]]\n"
+    assert found["island-0"] == LinkCondition.of(delay_ms=40, up_mbit=10)
+    assert found["island-1"] == LinkCondition.of(delay_ms=40, up_mbit=5)
 
 
 @pytest.mark.parametrize(
@@ -173,30 +141,21 @@ EVENT = LINK + "[[event]]\n"
     [
         ("", "has no links"),
         ("x", "is not TOML"),
-        ("[lnik]\n", "lnik .* did you mean link"),
+        ("[lnik]\n", r"lnik = .* is nothing that this file has: write \[link.NAME\]"),
         ("[link]\ndelay_ms = 3\n", r"link.delay_ms = 3: must stand in a table of a link"),
         ('[link."*"]\ndelay = 3\n', r'\[link."\*"\] delay = 3: is nothing that a link has; did you mean delay_ms\?'),
         ('[link."*"]\nmbit = "fast"\n', r'\[link."\*"\] mbit = .fast.: must be a number'),
         ('[link."iland-0"]\ndelay_ms = 3\n', "iland-0.* means no link of this run; did you mean island-0"),
-        (LINK + "[event]\nat_s = 3\n", r"each below \[\[event\]\]"),
-        (EVENT + 'link = "*"\nstall = true\n', "at_s = None: is needed"),
-        (EVENT + "at_s = 1\nstall = true\n", "link = None: is needed"),
-        (EVENT + 'at_s = 1\nlink = "x"\nstall = true\n', "means no link"),
-        (EVENT + 'at_s = -1\nlink = "*"\nstall = true\n', "must be seconds"),
-        (EVENT + 'at_s = nan\nlink = "*"\nstall = true\n', "must be seconds"),
-        (EVENT + 'at_s = 1\nfor_s = 0\nlink = "*"\nstall = true\n', "for_s = 0.0: must be above 0"),
-        (EVENT + 'at_s = 1\nlink = "*"\n', "changes nothing"),
-        (EVENT + 'at_s = 1\nlink = "*"\npartitoin = true\n', "did you mean partition"),
     ],
 )
 def test_a_region_file_that_cannot_be_is_refused_with_the_cure(text, words):
     with pytest.raises(ConfigError, match=words):
-        plans(text)
+        conditions(text)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
 def test_the_examples_are_right_for_a_run_of_four_islands(path):
-    assert read(path).plans(("aggregator", *(f"island-{i}" for i in range(4))))
+    assert region.conditions(read(path), ("aggregator", *(f"island-{i}" for i in range(4))))
 
 
 def test_a_region_file_that_cannot_be_read_is_refused(tmp_path):
@@ -208,6 +167,6 @@ def test_a_region_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_a_wiring_is_read_as_it_was_written():
-    plan = LinkPlan(base=LinkCondition.of(delay_ms=4), events=(partition(1.0, None), partition(2.0, 3.0)))
-    wired = Wiring(wires={"a": Wire(doors=(Door(listen=7, host="::1", port=8),), plan=plan)}, began_s=12.5)
+    wire = Wire(doors=(Door(listen=7, host="::1", port=8),), condition=LinkCondition.of(delay_ms=4))
+    wired = Wiring(wires={"a": wire})
     assert wiring.load(wired.dump()) == wired
