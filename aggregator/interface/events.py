@@ -7,9 +7,10 @@ Anything that takes time is an action whose completion is another event: ``Plant
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from broker.routing.resending import Carried
 from broker.wire.fragments import FragmentManifest, Region
@@ -314,12 +315,43 @@ class Manifested:
     recipe: Recipe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Note:
-    """A decision with its reason, for the log, the tape and the events stream."""
+    """A decision with its reason; each has a class of its own.
 
-    name: str
-    fields: Mapping[str, Any]
+    Attributes:
+        name: What it is called wherever it is written.
+        level: Of the log: ``debug`` for what comes several times in a round, ``warning`` for what is not meant to
+            happen, and is dealt with.
+    """
+
+    name: ClassVar[str]
+    level: ClassVar[str]
+
+    def __init_subclass__(cls, *, name: str, level: str = "info") -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+        cls.name, cls.level = name, level
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Returns its fields as plain data."""
+        return plain_of(self)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        """Returns the note with those of these fields that it knows; raises TypeError if one lacks."""
+        return cls(**known_of(cls, fields))
+
+
+def plain_of(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass by name, without those that are None and need not be."""
+    pairs = ((each, getattr(value, each.name)) for each in dataclasses.fields(value))
+    return {each.name: found for each, found in pairs if found is not None or each.default is not None}
+
+
+def known_of(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of some fields that a dataclass has."""
+    return {each.name: fields[each.name] for each in dataclasses.fields(cls) if each.name in fields}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

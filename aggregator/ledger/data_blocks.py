@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aggregator.interface.notes import BlockEnded, BlockGiven
 from aggregator.ledger.batch_books import BatchBooks, batches_of
 from broker.wire import messages
 from broker.wire.messages import OWN_PASS, Block, DataRange, Reason
@@ -77,13 +78,25 @@ class Dealt:
     reached: int = 0
     because: str = ""
 
-    def note(self) -> tuple[str, dict[str, Any]]:
-        """Returns its name and fields for the tape."""
+    def note(self) -> BlockGiven | BlockEnded:
+        """Returns it for the tape."""
         given = self.given
-        fields = {"block": self.block, "to_batch": given.to_batch, "batch_tokens": given.tokens}
         if not self.because:
-            return "block.given", {**fields, "from_batch": given.from_batch, "owner": given.owner}
-        return "block.ended", {**fields, "reached": self.reached, "before": given.owner, "reason": self.because}
+            return BlockGiven(
+                block=self.block,
+                to_batch=given.to_batch,
+                batch_tokens=given.tokens,
+                from_batch=given.from_batch,
+                owner=given.owner,
+            )
+        return BlockEnded(
+            block=self.block,
+            to_batch=given.to_batch,
+            batch_tokens=given.tokens,
+            reached=self.reached,
+            before=given.owner,
+            reason=self.because,
+        )
 
 
 class DataBlocks:

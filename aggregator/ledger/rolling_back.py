@@ -13,9 +13,6 @@ from typing import Any
 
 from broker.wire.messages import Reason
 
-#: On the tape: the run was rolled back, between two lives.
-NOTE = "run.rolled_back"
-
 
 def rolled_back(kept: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the books of one fragment, as they go on (the form of :meth:`.ledger.Ledger.slice`).

@@ -46,7 +46,6 @@ from broker.wire.messages import BROKER, FollowBulk, Following, Replica, Replica
 log = logs.get(__name__)
 
 #: Decisions worth a warning.
-_WARNINGS = frozenset({"replica.not_durable", "candidate.waits"})
 #: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
 MIN_WAIT_S = 0.0005
 
@@ -148,7 +147,7 @@ class Follower:
                     log.info("aggregator.ended", run=self._config.run_id, by="its leader")
                     self.ended = True
                 case Note(name=name, fields=fields):
-                    (log.warning if name in _WARNINGS else log.info)(name, **fields)
+                    (log.warning if action.level == "warning" else log.info)(name, **fields)
                 case _:
                     assert_never(action)
 

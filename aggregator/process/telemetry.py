@@ -15,6 +15,7 @@ from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Event, Note, Persisted, Received
+from aggregator.interface.notes import VersionCommitted
 from aggregator.process.lease import LeaseKey
 from aggregator.process.reporter import Reporter, Snapshot
 from aggregator.state import summary
@@ -29,30 +30,6 @@ from broker.registry.registry import Registry
 log = logs.get(__name__)
 
 TAPE_FLUSH_S = 0.5
-#: Several of these in every round: the round's own line, at its commit, says what matters of them.
-_DETAILS = frozenset({"round.opened", "round.closed", "contribution.accepted", "contribution.held"})
-#: Not meant to happen; each is dealt with.
-_WARNINGS = frozenset(
-    {
-        "contribution.refused",
-        "contribution.retry",
-        "files.not_given",
-        "files.not_kept",
-        "fleet.diverging",
-        "fleet.too_many_heartbeats",
-        "island.corrupted",
-        "island.doubted",
-        "island.quarantined",
-        "join.refused",
-        "message.refused",
-        "message.unexpected",
-        "run_record.failed",
-        "standby.namesake",
-        "store.behind",
-        "store.not_behind",
-        "version.not_durable",
-    }
-)
 #: Fields for the tape and for machines: a list as long as the fleet says nothing in a log.
 _LONG = frozenset({"contributions"})
 #: Complaints that are counted at a time: those that were not made for the longest are forgotten.
@@ -68,10 +45,10 @@ class NoteLog:
     def write(self, note: Note) -> Mapping[str, Any] | None:
         """Logs a note; returns its fields without the long ones if it is worth reading, else None."""
         fields = {name: value for name, value in note.fields.items() if name not in _LONG}
-        if note.name in _DETAILS:
+        if note.level == "debug":
             log.debug(note.name, **fields)
             return None
-        if note.name not in _WARNINGS:
+        if note.level != "warning":
             log.info(note.name, **fields)
             return fields
         about = fields.get("island") or fields.get("sender")
@@ -152,7 +129,7 @@ class Telemetry:
         """Takes down what was decided."""
         if self._tape is not None:
             self._tape.write(note_line(note, now_s))
-        if note.name == "version.committed":
+        if isinstance(note, VersionCommitted):
             self._reporter.committed(note.fields)
         worth_reading = self._notes.write(note)
         if worth_reading is not None:

@@ -13,6 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from aggregator.interface.events import Commit, Computed, MergeFailed, Persist, Persisted, PersistFailed, Received, Send
+from aggregator.interface.notes import (
+    FleetAgrees,
+    FleetDiverging,
+    IntervalChanged,
+    Merging,
+    VersionCommitted,
+    VersionDamaged,
+    VersionMended,
+    VersionNotDurable,
+)
 from aggregator.rounds.publishing import Publishing
 from aggregator.rules.pacing import Pacer
 from aggregator.rules.trust import Agreement
@@ -72,7 +82,7 @@ class Commits:
         fragment.merge_again_at_s = run.now_s + MERGE_RETRY_S
         sentence = f"fragment {p} stands still, until a broker gives its newest version back: {event.detail}"
         if run.troubles.begin(f"damaged {p}", sentence, run.now_s):
-            run.note("version.damaged", fragment=p, version=fragment.version, detail=event.detail)
+            run.note(VersionDamaged(fragment=p, version=fragment.version, detail=event.detail))
         run.emit(Send(to=BROKER, message=WantBack(fragment_id=p)))
 
     def given_back(self, event: Received) -> None:
@@ -98,7 +108,7 @@ class Commits:
         round_ = fragment.round
         lasted_s = run.troubles.end(f"damaged {p}", run.now_s)
         if lasted_s is not None:
-            run.note("version.mended", fragment=p, version=fragment.version, after_s=round(lasted_s, 3))
+            run.note(VersionMended(fragment=p, version=fragment.version, after_s=round(lasted_s, 3)))
         if round_ is not None:
             if lasted_s is None:
                 run.interval.merging.done(fragment.closed_at_s, run.now_s)
@@ -165,7 +175,7 @@ class Commits:
         """Says when the islands' directions come apart, which they do before the loss rises."""
         run, course = self._run, self._run.course
         course.learn(level, len(run.moving))
-        figures = {"agreement": round(course.present, 4), "usual": round(course.usual, 4)}
+        agreement, usual = round(course.present, 4), round(course.usual, 4)
         if course.fallen:
             sentence = (
                 f"the islands' directions agree by {course.present:.2f}, by {course.usual:.2f} until lately: training "
@@ -173,9 +183,9 @@ class Commits:
                 "with a lower learning rate of the task, or go back: `snapshots restore`"
             )
             if run.troubles.begin("divergence", sentence, run.now_s):
-                run.note("fleet.diverging", **figures)
+                run.note(FleetDiverging(agreement=agreement, usual=usual))
         elif (lasted_s := run.troubles.end("divergence", run.now_s)) is not None:
-            run.note("fleet.agrees", **figures, after_s=round(lasted_s, 3))
+            run.note(FleetAgrees(agreement=agreement, usual=usual, after_s=round(lasted_s, 3)))
 
     def told(self, event: Received) -> None:
         """Takes another shard's weights and alarms of islands; quarantines those that it has quarantined."""
@@ -216,15 +226,14 @@ class Commits:
         if because:
             assert isinstance(run.pacer, Pacer), "fragments fall due in lockstep"
             run.pacer.change_interval(run.interval.steps, run.now_s)
-            run.note("interval.changed", steps=run.interval.steps, was=was, because=because)
+            run.note(IntervalChanged(steps=run.interval.steps, was=was, because=because))
 
     def _note_commit(self, commit: Commit, round_: Round) -> None:
         run = self._run
         islands = {m.island_id for m in commit.contributions}
         live = run.eligible() | islands
         agreement = round_.agreement
-        run.note(
-            "version.committed",
+        committed = VersionCommitted(
             fragment=commit.fragment_id,
             version=commit.fragment_version,
             round=commit.round_id,
@@ -237,10 +246,11 @@ class Commits:
             missing=round_.missing,
             took_s=round(run.now_s - round_.opened_at_s, 4),
             digest=commit.digest,
-            contributions=[_plain(m, agreement, round_.trust) for m in commit.contributions],
-            **({} if agreement is None else {"agreement": round(agreement.level, 4)}),
-            **({} if round_.momentum_cosine is None else {"momentum_cosine": round_.momentum_cosine}),
+            contributions=[_merging(m, agreement, round_.trust) for m in commit.contributions],
+            agreement=None if agreement is None else round(agreement.level, 4),
+            momentum_cosine=round_.momentum_cosine,
         )
+        run.note(committed)
 
     def persist_failed(self, event: PersistFailed) -> None:
         """A commit is not durable: nothing is published, and it is asked for again."""
@@ -249,27 +259,27 @@ class Commits:
             return
         fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S
         run.disk_failed(event.detail)
-        facts = {"fragment": event.fragment_id, "version": event.fragment_version, "detail": event.detail}
-        run.note("version.not_durable", **facts, retry_s=PERSIST_RETRY_S)
+        failed = VersionNotDurable(
+            fragment=event.fragment_id, version=event.fragment_version, detail=event.detail, retry_s=PERSIST_RETRY_S
+        )
+        run.note(failed)
 
 
 def _mean_staleness(merged: Sequence[Merged]) -> float:
     return sum(m.staleness * m.steps.steps for m in merged) / sum(m.steps.steps for m in merged)
 
 
-def _plain(m: Merged, agreement: Agreement | None, trust: Mapping[str, float]) -> dict[str, object]:
+def _merging(m: Merged, agreement: Agreement | None, trust: Mapping[str, float]) -> Merging:
     found = {} if agreement is None else agreement.islands
-    return (
-        ({"agreement": round(found[m.island_id], 4)} if m.island_id in found else {})
-        | ({"trust": round(trust[m.island_id], 4)} if found and m.island_id in trust else {})
-        | {
-            "island": m.island_id,
-            "incarnation": m.incarnation,
-            "steps": [m.steps.from_step, m.steps.to_step],
-            "tokens": m.steps.tokens,
-            "staleness": round(m.staleness, 6),
-            "token_weight": m.token_weight,
-            "merge_weight": m.merge_weight,
-            "fresh": m.fresh,
-        }
+    return Merging(
+        agreement=round(found[m.island_id], 4) if m.island_id in found else None,
+        trust=round(trust[m.island_id], 4) if found and m.island_id in trust else None,
+        island=m.island_id,
+        incarnation=m.incarnation,
+        steps=(m.steps.from_step, m.steps.to_step),
+        tokens=m.steps.tokens,
+        staleness=round(m.staleness, 6),
+        token_weight=m.token_weight,
+        merge_weight=m.merge_weight,
+        fresh=m.fresh,
     )

@@ -47,6 +47,7 @@ from aggregator.interface.events import (
     Stop,
     Tick,
 )
+from aggregator.interface.leader_notes import AggregatorStarted, MessageUnexpected, RunRecordFailed
 from aggregator.rounds.commits import Commits
 from aggregator.rounds.donation import Donations
 from aggregator.rounds.doubts import Doubts
@@ -197,9 +198,10 @@ class Aggregator:
         """Returns the first actions: the epoch becomes durable before anything is said under it."""
         self.run.now_s = now_s
         self.run.save()
-        self.run.note("aggregator.started", epoch=self.run.epoch, phase=str(self.run.phase), versions=self.run.versions)
+        run = self.run
+        run.note(AggregatorStarted(epoch=run.epoch, phase=str(run.phase), versions=run.versions))
         for each in self._changes:
-            self.run.note("aggregator.setting_changed", **each)
+            run.note(each)
         return self._drain()
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
@@ -255,7 +257,7 @@ class Aggregator:
         elif (handler := self._handlers.get(type(message))) is not None:
             handler(event)
         else:
-            self.run.note("message.unexpected", kind=type(message).__name__, sender=event.envelope.sender)
+            self.run.note(MessageUnexpected(kind=type(message).__name__, sender=event.envelope.sender))
 
     def _attached(self, event: Received) -> None:
         """Sends a broker the versions that it lacks; gives more time to islands that its absence cut off."""
@@ -289,7 +291,7 @@ class Aggregator:
         self.run.record_failed()
         self._save_again_at_s = self.run.now_s + SAVE_RETRY_S
         self.run.disk_failed(event.detail)
-        self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
+        self.run.note(RunRecordFailed(detail=event.detail, retry_s=SAVE_RETRY_S))
 
     # --- what the time calls for ------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ when its own patience ends. Where nobody could ever give, it is told so at once.
 from __future__ import annotations
 
 from aggregator.interface.events import Received, Send
+from aggregator.interface.notes import DonorNamed, IslandRestored
 from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.routing.liveness import Liveness
@@ -48,7 +49,7 @@ class Donations:
         chosen = next((m for m in free if m.island_id == before), None)  # a repeated question: the same answer
         if chosen is None and free:
             chosen = max(free, key=lambda m: (m.last_seen_s, m.island_id))
-            run.note("donor.named", island=member.island_id, donor=chosen.island_id, tried=list(ask.tried))
+            run.note(DonorNamed(island=member.island_id, donor=chosen.island_id, tried=list(ask.tried)))
         if chosen is None:
             run.emit(Send(to=member.island_id, message=Donor(island_id="", wait_s=0.0)))
             return
@@ -63,9 +64,13 @@ class Donations:
             return
         member.optimizer = beat.optimizer
         donor, _ = self._given.pop((member.island_id, member.incarnation), ("", 0.0))
-        from_donor = {"donor": donor} if donor and beat.optimizer is StateSource.DONOR else {}
-        life = {"island": member.island_id, "incarnation": member.incarnation}
-        self._run.note("island.restored", **life, optimizer=beat.optimizer, **from_donor)
+        restored = IslandRestored(
+            island=member.island_id,
+            incarnation=member.incarnation,
+            optimizer=beat.optimizer,
+            donor=donor if donor and beat.optimizer is StateSource.DONOR else None,
+        )
+        self._run.note(restored)
 
     def _able(self, m: Member) -> bool:
         """Whether an island could give its state now, were it not for others that it gives to already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aggregator.interface.notes import IslandBelieved, IslandCorrupted, IslandDoubted
 from aggregator.state.members import Member
 from aggregator.state.run import Run
 from broker.wire.messages import Heartbeat
@@ -27,9 +28,9 @@ class Doubts:
         run.ledger.doubt(island_id, member.incarnation, doubted)
         name, sentence = f"claims of {island_id}", "" if member.left else run.claims.doubts(island_id)
         if sentence and run.troubles.begin(name, sentence, run.now_s):
-            run.note("island.doubted", island=island_id, detail=sentence)
+            run.note(IslandDoubted(island=island_id, detail=sentence))
         elif not sentence and run.troubles.end(name, run.now_s) is not None and not member.left:
-            run.note("island.believed", island=island_id)
+            run.note(IslandBelieved(island=island_id))
 
     def corruption(self, member: Member, beat: Heartbeat) -> None:
         """Notes fragments that an island held and holds no more: it has found them corrupt."""
@@ -40,8 +41,8 @@ class Doubts:
             for p, (had, has) in enumerate(zip(last.versions, beat.versions, strict=True)):
                 if had >= 0 > has and run.owns(p):
                     member.corruptions += 1
-                    facts = {"fragment": p, "version": had, "times": member.corruptions}
-                    run.note("island.corrupted", island=member.island_id, **facts)
+                    times, island_id = member.corruptions, member.island_id
+                    run.note(IslandCorrupted(island=island_id, fragment=p, version=had, times=times))
             if member.corruptions >= CORRUPTIONS:
                 how = f"corrupt in its memory {member.corruptions} times, last at step {beat.inner_step}"
                 cure = "it adopts what is corrupt anew, and its log has the tensors: replace the machine"

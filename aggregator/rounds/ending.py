@@ -6,6 +6,7 @@ See docs/reference.md, section 4.9.
 from __future__ import annotations
 
 from aggregator.interface.events import Received
+from aggregator.interface.notes import RunEnded, RunFlushIncomplete, RunFlushing, RunLingers
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
@@ -74,10 +75,10 @@ class Ending:
             run.phase = Phase.FLUSHING
             self._flush_began_s = self._flush_moved_s = run.now_s
             self._flush_versions = self._versions()
-            facts = {"trained_tokens": run.ledger.trained_tokens(), "target": run.config.total_tokens}
-            run.note("run.flushing", reason=why, **facts)
+            trained, target = run.ledger.trained_tokens(), run.config.total_tokens
+            run.note(RunFlushing(reason=why, trained_tokens=trained, target=target))
             if why == ALL_CLOSED:
-                sentence = f"ends after {facts['trained_tokens']} of {facts['target'] or 'any number of'} tokens: {why}"
+                sentence = f"ends after {trained} of {target or 'any number of'} tokens: {why}"
                 run.troubles.begin("early end", sentence, run.now_s)
             if run.config.shards > 1:
                 run.save()  # which tells the others
@@ -191,7 +192,7 @@ class Ending:
         run.phase = Phase.ENDED
         self._flush_began_s = None
         self._linger_until_s, self._linger_most_s = run.now_s + LINGER_S, run.now_s + LINGER_MOST_S
-        run.note("run.ended", **run.ledger.books().tokens())
+        run.note(RunEnded(**run.ledger.books().tokens()))
         self._ended_serial = run.save()
         self._notices.tell_all(absent=True)
 
@@ -206,7 +207,7 @@ class Ending:
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
         shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []
         if (lacking or shards or not self.reached or run.deaf) and run.now_s < self._linger_most_s:
-            run.note("run.lingers", lacking=lacking, shards=shards, reached=self.reached)
+            run.note(RunLingers(lacking=lacking, shards=shards, reached=self.reached))
             self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
         else:
             self._run.finish("islands were given time to leave")
@@ -234,6 +235,6 @@ class Ending:
             run.fragments[p].merge_again_at_s = None
         lost = run.ledger.books().tokens()["in_flight"]
         if lost:
-            run.note("run.flush_incomplete", lost_tokens=lost)
+            run.note(RunFlushIncomplete(lost_tokens=lost))
         for member in run.members:
             run.ledger.end(member.island_id)

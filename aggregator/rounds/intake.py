@@ -8,6 +8,13 @@ waiting, and can be compared with what the others sent (:mod:`aggregator.rules.o
 from __future__ import annotations
 
 from aggregator.interface.events import Received
+from aggregator.interface.notes import (
+    ContributionAccepted,
+    ContributionHeld,
+    ContributionRefused,
+    ContributionRetry,
+    NormsRestarted,
+)
 from aggregator.ledger.admission import Admission, admit, too_stale
 from aggregator.rounds.notices import Notices
 from aggregator.rules.outliers import Sample
@@ -75,13 +82,15 @@ class Intake:
             fresh = fragment.round.offer(admitted)
         else:
             fragment.hold(admitted)
+        kept = ContributionAccepted if fresh else ContributionHeld
         run.note(
-            "contribution.accepted" if fresh else "contribution.held",
-            island=member.island_id,
-            fragment=p,
-            round=contribution.round_id,
-            from_step=steps.from_step,
-            to_step=steps.to_step,
+            kept(
+                island=member.island_id,
+                fragment=p,
+                round=contribution.round_id,
+                from_step=steps.from_step,
+                to_step=steps.to_step,
+            )
         )
 
     def _admit(self, member: Member, contribution: Contribution, event: Received) -> Admission:
@@ -126,14 +135,16 @@ class Intake:
             if round_ is not None and (refused or admission.reason is Reason.QUEUE_FULL):
                 # Its answer is in, worth nothing; or there is room for it only once this round has closed.
                 round_.answer_nothing(member.island_id)
+            answer = ContributionRefused if refused else ContributionRetry
             run.note(
-                "contribution.refused" if refused else "contribution.retry",
-                island=member.island_id,
-                fragment=p,
-                from_step=steps.from_step,
-                to_step=steps.to_step,
-                reason=admission.reason,
-                detail=admission.detail,
+                answer(
+                    island=member.island_id,
+                    fragment=p,
+                    from_step=steps.from_step,
+                    to_step=steps.to_step,
+                    reason=admission.reason,
+                    detail=admission.detail,
+                )
             )
         merging = run.fragments[p].in_commit(member.island_id, member.incarnation, steps.from_step)
         fate = Fate.WAITING if merging else admission.fate
@@ -167,7 +178,7 @@ class Intake:
         )
         if fragment.norms.restarts > restarts:
             norms = {c.island_id: c.norm for c in young}
-            run.note("norms.restarted", fragment=round_.fragment_id, round=round_.round_id, norms=norms)
+            run.note(NormsRestarted(fragment=round_.fragment_id, round=round_.round_id, norms=norms))
         kept: list[tuple[Admitted, float]] = []
         for c, finding in zip(young, findings, strict=True):
             if finding.refused:
@@ -187,7 +198,7 @@ class Intake:
         if member.incarnation == c.incarnation:
             run.offence(member, reason, c.steps.from_step)
             _resolve(member, c.fragment_id, c.steps, Fate.REFUSED, reason, detail)
-        run.note("contribution.refused", island=c.island_id, fragment=c.fragment_id, reason=reason, detail=detail)
+        run.note(ContributionRefused(island=c.island_id, fragment=c.fragment_id, reason=reason, detail=detail))
 
 
 def _resolve(member: Member, p: int, steps: StepRange, fate: Fate, reason: Reason | None, detail: str) -> None:

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from aggregator.interface.events import Received, Send
+from aggregator.interface.notes import (
+    IslandAdvancing,
+    IslandJoined,
+    IslandLeft,
+    IslandResumed,
+    IslandStanding,
+    JoinRefused,
+    RecipeSettled,
+    TooManyHeartbeats,
+)
 from aggregator.rounds.doubts import Doubts
 from aggregator.rounds.notices import Notices
 from aggregator.rules.recipes import settle
@@ -105,7 +115,7 @@ class Membership:
         if refusal is not None:
             reason, detail = refusal
             run.count_refusal(reason)
-            run.note("join.refused", island=join.island_id or join.hint, reason=reason, detail=detail)
+            run.note(JoinRefused(island=join.island_id or join.hint, reason=reason, detail=detail))
             refused = Refused(kind="join", sequence=-1, reason=reason, detail=detail)
             run.emit(Send(to=joining(join.nonce), message=refused))
             return
@@ -133,8 +143,13 @@ class Membership:
         dealt = run.data.resume(member.island_id, member.tokens_per_step)
         run.pending_joins.welcomes.append((run.save(), member.island_id))
         life = run.ledger.life(member.island_id, member.incarnation)
-        facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
-        run.note("island.resumed", island=member.island_id, **facts)
+        resumed = IslandResumed(
+            island=member.island_id,
+            incarnation=member.incarnation,
+            last_step=life.last_step,
+            start_step=life.start_step,
+        )
+        run.note(resumed)
         self._sharing.note(dealt)
 
     def fence(self, member: Member) -> None:
@@ -162,13 +177,13 @@ class Membership:
             run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
         dealt = run.data.join(member.island_id, member.tokens_per_step)
         run.pending_joins.welcomes.append((run.save(), member.island_id))
-        run.note(
-            "island.joined",
+        joined = IslandJoined(
             island=member.island_id,
             incarnation=member.incarnation,
             start_step=start_step,
             islands=len(run.members.live(run.now_s)),
         )
+        run.note(joined)
         self._sharing.note(dealt)
 
     def begin_books(self, member: Member, step: int, tokens: int) -> None:
@@ -238,7 +253,8 @@ class Membership:
             run.adopt_manifest(manifest, recipe)
             run.inputs = inputs
             table = run.recipe_table()
-            run.note("recipe.settled", digest=recipe_digest(table), inner_optimizer=join.inner_optimizer, **table)
+            digest, optimizer = recipe_digest(table), join.inner_optimizer
+            run.note(RecipeSettled(digest=digest, inner_optimizer=optimizer, table=table))
             for member in run.members:  # they had joined with other tensors
                 member.supersede()
                 self.begin_books(member, 0, 0)
@@ -267,7 +283,7 @@ class Membership:
         if not sentence:
             run.troubles.end("heartbeats", run.now_s)
         elif run.troubles.begin("heartbeats", sentence, run.now_s):
-            run.note("fleet.too_many_heartbeats", detail=sentence)
+            run.note(TooManyHeartbeats(detail=sentence))
 
     def _welcome(self, member: Member) -> None:
         run, c = self._run, self._run.config
@@ -343,7 +359,7 @@ class Membership:
         standing = run.clock.standing(member.island_id, run.now_s, run.config.dead_after_s)
         if standing is not member.standing:
             member.stands(standing)
-            run.note("island.standing" if standing else "island.advancing", island=member.island_id)
+            run.note((IslandStanding if standing else IslandAdvancing)(island=member.island_id))
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
@@ -384,8 +400,10 @@ class Membership:
         if not member.paused:
             run.ledger.end(member.island_id)
         run.clock.forget(member.island_id)
-        facts = {"step": leave.inner_step, "reason": leave.reason, "departure": leave.departure}
-        run.note("island.left", island=member.island_id, **facts)
+        left = IslandLeft(
+            island=member.island_id, step=leave.inner_step, reason=leave.reason, departure=leave.departure
+        )
+        run.note(left)
         run.save()
 
     def _resolve(self, member: Member, item: Outstanding) -> Resolution:

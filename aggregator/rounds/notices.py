@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 from aggregator.interface.events import Received, Send
+from aggregator.interface.leader_notes import MessageRefused
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
@@ -38,7 +39,7 @@ class Notices:
         if member is not None and member.incarnation == envelope.incarnation:
             self._run.offence(member, reason, 0)
         kind = type(envelope.message).__name__.lower()
-        self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
+        self._run.note(MessageRefused(sender=envelope.sender, kind=kind, reason=reason, detail=detail))
         refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
         self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))
 

@@ -33,6 +33,7 @@ from aggregator.interface.events import (
     PersistFailed,
     Received,
 )
+from aggregator.interface.leader_notes import AggregatorFenced, StoreFallenBehind, StoreNotBehind
 from aggregator.state.records import Carried
 from aggregator.state.run import Run
 from broker.wire.messages import Attached, Heartbeat, Phase, Reason
@@ -246,7 +247,7 @@ class StoreBehind:
             self._fall(f"broker {event.broker} knows a later epoch ({event.detail})", surely=True)
         if event.broker not in self._fenced_at:
             self._fenced_at.add(event.broker)
-            run.note("aggregator.fenced", epoch=run.epoch, broker=event.broker, detail=event.detail)
+            run.note(AggregatorFenced(epoch=run.epoch, broker=event.broker, detail=event.detail))
 
     def listen(self, event: Event) -> None:
         """Takes an event while the store is behind: nothing follows from it but what it says of peers."""
@@ -297,13 +298,13 @@ class StoreBehind:
         if run.phase is Phase.SEEDING:
             cure = CURE_EMPTY
         run.troubles.begin("behind", f"behind: {sentence}; {cure}", run.now_s)
-        run.note("store.behind", detail=sentence, cure=cure)
+        run.note(StoreFallenBehind(detail=sentence, cure=cure))
 
     def _go_on(self) -> Sequence[Event]:
         run = self._run
         self._since_s = None
         self._peers.disbelieve()
         lasted_s = run.troubles.end("behind", run.now_s)
-        run.note("store.not_behind", detail="most islands contradict", after_s=round(lasted_s or 0.0, 3))
+        run.note(StoreNotBehind(detail="most islands contradict", after_s=round(lasted_s or 0.0, 3)))
         missed, self._missed = self._missed, []
         return missed

@@ -11,6 +11,8 @@ import math
 from dataclasses import replace
 
 from aggregator.interface.events import Merge, Part
+from aggregator.interface.leader_notes import BrokerBack
+from aggregator.interface.notes import RoundCancelled, RoundClosed, RoundOpened, VersionsAdapted
 from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
@@ -105,7 +107,7 @@ class Rounds:
         run.open_rounds[round_.round_id] = round_
         run.round_times.opened(round_.round_id, run.now_s)
         held = len(round_.contributions)
-        run.note("round.opened", round=round_.round_id, fragment=p, asked=len(asked), held=held, flush=flush)
+        run.note(RoundOpened(round=round_.round_id, fragment=p, asked=len(asked), held=held, flush=flush))
         self._notices.announce(asked, round_.round_id)
 
     def _close_if_decided(self, round_: Round) -> None:
@@ -124,12 +126,12 @@ class Rounds:
         if round_.quorum_met_at_s is not None and not timed_out:
             run.round_times.quorum_met(round_.quorum_met_at_s - round_.opened_at_s)
         parts = self._weigh(round_, fragment) if decision.verdict is Verdict.CLOSE else ()
-        facts = {"round": round_.round_id, "fragment": round_.fragment_id, "reason": decision.reason}
+        number, p, reason = round_.round_id, round_.fragment_id, decision.reason
         if not parts:
-            run.note("round.cancelled", **facts)
+            run.note(RoundCancelled(round=number, fragment=p, reason=reason))
             fragment.cancel()
             return
-        run.note("round.closed", **facts, missing=missing)
+        run.note(RoundClosed(round=number, fragment=p, reason=reason, missing=missing))
         round_.closed_because, round_.missing = decision.reason, missing
         version = fragment.version + 1
         merge = Merge(
@@ -152,7 +154,7 @@ class Rounds:
         beats = (member.heartbeat for member in run.members.live(run.now_s))
         down = self._versions.merges(p, beats, run.now_s)
         if down is not None:
-            run.note("versions.adapted", codec=str(self._versions.codec), down=down)
+            run.note(VersionsAdapted(codec=str(self._versions.codec), down=down))
         return self._versions.codec
 
     def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
@@ -229,7 +231,7 @@ class Rounds:
             self.resume()
             if not self._settles:
                 self._settle(HEARTBEATS_TO_SETTLE)
-        run.note("broker.back", broker=outage.broker, open_rounds=len(run.open_rounds))
+        run.note(BrokerBack(broker=outage.broker, open_rounds=len(run.open_rounds)))
 
     def _settle(self, heartbeats: int) -> None:
         """For so long no round closes for want of time."""

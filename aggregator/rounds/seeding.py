@@ -13,6 +13,14 @@ import math
 from collections import Counter
 
 from aggregator.interface.events import FilesKept, KeepFiles, Plant, Received, Send
+from aggregator.interface.notes import (
+    ModelFilesKept,
+    ModelFilesNotGiven,
+    ModelFilesNotKept,
+    RunSeeded,
+    SeederChosen,
+    SeederPassedOver,
+)
 from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.roster import Adopter, Keeper
@@ -88,14 +96,14 @@ class Seeding:
         if life == run.seeder:
             return
         if run.seeder in able:
-            run.note("seeder.passed_over", island=run.seeder[0], incarnation=run.seeder[1])
+            run.note(SeederPassedOver(island=run.seeder[0], incarnation=run.seeder[1]))
         member, run.seeder = able[life], life
         run.seeding_id = run.next_round_id()
         for fragment in run.fragments.values():
             fragment.version = -1
         if run.config.shards > 1:
             run.save()  # which tells the others
-        run.note("seeder.chosen", island=member.island_id, incarnation=member.incarnation)
+        run.note(SeederChosen(island=member.island_id, incarnation=member.incarnation))
         self._notices.tell(member)
 
     def _able(self, island_id: str, incarnation: int) -> bool:
@@ -145,7 +153,7 @@ class Seeding:
         run.phase = Phase.RUNNING
         if not self._begin_serial:
             run.save()  # nobody waits for it: it tells an emptied store that there was something to lose
-        run.note("run.seeded", fragments=len(run.fragments), seconds=round(run.now_s - self._began_at_s, 3))
+        run.note(RunSeeded(fragments=len(run.fragments), seconds=round(run.now_s - self._began_at_s, 3)))
         return True
 
 
@@ -204,12 +212,12 @@ class ModelFiles:
         """Takes note of what is beside the store."""
         giver, self._giver = self._giver, None
         if event.detail:
-            self._run.note("files.not_kept", island=giver[0] if giver else "", detail=event.detail)
+            self._run.note(ModelFilesNotKept(island=giver[0] if giver else "", detail=event.detail))
             if giver is not None:
                 self._in_vain[giver] = MOST_ASKED
         else:
             self._here = event.digest
-            self._run.note("files.kept", island=giver[0] if giver else "", digest=event.digest)
+            self._run.note(ModelFilesKept(island=giver[0] if giver else "", digest=event.digest))
 
     def _ask(self) -> None:
         assert self._giver is not None
@@ -222,7 +230,7 @@ class ModelFiles:
         self._in_vain[life] = MOST_ASKED
         if life == self._giver:
             self._giver = None
-            self._run.note("files.not_given", island=life[0], incarnation=life[1])
+            self._run.note(ModelFilesNotGiven(island=life[0], incarnation=life[1]))
 
     def _gone(self, life: tuple[str, int]) -> bool:
         member = self._run.members.get(life[0])

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from aggregator.interface.events import Note
+from aggregator.interface.leader_notes import CandidateWaits, LeaderFollowed, LeaseWon, ReplicaNotDurable
 from aggregator.standby.candidate_events import (
     Arrived,
     CandidateAction,
@@ -209,7 +209,7 @@ class Candidate:
         if not self._vetted(message):
             return
         if message.epoch > self.epoch:
-            self._note("leader.followed", epoch=message.epoch)
+            self._actions.append(LeaderFollowed(epoch=message.epoch))
             self._arrived_last.clear()
         # Over several brokers, or in a copy, an earlier commit may come last: what was acknowledged must stay.
         p, order = (
@@ -231,7 +231,7 @@ class Candidate:
         try:
             self._stray = stray(self._stored, self._foundings, foundings_in(message.record))
         except ValueError as err:
-            self._note("replica.not_durable", detail=str(err))
+            self._actions.append(ReplicaNotDurable(detail=str(err)))
             return False
         self._leaders_shards = shards_in(message.record) or self._shards
         fits = not self._stray and self._leaders_shards == self._shards
@@ -242,7 +242,7 @@ class Candidate:
     def _kept(self, event: Kept) -> None:
         self._keeping -= 1
         if event.problem:
-            self._note("replica.not_durable", detail=event.problem)
+            self._actions.append(ReplicaNotDurable(detail=event.problem))
             return
         match event.message:
             case Replica(fragment_id=p, fragment_version=version, digest=digest):
@@ -402,7 +402,7 @@ class Candidate:
         if granted:
             self.at.take("granted")
             self.epoch = self._wanted_epoch
-            self._note("lease.taken", epoch=self.epoch)
+            self._actions.append(LeaseWon(epoch=self.epoch))
             self._actions.append(Lead(epoch=self.epoch, founding=self._founding))
         else:
             self.at.take("refused, unanswered")
@@ -411,7 +411,4 @@ class Candidate:
         """Notes why this store does not lead, when that has changed."""
         before, self.objection = self.objection, objection or ""
         if self.objection and self.objection != before:
-            self._note("candidate.waits", detail=self.objection)
-
-    def _note(self, name: str, **fields: object) -> None:
-        self._actions.append(Note(name=name, fields=fields))
+            self._actions.append(CandidateWaits(detail=self.objection))

@@ -23,7 +23,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.interface.events import Commit, Completion, MergeFailed, Note, Persisted, RunSaved
+from aggregator.interface.events import Commit, Completion, MergeFailed, Persisted, RunSaved
+from aggregator.interface.leader_notes import (
+    LeaseBack,
+    LeaseGivenUp,
+    LeaseUnknown,
+    StandbyCame,
+    StandbyInSync,
+    StandbyLags,
+    StandbyLost,
+    StandbyNamesake,
+)
 from aggregator.standby.replication_events import (
     Deliver,
     Deposed,
@@ -51,11 +61,9 @@ UNREACHED_LEASES = 3
 FORGET_S = 10.0
 
 #: What is noted here. It stands on the tape beside what the core decides, and no replay of the core can give it.
-NOTES = frozenset(
-    {
-        *("standby.came", "standby.lost", "standby.in_sync", "standby.lags", "standby.namesake"),
-        *("lease.unknown", "lease.back", "lease.given_up"),
-    }
+NOTES = (
+    *(StandbyCame, StandbyLost, StandbyInSync, StandbyLags, StandbyNamesake),
+    *(LeaseUnknown, LeaseBack, LeaseGivenUp),
 )
 
 
@@ -166,7 +174,7 @@ class Replication:
                 self._unsure |= self._asked or frozenset()
                 self._asked = None
                 if not self._redis_lost:
-                    self._note("lease.unknown", detail=event.detail)
+                    self._actions.append(LeaseUnknown(detail=event.detail))
                 self._redis_lost = True
         return self.tick(now_s)
 
@@ -208,7 +216,7 @@ class Replication:
                 # That one has all that was published, and mends this store when it leads.
                 to = min(self.in_sync)
                 self.deposed = True
-                self._note("lease.given_up", to=to, detail=done.detail)
+                self._actions.append(LeaseGivenUp(to=to, detail=done.detail))
                 self._actions.append(Deposed(holder=to, epoch=self.epoch))
             case _:
                 self._actions.append(Deliver(event=done))
@@ -216,8 +224,12 @@ class Replication:
     def _followed(self, name: str, follow: Follow, now_s: float) -> None:
         if self._gives_way(name, follow):
             self.deposed = True
-            self._note("lease.given_up", to=name, detail=f"the store of {name} is newer, and nothing was made since")
-            self._actions += [GiveUp(to=name), Deposed(holder=name, epoch=self.epoch)]
+            why = f"the store of {name} is newer, and nothing was made since"
+            self._actions += [
+                LeaseGivenUp(to=name, detail=why),
+                GiveUp(to=name),
+                Deposed(holder=name, epoch=self.epoch),
+            ]
             return
         if follow.epoch > self.epoch:
             return  # it has another leader; the lease will say so
@@ -225,10 +237,11 @@ class Replication:
             if now_s >= self._began_at_s + FORGET_S and not self._namesake:  # else sent while this store stood by
                 self._namesake = True
                 cure = "is its store a copy of this one? remove the file `name` in it, and start it again"
-                self._note("standby.namesake", standby=name, detail=f"another process stands by as {name}; {cure}")
+                detail = f"another process stands by as {name}; {cure}"
+                self._actions.append(StandbyNamesake(standby=name, detail=detail))
             return
         if name not in self._standbys:
-            self._note("standby.came", standby=name)
+            self._actions.append(StandbyCame(standby=name))
         standby = self._standbys.setdefault(name, _Standby(now_s))
         standby.was_silent, standby.heard_at_s = now_s - standby.heard_at_s > SILENT_S, now_s
         standby.follows = follow.epoch == self.epoch
@@ -256,10 +269,10 @@ class Replication:
             self._actions.append(Deposed(holder=event.holder, epoch=event.epoch))
             return
         if self._redis_lost:
-            self._note("lease.back")
+            self._actions.append(LeaseBack())
         self._redis_lost, self._unsure, self._confirmed = False, frozenset(), True
         for name in sorted(asked ^ self.in_sync):
-            self._note("standby.in_sync" if name in asked else "standby.lags", standby=name)
+            self._actions.append((StandbyInSync if name in asked else StandbyLags)(standby=name))
         self.in_sync = asked
 
     # --- what follows -------------------------------------------------------------------------------------------
@@ -272,7 +285,7 @@ class Replication:
         if not self.deposed:
             for name in [n for n, s in self._standbys.items() if now_s >= s.heard_at_s + FORGET_S]:
                 del self._standbys[name]
-                self._note("standby.lost", standby=name)
+                self._actions.append(StandbyLost(standby=name))
             for name, standby in sorted(self._standbys.items()) if self._confirmed else ():
                 self._send_missing(name, standby, now_s)
             self._deliver()
@@ -376,9 +389,6 @@ class Replication:
             if overdue and (standby is None or standby.run_serial < self._due_serial):
                 late.add(name)
         return frozenset(late)
-
-    def _note(self, name: str, **fields: object) -> None:
-        self._actions.append(Note(name=name, fields=fields))
 
 
 def _key(commit: Commit) -> Key:

@@ -16,6 +16,8 @@ from typing import Any
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Action, Finished, Manifested, Note, SaveRun
+from aggregator.interface.leader_notes import AggregatorFinished, StoreBack
+from aggregator.interface.notes import IslandQuarantined, IslandReleased
 from aggregator.ledger.data_blocks import DataBlocks
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.claims import Claims
@@ -127,9 +129,9 @@ class Run:
         """Puts actions into the outbox."""
         self.outbox.extend(actions)
 
-    def note(self, name: str, **fields: Any) -> None:
+    def note(self, note: Note) -> None:
         """Records a decision with its reason."""
-        self.outbox.append(Note(name=name, fields=fields))
+        self.outbox.append(note)
 
     def save(self) -> int:
         """Asks for the run record to be written; returns its serial number."""
@@ -206,7 +208,7 @@ class Run:
         """Ends this process's work, whether the run has ended or not."""
         if not self.finished:
             self.finished = True
-            self.note("aggregator.finished", reason=reason, phase=str(self.phase))
+            self.note(AggregatorFinished(reason=reason, phase=str(self.phase)))
             self.emit(Finished())
 
     def disk_failed(self, detail: str) -> None:
@@ -217,7 +219,7 @@ class Run:
         """Something was written to the store."""
         lasted_s = self.troubles.end("store", self.now_s)
         if lasted_s is not None:
-            self.note("store.back", after_s=round(lasted_s, 3))
+            self.note(StoreBack(after_s=round(lasted_s, 3)))
 
     def count_refusal(self, reason: Reason, member: Member | None = None) -> None:
         """Counts a refusal, for the sender too if it is a member."""
@@ -242,13 +244,13 @@ class Run:
 
     def _kept_out(self, member: Member, reason: str, detail: str) -> None:
         for_s = round(self.quarantine.until_s(member.island_id, self.now_s) - self.now_s, 3)
-        self.note("island.quarantined", island=member.island_id, reason=reason, for_s=for_s, detail=detail)
+        self.note(IslandQuarantined(island=member.island_id, reason=reason, for_s=for_s, detail=detail))
         self.save()  # it must not come back by way of our own restart
 
     def behaved(self, member: Member) -> None:
         """Takes note of a contribution that was let in."""
         if self.quarantine.behaved(member.island_id, self.now_s):
-            self.note("island.released", island=member.island_id)
+            self.note(IslandReleased(island=member.island_id))
             self.save()
 
     # --- what is ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any
 
 from aggregator.interface.config import NO_SHARES, AggregatorConfig
+from aggregator.interface.leader_notes import SettingChanged
 from aggregator.rules.recipes import begun_with
 from aggregator.state.records import manifest_from_rows
 from broker.base.errors import ConfigError
@@ -72,10 +73,10 @@ def completed(config: AggregatorConfig, record: Mapping[str, Any] | None) -> Agg
     return replace(config, **{name: known[name] for name in RECIPE if getattr(config, name) is None and name in known})
 
 
-def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Returns ``field``, ``was`` and ``now`` of each setting that differs from the run's record."""
+def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> list[SettingChanged]:
+    """Returns each setting that differs from the run's record."""
     return [
-        {"field": name, "was": _plain(had), "now": _plain(getattr(config, name))}
+        SettingChanged(field=name, was=_plain(had), now=_plain(getattr(config, name)))
         for name, had in _known(record).items()
         if getattr(config, name) != had
     ]

@@ -80,8 +80,7 @@ class Sharing:
     def note(self, moved: Iterable[Dealt]) -> None:
         """Records what has moved."""
         for each in moved:
-            name, facts = each.note()
-            self._run.note(name, **facts)
+            self._run.note(each.note())
 
     def _changed(self) -> list[Presence]:
         """Returns the islands with a change that may move data, and those that are silent too long."""

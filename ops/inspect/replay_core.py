@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aggregator.interface.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
-from aggregator.ledger.rolling_back import NOTE as ROLLED_BACK
+from aggregator.interface.notes import RolledBack
 from aggregator.rounds.core import Aggregator
 from aggregator.standby.replication import NOTES
 from aggregator.state.records import commit_from_map, commit_to_map, ledger_line
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ops.inspect.rederivation import Rederivation
 
 #: Notes that no core decided.
-_BESIDE = NOTES | {ROLLED_BACK}
+_BESIDE = {each.name for each in (*NOTES, RolledBack)}
 
 
 @dataclass(slots=True)

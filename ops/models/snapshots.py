@@ -17,12 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aggregator.ledger.rolling_back import NOTE
+from aggregator.interface.notes import RolledBack
 from aggregator.store import layout, snapshots
 from aggregator.store.commit_file import Damaged
 from aggregator.store.snapshots import Snapshot
 from aggregator.store.store import Store
-from aggregator.store.tape import Tape
+from aggregator.store.tape import Tape, note_line
 from broker.base import sources
 from broker.base.errors import ConfigError, Unavailable
 from broker.process import clocks
@@ -157,8 +157,8 @@ def _record(directory: Path, name: str, restored: dict[int, int]) -> None:
     """Writes on the tape what happened, for who replays and explains the run."""
     for path in tapes_in(directory)[:1]:
         tape = Tape(path)
-        fields = {"snapshot": name, "versions": [restored[p] for p in sorted(restored)], "at": time.time()}
-        tape.write({"now_s": clocks.monotonic(), "note": NOTE, "fields": fields})
+        note = RolledBack(snapshot=name, versions=[restored[p] for p in sorted(restored)], at=time.time())
+        tape.write(note_line(note, clocks.monotonic()))
         tape.close()
 
 

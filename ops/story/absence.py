@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from aggregator.ledger.rolling_back import NOTE as ROLLED_BACK
+from aggregator.interface.notes import RolledBack
 
 Line = Mapping[str, Any]
 
@@ -180,7 +180,7 @@ class Storyteller:
             self._last = line
             if line["event"] == "received":
                 self._received(line)
-        elif line.get("note") == ROLLED_BACK:
+        elif line.get("note") == RolledBack.name:
             self.went_back |= set(enumerate(line["fields"]["versions"]))
         elif "note" in line:
             self._note(line["note"], line["fields"], line["now_s"])

@@ -100,7 +100,7 @@ def test_a_block_that_is_trained_and_needed_no_more_ends_and_leaves_nothing(bloc
     blocks.books.merge(0, [data(1, 0, 16)])
     present = [presence("a", block=3, released=(1,)), presence("b")]
     ended = blocks.settle(present)[0]
-    assert ended.note()[1]["reached"] == 16
+    assert ended.note().reached == 16
     assert blocks.left == []
     assert refusal(blocks, data(1, 0, 1)) is Reason.SHARE_MOVED
 
@@ -124,7 +124,7 @@ def test_a_new_life_goes_on_with_what_the_last_one_left_under_another_number(blo
     blocks.books.merge(0, [data(1, 0, 5)])
     ended, given_ = blocks.join("a", 10)
     save(blocks, 2)
-    assert (ended.note()[0], given_.note()[0]) == ("block.ended", "block.given")
+    assert (ended.note().name, given_.note().name) == ("block.ended", "block.given")
     assert told(blocks, "a") == [(3, 5, 16)]
     assert refusal(blocks, data(1, 5, 6)) is Reason.SHARE_MOVED
     assert refusal(blocks, data(3, 5, 6)) is None
@@ -306,7 +306,7 @@ class Fleet:
 
     def take(self, dealt):
         for each in dealt:
-            name, facts = each.note()
+            name, facts = each.note().name, each.note().fields
             if name == "block.given":
                 wrong = self.order.give(facts["from_batch"], facts["to_batch"], facts["batch_tokens"])
                 assert not wrong

@@ -5,6 +5,7 @@ from operator import itemgetter
 import pytest
 
 from aggregator.interface.config import AggregatorConfig
+from aggregator.interface.leader_notes import SettingChanged
 from aggregator.state.run_settings import changes, recorded, settled
 from broker.base.errors import ConfigError
 from broker.base.settings import Scope, settings_of
@@ -90,7 +91,7 @@ def test_a_changeable_setting_is_taken_and_told(name, had, given):
     before = record(settings={"data_ahead_s": 10.0, name: had})
     config = settled({"run_id": "demo", name: given}, before)
     assert getattr(config, name) == given
-    assert changes(config, before) == [{"field": name, "was": had, "now": given}]
+    assert changes(config, before) == [SettingChanged(field=name, was=had, now=given)]
 
 
 def test_what_is_given_is_held_against_what_the_run_has_and_not_against_the_defaults():

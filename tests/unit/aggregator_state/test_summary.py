@@ -1,6 +1,6 @@
 """What the aggregator tells others: the report and the records for Redis, also before anything has happened."""
 
-from aggregator.interface.events import Note
+from aggregator.interface.notes import ContributionRefused, RoundOpened, VersionCommitted
 from aggregator.process.telemetry import NoteLog
 from aggregator.state.summary import Traffic, fragments, refusals, report, totals
 from broker.routing.directory import UNKNOWN
@@ -49,7 +49,7 @@ def test_complaints_about_names_without_end_take_no_memory_without_end(monkeypat
     notes = NoteLog()
 
     def told(name):
-        return notes.write(Note(name="contribution.refused", fields={"island": name, "reason": "stale"})) is not None
+        return notes.write(ContributionRefused(island=name, fragment=0, reason="stale")) is not None
 
     assert [told(name) for name in "abcabc"] == [True] * 3 + [False] * 3
     assert told("d")
@@ -60,9 +60,9 @@ def test_complaints_about_names_without_end_take_no_memory_without_end(monkeypat
 def test_a_repeated_complaint_is_logged_now_and_then_and_each_round_once(caplog):
     caplog.set_level("INFO")
     notes = NoteLog()
-    refusal = Note(name="contribution.refused", fields={"island": "a", "reason": "stale"})
+    refusal = ContributionRefused(island="a", fragment=0, reason="stale")
     assert [notes.write(refusal) is not None for _ in range(12)] == [n in (0, 9) for n in range(12)]
-    assert notes.write(Note(name="round.opened", fields={"round": 1})) is None
-    committed = Note(name="version.committed", fields={"round": 1, "contributions": [{}]})
-    assert notes.write(committed) == {"round": 1}
+    assert notes.write(RoundOpened(round=1, fragment=0)) is None
+    committed = VersionCommitted(fragment=0, version=1, round=1, islands=0, live=0, contributions=[])
+    assert notes.write(committed) == {name: each for name, each in committed.fields.items() if name != "contributions"}
     assert [r.getMessage().split()[0] for r in caplog.records] == ["contribution.refused"] * 2 + ["version.committed"]

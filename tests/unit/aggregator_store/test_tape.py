@@ -8,8 +8,10 @@ import pytest
 
 from aggregator.interface import events as agg
 from aggregator.interface.events import Received
+from aggregator.interface.leader_notes import LeaseBack
+from aggregator.interface.notes import ContributionRefused, Merging, RecipeSettled, RoundOpened, VersionCommitted
 from aggregator.rounds.core import Aggregator
-from aggregator.store.tape import Tape, event_line, read_event, read_lines, read_start
+from aggregator.store.tape import Tape, event_line, note_line, read_event, read_lines, read_note, read_start
 from broker.base.errors import ConfigError
 from broker.routing.resending import Carried
 from broker.wire import messages as m
@@ -133,3 +135,35 @@ def test_a_tape_that_cannot_be_opened_is_named_with_a_cure(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"tape = '.*events\.jsonl'"):
         Tape(tmp_path / "file" / "events.jsonl")
+
+
+def test_what_a_note_says_is_read_back_by_its_class():
+    merging = Merging(
+        trust=0.5,
+        island="a",
+        incarnation=1,
+        steps=(0, 4),
+        tokens=40,
+        staleness=0.0,
+        token_weight=1.0,
+        merge_weight=1.0,
+        fresh=True,
+    )
+    written = [
+        RecipeSettled(digest="d", inner_optimizer="adamw", table={"merge": "mean", "inputs": {"init": "f"}}),
+        ContributionRefused(island="a", fragment=1, from_step=0, to_step=4, reason="stale"),
+        ContributionRefused(island="a", fragment=1, reason="outlier", detail="too long"),
+        VersionCommitted(fragment=0, version=1, round=1, islands=1, live=2, missing=[], contributions=[merging]),
+        LeaseBack(),
+    ]
+    lines = [json.loads(json.dumps(note_line(each, 1.0))) for each in written]
+    read = [read_note(line["note"], line["fields"]) for line in lines]
+    assert [note_line(each, 1.0) for each in read] == [note_line(each, 1.0) for each in written]
+    assert "from_step" not in lines[2]["fields"]
+    assert "agreement" not in lines[3]["fields"]["contributions"][0]
+
+
+def test_a_note_of_another_release_is_read_as_far_as_it_is_known():
+    assert read_note("round.opened", {"round": 1, "fragment": 0, "colour": "red"}) == RoundOpened(round=1, fragment=0)
+    assert read_note("round.opened", {"fragment": 0}) is None
+    assert read_note("round.painted", {}) is None
