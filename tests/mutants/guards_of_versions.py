@@ -147,8 +147,8 @@ VERSIONS = (
         3,
         "an island is welcome before its incarnation is durable",
         "aggregator/rounds/membership.py::Membership._begin",
-        "run.pending_joins.welcomes.append((run.save(), member.island_id))\n        run.note(",
-        "run.save()\n        self._welcome(member)\n        run.note(",
+        "run.pending_joins.welcomes.append((run.save(), member.island_id))\n        joined = IslandJoined(",
+        "run.save()\n        self._welcome(member)\n        joined = IslandJoined(",
         "unit/aggregator_rounds/test_membership.py::test_an_island_is_welcome_only_once_its_incarnation_is_durable",
     ),
     Mutant(
@@ -171,8 +171,8 @@ VERSIONS = (
         3,
         "a standby acknowledges what it could not write",
         "aggregator/standby/candidate.py::Candidate._kept",
-        'self._note("replica.not_durable", detail=event.problem)\n            return',
-        'self._note("replica.not_durable", detail=event.problem)',
+        'self._actions.append(ReplicaNotDurable(detail=event.problem))\n            return',
+        'self._actions.append(ReplicaNotDurable(detail=event.problem))',
         "unit/aggregator_standby/test_candidate.py::test_what_could_not_be_written_is_not_said",
     ),
     Mutant(
