@@ -3,9 +3,12 @@
     python -m tests.sim.trust --seeds 20 [--liar NAME ..] [--jobs 2]      # each liar beside four honest islands
     python -m tests.sim.trust --seeds 20 --honest [NAME ..] [--jobs 2]    # fleets without a liar, trust on against off
     python -m tests.sim.trust --seeds 5 --rule weiszfeld [--liar NAME ..]  # another rule in the place of trust
+    python -m tests.sim.trust --seeds 5 --rule weiszfeld --length 1.5      # the same, at 1.5 times the length of steps
 
 Both runs of a pair have the same seed, parameters, batches of each island, and delays. With a liar the other run is the
-honest islands alone, which train as many steps: what is missing is the liar's tokens. The task is the example in numpy.
+honest islands alone, under the same rule and at the same length, which train as many steps: what is missing is the
+liar's tokens. So the third column says what a liar costs under a rule, and the second what the rule itself costs, which
+depends on its length. Without a liar the other run is always tokens alone. The task is the example in numpy.
 The column "weight" has the liars' mean merge weight beside that of the others; of fleets without a liar the least share
 that any island has in the merges of any seed, beside its share without trust.
 """
@@ -197,14 +200,40 @@ def merged_by(rule: Callable[[Vectors], Vectors], action: Merge) -> Merge:
     shapes = [tensor.shape for tensor in action.parts[0].payload]
     payload = encode_vector(found.astype(np.float32), shapes, Codec.F32)
     total = sum(part.token_weight for part in action.parts)
-    return replace(action, parts=(replace(action.parts[0], payload=payload, token_weight=total),))
+    discount = sum(part.token_weight * part.staleness_weight for part in action.parts) / total if total else 0.0
+    merged = replace(action.parts[0], payload=payload, token_weight=total, staleness_weight=discount)
+    return replace(action, parts=(merged,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What is measured: trust, or a rule in its place.
+
+    Attributes:
+        rule: Key of ``RULES``; empty: weights by tokens, and by trust if that is on.
+        trust: Whether trust is on.
+        length: By which the length of each step is multiplied.
+    """
+
+    rule: str = ""
+    trust: bool = True
+    length: float = 1.0
+
+    def applied(self, action: Merge) -> Merge:
+        """Returns the order to merge by this candidate."""
+        made = merged_by(RULES[self.rule], action) if self.rule else action
+        parts = tuple(replace(part, staleness_weight=part.staleness_weight * self.length) for part in made.parts)
+        return replace(made, parts=parts)
+
+
+TRUST, TOKENS = Candidate(), Candidate(trust=False)
 
 
 class Works(Training):
     """Gives each island batches of its own, and sums up the weights of merges."""
 
-    def __init__(self, tasks: Mapping[str, Task], rule: Rule, instead: str = "") -> None:
-        self._instead = RULES.get(instead)
+    def __init__(self, tasks: Mapping[str, Task], rule: Rule, candidate: Candidate) -> None:
+        self._candidate = candidate
         super().__init__(next(iter(tasks.values())), rule, make_outer_step(1.0, 0.0))
         self._tasks = tasks
         self.weights: defaultdict[str, float] = defaultdict(float)
@@ -222,7 +251,7 @@ class Works(Training):
             total = sum(part.token_weight for part in action.parts)
             for part in action.parts:
                 self.weights[part.island_id] += part.token_weight * part.staleness_weight / total if total else 0.0
-            return merge(action if self._instead is None else merged_by(self._instead, action))
+            return merge(self._candidate.applied(action))
 
         made.merge = weighed  # type: ignore[method-assign]
         return made
@@ -240,9 +269,7 @@ def with_stream(task: Task, stream: int) -> Task:
     return replace(task, data=data)
 
 
-def run(
-    name: str, seed: int, steps: int = STEPS, *, trust: bool = True, alone: bool = False, instead: str = ""
-) -> Result:
+def run(name: str, seed: int, steps: int = STEPS, *, candidate: Candidate = TRUST, alone: bool = False) -> Result:
     """Returns what came out of a fleet's run of that many steps of each island; ``alone``: without its liars."""
     fleet = {**LIARS, **HONEST_FLEETS}[name]
     liars = () if alone else fleet.liars
@@ -255,7 +282,7 @@ def run(
     )
     total_tokens = steps * islands * per_step
     plan = plan_of(cell, seed, total_tokens, per_step)
-    changed = CALM | ({"trust": trust} if has_trust() else {})
+    changed = CALM | ({"trust": candidate.trust} if has_trust() else {})
     planned = [
         replace(each, manner=liars[i - fleet.honest], honest_until_s=fleet.honest_share * steps)
         if i >= fleet.honest
@@ -268,7 +295,7 @@ def run(
         for i, each in enumerate(planned)
     }
     works = Works(
-        own, Rule(feedback=True, seed=seed, fleet_tokens=islands * per_step, total_tokens=total_tokens), instead
+        own, Rule(feedback=True, seed=seed, fleet_tokens=islands * per_step, total_tokens=total_tokens), candidate
     )
     kept_out: list[tuple[float, str]] = []
 
@@ -317,15 +344,15 @@ def has_trust() -> bool:
 Pair = tuple[Result, Result]
 
 
-def pair(name: str, seed: int, without: Result | None = None, steps: int = STEPS, instead: str = "") -> Pair:
-    """Returns a run with liars and one ``without``, made here if none serves; or honest islands with trust, and off."""
+def pair(name: str, seed: int, without: Result | None = None, steps: int = STEPS, candidate: Candidate = TRUST) -> Pair:
+    """Returns a run with liars and one ``without``, made if none serves; or honest islands, and by tokens alone."""
+    ours = run(name, seed, steps, candidate=candidate)
     if name in HONEST_FLEETS:
-        return run(name, seed, steps, trust=not instead, instead=instead), run(name, seed, steps, trust=False)
-    ours = run(name, seed, steps, trust=not instead, instead=instead)
+        return ours, run(name, seed, steps, candidate=TOKENS)
     # Where a liar's tokens do not count, the honest train more in the same run.
     trained = round(ours.honest_tokens / HONEST / languages(1)[0].tokens_per_step)
     if without is None or trained > 1.02 * steps:
-        without = run(name, seed, max(steps, trained), alone=True)
+        without = run(name, seed, max(steps, trained), candidate=candidate, alone=True)
     return ours, without
 
 
@@ -366,8 +393,10 @@ def main() -> int:
     parser.add_argument("--liar", nargs="+", choices=list(LIARS), help="only these (default: all)")
     parser.add_argument("--honest", nargs="*", choices=list(HONEST_FLEETS), help="fleets without a liar instead")
     parser.add_argument("--rule", choices=list(RULES), default="", help="in the place of trust")
+    parser.add_argument("--length", type=float, default=1.0, help="multiplies the length of each step (default: 1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     args = parser.parse_args()
+    candidate = Candidate(rule=args.rule, trust=not args.rule, length=args.length)
     names = args.liar or list(LIARS)
     if args.honest is not None:
         names = args.honest or list(HONEST_FLEETS)
@@ -380,8 +409,8 @@ def main() -> int:
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         without: Sequence[Result | None] = [None] * args.seeds
         if args.honest is None:
-            without = list(pool.map(partial(run, names[0], alone=True), seeds))
-        for row_of in [(name, pool.map(partial(pair, name, instead=args.rule), seeds, without)) for name in names]:
+            without = list(pool.map(partial(run, names[0], candidate=candidate, alone=True), seeds))
+        for row_of in [(name, pool.map(partial(pair, name, candidate=candidate), seeds, without)) for name in names]:
             print(row(row_of[0], list(row_of[1])), flush=True)
     return 0
 
