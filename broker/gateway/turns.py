@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import zmq.asyncio
 
 from broker.base.errors import RemoteProtocolError
 from broker.chunks.receiving import Refused
+from broker.process import clocks
 from broker.process.release import refusal_detail
 from broker.routing.events import Received, Rejected, Send
 from broker.wire.codec import Origin, Unreadable, decode, peek, verify
@@ -145,7 +145,7 @@ async def event_of(channel: Channel, taken: Taken, limits: Limits, key: str) -> 
     except RemoteProtocolError as err:
         origin = err.origin if isinstance(err, Unreadable) else origin or peek(frames, limits)
         return _rejected(channel, taken.peer, key, err, origin)
-    wall_s = time.time() if isinstance(envelope.message, Probe) else 0.0
+    wall_s = clocks.wall() if isinstance(envelope.message, Probe) else 0.0
     return Received(channel=channel, peer=taken.peer, envelope=envelope, size_bytes=size_bytes, key=key, wall_s=wall_s)
 
 

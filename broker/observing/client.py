@@ -7,13 +7,12 @@ within seconds; whoever calls decides when to ask again. It connects with the fi
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Sequence
 
 import zmq.asyncio
 
 from broker.base.errors import RemoteProtocolError, Unavailable
+from broker.process import chance, clocks
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
 from broker.wire.codec import Origin
@@ -58,7 +57,7 @@ class ObservedRun:
             check_name("run", run_id)
         self.run_id = run_id
         self._brokers, self._keys = tuple(brokers), keys
-        self._name = observing(secrets.token_hex(6))
+        self._name = observing(chance.hexadecimal(6))
         self._sequence = 0
         self._at = 0  # which of the brokers
         self._context: zmq.asyncio.Context | None = None
@@ -133,10 +132,10 @@ class ObservedRun:
             message=question,
         )
         self._unreadable = None
-        ends_s = time.monotonic() + ANSWER_WITHIN_S
+        ends_s = clocks.monotonic() + ANSWER_WITHIN_S
         if await endpoint.send(asked):
-            while time.monotonic() < ends_s:
-                envelope = await endpoint.recv(min(1.0, max(0.0, ends_s - time.monotonic())))
+            while clocks.monotonic() < ends_s:
+                envelope = await endpoint.recv(min(1.0, max(0.0, ends_s - clocks.monotonic())))
                 if self._unreadable is not None:
                     raise Unavailable(self._misread(self._unreadable), definite=True)
                 if envelope is not None:

@@ -1,4 +1,4 @@
-"""The clock of a daemon: monotonic seconds. Chaos can make it jump.
+"""The clocks of a daemon: monotonic seconds, and those since 1970. Chaos can make the first jump.
 
 A core takes the time as it is told. A clock that went back, by a fault of the machine or of a drill, would make every
 "since" negative: one such jump had an aggregator refuse all heartbeats as impossible for as long as the jump was wide.
@@ -7,6 +7,8 @@ that has passed.
 
 :data:`VARIABLE` may name a file of 8 bytes, a little-endian double: seconds that are added to the machine's clock, and
 that ``atoll chaos`` changes while the process runs.
+
+In virtual time (:mod:`ops.virtual.loop`) both are those of the simulated process that runs: :func:`use`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from broker.base.errors import ConfigError
 
@@ -78,7 +81,42 @@ def write_offset(path: Path, offset_s: float) -> None:
         os.close(fd)
 
 
-_steady = SteadyClock(shifted(os.environ.get(VARIABLE)))
-os.register_at_fork(after_in_child=_steady.unlock)
-#: The clock of this process.
-monotonic: Callable[[], float] = _steady
+class Source(Protocol):
+    """Where this module's clocks come from."""
+
+    def monotonic(self) -> float:
+        """Returns seconds, never less than before."""
+        ...
+
+    def wall(self) -> float:
+        """Returns seconds since 1970; may go back."""
+        ...
+
+
+class _Machine:
+    """The clocks of this machine."""
+
+    def __init__(self) -> None:
+        self.monotonic = SteadyClock(shifted(os.environ.get(VARIABLE)))
+        self.wall = time.time
+        os.register_at_fork(after_in_child=self.monotonic.unlock)
+
+
+_source: Source = _Machine()
+
+
+def monotonic() -> float:
+    """Returns the clock of this process, in seconds: never less than before."""
+    return _source.monotonic()
+
+
+def wall() -> float:
+    """Returns the time that people read, in seconds since 1970; it may go back."""
+    return _source.wall()
+
+
+def use(source: Source) -> Source:
+    """Has the clocks come from ``source``; returns where they came from before."""
+    global _source
+    before, _source = _source, source
+    return before

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import Unavailable
 from broker.metrics.family import Families, Family
-from broker.process import logs
+from broker.process import clocks, logs
 from broker.registry.registry import Registry
 from broker.routing.directory import JOINING
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
@@ -188,7 +187,7 @@ class Reporter:
             refused=self._refused(),
             liveness=self._liveness,
             redis_connected=not self._lost,
-            wall_s=time.time(),
+            wall_s=clocks.wall(),
         )
 
     def _refused(self) -> dict[str, dict[str, int]]:

@@ -11,7 +11,6 @@ and with a broker that never answers, the first carries all.
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,6 +23,7 @@ from broker.chunks.meter import Link, ReceivingMeter, SendingMeter
 from broker.chunks.receiving import SPARE_BYTES, SPARE_FRAMES, Inflow, Refused
 from broker.chunks.sending import Outflow, Transfer
 from broker.chunks.subflow import LONGEST_STALL_S
+from broker.process import chance
 from broker.routing.resending import Carried
 from broker.wire.headers import Buffer, Limits
 
@@ -236,4 +236,4 @@ class Chunked:
         self._out, self._in = Outflow(self._up), Inflow(self._limits, self._memory)
         self._owed: list[bytes] = []  # answers
         self._owes_credit: set[int] = set()  # subflows
-        self._bonding = Bonding(self._others, lambda: secrets.randbits(64))
+        self._bonding = Bonding(self._others, lambda: chance.bits(64))

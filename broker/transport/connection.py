@@ -9,7 +9,6 @@ import ipaddress
 import math
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -18,7 +17,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from broker.base.errors import ConfigError
-from broker.process import logs
+from broker.process import clocks, logs
 from broker.transport.descriptors import forget_unsent
 
 log = logs.get(__name__)
@@ -257,7 +256,7 @@ class Connection:
         if self._closed:
             return
         self._on_lookup(flaw)
-        now_s = time.monotonic()
+        now_s = clocks.monotonic()
         self._take_in(now_s)
         assert self._rotation is not None
         if self._down_since_s is None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -30,7 +29,7 @@ from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavaila
 from broker.chunks.kept import key_for
 from broker.chunks.receiving import Refused
 from broker.chunks.sending import is_urgent
-from broker.process import logs
+from broker.process import clocks, logs
 from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
@@ -155,10 +154,10 @@ class Endpoint:
 
         As long as this is awaited, a lost connection is noticed at once; otherwise with the next send or receive.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         while self._line is not None:
             self._look_after_line()
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - clocks.monotonic()
             if self._line.stands != stands or left_s <= 0:
                 return self._line.stands
             await self._line.changed(left_s)
@@ -185,7 +184,7 @@ class Endpoint:
     def renew(self) -> None:
         """Ends the connection, which may stand and yet deliver nothing, and makes another one."""
         if self._line is not None:
-            self._line.renew(time.monotonic())
+            self._line.renew(clocks.monotonic())
             self.traffic.renewals += 1
 
     async def send(self, envelope: Envelope, *, over: int | None = None) -> bool:
@@ -211,9 +210,9 @@ class Endpoint:
         if nbytes > self._limits.max_message_bytes:
             cure = f"raise max_message_bytes to {nbytes} at every broker, aggregator and island"
             raise LocalProtocolError(f"{kind} has {nbytes} bytes, which every peer would refuse: {cure}")
-        deadline_s = time.monotonic() + self._wait_s
+        deadline_s = clocks.monotonic() + self._wait_s
         while not (self.connection if over is None else self.connection == over):
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - clocks.monotonic()
             if left_s <= 0 or over is not None:
                 return False
             await self.line(False, left_s)
@@ -227,12 +226,12 @@ class Endpoint:
         """Returns whether all of a message has gone over the connection that stands now."""
         connection, key = self.connection, key_for(envelope.message, nbytes)
         urgent = is_urgent(envelope.message)
-        transfer = chunked.put(frames, connection, time.monotonic(), urgent=urgent, key=key)
+        transfer = chunked.put(frames, connection, clocks.monotonic(), urgent=urgent, key=key)
         while not transfer.done:
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - clocks.monotonic()
             if self.connection != connection or (left_s <= 0 and chunked.withdraw(transfer)):
                 return False
-            if chunked.stalled(time.monotonic()):
+            if chunked.stalled(clocks.monotonic()):
                 self.renew()
                 return False
             if chunked.full or not chunked.has_room:
@@ -259,7 +258,7 @@ class Endpoint:
         Raises:
             Unavailable: If the socket fails.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         while True:
             # What is there is returned without a pause; under a steady stream nobody else would ever run.
             self._looks += 1
@@ -272,14 +271,14 @@ class Endpoint:
             if frames is not None:
                 return self._read(frames)
             here = chunked is not None and chunked.arrived
-            left_s = max(0.0, deadline_s - time.monotonic())
+            left_s = max(0.0, deadline_s - clocks.monotonic())
             wait_s = min(left_s, TRY_AGAIN_S) if chunked is not None and chunked.full else left_s
             if not here and not await self._poll(wait_s) and wait_s == left_s:
                 return None
             if chunked is None:
                 continue
             self._take_in(chunked)
-            if chunked.stalled(time.monotonic()):
+            if chunked.stalled(clocks.monotonic()):
                 self.renew()
             if chunked.arrived:
                 return self._read(chunked.arrived.popleft())
@@ -293,7 +292,7 @@ class Endpoint:
 
     def _take_in(self, chunked: Chunked) -> None:
         """Takes in chunks of all bulk connections, while messages find room; sends as much as may go."""
-        now_s, taken = time.monotonic(), False
+        now_s, taken = clocks.monotonic(), False
         self._look_after_line()
         for subflow, line in {0: self._open_line, **self._others}.items():
             for _ in range(AT_A_TIME):  # chunks of a large message may come as fast as they are taken
@@ -334,12 +333,12 @@ class Endpoint:
 
     async def _poll(self, timeout_s: float) -> bool:
         """Waits until there is something to read, and looks after the connections meanwhile."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         while True:
             self._look_after_line()
             if self._chunked is not None:
                 self._look_after_others(self._chunked)
-            left_s = min(deadline_s - time.monotonic(), self._look_again_s)
+            left_s = min(deadline_s - clocks.monotonic(), self._look_again_s)
             # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
             timeout_ms = max(0, math.ceil(1000 * left_s))
             try:
@@ -348,7 +347,7 @@ class Endpoint:
                     return True
             except zmq.ZMQError as err:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
-            if time.monotonic() >= deadline_s:
+            if clocks.monotonic() >= deadline_s:
                 return False
 
     @property
@@ -365,7 +364,7 @@ class Endpoint:
         self._on_lookup(flaw)
 
     def _look_after_line(self) -> None:
-        line, now_s = self._line, time.monotonic()
+        line, now_s = self._line, clocks.monotonic()
         if line is None:
             return
         if line.watch(now_s):
@@ -384,7 +383,7 @@ class Endpoint:
         if self._connections == 1 or not (connection := self.connection):
             return
         standing = {0: connection, **{subflow: line.connection for subflow, line in self._others.items()}}
-        wanted = chunked.bind(connection, standing, time.monotonic())
+        wanted = chunked.bind(connection, standing, clocks.monotonic())
         if chunked.torn(standing):
             log.info("connection.torn", address=self.address, connections=self._connections)
             self.renew()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import zmq
 import zmq.asyncio
 
 from broker.base.errors import ConfigError, Unavailable
+from broker.process import clocks
 from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import configure_socket, failure_of
@@ -51,7 +51,7 @@ class Line(Connection):
         super().__init__(socket, dial.address, dial.on_lookup)
         self._spoken_over = 0  # the number of a connection
         try:
-            self.connect(time.monotonic())
+            self.connect(clocks.monotonic())
         except ConfigError:
             self.hang_up(at_once=True)
             raise

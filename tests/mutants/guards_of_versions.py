@@ -171,8 +171,8 @@ VERSIONS = (
         3,
         "a standby acknowledges what it could not write",
         "aggregator/standby/candidate.py::Candidate._kept",
-        'self._actions.append(ReplicaNotDurable(detail=event.problem))\n            return',
-        'self._actions.append(ReplicaNotDurable(detail=event.problem))',
+        "self._actions.append(ReplicaNotDurable(detail=event.problem))\n            return",
+        "self._actions.append(ReplicaNotDurable(detail=event.problem))",
         "unit/aggregator_standby/test_candidate.py::test_what_could_not_be_written_is_not_said",
     ),
     Mutant(
