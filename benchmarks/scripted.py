@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import zmq
-import zmq.asyncio
 
 from benchmarks.fleet import RUN
 from broker.base.errors import ConfigError, Unavailable
 from broker.transport.endpoint import Endpoint
+from broker.transport.sockets import Context
 from broker.wire import messages as m
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Codec, Encoded, Envelope
@@ -127,7 +127,7 @@ class ScriptedIsland:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: Context,
         address: str,
         name: str,
         payloads: Payloads,
@@ -388,7 +388,7 @@ async def scripted_fleet(
         payloads: What they send.
         heartbeat_s: Between two heartbeats of an island; theirs are spread evenly over it.
     """
-    context = zmq.asyncio.Context(io_threads=2)
+    context = Context(io_threads=2)
     context.set(zmq.MAX_SOCKETS, max(1023, 16 * len(addresses)))  # to be said before the first one
     turns = Turns(heartbeat_s / (2 * len(addresses)))  # at most twice as many as usual
     try:

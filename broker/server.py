@@ -56,7 +56,7 @@ from broker.routing.events import (
 )
 from broker.routing.relay import Relay
 from broker.transport.descriptors import Name
-from broker.transport.sockets import IN_A_ROW, configure_socket, failure_of
+from broker.transport.sockets import IN_A_ROW, Context, configure_socket, failure_of
 from broker.wire.codec import encode
 from broker.wire.headers import Buffer, Limits, partial_room_bytes, room_bytes
 from broker.wire.messages import Channel
@@ -119,9 +119,22 @@ async def _until_signalled(config: BrokerConfig) -> None:
 
 
 async def serve(
-    config: BrokerConfig, *, stop: asyncio.Event, ready: Callable[[Listening], None] = lambda _: None
+    config: BrokerConfig,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[Listening], None] = lambda _: None,
+    context: Context | None = None,
+    registries: tuple[Registry, Registry] | None = None,
 ) -> None:
     """Serves until about a second after ``stop`` is set; calls ``ready`` once both ports are open.
+
+    Args:
+        config: Of the broker.
+        stop: Ends it.
+        ready: Told of its addresses.
+        context: Of its sockets; None: one of its own.
+        registries: For reports, and for observers' questions, which may come at the same time; None: those of
+            ``redis_url``.
 
     Raises:
         ConfigError: An address cannot be listened on, or ``redis_url`` is none.
@@ -131,13 +144,13 @@ async def serve(
         cure = f"needs {LEAST_FILES_FOR_UNIX:,} open files, and may have {limit:,}: {MORE_FILES}, or leave --ipc out"
         raise ConfigError("ipc", config.ipc, cure)
     url = config.redis_url or DEFAULT_REDIS_URL
-    registry, shown = Registry(url, config.run_id), Registry(url, config.run_id)  # operations over one may not overlap
-    context = zmq.asyncio.Context(io_threads=2)
+    registry, shown = registries or (Registry(url, config.run_id), Registry(url, config.run_id))
+    context = context or Context(io_threads=2)
     draw_afresh()
     broker = None
     try:
         broker = _Broker(config, registry, shown, context)
-        listening = broker.bind(context)
+        listening = broker.bind()
         broker.gate.share_files(limit, limits.open_files(), unix=bool(config.ipc))
         log.info(
             "broker.ready",
@@ -163,8 +176,8 @@ async def serve(
 class _Broker:
     """Sockets and the relay between them."""
 
-    def __init__(self, config: BrokerConfig, registry: Registry, shown: Registry, context: zmq.asyncio.Context) -> None:
-        self._config = config
+    def __init__(self, config: BrokerConfig, registry: Registry, shown: Registry, context: Context) -> None:
+        self._config, self._context = config, context
         self._clock = clocks.monotonic
         memory = limits.memory_bytes()
         self._relay = Relay(config.relay(memory))
@@ -192,7 +205,7 @@ class _Broker:
 
     # --- sockets ---
 
-    def bind(self, context: zmq.asyncio.Context) -> Listening:
+    def bind(self) -> Listening:
         """Opens both ports, and the Unix sockets of both channels if there are to be any.
 
         Raises:
@@ -201,9 +214,9 @@ class _Broker:
         host, port = resolved(self._config.host), self._config.port
         for attempt in range(PORT_ATTEMPTS):
             try:
-                control = self._open(context, Channel.CONTROL, host, port)
+                control = self._open(Channel.CONTROL, host, port)
                 control_port = int(bytes(control.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
-                self._open(context, Channel.BULK, host, control_port + 1)
+                self._open(Channel.BULK, host, control_port + 1)
             except zmq.ZMQError as err:
                 self._close_ports()
                 # Port 0 gave a control port whose neighbour is taken, or that has none: try another.
@@ -224,8 +237,8 @@ class _Broker:
                 )
         raise AssertionError("the last attempt returns or raises")
 
-    def _open(self, context: zmq.asyncio.Context, channel: Channel, host: str, port: int) -> zmq.asyncio.Socket:
-        sock = self._sockets[channel] = context.socket(zmq.ROUTER)
+    def _open(self, channel: Channel, host: str, port: int) -> zmq.asyncio.Socket:
+        sock = self._sockets[channel] = self._context.socket(zmq.ROUTER)
         configure_socket(sock, channel, self._limits[channel])
         # Clients ping, and say for how long a silent one is to be believed in. A ping of our own may go to a connection
         # that has ended while its input waited, upon which libzmq 4.3.5 ends the process (its issues 4364 and 4841).
@@ -283,6 +296,7 @@ class _Broker:
     async def _receive(self, channel: Channel) -> None:
         limits = self._limits[channel]
         intake = Intake(
+            self._context,
             self._sockets[channel],
             most_frames=limits.max_buffers + 2,  # a header, and the head of a chunk
             in_a_row=IN_A_ROW[channel],

@@ -9,7 +9,6 @@ import contextlib
 import time
 
 import numpy as np
-import zmq.asyncio
 
 from aggregator.interface.config import AggregatorConfig
 from aggregator.process.service import serve
@@ -17,6 +16,7 @@ from broker.base.settings import to_table
 from broker.gateway.config import BrokerConfig
 from broker.server import serve as serve_broker
 from broker.transport.endpoint import Endpoint
+from broker.transport.sockets import Context
 from broker.wire import messages as m
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Codec, Envelope
@@ -322,7 +322,7 @@ def on_a_bench(use, *, broker=None):
     async def main():
         stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(serve_broker(settings, stop=stop, ready=ready.set_result))
-        context = zmq.asyncio.Context()
+        context = Context()
         try:
             listening = await ready
             async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:

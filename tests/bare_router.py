@@ -5,10 +5,9 @@ import contextlib
 import dataclasses
 
 import zmq
-import zmq.asyncio
 
 from broker.transport.endpoint import Endpoint
-from broker.transport.sockets import configure_socket
+from broker.transport.sockets import Context, configure_socket
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Codec, Envelope, Leave
 from broker.wire.tensors import encode_tensor
@@ -29,7 +28,7 @@ def contribution(array, codec=Codec.F32):
 @contextlib.asynccontextmanager
 async def context():
     """A context that must terminate: a socket left open hangs here, until the test's time limit."""
-    opened = zmq.asyncio.Context()
+    opened = Context()
     try:
         yield opened
     finally:

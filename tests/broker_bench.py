@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 
 import zmq
-import zmq.asyncio
 
 from broker.gateway.config import BrokerConfig
 from broker.server import serve
 from broker.transport.endpoint import Endpoint
+from broker.transport.sockets import Context
 from broker.wire import messages as m
 from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope
 from broker.wire.tensors import encode_tensor
@@ -123,7 +123,7 @@ def on_a_broker(settings, use):
     async def main():
         stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
         broker = asyncio.create_task(serve(settings, stop=stop, ready=ready.set_result))
-        context = zmq.asyncio.Context()
+        context = Context()
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await asyncio.wait([broker, ready], return_when=asyncio.FIRST_COMPLETED)

@@ -13,12 +13,11 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-import zmq.asyncio
-
 from broker.base.errors import LocalProtocolError, RemoteProtocolError
 from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
+from broker.transport.sockets import Context
 from broker.wire.codec import Origin
 from broker.wire.headers import Limits
 from broker.wire.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
@@ -65,7 +64,7 @@ class Link:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: Context,
         address: str,
         *,
         keys: ClientKeys | None,

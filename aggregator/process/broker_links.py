@@ -14,8 +14,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-import zmq.asyncio
-
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
 from aggregator.merge import versions
@@ -30,6 +28,7 @@ from broker.process import logs
 from broker.process.release import refusal_detail
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import client_keys
+from broker.transport.sockets import Context
 from broker.wire.codec import Origin
 from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Limits, room_bytes
@@ -75,7 +74,7 @@ class BrokerLinks:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: Context,
         config: AggregatorConfig,
         deliver: Callable[[Received | Fenced | NotLetIn], Awaitable[None]],
         *,

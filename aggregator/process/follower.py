@@ -11,8 +11,6 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
-import zmq.asyncio
-
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Fenced, Note, NotLetIn, Received, Send
 from aggregator.process.broker_links import BrokerLinks
@@ -41,6 +39,7 @@ from aggregator.state.run_settings import settled
 from aggregator.store.store import Loaded, Store, newer_but_damaged
 from broker.base.errors import RemoteProtocolError, Unavailable
 from broker.process import clocks, logs
+from broker.transport.sockets import Context
 from broker.wire.messages import BROKER, FollowBulk, Following, Replica, ReplicaRun, standing_by
 
 log = logs.get(__name__)
@@ -66,7 +65,7 @@ class Follower:
         self,
         config: AggregatorConfig,
         given: Mapping[str, Any],
-        context: zmq.asyncio.Context,
+        context: Context,
         store: Store,
         loaded: Loaded,
         lease: LeaseKey,

@@ -18,8 +18,6 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, assert_never
 
-import zmq.asyncio
-
 from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import (
     Action,
@@ -71,6 +69,7 @@ from broker.base.errors import ConfigError
 from broker.process import clocks, logs
 from broker.registry.registry import Registry
 from broker.routing.directory import STANDBY
+from broker.transport.sockets import Context
 from broker.wire.messages import Attached, Contribution, Follow, HostPart, Phase
 
 log = logs.get(__name__)
@@ -167,7 +166,7 @@ class Leader:
     def __init__(
         self,
         config: AggregatorConfig,
-        context: zmq.asyncio.Context,
+        context: Context,
         store: Store,
         loaded: Loaded,
         tape: Tape | None,

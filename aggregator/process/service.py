@@ -15,8 +15,6 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
-import zmq.asyncio
-
 from aggregator.copies.bucket import Bucket
 from aggregator.copies.copier import LAST_AFTER_END_S, LAST_AFTER_STOP_S, Copier
 from aggregator.interface.config import AggregatorConfig
@@ -38,6 +36,7 @@ from broker.metrics.serving import served
 from broker.process import logs
 from broker.process.limits import memory_bytes
 from broker.registry.registry import Registry
+from broker.transport.sockets import Context
 from broker.wire.messages import Phase
 
 log = logs.get(__name__)
@@ -165,7 +164,7 @@ async def serve(
             )
         )
         loaded = load_for(store, config, mendable=config.failover)
-        context = zmq.asyncio.Context()
+        context = Context()
         stack.callback(context.term)
         seen = _Seen(config)
         try:
@@ -194,7 +193,7 @@ async def serve(
 async def _follow(
     config: AggregatorConfig,
     given: Mapping[str, Any],
-    context: zmq.asyncio.Context,
+    context: Context,
     store: Store,
     loaded: Loaded,
     stop: asyncio.Event,
@@ -216,7 +215,7 @@ async def _follow(
 
 async def _lead(
     config: AggregatorConfig,
-    context: zmq.asyncio.Context,
+    context: Context,
     store: Store,
     loaded: Loaded,
     tape: Tape | None,

@@ -39,6 +39,7 @@ from broker.process import logs
 from broker.routing.events import AllowListChanged, TurnedAway
 from broker.transport.descriptors import Name, hang_up, hold, received_bytes
 from broker.transport.keys import ALLOW_LIST, read_allow_list, read_secret
+from broker.transport.sockets import Context
 from broker.wire.identity import AllowList, KeyRole
 from broker.wire.messages import Channel, Reason
 
@@ -141,12 +142,12 @@ class Gate:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: Context,
         key: Path | None,
         tell: Callable[[GateEvent], None],
         ended: Callable[[Channel, int], None],
     ) -> None:
-        self._tell, self._tell_ended = tell, ended
+        self._context, self._tell, self._tell_ended = context, tell, ended
         self._most_files = 0  # of connections and their copies; told by :meth:`share_files`
         self._ports: dict[Channel, _Port] = {}
         self._fds: dict[str, dict[tuple[Channel, int], None]] = {}  # by key: its connections, in order
@@ -182,7 +183,7 @@ class Gate:
     ) -> None:
         """Begins to watch the connections of a bound socket, which come to one of these names."""
         sock.monitor(f"inproc://monitor-{channel}", _WATCHED)
-        monitor = sock.context.socket(zmq.PAIR)
+        monitor = self._context.socket(zmq.PAIR)
         monitor.rcvhwm = 1  # a flood must not outrun it by more than ZeroMQ's own queue (UNTOLD_FILES)
         monitor.connect(f"inproc://monitor-{channel}")
         self._ports[channel] = _Port(sock=sock, names=names, monitor=monitor, connections=connections)
@@ -199,7 +200,7 @@ class Gate:
         for port in self._ports.values():
             # Disabled before it is closed, and emptied before that: ZeroMQ's thread may wait for room in it, and then
             # would wait for ever.
-            emptied: zmq.Socket[bytes] = zmq.Socket.shadow(port.monitor.underlying)
+            emptied = self._context.direct(port.monitor)
             with contextlib.suppress(zmq.Again):
                 while True:
                     emptied.recv_multipart(zmq.NOBLOCK)

@@ -16,6 +16,7 @@ from broker.chunks.receiving import Refused
 from broker.process import clocks
 from broker.process.release import refusal_detail
 from broker.routing.events import Received, Rejected, Send
+from broker.transport.sockets import Context
 from broker.wire.codec import Origin, Unreadable, decode, peek, verify
 from broker.wire.headers import Limits
 from broker.wire.messages import Channel, Probe, Reason, Version, kind_of
@@ -67,6 +68,7 @@ class Intake:
     served: beside a million frames the slowest heartbeat took 0.12 s.
 
     Args:
+        context: Of the socket.
         socket: Nobody else may receive from it.
         most_frames: Of a message, behind the routing id.
         in_a_row: After so many messages others have their turn.
@@ -76,6 +78,7 @@ class Intake:
 
     def __init__(
         self,
+        context: Context,
         socket: zmq.asyncio.Socket,
         *,
         most_frames: int,
@@ -85,7 +88,7 @@ class Intake:
     ) -> None:
         self._socket = socket
         # Behind the first frame the others are there already: they are taken without a future for each.
-        self._direct: zmq.Socket[Any] = zmq.Socket.shadow(socket.underlying)
+        self._direct: zmq.Socket[Any] = context.direct(socket)
         self._most_frames = most_frames
         self._flooded, self._drained = flooded, drained
         self._in_a_row, self._taken = in_a_row, 0

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import zmq.asyncio
-
 from broker.base.errors import RemoteProtocolError, Unavailable
 from broker.process import chance, clocks
 from broker.transport.endpoint import Endpoint
 from broker.transport.keys import ClientKeys
+from broker.transport.sockets import Context
 from broker.wire.codec import Origin
 from broker.wire.headers import Limits
 from broker.wire.messages import (
@@ -60,7 +59,7 @@ class ObservedRun:
         self._name = observing(chance.hexadecimal(6))
         self._sequence = 0
         self._at = 0  # which of the brokers
-        self._context: zmq.asyncio.Context | None = None
+        self._context: Context | None = None
         self._endpoint: Endpoint | None = None
         self._unreadable: RemoteProtocolError | None = None
         self._asking = asyncio.Lock()
@@ -164,7 +163,7 @@ class ObservedRun:
 
     async def _opened(self) -> Endpoint:
         if self._context is None:
-            self._context = zmq.asyncio.Context()
+            self._context = Context()
         endpoint = Endpoint(
             self._context,
             self.address,

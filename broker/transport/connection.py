@@ -19,6 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from broker.base.errors import ConfigError
 from broker.process import clocks, logs
 from broker.transport.descriptors import forget_unsent
+from broker.transport.sockets import Context
 
 log = logs.get(__name__)
 
@@ -126,7 +127,9 @@ class Connection:
         reached: Something at the address has taken a connection since the last one that stood, be it in vain.
     """
 
-    def __init__(self, sock: zmq.asyncio.Socket, address: str, on_lookup: Callable[[str], None]) -> None:
+    def __init__(
+        self, context: Context, sock: zmq.asyncio.Socket, address: str, on_lookup: Callable[[str], None]
+    ) -> None:
         self._socket = sock
         self._address = address
         self._on_lookup = on_lookup
@@ -142,8 +145,7 @@ class Connection:
         watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         watched |= zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         self._watcher = sock.get_monitor_socket(watched)
-        # Read without asyncio: the monitor is asked, never waited for.
-        self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
+        self._monitor = context.direct(self._watcher)  # it is asked, never waited for
 
     def connect(self, now_s: float) -> None:
         """Starts connecting; raises ConfigError if ZeroMQ does not take the address."""

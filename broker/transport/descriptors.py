@@ -2,6 +2,8 @@
 
 A descriptor may have been closed meanwhile, and given to something else, so a copy of it is looked at before anything
 is believed of it or done to it: whether its own end has a name that is ours.
+
+In virtual time the copies are those of simulated connections: :func:`use`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 #: What the kernel calls our end of a connection: a TCP port, or the path of a Unix socket; one in Linux' abstract
 #: namespace begins with a zero byte.
@@ -31,6 +33,16 @@ def _copy(fd: int) -> socket.socket:
         raise
 
 
+_copied: Callable[[int], socket.socket] = _copy
+
+
+def use(source: Callable[[int], socket.socket]) -> Callable[[int], socket.socket]:
+    """Has the copies of descriptors come from ``source``; returns where they came from before."""
+    global _copied
+    before, _copied = _copied, source
+    return before
+
+
 def _name(sock: socket.socket) -> Name | None:
     """Returns the name of our end of a connection, None if it has none; raises OSError if that is closed."""
     name = sock.getsockname()
@@ -42,7 +54,7 @@ def _name(sock: socket.socket) -> Name | None:
 def received_bytes(fd: int) -> int | None:
     """Returns what has come in over a TCP connection; None if it is none, or the kernel does not say."""
     try:
-        with _copy(fd) as sock:
+        with _copied(fd) as sock:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + _RECEIVED.size)
     except OSError:
         return None
@@ -55,7 +67,7 @@ def hold(fd: int, ours: Container[Name | None]) -> socket.socket | None:
     It can be asked when ZeroMQ has closed its own. The connection ends when both are closed.
     """
     try:
-        copy = _copy(fd)
+        copy = _copied(fd)
     except OSError:
         return None
     with contextlib.suppress(OSError):
@@ -71,7 +83,7 @@ def hang_up(fd: int, ours: Container[Name | None]) -> bool:
     Another peer that has come to have this descriptor connects again.
     """
     try:
-        with _copy(fd) as sock:
+        with _copied(fd) as sock:
             if _name(sock) not in ours:
                 return False
             sock.getpeername()
@@ -87,7 +99,7 @@ def forget_unsent(fd: int, port: int) -> bool:
     It would go on sending that for as long as it takes, before all that is sent over the next connection.
     """
     try:
-        with _copy(fd) as sock:
+        with _copied(fd) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getpeername()[1] != port:
                 return False
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Self
 
 import zmq
-import zmq.asyncio
 
 from broker.base.errors import LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.chunks.kept import key_for
@@ -34,7 +33,7 @@ from broker.routing.resending import Carried
 from broker.transport.chunked import Chunked
 from broker.transport.keys import ClientKeys
 from broker.transport.line import Dial, Line, Polls
-from broker.transport.sockets import IN_A_ROW
+from broker.transport.sockets import IN_A_ROW, Context
 from broker.wire.addresses import channel_address
 from broker.wire.codec import Origin, Unreadable, decode, encode, peek
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
@@ -89,7 +88,7 @@ class Endpoint:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: Context,
         control_address: str,
         channel: Channel,
         *,
@@ -123,7 +122,7 @@ class Endpoint:
         self._others_of = 0  # of the connection with this number
         self._connections = connections
         self._looks = 0  # for messages
-        self._polls = Polls()
+        self._polls = Polls(context)
         self._chunked = Chunked(self._put, limits, connections - 1) if channel is Channel.BULK else None
 
     async def __aenter__(self) -> Self:

@@ -14,7 +14,7 @@ from broker.base.errors import ConfigError, Unavailable
 from broker.process import clocks
 from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
-from broker.transport.sockets import configure_socket, failure_of
+from broker.transport.sockets import Context, configure_socket, failure_of
 from broker.wire.headers import Buffer, Limits
 from broker.wire.messages import Channel
 
@@ -23,7 +23,7 @@ from broker.wire.messages import Channel
 class Dial:
     """Where and how to connect, as an :class:`~broker.transport.endpoint.Endpoint` was told."""
 
-    context: zmq.asyncio.Context
+    context: Context
     address: str  # of the channel
     channel: Channel
     keys: ClientKeys | None
@@ -48,7 +48,7 @@ class Line(Connection):
         socket.set(zmq.MAXMSGSIZE, -1)
         if dial.keys is not None:
             dial.keys.apply(socket)
-        super().__init__(socket, dial.address, dial.on_lookup)
+        super().__init__(dial.context, socket, dial.address, dial.on_lookup)
         self._spoken_over = 0  # the number of a connection
         try:
             self.connect(clocks.monotonic())
@@ -96,12 +96,13 @@ class Polls:
     that takes some messages and then waits for no more leaves the others asleep beside what it has left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._waiting: set[asyncio.Future[Any]] = set()
 
     async def ready(self, sockets: Iterable[zmq.asyncio.Socket], timeout_ms: int) -> bool:
         """Waits until a socket has something, or :meth:`look_again`; returns whether that is so."""
-        poller = zmq.asyncio.Poller()
+        poller = self._context.poller()
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
         polling: Any = poller.poll(timeout_ms)

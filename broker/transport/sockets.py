@@ -1,4 +1,4 @@
-"""Options of the sockets of both channels, at either side of a connection.
+"""A process's sockets, and their options on both channels, at either side of a connection.
 
 The reasons behind the numbers are in PROTOCOL.md, section 10.
 """
@@ -10,10 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+import zmq.asyncio
 
 from broker.chunks.subflow import MOST_CHUNK_BYTES
 from broker.wire.headers import DEFAULT_LIMITS, Limits
 from broker.wire.messages import Channel
+
+
+class Context(zmq.asyncio.Context):
+    """Makes the sockets of a process. In virtual time another one with these methods stands for it."""
+
+    def poller(self) -> zmq.asyncio.Poller:
+        """Returns what waits for several of these sockets."""
+        return zmq.asyncio.Poller()
+
+    def direct(self, socket: zmq.asyncio.Socket) -> zmq.Socket[bytes]:
+        """Returns one of these sockets for calls that do not wait: no future is made for each."""
+        return zmq.Socket.shadow(socket.underlying)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-import zmq.asyncio
-
 from broker.base.errors import ConfigError, RemoteProtocolError, worth_repeating
 from broker.chunks.sending import is_urgent
 from broker.process import logs
@@ -24,6 +22,7 @@ from broker.process.release import refusal_detail
 from broker.routing.resending import Carried
 from broker.transport.endpoint import Endpoint, OnUnreadable
 from broker.transport.keys import client_keys
+from broker.transport.sockets import Context
 from broker.wire.codec import Origin
 from broker.wire.identity import KeyRole
 from broker.wire.messages import (
@@ -101,7 +100,7 @@ class Connections:
     async def __aenter__(self) -> Self:
         """Makes the ZeroMQ context; ConfigError if a key file is wrong."""
         self._keys = client_keys(self._config.key, KeyRole.ISLAND)
-        self._context = zmq.asyncio.Context()
+        self._context = Context()
         self._stack.callback(self._context.term)
         return self
 

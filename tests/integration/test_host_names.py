@@ -7,11 +7,10 @@ import threading
 
 import pytest
 import zmq
-import zmq.asyncio
 
 from broker.base.errors import ConfigError
 from broker.transport.endpoint import Endpoint
-from broker.transport.sockets import configure_socket
+from broker.transport.sockets import Context, configure_socket
 from broker.wire.addresses import check_address
 from broker.wire.messages import Channel, Envelope, Leave
 from ops.processes.cluster import free_ports
@@ -77,7 +76,7 @@ async def hub(context, at, port, channel=Channel.CONTROL):
 
 def in_a_context(use):
     async def main():
-        context = zmq.asyncio.Context()
+        context = Context()
         try:
             async with asyncio.timeout(WAIT_S):
                 await use(context)

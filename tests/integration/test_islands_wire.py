@@ -9,9 +9,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import zmq
-import zmq.asyncio
 
 from broker.transport.endpoint import Endpoint
+from broker.transport.sockets import Context
 from broker.wire import messages as m
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor
@@ -50,7 +50,7 @@ async def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wante
     port = free_ports(2)
     came: list[m.Envelope] = []
     with (
-        zmq.asyncio.Context() as context,
+        Context() as context,
         context.socket(zmq.ROUTER) as control,
         context.socket(zmq.ROUTER) as bulk,
     ):
