@@ -149,10 +149,7 @@ def fold(
         del scratch, kept  # until here they were at work
         return int(found)
 
-    if len(cut) == 1:
-        largest = one(0)
-    else:
-        largest = max(spread(one, len(cut)))
+    largest = max(spread(one, len(cut)))
     if products is not None:
         products += pairs.sum(axis=(1, 2))
     target.finite = target.finite and largest <= LARGEST_FINITE

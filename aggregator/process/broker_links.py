@@ -175,8 +175,8 @@ class BrokerLinks:
         if nbytes < INSPECT_HERE_BYTES:
             found = inspect(envelope, self._manifest)
         else:
-            looking = self._threads.submit(inspect, envelope, self._manifest)
-            found = await asyncio.wrap_future(looking)
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._threads, inspect, envelope, self._manifest)
         return Received(
             envelope=envelope,
             flaw=found.flaw,
@@ -269,7 +269,7 @@ class BrokerLinks:
                 log.error("version.not_sent", detail=str(err))
                 return None
 
-        return asyncio.wrap_future(self._threads.submit(made))
+        return asyncio.get_running_loop().run_in_executor(self._threads, made)
 
     def _by(self, place: int | None) -> list[Link]:
         return self._links if place is None else [self._links[place]]

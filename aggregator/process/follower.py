@@ -15,7 +15,7 @@ from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Fenced, Note, NotLetIn, Received, Send
 from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey
-from aggregator.process.workers import warmed_up
+from aggregator.process.workers import ended, warmed_up
 from aggregator.standby.candidate import Candidate
 from aggregator.standby.candidate_events import (
     Arrived,
@@ -110,7 +110,7 @@ class Follower:
                 stopping.cancel()
                 for task in self._tasks:
                     task.cancel()
-        await asyncio.to_thread(self._disk.shutdown)  # what it is at may still be in the leader's commit
+        await ended(self._disk)  # what it is at may still be in the leader's commit
         return self._lead
 
     async def _pump(self, stopping: asyncio.Task[bool]) -> None:
@@ -187,14 +187,15 @@ class Follower:
             await self._events.put(LeaseTaken(granted=granted))
 
     async def _keep(self, message: Replica | ReplicaRun) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            fragment_id = await asyncio.wrap_future(self._disk.submit(self._keep_now, message))
+            fragment_id = await loop.run_in_executor(self._disk, self._keep_now, message)
         except (Unavailable, RemoteProtocolError) as err:
             await self._events.put(Kept(message=message, problem=str(err)))
         else:
             await self._events.put(Kept(message=message))
             if fragment_id is not None:  # and after that, for the leader waits for the answer
-                await asyncio.wrap_future(self._disk.submit(self._store.prune, fragment_id))
+                await loop.run_in_executor(self._disk, self._store.prune, fragment_id)
 
     def _keep_now(self, message: Replica | ReplicaRun) -> int | None:
         """Writes what a message has; returns the fragment of a version.

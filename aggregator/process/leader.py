@@ -265,9 +265,9 @@ class Leader:
         """Has status say what else is wrong with this process, as ``troubles`` returns it."""
         self._telemetry.more_troubles = troubles
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Waits for what the threads are at; the store may be closed afterwards."""
-        self._workers.close()
+        await self._workers.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work, name=getattr(work, "__qualname__", None))

@@ -10,9 +10,11 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from enum import Enum, auto
+from threading import get_native_id
 from typing import Any
 
 from aggregator.copies.bucket import Bucket
@@ -26,6 +28,7 @@ from aggregator.rounds.core import Aggregator
 from aggregator.state.metrics import AggregatorSnapshot, families_of
 from aggregator.state.run_settings import settled
 from aggregator.store.layout import read_run
+from aggregator.store.rotation import Aside
 from aggregator.store.store import Loaded, Store, newer_but_damaged
 from aggregator.store.tape import Tape
 from broker.base.errors import ConfigError, Unavailable, first_of
@@ -40,6 +43,9 @@ from broker.transport.sockets import Context
 from broker.wire.messages import Phase
 
 log = logs.get(__name__)
+
+#: Of the thread that compresses what is closed.
+NICE = 10
 
 
 def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) -> Loaded:
@@ -87,6 +93,18 @@ def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) 
         log.warning("store.new_lineage", above=str(given_up), epoch=loaded.run["epoch"] + 1)
         return store.load()
     return loaded
+
+
+def set_aside() -> Aside:
+    """Returns what has a call made, in its turn, by a thread that lets all others go first: training does not wait."""
+    loop = asyncio.get_running_loop()
+    pool = ThreadPoolExecutor(1, "aside", _give_way)
+    return lambda call: loop.call_soon_threadsafe(loop.run_in_executor, pool, call)
+
+
+def _give_way() -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
 
 
 class Ending(Enum):
@@ -149,10 +167,11 @@ async def serve(
     if config.copy_to:
         Bucket.open(config.copy_to)  # a standby must not find out when it is to lead
     load_kernels_early()
+    aside = set_aside()
     with ExitStack() as stack:
         tape = None
         if config.tape is not None:
-            tape = Tape(config.tape, segment_bytes=round(config.tape_segment_mb * 1e6), keep=config.tape_segments)
+            tape = Tape(config.tape, round(config.tape_segment_mb * 1e6), config.tape_segments, aside)
             stack.callback(tape.close)
         store = stack.enter_context(
             Store.open(
@@ -161,6 +180,7 @@ async def serve(
                 keep_every=config.keep_every,
                 segment_bytes=config.ledger_segment_bytes,
                 segments=config.tape_segments,
+                aside=aside,
             )
         )
         loaded = load_for(store, config, mendable=config.failover)
@@ -248,7 +268,7 @@ async def _lead(
             await leader.run(stop)
         finally:
             seen.leader = None
-            leader.close()
+            await leader.close()
         if copier is not None and leader.lineage is None and leader.deposed is None:
             await _copy_last(copier, leader)
     finally:

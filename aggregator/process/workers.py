@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from aggregator.interface.events import (
@@ -84,7 +84,7 @@ def load_kernels_early() -> None:
         with contextlib.suppress(Exception):
             warm_up()
 
-    threading.Thread(target=load, name="kernels", daemon=True).start()
+    asyncio.get_running_loop().run_in_executor(None, load)
 
 
 class Workers:
@@ -143,11 +143,14 @@ class Workers:
         """In the computing thread, so that merges queue behind it."""
         self._outer_step = warmed_up(recipe)
 
-    def close(self) -> None:
-        """Waits for what the threads are at; what is queued behind it is dropped, as by a crash."""
-        self._compute.shutdown(cancel_futures=True)
+    async def close(self) -> None:
+        """Waits for what the threads are at; what was queued behind it is dropped, as by a crash.
+
+        The tasks that gave it to them must have been cancelled.
+        """
+        for each in (self._compute, self._disk):
+            await ended(each)
         self._pieces.shutdown()
-        self._disk.shutdown(cancel_futures=True)
 
     def state_of(self, commit: Commit) -> Read | None:
         """Returns what reads a commit's arrays, durable or on their way to the disk; None once it is replaced."""
@@ -259,7 +262,7 @@ class Workers:
 
     def _spread(self, call: Callable[[int], int], count: int) -> Iterable[int]:
         """Runs the pieces of a merge in threads; their kernels hold no lock of the interpreter."""
-        return self._pieces.map(call, range(count))
+        return map(call, range(count)) if count < 2 else self._pieces.map(call, range(count))
 
     async def _computed(self, action: Plant | Merge, made: Made) -> None:
         p = action.fragment_id
@@ -340,4 +343,10 @@ class Workers:
 
 async def _in(executor: ThreadPoolExecutor, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Calls in a thread of ``executor``."""
-    return await asyncio.wrap_future(executor.submit(call, *args, **kwargs))
+    return await asyncio.get_running_loop().run_in_executor(executor, partial(call, *args, **kwargs))
+
+
+async def ended(executor: ThreadPoolExecutor) -> None:
+    """Ends a thread once it has done what it is at; its loop goes on meanwhile."""
+    await asyncio.get_running_loop().run_in_executor(executor, lambda: None)  # behind all that is still wanted
+    executor.shutdown()

@@ -31,7 +31,7 @@ from aggregator.state.records import Carried, is_ledger_line, ledger_line
 from aggregator.store.commit_file import write_all
 from aggregator.store.layout import mapped
 from aggregator.store.replacing import flush, replace
-from aggregator.store.rotation import Rotation
+from aggregator.store.rotation import Aside, Rotation, on_the_spot
 from aggregator.store.segments import PACKED, Header, closed_of, header_of, opened, segments_of
 from aggregator.store.tape import read_lines
 from broker.process import logs
@@ -197,13 +197,14 @@ class LedgerFile:
         path: The file.
         segment_bytes: Length at which it is closed as a segment, and another begun; 0: never.
         keep: Closed segments to keep; 0: all.
+        aside: Where they are compressed and dropped.
     """
 
-    def __init__(self, path: Path, segment_bytes: int = 0, keep: int = 0) -> None:
+    def __init__(self, path: Path, segment_bytes: int = 0, keep: int = 0, aside: Aside = on_the_spot) -> None:
         self._path = path
         self._owed: dict[Key, Commit] = {}
         self._last: dict[int, Carried] = {}  # of each fragment, by the lines so far
-        self._rotation = Rotation(path, segment_bytes, keep, self._opening)
+        self._rotation = Rotation(path, segment_bytes, keep, self._opening, aside)
         self._renamed = False  # since the directory was flushed
 
     def owes(self, commit: Commit) -> bool:
@@ -223,7 +224,7 @@ class LedgerFile:
     def strike(self, fragment_id: int, first_version: int) -> None:
         """Removes the lines of a fragment from a version on; the others stay as they are, byte for byte."""
         self._owed = {key: each for key, each in self._owed.items() if key[0] != fragment_id or key[1] < first_version}
-        self._rotation.wait()
+        self._rotation.tidy()
         cut_above(self._path, {fragment_id: first_version - 1})
         self._last.pop(fragment_id, None)
         if self._path.exists():
@@ -264,7 +265,7 @@ class LedgerFile:
         return listed
 
     def close(self) -> None:
-        """Ends the thread that compresses."""
+        """Ends what compresses."""
         self._rotation.close()
 
     def _opening(self) -> bytes:

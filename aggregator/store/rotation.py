@@ -3,7 +3,7 @@
 The files are an event tape and a store's ledger; both are called a tape here.
 
 Closing is two renamings, by whoever writes; a start undoes the first where the second is missing. Compressing and
-dropping are for a thread of their own with a low priority, so that nobody waits for them. Whatever fails there is
+dropping are set aside for whoever has the time (``aside``), so that nobody waits for them. Whatever fails there is
 logged when it begins and when it ends, and tried again with the next segment; until then segments stay as they are.
 
 A crash at any moment leaves each segment plain, compressed, or both with the same lines. A compressed file is written
@@ -15,15 +15,16 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import os
 import shutil
-import threading
 import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 from aggregator.store.commit_file import write_all
 from aggregator.store.segments import (
@@ -36,16 +37,22 @@ from aggregator.store.segments import (
     packed_name,
     plain_name,
 )
-from broker.process import logs
+from broker.process import clocks, logs
 
 log = logs.get(__name__)
 
-#: Of the thread that compresses: training goes first.
-NICE = 10
-#: How long the end of an aggregator waits for it. What it has not compressed by then, the next start does.
+#: How long the end of an aggregator compresses. What it has not got to by then, the next start does.
 LAST_WAIT_S = 3.0
 _CHUNK_BYTES = 1 << 20
 _LIFE = b'{"tape":'
+
+#: Has a call made, in any thread, while whoever asked goes on.
+Aside = Callable[[Callable[[], None]], object]
+
+
+def on_the_spot(call: Callable[[], None]) -> None:
+    """Sets nothing aside: makes the call at once."""
+    call()
 
 
 class Rotation:
@@ -56,15 +63,25 @@ class Rotation:
         segment_bytes: Length at which its file is closed; 0: never.
         keep: Closed segments to keep; 0: all.
         opening: Returns the lines that a new segment has after its header.
+        aside: Where closed segments are compressed and dropped.
     """
 
-    def __init__(self, path: Path, segment_bytes: int, keep: int, opening: Callable[[], bytes] = bytes) -> None:
+    def __init__(
+        self,
+        path: Path,
+        segment_bytes: int,
+        keep: int,
+        opening: Callable[[], bytes] = bytes,
+        aside: Aside = on_the_spot,
+    ) -> None:
         self._path, self._segment_bytes, self._keep, self._opening = path, segment_bytes, keep, opening
         self._due_bytes = segment_bytes
         self._header = Header(segment=1)
         self._troubles: set[str] = set()
-        self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
+        self._aside = aside
+        self._untidy = False  # since the last look at closed segments
+        self._tidying = Lock()
+        self._ends_s = math.inf  # when nothing more is to be compressed
 
     def open(self) -> int:
         """Returns a descriptor of the file to append to, and begins to compress what an earlier life has left.
@@ -103,23 +120,23 @@ class Rotation:
             self._trouble("close", err)
             return fd
         self._trouble("close", None)
-        os.close(fd)
         begins_at = os.fstat(new).st_size - len(header.text())
         self._header, self._due_bytes = header, self._segment_bytes + begins_at
         self._tidy_aside()
+        os.close(fd)
         return new
 
-    def wait(self) -> None:
-        """Returns when the thread has nothing to do: only then may somebody else change closed segments."""
-        if self._thread is not None:
-            self._thread.join()
+    def tidy(self) -> None:
+        """Drops closed segments by the rule and compresses the others; then somebody else may change them."""
+        with self._tidying:
+            if self._untidy:
+                self._untidy = False
+                self._tidy()
 
     def close(self) -> None:
-        """Waits a little for the thread, and ends it."""
-        if self._thread is not None:
-            self._thread.join(LAST_WAIT_S)
-            self._ending.set()
-            self._thread.join(LAST_WAIT_S)
+        """Does a little of what was set aside, or waits a little for it, and ends that."""
+        self._ends_s = clocks.monotonic() + LAST_WAIT_S
+        self.tidy()
 
     # --- one segment after another ------------------------------------------------------------------------------
 
@@ -187,19 +204,14 @@ class Rotation:
             self._troubles.discard(what)
             log.info("tape.segments_back", path=str(self._path), what=what)
 
-    # --- closed ones, in a thread -------------------------------------------------------------------------------
+    # --- closed ones, set aside ---------------------------------------------------------------------------------
 
     def _tidy_aside(self) -> None:
-        """Has segments dropped by the rule, and the others compressed, once the thread of before has ended."""
-        arguments = self._thread, self._header
-        self._thread = threading.Thread(target=self._tidy, args=arguments, name="atoll-tape-segments", daemon=True)
-        self._thread.start()
+        self._untidy = True
+        self._aside(self.tidy)
 
-    def _tidy(self, before: threading.Thread | None, header: Header) -> None:
-        if before is not None:
-            before.join()
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    def _tidy(self) -> None:
+        header = self._header
         # Not the one that is being closed by now: it may get its name back.
         numbers = [number for number in closed_of(self._path) if number < header.segment]
         for what, work, of in (  # dropping first: it may be what makes room
@@ -220,13 +232,13 @@ class Rotation:
 
     def _pack(self, number: int) -> None:
         plain, packed = plain_name(self._path, number), packed_name(self._path, number)
-        if not plain.exists() or self._ending.is_set():
+        if not plain.exists() or self._is_over():
             return
         if not packed.exists():
             new = packed.with_name(packed.name + UNFINISHED)
             try:
                 self._write_packed(plain, new)
-                if self._ending.is_set():
+                if self._is_over():
                     return
                 shutil.copystat(plain, new)
                 os.rename(new, packed)
@@ -237,7 +249,10 @@ class Rotation:
     def _write_packed(self, plain: Path, new: Path) -> None:
         with plain.open("rb") as read, new.open("wb") as written:
             with gzip.GzipFile(plain.name, "wb", fileobj=written) as packing:
-                while (chunk := read.read(_CHUNK_BYTES)) and not self._ending.is_set():
+                while (chunk := read.read(_CHUNK_BYTES)) and not self._is_over():
                     packing.write(chunk)
             written.flush()
             os.fsync(written.fileno())
+
+    def _is_over(self) -> bool:
+        return clocks.monotonic() >= self._ends_s

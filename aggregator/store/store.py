@@ -38,6 +38,7 @@ from aggregator.store.layout import (
 )
 from aggregator.store.ledger_file import LedgerFile, key_of
 from aggregator.store.replacing import TEMPORARY, flush, replace
+from aggregator.store.rotation import Aside, on_the_spot
 from aggregator.store.version_file import VersionFile, verified
 from broker.base.errors import LocalProtocolError, Unavailable
 from broker.process import logs
@@ -93,7 +94,14 @@ class Store:
 
     @classmethod
     def open(
-        cls, directory: Path, *, keep: int = 2, keep_every: int = 0, segment_bytes: int = 0, segments: int = 0
+        cls,
+        directory: Path,
+        *,
+        keep: int = 2,
+        keep_every: int = 0,
+        segment_bytes: int = 0,
+        segments: int = 0,
+        aside: Aside = on_the_spot,
     ) -> Self:
         """Creates the directory if need be, locks it, and removes what an earlier process left half-written.
 
@@ -103,6 +111,7 @@ class Store:
             keep_every: Versions whose number divides by this are kept for ever; 0: none.
             segment_bytes: Length at which the ledger's file is closed, and another begun; 0: never.
             segments: Closed ones to keep; 0: all.
+            aside: Where they are compressed and dropped.
 
         Raises:
             Unavailable: Also when another process has the store open.
@@ -121,7 +130,7 @@ class Store:
             except OSError:
                 os.close(lock_fd)
                 raise
-        ledger = LedgerFile(ledger_path(directory), segment_bytes, segments)
+        ledger = LedgerFile(ledger_path(directory), segment_bytes, segments, aside)
         return cls(directory, lock_fd, ledger, keep, keep_every)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from aggregator.interface.config import AggregatorConfig
 from aggregator.interface.events import Commit, Event, Flaw, Note, Received
 from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.records import commit_from_map, commit_to_map
-from aggregator.store.rotation import Rotation
+from aggregator.store.rotation import Aside, Rotation, on_the_spot
 from aggregator.store.segments import TapeReader, is_tape
 from broker.base.errors import ConfigError, cure_of
 from broker.base.settings import to_table
@@ -241,13 +241,14 @@ class Tape:
     given up, with the life that asked for it, goes on there, and the next waits for it.
     """
 
-    def __init__(self, path: Path, segment_bytes: int = 0, keep: int = 0) -> None:
+    def __init__(self, path: Path, segment_bytes: int = 0, keep: int = 0, aside: Aside = on_the_spot) -> None:
         """Opens the file, after what an earlier life has written.
 
         Args:
             path: The file.
             segment_bytes: Length at which it is closed as a segment, and another begun; 0: never.
             keep: Closed segments to keep; 0: all.
+            aside: Where they are compressed and dropped.
 
         Raises:
             ConfigError: It cannot be opened, which is better said at once than found out after the run.
@@ -260,7 +261,7 @@ class Tape:
         self._failing = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._rotation = Rotation(path, segment_bytes, keep)
+            self._rotation = Rotation(path, segment_bytes, keep, aside=aside)
             self._fd = self._rotation.open()
             size = os.fstat(self._fd).st_size
             self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"

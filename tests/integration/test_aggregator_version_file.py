@@ -176,7 +176,7 @@ async def test_a_merge_uses_the_file_of_the_version_before_and_refuses_one_that_
             assert not desk.workers.durable[0].state.residual.any()
             assert desk.workers.durable[0].state.momentum.any()
         finally:
-            desk.workers.close()
+            await desk.workers.close()
 
 
 @in_a_loop
@@ -194,4 +194,4 @@ async def test_a_version_that_has_lost_bytes_gets_them_back_from_what_a_broker_h
             assert isinstance(await desk.done.get(), Computed)
             assert np.array_equal(verified(commit_path(tmp_path, 0, 0)).state.params, params)
         finally:
-            desk.workers.close()
+            await desk.workers.close()

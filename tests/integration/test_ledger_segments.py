@@ -173,7 +173,6 @@ def crashed(path, at, versions, **changes):
                     acknowledged.append((p, version))
         except CrashError:
             pass
-    store._ledger._rotation.wait()
     os.close(store._lock_fd)
     store._lock_fd = -1
     return acknowledged, crash.done
@@ -340,7 +339,7 @@ def test_a_restored_store_has_the_segments_and_no_line_of_versions_after_the_cop
             for _ in range(rounds):
                 for p in (0, 1):
                     hub.commit(p)
-            hub.opened._ledger._rotation.wait()
+            hub.opened._ledger._rotation.tidy()
 
         newest = taking._newest
 

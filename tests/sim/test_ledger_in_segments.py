@@ -75,7 +75,7 @@ class Filed(SimAggregator):
         if isinstance(event, agg.Persisted):
             self.ledger.owe(self.disk.commits[event.fragment_id])
             self.ledger.settle()
-            self.ledger._rotation.wait()  # in virtual time nobody waits for a machine that is busy
+            self.ledger._rotation.tidy()  # in virtual time nobody waits for a machine that is busy
             Filed.largest = max(Filed.largest, sum(each.stat().st_size for each in segments_of(self.path).values()))
         super().done(event)
 

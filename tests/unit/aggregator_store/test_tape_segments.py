@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,12 +23,6 @@ from ops.inspect.dropped import gone_of
 from tests.profiles import examples
 
 
-def close(tape):
-    """Closes a tape when all that is due was compressed and dropped."""
-    tape.close()
-    assert threading.active_count() == 1 or all("segments" not in each.name for each in threading.enumerate())
-
-
 def put(tape, numbers):
     """Writes lines of these numbers, flush by flush."""
     for n in numbers:
@@ -38,7 +33,7 @@ def put(tape, numbers):
 def filled(path, lines, *, segment_bytes=200, keep=0, start=0):
     tape = Tape(path, segment_bytes, keep)
     put(tape, range(start, start + lines))
-    close(tape)
+    tape.close()
 
 
 def numbers_of(lines):
@@ -122,7 +117,7 @@ def test_the_header_tells_of_the_life_that_goes_on_in_it_and_of_how_many_there_w
         for n in range(40):
             tape.write({"n": n, "text": '\n{"tape":'})
             tape.flush()
-        close(tape)
+        tape.close()
     headers = [header_of(each) for each in segments_of(path).values()]
     assert headers[0] == segments.Header(segment=1)
     assert headers[1].life == {"tape": 11, "epoch": 1, "config": config}
@@ -144,7 +139,7 @@ def test_a_segment_that_cannot_be_compressed_stays_and_is_reported_once_and_comp
     assert [r.getMessage().split()[0] for r in caplog.records] == ["tape.segments_failing"]
     assert all(each.suffix == ".jsonl" for each in segments_of(path).values())
     assert numbers_of(read_lines(path)) == list(range(60))
-    close(Tape(path, 200))
+    Tape(path, 200).close()
     assert {each.suffix for each in list(segments_of(path).values())[:-1]} == {".gz"}
     assert numbers_of(read_lines(path)) == list(range(60))
 
@@ -159,7 +154,7 @@ def test_a_tape_that_cannot_be_closed_goes_on_in_its_file_and_costs_no_line(path
     assert list(closed_of(path)) == []
     caplog.set_level("INFO")
     put(tape, range(60, 120))
-    close(tape)
+    tape.close()
     assert "tape.segments_back" in caplog.text
     assert numbers_of(read_lines(path)) == list(range(120))
     assert tape.dropped == 0
@@ -213,7 +208,7 @@ def test_killed_between_the_two_renamings_a_tape_goes_on_in_the_segment_that_it_
     assert (header_of(path).segment, max(closed_of(path))) == (number, number - 1)
     put(tape, [60])
     assert [json.loads(text)["n"] for _, text in follower.read()] == [60]
-    close(tape)
+    tape.close()
     assert list(numbered_lines(path))[:-1] == before
 
 
@@ -222,7 +217,8 @@ def test_the_segment_that_is_being_closed_is_not_compressed_yet_for_it_may_get_i
     number = header_of(path).segment
     path.rename(plain_name(path, number))
     made = rotation.Rotation(path, 200, 0)
-    made._tidy(None, segments.Header(segment=number))
+    made._header, made._untidy = segments.Header(segment=number), True
+    made.tidy()
     assert plain_name(path, number).exists()
 
 
@@ -266,7 +262,7 @@ class World:
     @contextlib.contextmanager
     def stopped(self):
         """The next life begins with what is on the disk then."""
-        close(self.tape)
+        self.tape.close()
         yield
         self.tape = Tape(self.path, 120, self.keep)
 
@@ -332,7 +328,7 @@ def test_whatever_happens_all_lines_are_there_once_and_in_order(steps):
             getattr(world, name)(*args)
         world.write(1)
         world.look()
-        close(world.tape)
+        world.tape.close()
         numbered = list(numbered_lines(world.path))
         assert numbers_of(line for _, line in numbered) == world.lines
         assert all(a < b for (a, _), (b, _) in pairwise(numbered))
@@ -353,7 +349,7 @@ def test_with_a_rule_what_is_there_is_the_end_and_what_is_gone_is_counted(counts
         for count in counts:
             world.write(count)
             world.restart()
-        close(world.tape)
+        world.tape.close()
         numbered = list(numbered_lines(world.path))
         kept = numbers_of(line for _, line in numbered)
         assert kept == world.lines[len(world.lines) - len(kept) :]
@@ -371,7 +367,7 @@ def test_a_reader_beside_a_writer_that_closes_and_compresses_all_the_time_sees_e
     path.parent.mkdir()
 
     def write():
-        tape = Tape(path, 2000)
+        tape = Tape(path, 2000, aside=ThreadPoolExecutor(1).submit)
         for n in range(count):
             tape.write({"now_s": n, "n": n})
             if n % 7 == 0:
@@ -431,7 +427,7 @@ def test_what_is_written_between_the_end_of_a_file_and_its_closing_is_read(path,
 
     monkeypatch.setattr(segments, "segments_of", late)
     assert [json.loads(text)["n"] for _, text in reader.read()] == [2]
-    close(tape)
+    tape.close()
 
 
 def test_a_write_that_a_full_disk_took_back_does_not_put_a_follower_out_of_step(path, monkeypatch):
@@ -452,5 +448,5 @@ def test_a_write_that_a_full_disk_took_back_does_not_put_a_follower_out_of_step(
         tape.write({"n": 2})
         tape.flush()
     tape.write({"n": 3})
-    close(tape)
+    tape.close()
     assert [json.loads(text) for _, text in reader.read() if text] == [{"gap": 1}, {"n": 3}]
