@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import time
 from dataclasses import replace
 
 import zmq
 
 from broker.gateway.config import BrokerConfig
+from broker.process import clocks
 from broker.server import serve
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import Context
@@ -73,12 +73,12 @@ class Client:
 
     async def receive(self, kind, channel=None):
         """The next message of a kind; others are passed over."""
-        ends_s = time.monotonic() + WAIT_S
+        ends_s = clocks.monotonic() + WAIT_S
         while True:
             envelope = await self.endpoints[channel or kind.channel].recv(0.5)
             if envelope is not None and isinstance(envelope.message, kind):
                 return envelope
-            assert time.monotonic() < ends_s, f"{self.name} received no {kind.__name__}"
+            assert clocks.monotonic() < ends_s, f"{self.name} received no {kind.__name__}"
 
     async def attach(self, versions=(-1,), epoch=1):
         await self.send(m.AttachBulk(shard=0, epoch=epoch, shards=1))
@@ -141,8 +141,8 @@ def on_a_broker(settings, use):
 
 async def until(condition, what):
     """Waits until the coroutine function ``condition`` returns something true, and returns it."""
-    ends_s = time.monotonic() + WAIT_S
+    ends_s = clocks.monotonic() + WAIT_S
     while not (found := await condition()):
-        assert time.monotonic() < ends_s, f"never came: {what}"
+        assert clocks.monotonic() < ends_s, f"never came: {what}"
         await asyncio.sleep(0.01)
     return found

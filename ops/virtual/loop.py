@@ -157,16 +157,19 @@ class Process(asyncio.AbstractEventLoop):
         job_s: Returns how long a job of a thread takes, by the name of its pool.
         clock: What it reads, never steadied; see :class:`broker.process.clocks.SteadyClock`.
         exit_code: What it has ended with; None while it runs, or if it was killed.
+        ended: Called when it has ended, such as by what closes its connections.
     """
 
     def __init__(self, time: VirtualTime, name: str, clock: Clock, *, wrong: bool) -> None:
         self.virtual, self.name, self.clock = time, name, clock
         self.alive = True
         self.exit_code: object = None
+        self.ended: list[Callable[[], None]] = []
         self.turn_s = (1e-5, 1e-4)
         self.job_s: Callable[[str], float] = lambda pool: time.between(name, f"job {pool}", 1e-4, 1e-2)
         self._read: Callable[[], float] = clocks.SteadyClock(lambda: clock.now_s) if wrong else lambda: time.now_s
         self._ready: deque[asyncio.Handle] = deque()
+        self._watched: list[tuple[Callable[[], bool], Callable[[], object]]] = []  # descriptors
         self._awake = False  # a turn is on the heap
         self._next_turn_s = self._frozen_until_s = 0.0
         self._made = 0  # tasks and futures
@@ -204,6 +207,8 @@ class Process(asyncio.AbstractEventLoop):
             self.alive = False
             self._kept = sorted(asyncio.all_tasks(self), key=hash)  # else Python's collector would close them
             self._ready.clear()
+            for call in self.ended:
+                call()
 
     def freeze(self, for_s: float) -> None:
         """Stops it for a while; what comes waits."""
@@ -266,6 +271,11 @@ class Process(asyncio.AbstractEventLoop):
             # A clock that is wrong is looked at again when its rate changes.
             self.virtual.at(self.clock.true_s(self.clock.now_s + left_s), lambda: self._wait_for(timer))
 
+    def watch(self, readable: Callable[[], bool], callback: Callable[[], object]) -> None:
+        """Has a callback run once a simulated descriptor is readable: looked at when the next turn begins."""
+        self._watched.append((readable, callback))
+        self._wake()
+
     def _put(self, handle: asyncio.Handle) -> None:
         if self.alive or self._buried:
             self._ready.append(handle)
@@ -283,6 +293,10 @@ class Process(asyncio.AbstractEventLoop):
         if self.virtual.now_s < self._frozen_until_s:
             self._wake()
             return
+        watched, self._watched = self._watched, []
+        for readable, callback in watched:
+            if readable():
+                self._ready.append(asyncio.Handle(callback, (), self))
         if self.virtual.on_turn is not None:
             self.virtual.on_turn(self.virtual.now_s, self.name, len(self._ready))
         self._callbacks()
