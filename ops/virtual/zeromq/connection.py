@@ -1,4 +1,4 @@
-"""Simulated connections of ZeroMQ: dialling, the handshake, messages over a stream of bytes, and the end.
+"""Simulated connections of ZeroMQ: dialling, the handshake, messages over a stream, the end.
 
 Each :class:`End` is what libzmq's engine and session are. It takes messages out of its socket's pipe as fast as the
 link carries them, and puts what arrives into the other pipe while that has room: what has no room stays in the stream,
@@ -11,16 +11,15 @@ import errno
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 
 from ops.virtual.zeromq.network import Network, Stream
 from ops.virtual.zeromq.pipe import Pipe
 
-if TYPE_CHECKING:
-    from ops.virtual.zeromq.core import Core
-
+#: The socket, of :mod:`ops.virtual.zeromq.core`.
+Core = Any
 #: Bytes of what TCP and ZeroMQ say to each other beside messages.
 CONTROL_BYTES = 64
 #: The thread that sends is awake this long after a message has been put into an empty pipe.

@@ -1,4 +1,4 @@
-"""A simulated socket as libzmq has it: what is called does not wait, and what has happened is announced once.
+"""A simulated socket as libzmq has it: no call waits, and what happens is announced once.
 
 Its process is told of something new (:attr:`Core.readable`, which stands for ZeroMQ's descriptor) only where it has
 found nothing before; it learns more when it looks.
@@ -11,16 +11,15 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from ops.virtual.zeromq.connection import Dialer, End, Frame, Inlet, Listener
 from ops.virtual.zeromq.pipe import Pipe
 
-if TYPE_CHECKING:
-    from ops.virtual.zeromq.sockets import Context
-
+#: What made the socket, of :mod:`ops.virtual.zeromq.sockets`.
+Context = Any
 #: Without need, a send looks only this often whether a connection has come or gone.
 LOOK_EVERY_S = 0.001
 #: A receive looks so often, by messages.
@@ -173,7 +172,7 @@ class Core:
         return frames
 
     def send_multipart(self, frames: Sequence[Any], flags: int = 0, copy: bool = True) -> None:
-        """Hands a message on; raises zmq.Again if no connection takes it, ZMQError if a ROUTER knows no such peer."""
+        """Hands a message on; raises zmq.Again if nothing takes it, ZMQError for an unknown peer."""
         self._check()
         if self.context.network.virtual.now_s - self._looked_s >= LOOK_EVERY_S:
             self.look()

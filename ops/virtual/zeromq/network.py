@@ -1,4 +1,4 @@
-"""The simulated network: links between hosts, streams of bytes over them, ports, and what goes wrong there."""
+"""The simulated network: links between hosts, streams of bytes over them, ports, and faults."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.transport import descriptors
 from ops.virtual.loop import Process, VirtualTime
 
-if TYPE_CHECKING:
-    from ops.virtual.zeromq.connection import End, Listener
-
+#: One end of a connection, and a bound port, of :mod:`ops.virtual.zeromq.connection`.
+End = Any
+Listener = Any
 #: Where the numbers of simulated descriptors begin: no process has so many real ones.
 FIRST_DESCRIPTOR = 1 << 20
 #: Where ``struct tcp_info`` has the bytes received, and its length.
@@ -46,7 +46,7 @@ class Link:
 
 
 class Stream:
-    """One direction of a connection: what is sent arrives in order, or with the connection's end not at all."""
+    """One direction of a connection: what is sent arrives in order, or not at all."""
 
     def __init__(self, network: Network, source: str, target: str) -> None:
         self._virtual, self.link = network.virtual, network.link(source, target)

@@ -1,4 +1,4 @@
-"""The queue between a simulated socket and its I/O thread: ZeroMQ's high-water mark, and how it announces. Pure."""
+"""A queue between a simulated socket and its I/O thread: its mark, and how it announces. Pure."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class Context:
         assert all(each.core.closed for each in self._sockets), "a socket is still open: term would wait for ever"
 
     def ask_zap(self, key: str | bytes | None, answer: Callable[[bytes, bytes], None]) -> None:
-        """Asks the handler in this process whether a connection is welcome: ``answer`` takes status and user id."""
+        """Asks this process whether a connection is welcome; ``answer`` takes status and user id."""
         handler: Core = self.inproc[ZAP]
         self._asked += 1
         route = b"\0" + struct.pack(">I", self._asked)
