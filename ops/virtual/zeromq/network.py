@@ -191,7 +191,7 @@ class _Copy:
 
     def fileno(self) -> int:
         """Returns the descriptor."""
-        return self._end.fd
+        return int(self._end.fd)
 
     def getsockname(self) -> tuple[str, int]:
         """Returns the address of this end."""

@@ -30,7 +30,7 @@ class Socket:
     """A socket of asyncio's: receives and polls are futures of the running process."""
 
     def __init__(self, context: Context, kind: int) -> None:
-        self.core = core = Core(context, kind)
+        self.context, self.core = context, (core := Core(context, kind))
         core.readable = self._readable
         self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
         self.set, self.get, self.bind, self.connect = core.set, core.get, core.bind, core.connect
@@ -51,9 +51,9 @@ class Socket:
 
     def get_monitor_socket(self, events: int) -> Socket:
         """Returns a socket that tells of events here."""
-        address = self.core.context.new_address()
+        address = self.context.new_address()
         self.monitor(address, events)
-        socket = self.core.context.socket(zmq.PAIR)
+        socket = self.context.socket(zmq.PAIR)
         socket.connect(address)
         return socket
 
@@ -80,12 +80,12 @@ class Socket:
 
     def poll(self, timeout: int, flags: int = zmq.POLLIN) -> asyncio.Future[Any]:
         """Waits until there is something to receive, for ``timeout`` ms."""
-        poller = self.core.context.poller()
+        poller = self.context.poller()
         poller.register(self, flags)
         return poller.poll(timeout)
 
     def _done(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        future = self.core.context.process.create_future()
+        future = self.context.process.create_future()
         try:
             future.set_result(call())
         except Exception as error:  # noqa: BLE001 - it is the caller's
@@ -95,7 +95,7 @@ class Socket:
     def _take(self, flags: int, call: Callable[[], Any]) -> asyncio.Future[Any]:
         if flags & zmq.NOBLOCK:
             return self._done(call)
-        future = self.core.context.process.create_future()
+        future = self.context.process.create_future()
         self.wait(future, call)
         return future
 
@@ -127,7 +127,7 @@ class Socket:
         while self._waiting and self._waiting[0][0].done():
             self._waiting.popleft()
         if self._waiting and self.get(zmq.EVENTS):
-            self.core.context.process.call_soon(self._readable)
+            self.context.process.call_soon(self._readable)
 
 
 class Poller:
