@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import zmq
 
+from broker.base.errors import Unavailable
 from broker.gateway.config import BrokerConfig
 from broker.process import clocks
+from broker.registry.registry import Registry
 from broker.server import serve
 from broker.transport.endpoint import Endpoint
 from broker.transport.sockets import Context
@@ -146,3 +148,17 @@ async def until(condition, what):
         assert clocks.monotonic() < ends_s, f"never came: {what}"
         await asyncio.sleep(0.01)
     return found
+
+
+async def in_redis(url, condition, what, *, events=frozenset()):
+    """Waits until what stands in Redis meets a condition, and has such events; returns it, and all events."""
+
+    async def look():
+        with contextlib.suppress(Unavailable, KeyError):
+            found = await registry.read()
+            told = [event for _, event in await registry.read_events_after((0, 0), 10_000)]
+            if condition(found) and events <= {each["event"] for each in told}:
+                return found, told
+
+    async with contextlib.aclosing(Registry(url, RUN)) as registry:
+        return await until(look, what)

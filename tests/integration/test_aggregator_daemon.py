@@ -1,11 +1,9 @@
 """The aggregator over real sockets with a real broker: bad input, crashes, Redis coming and going, an orderly end."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +15,10 @@ from aggregator.store.store import Store
 from aggregator.store.tape import read_lines
 from aggregator.store.version_file import verified
 from broker.base.errors import ConfigError, Unavailable
-from broker.registry.registry import Registry
 from broker.wire.messages import Codec, Fate, Reason
 from ops.processes.cluster import free_ports
-from tests.aggregator_bench import RUN, WAIT_S, aggregator_config, on_a_bench, until
+from tests.aggregator_bench import RUN, aggregator_config, on_a_bench, until
+from tests.broker_bench import in_redis
 from tests.coroutines import given_by
 from tests.local_run import Process
 
@@ -210,23 +208,6 @@ async def test_a_run_goes_on_neither_with_too_small_messages_nor_without_a_whole
 
 
 # --- Redis -----------------------------------------------------------------------------------------------------------
-
-
-async def in_redis(url, condition, what, *, events=frozenset()):
-    """Waits until what stands in Redis meets a condition, and has such events; returns it, and all events."""
-    registry = Registry(url, RUN)
-    ends_s = time.monotonic() + WAIT_S
-    try:
-        while True:
-            with contextlib.suppress(Unavailable):
-                found = await registry.read()
-                told = [event for _, event in await registry.read_events_after((0, 0), 10_000)]
-                if condition(found) and events <= {each["event"] for each in told}:
-                    return found, told
-            assert time.monotonic() < ends_s, f"never came: {what}"
-            await asyncio.sleep(0.02)
-    finally:
-        await registry.aclose()
 
 
 @given_by(on_a_bench)

@@ -11,28 +11,12 @@ import pytest
 import zmq
 
 from broker.base.errors import ConfigError
-from broker.registry.registry import Registry
 from broker.wire import messages as m
 from tests.aggregator_hand import beat
-from tests.broker_bench import RUN, config, on_a_broker, until
+from tests.broker_bench import RUN, config, in_redis, on_a_broker
 from tests.local_run import Process, wait_for
 
 # --- Redis ----------------------------------------------------------------------------------------------------------
-
-
-async def in_redis(url, condition, what):
-    """Waits until what stands in Redis about the run meets a condition; returns it."""
-    registry = Registry(url, RUN)
-
-    async def look():
-        with contextlib.suppress(Exception):
-            found = await registry.read()
-            return found if condition(found) else None
-
-    try:
-        return await until(look, what)
-    finally:
-        await registry.aclose()
 
 
 def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(redis):
@@ -43,7 +27,7 @@ def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(red
         await island.send(beat(4), run="other")
         await island.receive(m.Refused)
         redis.start()
-        found = await in_redis(redis.url, lambda s: "a" in s.members and s.refusals.get("broker:hub"), "a in Redis")
+        found, _ = await in_redis(redis.url, lambda s: "a" in s.members and s.refusals.get("broker:hub"), "a in Redis")
         assert found.members["a"]["inner_step"] == 3
         assert found.refusals["broker:hub"] == {"a": {"wrong_run": 1}}
         assert found.brokers["hub"]["peers"] == 1
@@ -51,7 +35,7 @@ def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(red
         await island.send(beat(5))
         await aggregator.receive(m.Heartbeat)  # nobody waited for Redis
         redis.start()  # empty
-        found = await in_redis(redis.url, lambda s: "a" in s.members, "a in Redis again")
+        found, _ = await in_redis(redis.url, lambda s: "a" in s.members, "a in Redis again")
         assert found.members["a"]["inner_step"] == 5
         await island.send(m.Leave(inner_step=6, tokens=60, reason="done"))
         await in_redis(redis.url, lambda s: s.members["a"]["left"], "the farewell")

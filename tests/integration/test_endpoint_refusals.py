@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import msgpack
 import numpy as np
@@ -34,6 +35,7 @@ from tests.bare_router import (
     sent_until_received,
 )
 from tests.coroutines import in_a_loop
+from tests.tcp_relay import Relay
 
 
 def header(**changes):
@@ -149,47 +151,21 @@ async def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached
     assert heard, "some speak ZeroMQ well enough to be heard"
 
 
-@contextlib.asynccontextmanager
-async def relayed(address):
-    """An address whose connections lead to another one, and what can be written to their clients besides."""
-    host, port = address.removeprefix("tcp://").rsplit(":", 1)
-    clients, proxies = [], []
-
-    async def carry(reader, writer):
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65_536):
-                writer.write(data)
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    async def proxy(reader, writer):
-        clients.append(writer)
-        proxies.append(asyncio.current_task())
-        inner, outer = await asyncio.open_connection(host.strip("[]"), int(port))
-        await asyncio.gather(carry(reader, outer), carry(inner, writer))
-
-    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
-    async with server:
-        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", clients
-        await asyncio.wait_for(asyncio.gather(*proxies), PATIENCE_S)
-
-
 @in_a_loop
 async def test_a_connection_that_damaged_bytes_have_ended_is_made_anew_soon():
     """Found by chaos: ZeroMQ does not reconnect after a frame that cannot be, and islands waited half a minute."""
     async with (
         context() as ctx,
         bound(ctx, Channel.CONTROL) as (router, address),
-        relayed(address) as (through, clients),
-        Endpoint(ctx, through, Channel.CONTROL) as endpoint,
+        (relay := Relay(urlsplit(address).port)).listening() as port,
+        Endpoint(ctx, f"tcp://127.0.0.1:{port}", Channel.CONTROL) as endpoint,
     ):
         assert await endpoint.ready(PATIENCE_S)
         assert await endpoint.send(envelope(LEAVE))
         await received(router)
-        clients[0].write(b"\xff" * 64)  # a frame longer than there is memory
+        relay.clients[0].write(b"\xff" * 64)  # a frame longer than there is memory
         began_s = asyncio.get_running_loop().time()
-        while len(clients) < 2:
+        while len(relay.clients) < 2:
             await endpoint.recv(0.05)
             assert asyncio.get_running_loop().time() - began_s < PATIENCE_S, "no connection was made anew"
         assert await endpoint.ready(PATIENCE_S)
@@ -202,25 +178,24 @@ async def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_i
     async with (
         context() as ctx,
         bound(ctx, Channel.BULK) as (router, address),
-        relayed(channel_address(address, Channel.BULK)) as (through, clients),
+        (relay := Relay(urlsplit(channel_address(address, Channel.BULK)).port)).listening() as port,
+        Endpoint(ctx, f"tcp://127.0.0.1:{port - 1}", Channel.BULK) as endpoint,
     ):
-        host, port = through.rsplit(":", 1)
-        async with Endpoint(ctx, f"{host}:{int(port) - 1}", Channel.BULK) as endpoint:
-            assert await endpoint.ready(PATIENCE_S)
-            assert await endpoint.send(envelope(Want(versions=())))
-            peer, _ = await received(router)
-            clients[0].write(b"\x02" + (1 << 30).to_bytes(8, "big"))  # a frame of 1 GiB begins
-            answer = envelope(contribution(np.ones(4, np.float32), Codec.F32), to="island-0")
-            await router.send_multipart([peer, *encode(answer)])
-            assert await endpoint.recv(0.3) is None
-            endpoint.renew()
-            again, header = await sent_until_received(endpoint, router, Want(versions=()))
-            assert again != peer
-            assert decode([header]).sequence >= 2
-            await router.send_multipart([again, *encode(answer)])
-            assert await endpoint.recv(PATIENCE_S) == answer
-            assert await endpoint.recv(1.2) is None  # by then a connection that was forgotten would be made anew
-            assert (endpoint.traffic.renewals, len(clients)) == (1, 2)
+        assert await endpoint.ready(PATIENCE_S)
+        assert await endpoint.send(envelope(Want(versions=())))
+        peer, _ = await received(router)
+        relay.clients[0].write(b"\x02" + (1 << 30).to_bytes(8, "big"))  # a frame of 1 GiB begins
+        answer = envelope(contribution(np.ones(4, np.float32), Codec.F32), to="island-0")
+        await router.send_multipart([peer, *encode(answer)])
+        assert await endpoint.recv(0.3) is None
+        endpoint.renew()
+        again, header = await sent_until_received(endpoint, router, Want(versions=()))
+        assert again != peer
+        assert decode([header]).sequence >= 2
+        await router.send_multipart([again, *encode(answer)])
+        assert await endpoint.recv(PATIENCE_S) == answer
+        assert await endpoint.recv(1.2) is None  # by then a connection that was forgotten would be made anew
+        assert (endpoint.traffic.renewals, len(relay.clients)) == (1, 2)
 
 
 @pytest.mark.parametrize("timeout_s", [65.6, 600.0])

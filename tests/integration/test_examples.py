@@ -49,6 +49,7 @@ def test_an_example_task_learns_and_its_data_follow_the_cursor(path, steps, fall
 def test_the_numpy_task_trains_without_importing_jax():
     code = (
         "import sys\n"
+        "import islands.tasks.data, islands.tasks.corpus\n"
         "from islands.arrays.partition import tensor_specs\n"
         "from islands.tasks.task import DataShare, Schedule, load_task\n"
         "task = load_task('examples.numpy_task:task', {})\n"

@@ -33,6 +33,7 @@ from tests.aggregator_hand import beat
 from tests.broker_bench import WAIT_S, until
 from tests.coroutines import given_by
 from tests.local_run import Process, wait_for
+from tests.tcp_relay import Relay
 
 ISLANDS = ("paris", "rome")
 
@@ -294,33 +295,18 @@ async def test_a_key_is_good_for_its_own_id_only(bench):
 
 @given_by("on_a_broker")
 async def test_what_was_recorded_on_the_wire_is_worth_nothing_on_another_connection(bench):
-    recorded = bytearray()
-
-    async def forward(reader, writer):
-        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", bench.port())
-
-        async def pump(source, sink, keep):
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                while data := await source.read(1 << 16):
-                    keep(data)
-                    sink.write(data)
-                    await sink.drain()
-            sink.close()
-
-        await asyncio.gather(pump(reader, to_writer, recorded.extend), pump(to_reader, writer, len))
-
-    async with await asyncio.start_server(forward, "127.0.0.1", 0) as forwarder:
-        port = forwarder.sockets[0].getsockname()[1]
+    relay = Relay(bench.port())
+    async with relay.listening() as port:
         rome = bench.dealer(keys=client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND), port=port)
         await rome.send_multipart(encode(bench.envelope("join:n", join("rome"), inc=0)))
         await bench.receive(bench.aggregator, m.Join)
         rome.close()
     bench.heard.clear()
-    assert len(recorded) > 500
+    assert len(relay.begun) > 500
     before = (await bench.refusals()).get(Reason.MALFORMED, 0)
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", bench.port()), timeout=WAIT_S) as sock:
-            sock.sendall(recorded)
+            sock.sendall(relay.begun)
             await bench.beat_passes()
     await bench.counted(Reason.MALFORMED, at_least=before + 1)
     assert "join:n" not in bench.heard

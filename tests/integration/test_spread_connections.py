@@ -15,6 +15,7 @@ from broker.wire.messages import Channel
 from tests.aggregator_hand import beat
 from tests.broker_bench import WAIT_S, config, contribution, on_a_broker, version
 from tests.coroutines import given_by
+from tests.tcp_relay import Relay
 
 CONNECTIONS = 4
 #: The aggregator of these tests says nothing for as long as a busy machine takes for 16 MB.
@@ -22,48 +23,6 @@ PATIENT = LivenessConfig(dead_after_s=WAIT_S)
 beside_a_broker = given_by(lambda use: on_a_broker(config(liveness=PATIENT), use))
 #: More than may be under way over one connection at first.
 DELTA = np.random.default_rng(0).normal(size=(4 << 20,)).astype(np.float32)
-
-
-class Proxy:
-    """A port whose connections lead to a broker's bulk port: what each carries up is counted, and one can be cut."""
-
-    def __init__(self, port):
-        self._port = port
-        self.up = []  # bytes of each connection, in the order in which they came
-        self._writers, self._tasks = [], []
-
-    async def _carry(self, reader, writer, number=None):
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 18):
-                if number is not None:
-                    self.up[number] += len(data)
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def _accept(self, reader, writer):
-        self._tasks.append(asyncio.current_task())
-        inner, outer = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers.append((writer, outer))
-        self.up.append(0)
-        await asyncio.gather(self._carry(reader, outer, len(self.up) - 1), self._carry(inner, writer))
-
-    def living(self):
-        """Those that have not ended, the first of the flow before the others."""
-        return [number for number, task in enumerate(self._tasks) if not task.done()]
-
-    def cut(self, number):
-        for writer in self._writers[number]:
-            writer.transport.abort()
-
-    @contextlib.asynccontextmanager
-    async def listening(self):
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        async with server:
-            yield server.sockets[0].getsockname()[1]
-            for number in range(len(self._writers)):
-                self.cut(number)
-            await asyncio.wait(self._tasks)
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +54,7 @@ async def all_carry(bulk, proxy, made):
 
 @beside_a_broker
 async def test_tensors_go_both_ways_over_all_connections_and_arrive_unchanged(bench):
-    proxy = Proxy(bench.listening.bulk_port)
+    proxy = Relay(bench.listening.bulk_port)
     async with spread(bench, proxy) as (aggregator, island, bulk):
         await all_carry(bulk, proxy, CONNECTIONS)
         for number in range(3):
@@ -114,7 +73,7 @@ async def test_tensors_go_both_ways_over_all_connections_and_arrive_unchanged(be
 
 @beside_a_broker
 async def test_a_connection_that_breaks_takes_the_others_with_it_and_all_come_back(bench):
-    proxy = Proxy(bench.listening.bulk_port)
+    proxy = Relay(bench.listening.bulk_port)
     async with spread(bench, proxy) as (aggregator, island, bulk):
         await all_carry(bulk, proxy, CONNECTIONS)
         for victim, place in itertools.product((2, 0), range(2)):
@@ -137,7 +96,7 @@ async def test_a_connection_that_breaks_takes_the_others_with_it_and_all_come_ba
 @beside_a_broker
 async def test_to_a_broker_that_does_not_answer_for_it_all_goes_over_one_connection(bench, monkeypatch):
     monkeypatch.setattr(Flows, "_bind", lambda *_: None)
-    proxy = Proxy(bench.listening.bulk_port)
+    proxy = Relay(bench.listening.bulk_port)
     async with spread(bench, proxy) as (aggregator, island, bulk):
         reading = asyncio.create_task(aggregator.receive(m.Contribution))
         await island.send(contribution(DELTA))
