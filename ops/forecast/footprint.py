@@ -191,18 +191,5 @@ def shards_for(parameters: int, *, fragments: int, host_bytes: float | None = No
     return max(1, min(wanted, fragments, MAX_SHARDS))
 
 
-def shards_here(parameters: int, *, fragments: int, memory_bytes: int, cores: int) -> int:
-    """Returns the number of aggregators that all run on one machine, beside broker and islands.
-
-    One for each 10^9 parameters, but at most one for each two ``cores`` of the run, and as many as half of the memory
-    holds (0: not known): they share the model, and each also makes a version of a fragment.
-    """
-    most = max(1, cores // 2)
-    if memory_bytes:
-        room = memory_bytes / 2 - BYTES_PER_PARAMETER * parameters
-        most = min(most, math.floor(room / _merging_bytes(parameters, fragments)))
-    return max(1, min(shards_for(parameters, fragments=fragments), most))
-
-
 def _merging_bytes(parameters: int, fragments: int) -> float:
     return AGGREGATOR_BASE_BYTES + BYTES_PER_MERGED * parameters / fragments

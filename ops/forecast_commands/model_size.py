@@ -1,18 +1,14 @@
 """The size of a model or its LoRA adapters, from safetensors, its directory, or a run's config.toml.
 
-Shell: reads files, and for a config.toml builds the task's initial parameters, also in a short child process. Of a
-safetensors file only the header is read; of a model in several of them, named by their index, those of all.
+Shell: reads files, and for a config.toml builds the task's initial parameters. Of a safetensors file only the header is
+read; of a model in several of them, named by their index, those of all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +26,6 @@ from broker.gateway.config import BrokerConfig
 from broker.wire.fragments import Kind, TensorSpec
 from islands.arrays.partition import names_of_base, tensor_specs
 from islands.interface.config import IslandConfig
-from ops.launcher import python_path
-from ops.processes.child_process import tied
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
@@ -289,54 +283,3 @@ def _of_run(path: Path) -> Model:
         training=training,
         limits=limits,
     )
-
-
-# --- in a child process -------------------------------------------------------------------------------------------
-
-#: Initial parameters of 10^10 elements take minutes on a CPU.
-WITHIN_S = 900.0
-
-_CURE = "give a number"
-
-_SCRIPT = """
-import sys, pathlib
-from ops.launcher import find_modules_here
-find_modules_here()
-from ops.forecast_commands.model_size import read_model
-print(read_model(pathlib.Path(sys.argv[1])).parameters)
-"""
-
-
-def parameters_of(config: str) -> int:
-    """Returns the parameters that are synchronised in a run, counted in a child process.
-
-    ``up`` itself never loads the libraries of a task: it would hold a GPU for as long as the run lasts.
-
-    Args:
-        config: Its configuration, as ``config.toml`` has it.
-
-    Raises:
-        ConfigError: The task does not say, with what it said instead.
-    """
-    with tempfile.TemporaryDirectory(prefix="atoll-size-") as folder:
-        file = Path(folder) / "config.toml"
-        file.touch(mode=0o600)  # options of the task may be secret
-        file.write_text(config, encoding="utf-8")
-        try:
-            done = subprocess.run(
-                tied([sys.executable, "-P", "-c", _SCRIPT, str(file)]),
-                env=dict(os.environ) | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=WITHIN_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(
-                "shards", "auto", f"needs the size of the model, which took {WITHIN_S:g} s: {_CURE}"
-            ) from None
-    try:
-        return int(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise ConfigError("shards", "auto", f"needs the size of the model ({said[0]}): {_CURE}") from None

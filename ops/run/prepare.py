@@ -23,13 +23,10 @@ from aggregator.interface.config import AggregatorConfig
 from aggregator.store.layout import mapped
 from broker.base.errors import ConfigError, Unavailable, shown
 from broker.base.settings import expanded
-from broker.process.limits import memory_bytes
 from broker.process.release import install
 from broker.registry import redis_address
 from broker.registry.registry import Registry
 from ops import run_directory
-from ops.forecast.footprint import is_auto, shards_here
-from ops.forecast_commands.model_size import parameters_of
 from ops.keys import make_hub_keys, make_missing
 from ops.link_proxy import placing
 from ops.link_proxy.placing import Links
@@ -182,22 +179,7 @@ def _settled(args: argparse.Namespace, run_dir: Path, up: SupervisorConfig, *, l
         raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
     again = last_port if last_port and are_free(range(last_port, last_port + ports)) else 0
     port = up.port or again or free_ports(ports)
-
-    def resolved(shards: int | None) -> LocalPlan:
-        asked = argparse.Namespace(**{**vars(args), "shards": shards})
-        return local_plan.resolve(
-            asked, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port, hub=hub
-        )
-
-    shards = getattr(args, "shards", None)
-    auto = is_auto(shards)
-    if auto and hub is not None:
-        raise ConfigError(
-            "shards", "auto", "must be a number here, for a hub has no model: `plan --shards auto` has it"
-        )
-    plan = resolved(None if auto else shards)
-    if auto:
-        plan = resolved(_shards(plan))
+    plan = local_plan.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port, hub=hub)
     _check_metrics_ports(plan)
     if hub is not None:
         return plan
@@ -210,16 +192,6 @@ def _wait_for_ports(ports: range) -> None:
     ends_s = time.monotonic() + PORTS_WITHIN_S
     while not are_free(ports) and time.monotonic() < ends_s:
         time.sleep(0.1)
-
-
-def _shards(plan: LocalPlan) -> int:
-    """Returns how many aggregators share the model of a plan on this machine."""
-    return shards_here(
-        parameters_of(local_plan.config_toml(plan)),
-        fragments=plan.aggregator.fragments,
-        memory_bytes=memory_bytes(),
-        cores=len(os.sched_getaffinity(0)),
-    )
 
 
 def _check_metrics_ports(plan: LocalPlan) -> None:

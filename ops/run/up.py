@@ -18,7 +18,6 @@ from broker.process.signals import Interrupted, Signals
 from ops.dashboard.command import HOST, PORT, check_packages, listen
 from ops.dashboard.plot import write_report
 from ops.evaluation.curve_file import read_points
-from ops.forecast.footprint import is_auto
 from ops.models.global_model import Which, export
 from ops.run import daemons, explained, local_plan, resume
 from ops.run.display import Display
@@ -118,8 +117,6 @@ def run(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     """Shows the settings that decide learning, and starts nothing."""
     url = "redis://127.0.0.1:6379"  # of no concern here, as are directory and port
-    if is_auto(args.shards):
-        args.shards = None  # how many share the fragments decides nothing of learning
     plan = local_plan.resolve(args, run_dir=Path("run").absolute(), port=1024, redis_url=url, redis_port=None)
     rows = explained.explained(plan.aggregator)
     if args.json:

@@ -103,7 +103,7 @@ def test_keys_that_were_brought_are_used_and_revoked_ones_stay_out():
         (("--run", "a b"), "run_id = 'a b'"),
         (("--run-dir", "strange"), "has notes.txt in it, and no run of a hub"),
         (("--run-dir", "strange/notes.txt"), "is a file"),
-        (("--run", "x", "--shards", "auto"), "shards = 'auto': must be a number here"),
+        (("--run", "x", "--shards", "auto"), "shards = 'auto'"),
         (("--run", "x", "--store", "s3://bucket/x"), "--copy-to s3://bucket/x"),
         (("--run", "x", "--key-dir", "k", "--no-keys"), "contradicts --no-keys"),
         (("--run", "x", "--address", "hub"), "address = 'hub': must be tcp://HOST:PORT"),
