@@ -23,11 +23,6 @@ from broker.base.sources import from_sources
 from islands.tasks.task import Params
 from ops.text import finite
 
-#: Fields that records had once: they are dropped when a record is read.
-_FORMER = {"loss_se", "sequences", "blocks", "staleness_histogram", "gantt", "autocorrelation", "train_s", "stage"}
-_FORMER |= {"task_code", "cosine", "parameters", "bytes_per_token", "staleness", "wasted", "build", "rounds"}
-_FORMER |= {"merged_tokens", "participation"}
-
 
 class Point(NamedTuple):
     """One point of a loss curve."""
@@ -135,7 +130,7 @@ class Record:
             table["curve"] = [
                 [math.inf if x is None else x for x in row] if isinstance(row, list) else row for row in curve
             ]
-        known = {name: value for name, value in table.items() if value is not None and name not in _FORMER}
+        known = {name: value for name, value in table.items() if value is not None}
         return from_sources(cls, known, where="record")
 
 
