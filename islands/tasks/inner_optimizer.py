@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
@@ -158,7 +157,6 @@ def jax_task(
     tokens_per_step: int,
     has_aux: bool = False,
     metrics: Mapping[str, str] | None = None,
-    losses: Callable[[Params], npt.NDArray[np.float32]] | None = None,
     corpus: str = "",
     optimizer: optax.GradientTransformation | None = None,
     learning_rate: LearningRate | None = None,
@@ -179,7 +177,6 @@ def jax_task(
         tokens_per_step: Tokens in one batch.
         has_aux: Whether ``loss`` returns (scalar, anything else), as for ``jax.value_and_grad``; that is dropped.
         metrics: Name of a metric -> ``max`` or ``min``, whichever is better (:class:`islands.tasks.task.Task`).
-        losses: params -> held-out loss of each sequence (:class:`islands.tasks.task.Task`).
         corpus: Digest of the data; empty when it is not known.
         optimizer: An optax transformation. With ``learning_rate`` its updates are multiplied by minus the rate;
             without, they are added as they are (``optax.sgd(0.1)``). Default: :func:`adamw`. It sees float32
@@ -238,7 +235,6 @@ def jax_task(
         data=data,
         evaluate=evaluate,
         tokens_per_step=tokens_per_step,
-        losses=losses,
         corpus=corpus,
         metrics=metrics or {},
         fresh_optimizer=devices.jit(fresh_optimizer),

@@ -130,7 +130,6 @@ def task(
         loss=lambda params, tokens: transformer.loss(params, tokens, config),
         data=lambda share: batches(train_windows, share, batch=batch),
         evaluate=lambda params: float(np.mean(losses(params), dtype=np.float64)),
-        losses=losses,
         corpus=corpus.digest,
         tokens_per_step=batch * context,
         optimizer=_OPTIMIZERS[optimizer](**constants),

@@ -138,7 +138,7 @@ def init(key: jax.Array, config: ModelConfig, dtype: jax.typing.DTypeLike = jnp.
 
 
 def loss(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    """Returns the training loss: :func:`cross_entropy` plus the balance term of a mixture of experts.
+    """Returns the mean nats per token of predicting ``tokens[:, 1:]``, plus the balance term of a mixture of experts.
 
     Args:
         params: Of :func:`init`.
@@ -147,12 +147,6 @@ def loss(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     """
     logits, balance = apply(params, tokens[:, :-1], config)
     return _cross_entropy(logits, tokens[:, 1:]) + config.balance * balance
-
-
-def cross_entropy(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    """Returns the mean nats per token of predicting ``tokens[:, 1:]``; tokens: (batch, context + 1)."""
-    logits, _ = apply(params, tokens[:, :-1], config)
-    return _cross_entropy(logits, tokens[:, 1:])
 
 
 def apply(params: Params, tokens: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from broker.base.errors import ConfigError
 from broker.process import logs
@@ -74,9 +73,6 @@ class Task:
             found in a name wins, other names go by the default rules of :mod:`islands.arrays.partition`.
         unit_axes: Regular expression -> how many leading axes of a tensor count layers or experts.
         describe: One line: parameters, tokens per step, vocabulary.
-        losses: params -> mean loss in nats per token of each held-out sequence, float32 (sequences,), always the same
-            sequences in the same order; ``evaluate`` is their mean. Two models' losses are paired by sequence, which
-            tells a small difference from chance. None when the task cannot say.
         corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
         metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
             one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
@@ -97,7 +93,6 @@ class Task:
     kinds: Mapping[str, str] = field(default_factory=dict)
     unit_axes: Mapping[str, int] = field(default_factory=dict)
     describe: str = ""
-    losses: Callable[[Params], npt.NDArray[np.float32]] | None = None
     corpus: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
     inner_optimizer: str = ""

@@ -17,12 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from broker.base.errors import ConfigError
 from broker.process.release import installed
 from broker.wire.messages import Reason
-from islands.tasks.task import Params, Task, held_out_loss, load_task, task_function
+from islands.tasks.task import held_out_loss, load_task, task_function
 from ops.lab import decoupled, lockstep
 from ops.lab.records import Outcome, Record
 from ops.plans.cell import CellSettings, Mode, cell_settings, key_of, resolved
@@ -78,7 +76,7 @@ def run_cell(
     gc.freeze()  # what is loaded by now stays: there is no need to look through it again and again
     run = decoupled.run if cell.mode is Mode.DECOUPLED else lockstep.run
     outcome = run(task, cell, seed, partial(held_out_loss, quick))
-    loss = _final_loss(task, outcome.params)
+    loss = held_out_loss(task, outcome.params)
     # On the same sequences as the points before it: the loss of the record is of more.
     last = (float(outcome.tokens), round(outcome.virtual_s, 3), held_out_loss(quick, outcome.params))
     return Record(
@@ -109,13 +107,6 @@ def diverged(outcome: Outcome, loss: float, begins_at: float) -> bool:
     """
     first = min([begins_at, *(point.loss for point in outcome.curve[:1])])
     return not math.isfinite(loss) or loss > FAR_ABOVE * first > 0 or outcome.wasted.get(str(Reason.NOT_FINITE), 0) > 0
-
-
-def _final_loss(task: Task, params: Params) -> float:
-    """Returns the held-out loss: the mean over single sequences where the task tells them apart."""
-    if task.losses is None:
-        return held_out_loss(task, params)
-    return float(np.asarray(task.losses(params), np.float64).mean())
 
 
 def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_cross_entropy_is_minus_the_mean_log_probability_of_the_next_token():
     params = params_of(DENSE)
     log_probability = np.asarray(jax.nn.log_softmax(logits_of(params, TOKENS, DENSE)))
     expected = -np.mean([log_probability[b, t, TOKENS[b, t + 1]] for b in range(3) for t in range(12)])
-    found = jax.jit(model.cross_entropy, static_argnums=2)(params, TOKENS, DENSE)
+    found = jax.jit(model.loss, static_argnums=2)(params, TOKENS, DENSE)
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 

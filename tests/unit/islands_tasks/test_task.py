@@ -133,12 +133,13 @@ def test_held_out_losses_are_those_of_the_model_however_many_fill_a_batch(text, 
     """22 sequences in batches of 4: the last one is filled up, which an expert's places do not notice."""
     options = {"model": "tiny", "data": [text], "context": 32, "experts": experts, "batch": 4}
     params, _ = language.task(**options).init(0)
-    losses = language.task(**options, held_out_tokens=22 * 32).losses(params)
-    assert losses.shape == (22,)
-    config = transformer.ModelConfig(vocabulary=256, experts=experts, **SMALL)
+    config = transformer.ModelConfig(vocabulary=256, experts=experts, balance=0.0, **SMALL)
     windows = Windows(load_corpus([text]).held_out, 32, vocabulary=256, sources="")
+    losses = language._held_out_losses(windows, config, rows=4, most=22)(params)
+    assert losses.shape == (22,)
+    assert language.task(**options, held_out_tokens=22 * 32).evaluate(params) == pytest.approx(losses.mean())
     numbers = evenly(windows, 22)
-    cross_entropy = jax.jit(lambda params, tokens: transformer.cross_entropy(params, tokens, config))
+    cross_entropy = jax.jit(lambda params, tokens: transformer.loss(params, tokens, config))
     for start in range(0, 22, 4):
         expected = float(cross_entropy(params, windows.take(numbers[start : start + 4])))
         if experts == 0 or start < 20:  # two sequences by themselves have other places in the experts than among four
@@ -149,8 +150,12 @@ def test_all_of_what_is_held_out_is_evaluated_when_it_is_less_than_asked_for(tmp
     text = tmp_path / "short.txt"
     text.write_bytes(bytes(range(1, 250)) * 160)
     task = language.task(model="tiny", data=[text], context=64, held_out_tokens=10**9)
-    held_out = sum(len(a) - 1 for a in load_corpus([text]).held_out)
-    assert task.losses(task.init(0)[0]).shape == (held_out // 64,)
+    windows = Windows(load_corpus([text]).held_out, 64, vocabulary=256, sources="")
+    params, _ = task.init(0)
+    losses = language._held_out_losses(
+        windows, transformer.ModelConfig(vocabulary=256, **SMALL), rows=8, most=len(windows)
+    )
+    assert task.evaluate(params) == pytest.approx(losses(params).mean(), rel=1e-5)
 
 
 @pytest.mark.full("trains for seconds")
